@@ -628,7 +628,7 @@ class ServeFailed(PipelineError):
 
 class StartFailed(ServeFailed):
     meaning = "an engine ended, or did not answer in time; its container was removed"
-    hint = "The last lines of its log are above; `sm120 attempts` names the file with all of them."
+    hint = "The last lines of its log are above."
 
 
 class BackendDiffers(ServeFailed):

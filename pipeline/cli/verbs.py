@@ -37,8 +37,16 @@ DAILY = {
     "render": _RENDER,
     "verify": _VERIFY,
     "publish": _PUBLISH,
+    "serve": Verb("serve.serve:serve", "Start a recipe's engine and wait until it answers."),
     "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung."),
     "doctor": _DOCTOR,
+}
+# of the daily ones, too, but only while something is served
+SERVED = {
+    "status": Verb("serve.served:status", "Show what is served, and whether it is as built."),
+    "logs": Verb("serve.served:logs", "Print the log of a served recipe."),
+    "stop": Verb("serve.served:stop", "End a served recipe and remove its container."),
+    "attempts": Verb("serve.served:attempts", "Show what was served and tried, and how it went."),
 }
 
 IMAGE = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pipeline import log
-from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage
+from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage, WeightsUnknown
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
 from pipeline.recipe.container import ATTEMPT_LABEL, RECIPE_LABEL, container_name
@@ -18,7 +18,7 @@ from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, 
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.facts import ContainerFacts
 from pipeline.serve.preflight import Plan, look, require_ready, run_checks
-from pipeline.serve.start import Served, Start, start_engine
+from pipeline.serve.start import Served, Start, make_room, start_engine
 from pipeline.serve.weights import WeightsFolder
 from pipeline.store.store import Store
 
@@ -67,6 +67,8 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
     """Preflight and start; both, and any failure, are kept."""
     attempts = attempts_of(store)
     with _kept(attempts, begun):
+        # first: a port that the same recipe holds would be the wrong reason
+        make_room(engine, job.recipe.name)
         plan = Plan(
             recipe=job.recipe,
             port=job.launch.port,
@@ -78,6 +80,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
         require_ready(run_checks(plan, look(job.recipe), job.skipped))
         if job.record is None:
             raise UnknownImage(f"{job.recipe.image} is not built")
+        _require_folders(job.launch)
         start = Start(
             launch=job.launch,
             record=job.record,
@@ -88,6 +91,15 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             labels=((ATTEMPT_LABEL, begun.id),),
         )
         return start_engine(engine, store, start)
+
+
+def _require_folders(launch: Launch) -> None:
+    for mount in launch.mounts:
+        if not mount.host:
+            raise WeightsUnknown(
+                f"{launch.recipe}: no folder is named for {mount.inside}",
+                "--weights DIR names the weights, --draft DIR those of a draft model.",
+            )
 
 
 @contextmanager

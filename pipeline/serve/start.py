@@ -12,7 +12,12 @@ from pipeline import log
 from pipeline.errors import AlreadyServed, ImageDiffers, PipelineError, ServeFailed, StartFailed
 from pipeline.host.rules.issues import Finding, findings, match_lines
 from pipeline.oci.record import ImageRecord
-from pipeline.recipe.container import ContainerArguments, container_arguments
+from pipeline.recipe.container import (
+    RECIPE_LABEL,
+    ContainerArguments,
+    container_arguments,
+    container_name,
+)
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Expectations
 from pipeline.serve.container_engine import ContainerEngine
@@ -94,7 +99,6 @@ def _by_digest(engine: ContainerEngine, record: ImageRecord) -> ImageFacts | Non
 @contextmanager
 def _created(engine: ContainerEngine, arguments: ContainerArguments) -> Iterator[str]:
     """A container that stays only where the block ends well: Ctrl-C, too, removes it."""
-    _make_room(engine, arguments)
     identity = engine.create(arguments)
     try:
         yield identity
@@ -103,18 +107,18 @@ def _created(engine: ContainerEngine, arguments: ContainerArguments) -> Iterator
         raise
 
 
-def _make_room(engine: ContainerEngine, arguments: ContainerArguments) -> None:
-    left = engine.container(arguments.name)
+def make_room(engine: ContainerEngine, recipe: str) -> None:
+    """One container for each recipe: what ended by itself is removed, what runs is left alone."""
+    left = engine.container(container_name(recipe))
     if left is None:
         return
-    if not set(arguments.labels) <= set(left.labels):
+    if left.labels.get(RECIPE_LABEL) != recipe:
         raise AlreadyServed(
             f"a container {left.name} is there that was not started by `sm120 serve`",
             f"Look at it, then `{engine.kind} rm {left.name}`.",
         )
     if left.running:
-        raise AlreadyServed(f"{left.name} is running already")
-    # one that ended by itself, hours after its start
+        raise AlreadyServed(f"{recipe}: is served already, by the container {left.name}")
     engine.remove(left.id)
 
 
@@ -134,7 +138,7 @@ def _wait(engine: ContainerEngine, identity: str, start: Start, reader: LogReade
         if time.monotonic() > deadline:
             raise StartFailed(
                 f"{start.name}: did not answer within {log.seconds(start.timeout_s)}",
-                "--timeout gives it more time; its log's last lines are above.",
+                "--timeout gives it more time; the last lines of its log are above.",
             )
         time.sleep(_POLL_S)
     _require_model(start)
@@ -201,6 +205,7 @@ def _failure_explained(start: Start, reader: LogReader) -> Iterator[None]:
             log.say(f"  {finding.issue.id}: {finding.issue.title}\n    {finding.issue.cause}")
         if known:
             error.hint = f"{known[0].issue.title}: {known[0].issue.fix}"
+        error.hint = f"{error.hint} Its whole log: {start.log_file}".strip()
         if isinstance(error, ServeFailed):
             error.issues = tuple(finding.issue.id for finding in known)
         raise

@@ -90,7 +90,7 @@ def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]
 
 
 def read_memory_used(text: str) -> Known[list[int]]:
-    """Bytes in use on each card, in nvidia-smi's order; no fact of a host, as it changes all day."""
+    """Bytes in use on each card, in order; no fact of a host, as they change all day."""
     root = read_log(text)
     if isinstance(root, Unknown):
         return root

@@ -22,9 +22,7 @@ def digest(letter: str) -> str:
 
 
 def layer(letter: str) -> TitledLayer:
-    record = LayerRecord(
-        digest=digest("f"), diff_id=digest(letter), size_bytes=1, unpacked_bytes=1
-    )
+    record = LayerRecord(digest=digest("f"), diff_id=digest(letter), size_bytes=1, unpacked_bytes=1)
     return TitledLayer(title=letter, record=record)
 
 

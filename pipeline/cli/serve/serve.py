@@ -1,0 +1,217 @@
+"""`sm120 serve`: a recipe becomes a server that answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, pick_platform, say_json, store_of
+from pipeline.cli.images import find_image
+from pipeline.cli.options import EXISTING_FOLDER, json_option
+from pipeline.cli.serve.options import engine_option, override_options, recipes_of, recipes_option
+from pipeline.errors import BackendDiffers, RecipeInvalid, StartFailed, UnknownImage
+from pipeline.lock.model import current_lock
+from pipeline.oci.record import ImageRecord
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import Overrides, plan_launch, read_overrides
+from pipeline.recipe.model import Recipe
+from pipeline.serve.container_engine import find_engine
+from pipeline.serve.preflight import CHECKS
+from pipeline.serve.run import Job, new_attempt
+from pipeline.serve.run import serve as serve_job
+from pipeline.serve.start import Served
+from pipeline.serve.weights import WeightsFolder, find_weights, tiny_weights
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
+from pipeline.weights.model import kept_locks
+
+# Weights of 600 GB take a quarter of an hour, and kernels may be compiled at the first start.
+_TIMEOUT_S = 3600
+# The compiler whose output the driver has to load; the first that an image has.
+_CUDA_COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
+_LONGEST_CHAIN = 8
+
+
+def _cards(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
+    if not value:
+        return ()
+    try:
+        return tuple(sorted({int(part) for part in value.split(",")}))
+    except ValueError:
+        raise click.BadParameter("write numbers with commas, such as 0,1") from None
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the user asked for; the same for a recipe and its fallbacks."""
+
+    checkout: Checkout
+    store: Store
+    overrides: Overrides
+    weights: Path | None
+    draft: Path | None
+    cards: tuple[int, ...]
+    timeout_s: float
+    skipped: tuple[str, ...]
+
+
+@click.command()
+@click.argument("name", metavar="RECIPE")
+@recipes_option
+@click.option("--weights", type=EXISTING_FOLDER, help="Folder of the weights [MODEL_PATH].")
+@click.option("--draft", type=EXISTING_FOLDER, help="Folder of the draft model's weights.")
+@override_options
+@click.option("--gpus", "cards", callback=_cards, metavar="0,1", help="GPUs to use [all].")
+@engine_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(1),
+    default=_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait for the first answer.",
+)
+@click.option(
+    "--skip-preflight",
+    "skipped",
+    type=click.Choice([*CHECKS]),
+    multiple=True,
+    help="Leave a check of this machine out. Repeatable.",
+)
+@click.option("--with-fallback", is_flag=True, help="Where it fails, try the recipe's fallback.")
+@json_option
+@click.pass_context
+def serve(
+    context: click.Context,
+    name: str,
+    folders: tuple[Path, ...],
+    weights: Path | None,
+    draft: Path | None,
+    overrides: Overrides,
+    cards: tuple[int, ...],
+    engine: str,
+    timeout_s: int,
+    skipped: tuple[str, ...],
+    with_fallback: bool,
+    as_json: bool,
+) -> None:
+    """Start a recipe's engine in a container, and wait until it answers.
+
+    The container stays when this command ends: see `sm120 status`, `logs` and `stop`.
+    """
+    checkout = checkout_of(context)
+    request = _Request(
+        checkout, store_of(context), overrides, weights, draft, cards, timeout_s, skipped
+    )
+    recipes = recipes_of(checkout, folders)
+    with_engine = find_engine(engine)  # type: ignore[arg-type]
+    after: str | None = None
+    for recipe in _chain(recipes, name):
+        with request.store.in_use():
+            job = _job(request, recipe, after)
+            begun = new_attempt(job)
+            try:
+                served = serve_job(with_engine, request.store, job, begun)
+                return _show(recipe, served, begun.id, as_json)
+            except (StartFailed, BackendDiffers) as error:
+                if not recipe.fallback:
+                    raise
+                if not with_fallback:
+                    error.hint += f" The recipe's fallback: `sm120 serve {recipe.fallback}`."
+                    raise
+                log.say(f"{error}\nTrying its fallback, {recipe.fallback}")
+                after = begun.id
+
+
+def _chain(recipes: Recipes, name: str) -> Iterator[Recipe]:
+    """A recipe, then its fallbacks; read one by one, as most starts need none."""
+    seen: list[str] = []
+    following: str | None = name
+    while following is not None:
+        if following in seen or len(seen) > _LONGEST_CHAIN:
+            raise RecipeInvalid(f"{name}: fallback: {' → '.join([*seen, following])} has no end")
+        seen.append(following)
+        recipe = recipes.read(following)
+        yield recipe
+        following = recipe.fallback
+
+
+def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
+    if recipe.image is None:
+        raise RecipeInvalid(
+            f"{recipe.name}: is for an engine without a container",
+            f"`sm120 render {recipe.name} --as shell` prints its command.",
+        )
+    overrides = read_overrides(request.overrides, os.environ, recipe.overrides)
+    weights = _weights(request, recipe, overrides)
+    record = _built(request, recipe.image)
+    # the variable names a folder of this machine; the engine is told where it sees it
+    inside = overrides.model_copy(update={"model_path": weights.inside if weights else None})
+    launch = plan_launch(
+        recipe,
+        inside,
+        weights=str(weights.folder) if weights else "",
+        draft=str(request.draft.resolve()) if request.draft else "",
+        digest=record.digest if record else None,
+    )
+    return Job(
+        recipe=recipe,
+        launch=launch,
+        record=record,
+        weights=weights,
+        timeout_s=request.timeout_s,
+        cuda=_cuda(request.checkout, recipe.image),
+        cards=request.cards,
+        skipped=request.skipped,
+        after=after,
+    )
+
+
+def _weights(request: _Request, recipe: Recipe, overrides: Overrides) -> WeightsFolder | None:
+    if recipe.model.tiny:
+        return tiny_weights(request.store, recipe)
+    folder = request.weights or (Path(overrides.model_path) if overrides.model_path else None)
+    return find_weights(recipe, folder, kept_locks(request.checkout)) if folder else None
+
+
+def _built(request: _Request, image: str) -> ImageRecord | None:
+    try:
+        return find_image(request.checkout, request.store, image, None).record
+    except UnknownImage:
+        # an image that this checkout does not know at all is the recipe's fault
+        request.checkout.spec(image)
+        return None
+
+
+def _cuda(checkout: Checkout, image: str) -> str | None:
+    """The CUDA branch that an image compiles with at run time."""
+    platform = pick_platform(checkout.spec(image), None)
+    specs = checkout.chain(image, platform)
+    versions = {
+        pin.name: pin.version
+        for spec in specs
+        for pin in current_lock(checkout, spec, platform).wheels
+    }
+    found = next((versions[name] for name in _CUDA_COMPILERS if name in versions), None)
+    return ".".join(found.split(".")[:2]) if found else None
+
+
+def _show(recipe: Recipe, served: Served, attempt: str, as_json: bool) -> None:
+    if as_json:
+        return say_json(
+            {
+                "recipe": recipe.name,
+                "container": served.container,
+                "url": served.url,
+                "model": served.model,
+                "attempt": attempt,
+                "seconds": round(served.seconds, 3),
+            }
+        )
+    click.echo(f"{served.model} is served at {served.url} after {log.seconds(served.seconds)}")
+    click.echo(f"`sm120 stop {recipe.name}` ends it; `sm120 logs {recipe.name}` shows its log.")

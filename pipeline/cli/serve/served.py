@@ -1,0 +1,142 @@
+"""What is served: look at it, read its log, end it; and what was tried before."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import say_json, store_of, store_to_read
+from pipeline.cli.options import json_option
+from pipeline.cli.serve.options import engine_option
+from pipeline.errors import ImageDiffers, NothingServed
+from pipeline.recipe.container import RECIPE_LABEL
+from pipeline.serve.attempts import Attempt
+from pipeline.serve.container_engine import find_engine
+from pipeline.serve.run import attempts_of, find_served
+from pipeline.serve.run import stop as stop_container
+from pipeline.serve.status import ServedStatus, status_of
+
+# Engines let the requests that they work on finish.
+_STOP_S = 60
+_SHORT_FAILURE = 60
+
+
+@click.command()
+@engine_option
+@json_option
+@click.pass_context
+def status(context: click.Context, engine: str, as_json: bool) -> None:
+    """Show what is served here, and whether it is what was built.
+
+    A container that is not of the image that its labels name is an error.
+    """
+    store = store_to_read(context)
+    rows = status_of(find_engine(engine), store)  # type: ignore[arg-type]
+    if as_json:
+        say_json([row.model_dump() for row in rows])
+    elif rows:
+        head = ("recipe", "status", "answers", "port", "model", "image", "as built")
+        click.echo(log.table(head, map(_row, rows)))
+    else:
+        click.echo("nothing is served")
+    for row in rows:
+        if row.built == "other":
+            raise ImageDiffers(f"{row.container}: {row.why}")
+
+
+def _row(row: ServedStatus) -> tuple[object, ...]:
+    answers = "yes" if row.healthy else "no"
+    image = f"{row.image}@{row.digest[:19]}"
+    return row.recipe, row.status, answers, row.port, row.model, image, row.built
+
+
+@click.command()
+@click.argument("recipe", metavar="RECIPE")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the engine ends.")
+@click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
+@engine_option
+def logs(recipe: str, follow: bool, tail: int | None, engine: str) -> None:
+    """Print the log of a served recipe."""
+    containers = find_engine(engine)  # type: ignore[arg-type]
+    facts = find_served(containers, recipe)
+    for piece in containers.output(facts.id, follow=follow, tail=tail):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+
+@click.command()
+@click.argument("recipes", metavar="RECIPE...", nargs=-1)
+@click.option("--all", "stop_all", is_flag=True, help="Everything that is served here.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(0),
+    default=_STOP_S,
+    show_default=True,
+    help="Seconds until an engine that does not end is killed.",
+)
+@engine_option
+@json_option
+@click.pass_context
+def stop(
+    context: click.Context,
+    recipes: tuple[str, ...],
+    stop_all: bool,
+    timeout_s: int,
+    engine: str,
+    as_json: bool,
+) -> None:
+    """End served recipes, and remove their containers."""
+    if bool(recipes) == stop_all:
+        raise click.UsageError("name recipes, or --all")
+    containers, store = find_engine(engine), store_of(context)  # type: ignore[arg-type]
+    found = containers.containers() if stop_all else [find_served(containers, r) for r in recipes]
+    if stop_all and not found:
+        raise NothingServed("nothing is served")
+    seconds = {
+        facts.labels.get(RECIPE_LABEL, facts.name): stop_container(
+            containers, store, facts, timeout_s
+        )
+        for facts in found
+    }
+    if as_json:
+        return say_json({name: round(value, 3) for name, value in seconds.items()})
+    for name, value in seconds.items():
+        click.echo(f"{name} stopped after {log.seconds(value)}")
+
+
+@click.command()
+@json_option
+@click.pass_context
+def attempts(context: click.Context, as_json: bool) -> None:
+    """Show what was served and tried, oldest first, and how it went."""
+    known = attempts_of(store_to_read(context))
+    timeline = known.read()
+    if timeline.damaged:
+        log.say(f"{known.path}: {log.count(timeline.damaged, 'line')} cannot be read")
+    if as_json:
+        return say_json([_attempt_json(each) for each in timeline.attempts])
+    if not timeline.attempts:
+        return click.echo("nothing was tried yet")
+    head = ("attempt", "kind", "recipe", "image", "outcome", "time", "failure")
+    click.echo(log.table(head, map(_attempt_row, timeline.attempts)))
+
+
+def _attempt_row(attempt: Attempt) -> tuple[object, ...]:
+    begun = attempt.begun
+    image = f"{begun.image}@{begun.image_digest[:19]}" if begun.image_digest else begun.image
+    time = None if attempt.seconds is None else log.seconds(attempt.seconds)
+    failure = attempt.failure[:_SHORT_FAILURE] or None
+    return begun.id, begun.kind, begun.recipe, image, attempt.outcome, time, failure
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, object]:
+    return {
+        **attempt.begun.model_dump(exclude={"event"}),
+        "outcome": attempt.outcome,
+        "failure": attempt.failure,
+        "seconds": attempt.seconds,
+        "ends": [end.model_dump(exclude={"event", "id"}) for end in attempt.ends],
+    }

@@ -1,0 +1,145 @@
+"""Podman through its own program: its flags are Docker's, and CDI cards are among them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pipeline import log, proc
+from pipeline.errors import DockerUnavailable, PipelineError, StartFailed
+from pipeline.oci.docker import archive_bytes, default_tag, docker_archive
+from pipeline.oci.document import read_document
+from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
+from pipeline.serve.container_engine import EngineKind
+from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
+from pipeline.store.store import Store
+
+_TIMEOUT_S = 120.0
+_PIECE_BYTES = 1 << 16
+# What rootless Podman finds its sockets and its own settings by.
+_PASSED = ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS", "CONTAINERS_CONF")
+
+
+class Podman:
+    """One user's Podman."""
+
+    kind: EngineKind = "podman"
+
+    def __init__(self) -> None:
+        self._program = proc.find_tool("podman", "Install Podman, or use --engine docker.")
+
+    @staticmethod
+    def is_there() -> bool:
+        return shutil.which("podman") is not None
+
+    def image(self, identity: str) -> ImageFacts | None:
+        answer = self._inspect("image", identity)
+        return image_facts(answer) if answer else None
+
+    def load(self, store: Store, name: str, digest: str) -> None:
+        image = read_document(store.read_blob(digest))
+        total = archive_bytes(image)
+        process = proc.talk([self._program, "load", "--quiet"], env=_environment())
+        assert process.stdin is not None
+        try:
+            with (
+                log.step(f"Loading {name}, {log.size(total)}"),
+                log.progress("sent", total) as bar,
+            ):
+                # a Podman that refuses closes its end; its reason is read below
+                with suppress(BrokenPipeError):
+                    for piece in docker_archive(store, image, [default_tag(name, digest)]):
+                        process.stdin.write(piece)
+                        bar.advance(len(piece))
+                _, error = process.communicate()
+        finally:
+            proc.end(process)
+        if process.returncode:
+            raise DockerUnavailable(f"Podman refused {name}: {_reason(error)}")
+
+    def create(self, arguments: ContainerArguments) -> str:
+        flags = ["--pull=never", *arguments.run_flags()]
+        command = ["create", *flags, arguments.image, *arguments.arguments]
+        return self._read(command, StartFailed).strip().splitlines()[-1]
+
+    def start(self, identity: str) -> None:
+        self._read(["start", identity], StartFailed)
+
+    def containers(self) -> list[ContainerFacts]:
+        listed = self._read(
+            ["ps", "--all", "--no-trunc", f"--filter=label={RECIPE_LABEL}", "--format={{.ID}}"]
+        )
+        found = [self.container(identity) for identity in listed.split()]
+        return sorted((x for x in found if x is not None), key=lambda x: x.name)
+
+    def container(self, name: str) -> ContainerFacts | None:
+        answer = self._inspect("container", name)
+        return container_facts(answer) if answer else None
+
+    def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
+        process = subprocess.Popen(
+            [self._program, "logs", *options, identity],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        try:
+            while piece := process.stdout.read1(_PIECE_BYTES):  # type: ignore[attr-defined]
+                yield piece
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def stop(self, identity: str, timeout_s: int) -> None:
+        self._read(["stop", f"--time={timeout_s}", identity], wait_s=timeout_s + _TIMEOUT_S)
+
+    def remove(self, identity: str) -> None:
+        self._read(["rm", "--force", "--ignore", "--time=0", "--volumes", identity])
+
+    def close(self) -> None:
+        return
+
+    def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
+        done = proc.read(
+            [self._program, kind, "inspect", name], env=_environment(), timeout_s=_TIMEOUT_S
+        )
+        if done.returncode:
+            text = done.stderr.decode(errors="replace").lower()
+            # the words of its versions 4 and 5
+            if "no such" in text or "not known" in text:
+                return None
+            raise DockerUnavailable(f"Podman could not look at {name}: {_reason(done.stderr)}")
+        try:
+            return dict(json.loads(done.stdout)[0])
+        except (ValueError, LookupError, TypeError) as error:
+            raise DockerUnavailable(f"Podman's answer about {name} cannot be read") from error
+
+    def _read(
+        self,
+        arguments: Sequence[str],
+        kind: type[PipelineError] = DockerUnavailable,
+        wait_s: float = _TIMEOUT_S,
+    ) -> str:
+        try:
+            done = proc.read([self._program, *arguments], env=_environment(), timeout_s=wait_s)
+        except subprocess.TimeoutExpired as error:
+            raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
+        if done.returncode:
+            raise kind(f"Podman could not {arguments[0]}: {_reason(done.stderr)}")
+        return done.stdout.decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    return proc.environment(*_PASSED)
+
+
+def _reason(error: bytes) -> str:
+    return " ".join(proc.last_line(error.decode(errors="replace")).split())[:400]
