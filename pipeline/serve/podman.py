@@ -20,8 +20,11 @@ from pipeline.store.store import Store
 
 _TIMEOUT_S = 120.0
 _PIECE_BYTES = 1 << 16
-# What rootless Podman finds its sockets and its own settings by.
-_PASSED = ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS", "CONTAINERS_CONF")
+# What Podman finds its sockets, its images and its own settings by.
+_PASSED = (
+    *("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS"),
+    *("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"),
+)
 
 
 class Podman:

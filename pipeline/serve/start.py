@@ -205,7 +205,7 @@ def _failure_explained(start: Start, reader: LogReader) -> Iterator[None]:
             log.say(f"  {finding.issue.id}: {finding.issue.title}\n    {finding.issue.cause}")
         if known:
             error.hint = f"{known[0].issue.title}: {known[0].issue.fix}"
-        error.hint = f"{error.hint} Its whole log: {start.log_file}".strip()
+        error.hint = f"{error.hint} Its whole log is {start.log_file}.".strip()
         if isinstance(error, ServeFailed):
             error.issues = tuple(finding.issue.id for finding in known)
         raise

@@ -114,7 +114,7 @@ def test_an_engine_that_was_killed_for_memory_says_so(tmp_path: Path) -> None:
 def test_a_known_issue_in_the_log_becomes_the_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = b"OutOfResources: out of resource: shared memory, Required: 106496, Hardware limit: 101376\n"
+    line = b"out of resource: shared memory, Required: 106496, Hardware limit: 101376\n"
     engine = FakeEngine(ends_with=1, log=[line, b"the end\n"])
     with pytest.raises(StartFailed) as failure:
         attempt(engine, tmp_path, 1)
@@ -134,7 +134,7 @@ def test_an_engine_that_never_answers_is_given_up_and_removed(tmp_path: Path) ->
 
 
 def test_an_engine_that_lost_its_scheduler_is_not_waited_for(tmp_path: Path) -> None:
-    line = b"[2025-09-13 05:28:15 TP4] Scheduler hit an exception: Traceback (most recent call last):\n"
+    line = b"[2025-09-13 05:28:15 TP4] Scheduler hit an exception: Traceback (most recent\n"
     engine = FakeEngine(log=[line, b"RuntimeError: x\n"])
     with answering([], health=503) as port, pytest.raises(StartFailed, match="Scheduler hit"):
         attempt(engine, tmp_path, port, timeout_s=60, engine="sglang")
