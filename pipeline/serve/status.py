@@ -48,8 +48,7 @@ def _status(
     engine: ContainerEngine, facts: ContainerFacts, records: dict[str, ImageRecord]
 ) -> ServedStatus:
     labels = facts.labels
-    number = labels.get(PORT_LABEL, "")
-    port = int(number) if number.isascii() and number.isdigit() else None
+    port = _port(labels.get(PORT_LABEL, ""))
     record = records.get(labels.get(DIGEST_LABEL, ""))
     why = difference(record, engine.image(facts.image)) if record else "not in this store"
     return ServedStatus(
@@ -66,3 +65,9 @@ def _status(
         attempt=labels.get(ATTEMPT_LABEL, ""),
         started_at=facts.started_at,
     )
+
+
+def _port(text: str) -> int | None:
+    """Labels may be anybody's."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= 5
+    return int(text) if is_number and 0 < int(text) < 65536 else None

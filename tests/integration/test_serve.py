@@ -157,13 +157,10 @@ def test_the_container_can_neither_write_the_weights_nor_gain_rights(
     with closing(docker.DockerClient(base_url=docker_daemon.socket_url)) as client:
         container = client.containers.get("sm120-tiny-cpu")
         code, output = container.exec_run(["touch", "/models/new"])
-        assert (code, b"Read-only file system" in output) == (1, True)
-        code, output = container.exec_run(["cat", "/proc/1/status"])
-        status = dict(
-            line.split(":\t", 1) for line in output.decode().splitlines() if ":\t" in line
-        )
-        assert (status["NoNewPrivs"], status["CapBnd"].strip("0")) == ("1", "")
-        assert status["Uid"].split()[0] != "0"
+        assert (code, output) == (1, b"touch: cannot touch '/models/new': Read-only file system\n")
+        # no new rights, none to gain, and not root
+        for line in ("NoNewPrivs:\t1", "CapBnd:\t0000000000000000", "Uid:\t1000\t1000"):
+            assert container.exec_run(["grep", "-q", f"^{line}", "/proc/1/status"]).exit_code == 0
 
 
 def test_a_wrong_flag_ends_with_the_engine_s_own_words_and_leaves_no_container(
@@ -265,11 +262,11 @@ def test_a_tag_that_was_moved_to_another_image_is_not_followed(
         assert bench.serve("tiny-cpu").returncode == 0
         assert bench.status()[0]["built"] == "same"
         moved = client.images.get(f"sm120/llama-cpp-cpu:{tag}")
-        assert client.containers.get("sm120-tiny-cpu").image.id != moved.id
+        running = client.api.inspect_container("sm120-tiny-cpu")["Image"]
+        assert running != moved.id
+        # other tests of this daemon may use the name
         client.images.remove(f"sm120/llama-cpp-cpu:{tag}")
-        # the next test loads it under its name again
-        real = client.containers.get("sm120-tiny-cpu").image
-        real.tag("sm120/llama-cpp-cpu", tag)
+        client.images.get(running).tag("sm120/llama-cpp-cpu", tag)
 
 
 def test_what_is_not_served_can_be_neither_read_nor_stopped(bench: Bench) -> None:
@@ -285,21 +282,30 @@ def empty_layer() -> bytes:
     return buffer.getvalue()
 
 
+def podman_settings(folder: Path) -> dict[str, str]:
+    """Settings with the first storage driver that this machine allows."""
+    conf, storage = folder / "containers.conf", folder / "storage.conf"
+    conf.write_text(
+        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n'
+        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+    )
+    env = {"CONTAINERS_CONF": str(conf), "CONTAINERS_STORAGE_CONF": str(storage)}
+    places = f'runroot = "{folder}/run"\ngraphroot = "{folder}/images"\n'
+    for driver in ("overlay", "vfs"):
+        storage.write_text(f'[storage]\ndriver = "{driver}"\n{places}')
+        command = [find_program("podman"), "info"]
+        if not subprocess.run(command, env={**os.environ, **env}, capture_output=True).returncode:
+            return env
+    raise CannotHave("Podman finds no place for its images here.")
+
+
 @pytest.fixture
 def podman(image: Built, tmp_path: Path) -> Iterator[Bench]:
     """Podman with images in a folder of its own, and limits that any root may set."""
     if os.geteuid() != 0:
         raise CannotHave("Podman with storage of its own needs root here.")
     ensure_debian_packages(PODMAN_PACKAGES)
-    conf, storage = tmp_path / "containers.conf", tmp_path / "storage.conf"
-    conf.write_text(
-        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n'
-        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-    )
-    storage.write_text(
-        f'[storage]\ndriver = "vfs"\nrunroot = "{tmp_path}/run"\ngraphroot = "{tmp_path}/images"\n'
-    )
-    env = {"CONTAINERS_CONF": str(conf), "CONTAINERS_STORAGE_CONF": str(storage)}
+    env = podman_settings(tmp_path)
     recipes = tmp_path / "recipes"
     recipes.mkdir()
     yield Bench(image, recipes, env, "podman", free_port())

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import DockerUnavailable
+from pipeline.serve.log_reader import LogReader, split_lines
+
+
+def test_lines_come_whole_however_they_are_cut() -> None:
+    assert list(split_lines([b"one\ntw", b"o\nthr", b"ee"])) == ["one", "two", "three"]
+
+
+def test_a_progress_bar_is_a_line_for_each_step() -> None:
+    assert list(split_lines([b" 1%\r 2%\r", b"\n", b"\n"])) == [" 1%", " 2%"]
+
+
+def test_a_line_without_end_is_handed_on_in_pieces() -> None:
+    assert [len(line) for line in split_lines([b"x" * 40_000] * 4)] == [80_000, 80_000]
+
+
+def test_bytes_that_are_no_text_do_not_stop_it() -> None:
+    assert list(split_lines([b"\xff\xfeok\n"])) == ["\ufffd\ufffdok"]
+
+
+def test_everything_is_kept_in_the_file_and_the_last_lines_at_hand(tmp_path: Path) -> None:
+    reader = LogReader([b"one\n", b"two\n"], tmp_path / "new" / "1.log")
+    reader.finish(5)
+    assert list(reader.new_lines()) == ["one", "two"]
+    assert list(reader.new_lines()) == []
+    assert list(reader.last) == ["one", "two"]
+    assert (tmp_path / "new" / "1.log").read_bytes() == b"one\ntwo\n"
+
+
+def test_an_engine_that_goes_away_ends_the_log_and_nothing_else(tmp_path: Path) -> None:
+    def cut() -> Iterator[bytes]:
+        yield b"one\n"
+        raise DockerUnavailable("gone")
+
+    reader = LogReader(cut(), tmp_path / "1.log")
+    reader.finish(5)
+    assert list(reader.new_lines()) == ["one"]

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PreflightFailed
+from pipeline.host.facts.gather import gather
+from pipeline.host.facts.smi import read_memory_used
+from pipeline.host.rules.verdict import RuleResult
+from pipeline.known import Unknown, unknown
+from pipeline.recipe.model import Recipe
+from pipeline.serve.preflight import CHECKS, Machine, Plan, look, require_ready, run_checks
+from pipeline.serve.weights import WeightsFolder
+from tests.unit.host.machines import blackwell, log_of, xml
+from tests.unit.serve.recipes import recipe, two_cards
+
+GIB = 1 << 30
+NO_MACHINE = Machine(unknown("nobody looked"), unknown("nobody looked"))
+
+
+def machine(count: int = 2, used: list[int] | None = None, **fields: Any) -> Machine:
+    facts = gather(blackwell(count, **fields))
+    return Machine(facts, used if used is not None else [0] * count)
+
+
+def plan(recipe: Recipe, **changes: Any) -> Plan:
+    values: dict[str, Any] = {
+        "recipe": recipe,
+        "port": free_port(),
+        "image_is_built": True,
+        "weights": WeightsFolder(Path("/nowhere")),
+        "cuda": "13.0",
+    }
+    return Plan(**{**values, **changes})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def verdicts(name: str, plan: Plan, machine: Machine = NO_MACHINE) -> list[str]:
+    return [row.verdict for row in CHECKS[name](plan, machine)]
+
+
+def test_a_recipe_without_cards_asks_nothing_of_the_machine() -> None:
+    tiny = recipe()
+    assert look(tiny).facts == unknown("the recipe does not depend on it")
+    rows = run_checks(plan(tiny), look(tiny), ())
+    assert {row.verdict for row in rows} == {"passed", "not applicable"}
+    require_ready(rows)
+
+
+def test_a_port_that_somebody_uses_is_found() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert verdicts("port", plan(recipe(), port=other.getsockname()[1])) == ["failed"]
+    assert verdicts("port", plan(recipe())) == ["passed"]
+
+
+def test_an_image_must_be_built() -> None:
+    assert verdicts("image", plan(recipe(), image_is_built=False)) == ["failed"]
+
+
+def test_cards_as_the_recipe_says_pass() -> None:
+    assert set(verdicts("cards", plan(two_cards()), machine())) == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "machine"),
+    [
+        (two_cards(), machine(1)),
+        (two_cards(), machine(product_name="NVIDIA H200")),
+        (two_cards(memory_gib=999), machine()),
+    ],
+)
+def test_too_few_other_or_smaller_cards_fail(recipe: Recipe, machine: Machine) -> None:
+    assert "failed" in verdicts("cards", plan(recipe), machine)
+
+
+def test_cards_that_nobody_can_see_are_unknown_and_never_passed() -> None:
+    for name in ("cards", "idle", "driver"):
+        assert verdicts(name, plan(two_cards()), NO_MACHINE) == ["unknown"]
+
+
+def test_named_cards_are_the_only_ones_that_count() -> None:
+    chosen = plan(two_cards(), cards=(2, 3))
+    assert set(verdicts("cards", chosen, machine(4))) == {"passed"}
+    assert "failed" in verdicts("cards", plan(two_cards(), cards=(3, 4)), machine(4))
+    assert verdicts("idle", chosen, machine(4, [50 * GIB, 50 * GIB, 0, 0])) == ["passed"] * 2
+
+
+def test_a_card_that_is_in_use_is_named() -> None:
+    busy = machine(2, [GIB // 2, 40 * GIB])
+    rows = list(CHECKS["idle"](plan(two_cards()), busy))
+    assert [(row.subject, row.verdict) for row in rows] == [
+        ("GPU 0", "passed"),
+        ("GPU 1", "failed"),
+    ]
+    assert "40.0 GiB" in rows[1].why
+
+
+@pytest.mark.parametrize(
+    ("cuda", "verdict"),
+    [("13.0", "passed"), ("13.2", "passed"), ("13.3", "failed"), ("99.0", "unknown")],
+)
+def test_the_driver_must_know_what_the_image_compiles(cuda: str, verdict: str) -> None:
+    assert verdicts("driver", plan(two_cards(), cuda=cuda), machine()) == [verdict]
+
+
+def test_the_machine_s_memory_and_nodes_are_counted() -> None:
+    assert "failed" in verdicts("memory", plan(two_cards(host_memory_gib=99999)), machine())
+    assert verdicts("memory", plan(two_cards(host_memory_gib=1)), machine()) == ["passed"]
+    assert verdicts("memory", plan(two_cards(numa_nodes=63)), machine()) == ["failed"]
+    assert verdicts("memory", plan(two_cards()), machine()) == ["not applicable"]
+
+
+def test_weights_that_nobody_named_or_that_lack_their_file_fail(tmp_path: Path) -> None:
+    assert verdicts("weights", plan(two_cards(), weights=None)) == ["failed"]
+    missing = WeightsFolder(tmp_path, file="model.gguf")
+    assert verdicts("weights", plan(two_cards(), weights=missing)) == ["failed"]
+
+
+def test_weights_that_no_lock_is_of_are_unknown(tmp_path: Path) -> None:
+    assert verdicts("weights", plan(two_cards(), weights=WeightsFolder(tmp_path))) == ["unknown"]
+
+
+def test_a_skipped_check_is_not_made() -> None:
+    rows = run_checks(plan(two_cards()), NO_MACHINE, [*CHECKS])
+    assert rows == []
+
+
+@pytest.mark.parametrize("verdict", ["failed", "unknown"])
+def test_what_failed_and_what_nobody_knows_both_stop_the_start(verdict: Any) -> None:
+    good = RuleResult(rule="port", subject="1", verdict="passed", why="is free")
+    bad = RuleResult(rule="idle", subject="GPU 0", verdict=verdict, why="in use", fix="wait")
+    with pytest.raises(PreflightFailed, match="idle: GPU 0: in use"):
+        require_ready([good, bad])
+    require_ready([good])
+
+
+def test_memory_in_use_is_read_from_nvidia_smi() -> None:
+    used = read_memory_used(xml())
+    assert not isinstance(used, Unknown)
+    assert len(used) == 1
+    assert 0 <= used[0] < 200 * GIB
+
+
+@pytest.mark.parametrize("text", ["", "<other/>", log_of(["<gpu></gpu>"])])
+def test_memory_that_nvidia_smi_does_not_tell_is_unknown(text: str) -> None:
+    assert isinstance(read_memory_used(text), Unknown)

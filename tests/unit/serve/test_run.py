@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import (
+    AlreadyServed,
+    NothingServed,
+    PreflightFailed,
+    StartFailed,
+    UnknownImage,
+    WeightsUnknown,
+)
+from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.serve import start as start_module
+from pipeline.serve.preflight import CHECKS
+from pipeline.serve.run import (
+    Job,
+    attempts_of,
+    find_served,
+    new_attempt,
+    recipe_digest,
+    serve,
+    stop,
+)
+from pipeline.serve.status import status_of
+from pipeline.serve.weights import tiny_weights
+from pipeline.store.store import Store, open_store
+from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest
+from tests.unit.serve.recipes import recipe
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(start_module, "_AFTERMATH_S", 0.2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def job(store: Store, port: int, **changes: Any) -> Job:
+    """The port is that of a test's own server, so it is not free."""
+    tiny = recipe()
+    weights = tiny_weights(store, tiny)
+    overrides = Overrides(port=port, model_path=weights.inside)
+    launch = plan_launch(tiny, overrides, weights=str(weights.folder), digest=RECORD.digest)
+    made = Job(tiny, launch, RECORD, weights, timeout_s=5, skipped=("port",))
+    return replace(made, **changes)
+
+
+def outcomes(store: Store) -> list[tuple[str, str]]:
+    return [(a.outcome, a.failure) for a in attempts_of(store).read().attempts]
+
+
+def test_what_is_served_is_kept_as_an_attempt_with_all_of_its_digests(store: Store) -> None:
+    engine = FakeEngine()
+    with answering(["tiny"]) as port:
+        todo = job(store, port)
+        serve(engine, store, todo, new_attempt(todo))
+    (attempt,) = attempts_of(store).read().attempts
+    assert attempt.outcome == "serving"
+    assert attempt.begun.image_digest == RECORD.digest
+    assert todo.weights is not None
+    assert attempt.begun.weights_digest == todo.weights.digest
+    assert attempt.begun.recipe_digest == recipe_digest(recipe())
+    assert engine.created[0].labels["sm120.attempt"] == attempt.begun.id
+
+
+def test_the_digest_of_a_recipe_moves_with_every_field() -> None:
+    assert recipe_digest(recipe()) == recipe_digest(recipe())
+    assert recipe_digest(recipe(port=1)) != recipe_digest(recipe())
+    assert recipe_digest(recipe(summary="other")) != recipe_digest(recipe())
+
+
+def test_a_failed_start_is_kept_with_its_reason(store: Store) -> None:
+    todo = job(store, 1)
+    with pytest.raises(StartFailed):
+        serve(FakeEngine(ends_with=2, log=[b"bad flag\n"]), store, todo, new_attempt(todo))
+    ((outcome, failure),) = outcomes(store)
+    assert outcome == "failed"
+    assert failure == "StartFailed: tiny-cpu: the engine ended (2): bad flag"
+
+
+def test_a_machine_that_is_not_ready_starts_nothing_and_is_kept(store: Store) -> None:
+    engine = FakeEngine()
+    with answering(["tiny"]) as port:
+        todo = job(store, port, skipped=())
+        with pytest.raises(PreflightFailed):
+            serve(engine, store, todo, new_attempt(todo))
+    assert not engine.created
+    assert outcomes(store)[0][0] == "failed"
+
+
+def test_ctrl_c_is_kept_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(port: int) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start_module, "is_healthy", stopped)
+    engine, todo = FakeEngine(), job(store, 1)
+    with pytest.raises(KeyboardInterrupt):
+        serve(engine, store, todo, new_attempt(todo))
+    assert outcomes(store)[0][0] == "interrupted"
+    assert not engine.known
+
+
+def test_an_image_that_is_not_built_and_a_folder_that_is_not_named_start_nothing(
+    store: Store,
+) -> None:
+    unbuilt = job(store, 1, record=None, skipped=[*CHECKS])
+    with pytest.raises(UnknownImage):
+        serve(FakeEngine(), store, unbuilt, new_attempt(unbuilt))
+    bare = plan_launch(recipe(), Overrides(), weights="")
+    unnamed = job(store, 1, launch=bare, weights=None, skipped=[*CHECKS])
+    with pytest.raises(WeightsUnknown, match="no folder is named for /models"):
+        serve(FakeEngine(), store, unnamed, new_attempt(unnamed))
+
+
+def test_a_recipe_that_is_served_already_is_said_before_its_own_port_is_blamed(
+    store: Store,
+) -> None:
+    engine = FakeEngine()
+    engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu"})
+    with answering(["tiny"]) as port:
+        todo = job(store, port, skipped=())
+        with pytest.raises(AlreadyServed):
+            serve(engine, store, todo, new_attempt(todo))
+
+
+def test_stopping_removes_the_container_and_ends_the_attempt(store: Store) -> None:
+    engine = FakeEngine()
+    with answering(["tiny"]) as port:
+        todo = job(store, port)
+        serve(engine, store, todo, new_attempt(todo))
+    assert stop(engine, store, find_served(engine, "tiny-cpu"), 7) >= 0
+    assert engine.stopped == [("sm120-tiny-cpu", 7)]
+    assert not engine.known
+    assert outcomes(store) == [("stopped", "")]
+
+
+def test_a_container_of_another_store_is_stopped_without_an_entry(store: Store) -> None:
+    engine = FakeEngine()
+    engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu", "sm120.attempt": "no id"})
+    stop(engine, store, find_served(engine, "tiny-cpu"), 1)
+    assert outcomes(store) == []
+
+
+@pytest.mark.parametrize("labels", [{}, {"sm120.recipe": "other"}])
+def test_a_container_that_only_has_the_name_is_not_served(labels: dict[str, str]) -> None:
+    engine = FakeEngine()
+    engine.put("sm120-tiny-cpu", labels)
+    with pytest.raises(NothingServed):
+        find_served(engine, "tiny-cpu")
+
+
+def labels(port: int = 1) -> dict[str, str]:
+    return {
+        "sm120.recipe": "tiny-cpu",
+        "sm120.digest": RECORD.digest,
+        "sm120.port": str(port),
+        "sm120.image": "llama-cpp-cpu",
+    }
+
+
+def test_status_tells_what_is_as_it_was_built(store: Store) -> None:
+    store.keep_image("llama-cpp-cpu", "linux/arm64", RECORD)
+    engine = FakeEngine()
+    with answering(["tiny"]) as port:
+        engine.put("sm120-tiny-cpu", labels(port))
+        (row,) = status_of(engine, store)
+    assert (row.built, row.healthy, row.port) == ("same", True, port)
+
+
+def test_status_tells_what_is_not_as_it_was_built(store: Store) -> None:
+    store.keep_image("llama-cpp-cpu", "linux/arm64", RECORD)
+    engine = FakeEngine(image_of_container=digest("e"))
+    engine.put("sm120-tiny-cpu", labels())
+    assert status_of(engine, store)[0].built == "other"
+    engine = FakeEngine(images={BUILT.id: BUILT.model_copy(update={"layers": [digest("1")]})})
+    engine.put("sm120-tiny-cpu", labels())
+    assert status_of(engine, store)[0].built == "other"
+
+
+@pytest.mark.parametrize("port", ["", "x", "-1", "²", "0", "99999", "9" * 5000])
+def test_status_survives_labels_that_somebody_else_wrote(store: Store, port: str) -> None:
+    engine = FakeEngine()
+    engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu", "sm120.port": port})
+    (row,) = status_of(engine, store)
+    assert (row.port, row.healthy, row.built) == (None, False, "unknown")
