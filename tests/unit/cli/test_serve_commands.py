@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.cli.serve import serve as serve_module
+from pipeline.cli.serve import served as served_module
+from pipeline.errors import StartFailed
+from pipeline.serve import run as run_module
+from pipeline.serve.attempts import AttemptList, Begun, stamp
+from pipeline.serve.run import Job
+from pipeline.serve.start import Served
+from pipeline.spec.checkout import Checkout
+from tests.unit.serve.fake_engine import FakeEngine
+from tests.unit.support import AMD64, Command, build_tiny
+
+pytestmark = pytest.mark.usefixtures("checkout")
+
+
+class World:
+    """A checkout with a built image `tiny`, a folder of recipes and a container engine."""
+
+    def __init__(self, sm120: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sm120, self.engine = sm120, FakeEngine()
+        self.jobs: list[Job] = []
+        self.failing: set[str] = set()
+        for module in (serve_module, served_module):
+            monkeypatch.setattr(module, "find_engine", lambda wanted: self.engine)
+        monkeypatch.setattr(serve_module, "pick_platform", lambda spec, chosen: AMD64)
+        monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
+        monkeypatch.setattr(run_module, "start_engine", self.start)
+
+    def start(self, engine: Any, store: Any, start: Any) -> Served:
+        if start.name in self.failing:
+            raise StartFailed(f"{start.name}: ended")
+        self.jobs.append(start)
+        return Served(f"sm120-{start.name}", "http://127.0.0.1:1/v1", start.launch.model, 1.5)
+
+    def recipe(self, name: str, **changes: Any) -> None:
+        body = {
+            "name": name,
+            "summary": "a tiny model",
+            "backing": "proved",
+            "sources": {"ours": {"kind": "ours", "title": "this project", "why": "a test"}},
+            "image": "tiny",
+            "engine": "llama-cpp",
+            "model": {"tiny": True, "name": "tiny"},
+            "hardware": {"cards": 0},
+            "port": 18999,
+            **changes,
+        }
+        folder = self.sm120.cwd / "recipes"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(body))
+
+
+@pytest.fixture
+def world(sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> World:
+    assert build_tiny(sm120, "--platform", AMD64, "--accept").code == 0
+    return World(sm120, monkeypatch)
+
+
+def attempts(world: World) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = world.sm120("attempts", "--json").json
+    return rows
+
+
+def test_a_recipe_of_the_checkout_is_served_and_kept(world: World) -> None:
+    world.recipe("tiny-cpu")
+    answer = world.sm120("serve", "tiny-cpu", "--json").json
+    (attempt,) = attempts(world)
+    assert answer["attempt"] == attempt["id"]
+    assert (attempt["outcome"], attempt["recipe"]) == ("serving", "tiny-cpu")
+    assert "tiny is served at" in world.sm120("serve", "tiny-cpu").out
+
+
+def test_options_come_before_variables_and_variables_before_the_recipe(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.recipe("tiny-cpu", overrides=["PORT", "SERVED_MODEL_NAME"])
+    monkeypatch.setenv("PORT", "18997")
+    monkeypatch.setenv("SERVED_MODEL_NAME", "named")
+    world.sm120("serve", "tiny-cpu")
+    world.sm120("serve", "tiny-cpu", "--port", "18998")
+    first, second = (job.launch for job in world.jobs)
+    assert (first.port, first.model) == (18997, "named")
+    assert (second.port, second.model) == (18998, "named")
+
+
+def test_a_fallback_is_offered_and_tried_only_where_it_is_wanted(world: World) -> None:
+    world.recipe("first", fallback="second")
+    world.recipe("second")
+    world.failing = {"first"}
+    ended = world.sm120("serve", "first")
+    assert ended.error == "StartFailed"
+    assert "`sm120 serve second`" in ended.err
+    assert world.sm120("serve", "first", "--with-fallback", "--json").json["recipe"] == "second"
+    outcomes = [(row["recipe"], row["outcome"]) for row in attempts(world)]
+    assert outcomes == [("first", "failed"), ("first", "failed"), ("second", "serving")]
+
+
+def test_where_the_fallback_fails_too_its_error_is_the_last(world: World) -> None:
+    world.recipe("first", fallback="second")
+    world.recipe("second", fallback="first")
+    world.failing = {"first", "second"}
+    ended = world.sm120("serve", "first", "--with-fallback")
+    assert ended.error == "RecipeInvalid"
+    assert "first → second → first has no end" in ended.err
+
+
+def test_an_image_that_is_not_built_stops_at_preflight(world: World, tmp_path: Path) -> None:
+    world.recipe("tiny-cpu")
+    ended = world.sm120("--store", tmp_path / "other", "serve", "tiny-cpu")
+    assert ended.error == "PreflightFailed"
+    assert "sm120 build tiny" in ended.err
+
+
+def test_a_recipe_without_a_container_is_not_for_serving(world: World) -> None:
+    world.recipe("bare", image=None)
+    ended = world.sm120("serve", "bare")
+    assert ended.error == "RecipeInvalid"
+    assert "--as shell" in ended.err
+
+
+def test_weights_must_be_named(world: World) -> None:
+    world.recipe("kimi", model={"repository": "org/kimi", "name": "kimi"})
+    ended = world.sm120("serve", "kimi")
+    assert ended.error == "PreflightFailed"
+    assert "--weights" in ended.err
+    skipped = world.sm120("serve", "kimi", "--skip-preflight", "weights")
+    assert skipped.error == "WeightsUnknown"
+
+
+@pytest.mark.parametrize("args", [["--gpus", "a"], ["--skip-preflight", "all"], ["--timeout", "0"]])
+def test_a_wrong_option_is_refused(world: World, args: list[str]) -> None:
+    world.recipe("tiny-cpu")
+    assert world.sm120("serve", "tiny-cpu", *args).code == 2
+
+
+def test_nothing_served_is_said_as_such(world: World) -> None:
+    assert world.sm120("status").out == "nothing is served\n"
+    assert world.sm120("logs", "nobody").error == "NothingServed"
+    assert world.sm120("stop", "nobody").error == "NothingServed"
+    assert world.sm120("stop", "--all").error == "NothingServed"
+    assert world.sm120("stop").code == 2
+    assert world.sm120("attempts").out == "nothing was tried yet\n"
+
+
+def test_a_container_of_another_image_fails_the_status_and_is_still_listed(world: World) -> None:
+    store = Path(world.sm120("store", "show", "--json").json["root"])
+    record = json.loads(next(store.glob("images/tiny/*/image.json")).read_bytes())
+    labels = {"sm120.recipe": "tiny-cpu", "sm120.digest": record["descriptor"]["digest"]}
+    world.engine.put("sm120-tiny-cpu", labels)
+    ended = world.sm120("status")
+    assert ended.error == "ImageDiffers"
+    assert "other" in ended.out
+
+
+def test_logs_and_stop_work_on_what_is_served(world: World) -> None:
+    world.engine.log = [b"one\n", b"two\n"]
+    world.engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu"})
+    assert world.sm120("logs", "tiny-cpu").out == "one\ntwo\n"
+    assert world.sm120("stop", "tiny-cpu", "--timeout", "9").out.startswith(
+        "tiny-cpu stopped after"
+    )
+    assert world.engine.stopped == [("sm120-tiny-cpu", 9)]
+
+
+def test_a_damaged_list_of_attempts_is_shown_as_far_as_it_can_be_read(world: World) -> None:
+    store = Path(world.sm120("store", "show", "--json").json["root"])
+    known = AttemptList(store / "attempts")
+    digest = "sha256:" + "1" * 64
+    known.add(
+        Begun(
+            id="20261116T120000-abcdef",
+            kind="serve",
+            recipe="tiny-cpu",
+            recipe_digest=digest,
+            at=stamp(),
+        )
+    )
+    with known.path.open("ab") as file:
+        file.write(b"half a li")
+    ended = world.sm120("attempts")
+    assert "1 line cannot be read" in ended.err
+    assert "unfinished" in ended.out

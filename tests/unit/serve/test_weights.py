@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import RecipeInvalid, WeightsUnknown
+from pipeline.known import unknown
+from pipeline.model import sha256_of
+from pipeline.recipe.model import Recipe
+from pipeline.recipe.tiny import tiny_gguf
+from pipeline.serve.preflight import CHECKS, Machine, Plan
+from pipeline.serve.weights import WeightsFolder, find_weights, tiny_weights
+from pipeline.store.store import open_store
+from pipeline.weights.disk import receipt
+from tests.unit.serve.recipes import recipe
+from tests.unit.weights.disk_set import COMMIT, flip, make_set, settle
+
+
+def kimi(**model: Any) -> Recipe:
+    body = {"repository": "org/tiny", "weights": "tiny", "name": "tiny", **model}
+    return recipe(name="kimi", model=body)
+
+
+def test_the_tiny_model_is_made_once_and_can_be_read_by_the_container(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    made = tiny_weights(store, recipe())
+    assert made == tiny_weights(store, recipe())
+    path = made.folder / made.file
+    assert made.digest == sha256_of(path.read_bytes()) == sha256_of(tiny_gguf())
+    assert made.inside == "/models/tiny.gguf"
+    assert path.stat().st_mode & 0o444 == 0o444
+    assert made.folder.stat().st_mode & 0o555 == 0o555
+
+
+def test_the_tiny_model_has_the_name_that_a_recipe_gives_it(tmp_path: Path) -> None:
+    named = recipe(model={"tiny": True, "name": "tiny", "file": "small.gguf"})
+    assert tiny_weights(open_store(tmp_path), named).inside == "/models/small.gguf"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_reads_no_gguf_gets_no_tiny_model(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(RecipeInvalid, match="GGUF"):
+        tiny_weights(open_store(tmp_path), recipe(engine=engine, image=engine))
+
+
+def test_a_fetched_set_is_mounted_as_it_is(tmp_path: Path) -> None:
+    place = make_set(tmp_path).place
+    found = find_weights(kimi(), place.root, ())
+    assert (found.folder, found.inside, found.digest) == (place.root, "/models", place.lock.seal)
+
+
+def test_of_a_hub_cache_the_repository_is_mounted_as_snapshots_hold_only_links(
+    tmp_path: Path,
+) -> None:
+    place = make_set(tmp_path, hub_cache=True).place
+    for folder in (place.root, place.snapshot):
+        found = find_weights(kimi(file="a/b.gguf"), folder, ())
+        assert found.folder == place.root
+        assert found.inside == f"/models/snapshots/{COMMIT}/a/b.gguf"
+
+
+def test_a_snapshot_that_nobody_locked_is_mounted_the_same_way(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    found = find_weights(kimi(), snapshot, ())
+    assert (found.folder, found.digest) == (tmp_path / "models--org--tiny", None)
+    assert found.inside == f"/models/snapshots/{COMMIT}"
+
+
+def test_a_plain_folder_without_a_lock_is_taken_but_nothing_is_known_of_it(tmp_path: Path) -> None:
+    assert find_weights(kimi(), tmp_path, ()) == WeightsFolder(tmp_path)
+
+
+def test_a_set_of_another_model_is_refused(tmp_path: Path) -> None:
+    place = make_set(tmp_path).place
+    with pytest.raises(WeightsUnknown, match="holds tiny, but kimi is for org/other"):
+        find_weights(kimi(repository="org/other", weights="other"), place.root, ())
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsUnknown, match="is not a folder"):
+        find_weights(kimi(), tmp_path / "none", ())
+
+
+def checked(weights: WeightsFolder) -> str:
+    nobody = unknown("nobody looked")
+    plan = Plan(kimi(), port=1, image_is_built=True, weights=weights, cuda=None)
+    (row,) = CHECKS["weights"](plan, Machine(nobody, nobody))
+    return row.verdict
+
+
+def test_preflight_wants_every_file_proved_and_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipt, "_CLOCK_TICK_NS", 10_000_000)
+    disk = make_set(tmp_path)
+    weights = find_weights(kimi(), disk.place.root, ())
+    assert checked(weights) == "failed"
+    settle()
+    disk.check()
+    assert checked(weights) == "passed"
+    flip(disk.path(sorted(disk.files)[0]), 0)
+    assert checked(weights) == "failed"
+    disk.path(sorted(disk.files)[0]).unlink()
+    assert checked(weights) == "failed"
