@@ -371,7 +371,7 @@ class NotInRegistry(UnknownName):
 
 class NothingServed(UnknownName):
     meaning = "no container of that recipe is there"
-    hint = "`sm120 status` shows what is served; `sm120 serve RECIPE` starts one."
+    hint = "`sm120 recipe status` shows what is served; `sm120 serve RECIPE` starts one."
 
 
 class ToolUnavailable(PipelineError):
@@ -643,7 +643,7 @@ class ImageDiffers(ServeFailed):
 
 class AlreadyServed(ServeFailed):
     meaning = "a container of that recipe is there already"
-    hint = "`sm120 stop RECIPE` ends it; `sm120 status` shows what it is."
+    hint = "`sm120 recipe stop RECIPE` ends it; `sm120 recipe status` shows what it is."
 
 
 # Nothing was started; a script may free the machine and try again.

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from pipeline import __version__, log
-from pipeline.cli.verbs import DAILY, GROUPS, SERVED, Verb, VerbGroup
+from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
 
@@ -40,14 +40,12 @@ class _Door(VerbGroup):
     cls=_Door,
     verbs={
         **DAILY,
-        **SERVED,
         # groups are loaded already, so they name no module
         **{str(each.name): Verb("", str(each.help)) for each in GROUPS},
         "completion": Verb("completion:completion", "Print completion for bash, zsh or fish."),
     },
     parts={
         "Daily commands": list(DAILY),
-        "Served models": list(SERVED),
         "Groups of commands": [*(str(each.name) for each in GROUPS), "completion"],
     },
     # click has only --help by default

@@ -27,6 +27,7 @@ _LOAD = Verb("image.deliver:load", "Load a built image into Docker.")
 _RENDER = Verb("recipe.render:render", "Print a recipe as the command or unit that runs it.")
 _PUBLISH = Verb("registry.publish:publish", "Push a built image and its evidence to a registry.")
 _VERIFY = Verb("evidence.verify:verify", "Check the evidence of an image, a file or weights.")
+_SERVE = Verb("serve.serve:serve", "Start a recipe's engine and wait until it answers.")
 _DOCTOR = Verb("host.facts:doctor", "Recognise known problems in logs and on this host.")
 
 # in the order of a first day
@@ -37,16 +38,9 @@ DAILY = {
     "render": _RENDER,
     "verify": _VERIFY,
     "publish": _PUBLISH,
-    "serve": Verb("serve.serve:serve", "Start a recipe's engine and wait until it answers."),
+    "serve": _SERVE,
     "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung."),
     "doctor": _DOCTOR,
-}
-# of the daily ones, too, but only while something is served
-SERVED = {
-    "status": Verb("serve.served:status", "Show what is served, and whether it is as built."),
-    "logs": Verb("serve.served:logs", "Print the log of a served recipe."),
-    "stop": Verb("serve.served:stop", "End a served recipe and remove its container."),
-    "attempts": Verb("serve.served:attempts", "Show what was served and tried, and how it went."),
 }
 
 IMAGE = {
@@ -92,6 +86,11 @@ RECIPE = {
     "show": Verb("recipe.show:show", "Show a recipe with all that it extends."),
     "render": _RENDER,
     "flags": Verb("recipe.flags:flags", "Show the flags that the engine of an image accepts."),
+    "serve": _SERVE,
+    "status": Verb("serve.served:status", "Show what is served, and whether it is as built."),
+    "logs": Verb("serve.served:logs", "Print the log of a served recipe."),
+    "stop": Verb("serve.served:stop", "End a served recipe and remove its container."),
+    "attempts": Verb("serve.served:attempts", "Show what was tried, and how it went."),
 }
 HOST = {
     "lock": Verb("host.lock:lock", "Look up the exact packages that hosts get."),
@@ -194,7 +193,9 @@ GROUPS = (
         help="Lock, fetch, verify, serve and fit model weights.",
         epilog=_WEIGHTS_EPILOG,
     ),
-    VerbGroup("recipe", verbs=RECIPE, help="List, show and render recipes to serve a model."),
+    VerbGroup(
+        "recipe", verbs=RECIPE, help="List, show, render and serve recipes, and see how it went."
+    ),
     VerbGroup(
         "host",
         verbs=HOST,

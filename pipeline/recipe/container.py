@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pipeline.errors import RecipeInvalid
-from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.model import Frozen
 from pipeline.recipe.flags import Word
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.model import Port, Variable
@@ -18,9 +19,11 @@ PORT_LABEL, MODEL_LABEL = "sm120.port", "sm120.model"
 # The home of the images' user. Not `.cache` below it: images have no such folder, so that a volume
 # there would belong to root.
 HOME = "/home/engine"
+# llama.cpp's programs hold machine code for the card, and compile nothing when they start.
+_COMPILING = ("vllm", "sglang")
 ALL_CARDS = "nvidia.com/gpu=all"  # as the NVIDIA container toolkit names them in its CDI file
 # Served to this machine only, unless a rendering says otherwise: engines ask nobody for a password.
-LOOPBACK = "127.0.0.1"
+LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 -- where the user asks for it
 # Where ipc is private: in the 64 MB that Docker gives a container, NCCL dies with SIGBUS. Memory is
 # taken only as it is used, so there is no harm in plenty.
 SHM_BYTES = 32 << 30
@@ -103,8 +106,8 @@ def container_arguments(
 
 def container_name(recipe: str) -> str:
     """One container for each recipe on a machine."""
-    # `+` may stand in a recipe's name, but not in a container's
-    return f"sm120-{recipe.replace('+', '_')}"
+    # Kubernetes and systemd take neither of the two, and a name is the same everywhere
+    return "sm120-" + re.sub(r"[.+]", "-", recipe)
 
 
 def own_labels(launch: Launch) -> dict[str, str]:
@@ -119,14 +122,15 @@ def own_labels(launch: Launch) -> dict[str, str]:
 
 
 def cache_of(launch: Launch) -> Cache | None:
-    """The cache of one image and one recipe; without cards nothing is compiled at run time.
+    """The cache of one image and one recipe, for engines that compile at run time.
 
     Kernels of another image or recipe in it are a known cause of wrong output.
     """
-    if not launch.cards:
+    if launch.engine not in _COMPILING:
         return None
-    key = sha256_of(canonical_json([launch.digest, launch.recipe])).removeprefix("sha256:")
-    return Cache(name=f"{container_name(launch.recipe)}-{key[:12]}", inside=HOME)
+    digest = (launch.digest or "").removeprefix("sha256:")[:12]
+    name = container_name(launch.recipe)
+    return Cache(name=f"{name}-{digest}" if digest else name, inside=HOME)
 
 
 def card_devices(count: int, cards: Sequence[int]) -> list[str]:

@@ -158,18 +158,3 @@ def _explained(
     except (DockerException, RequestException, HTTPError) as error:
         reason = " ".join(str(getattr(error, "explanation", None) or error).split())[:400]
         raise kind(f"Docker could not {what}: {reason}") from error
-
-
-def find_engine(wanted: EngineKind | Literal["auto"]) -> ContainerEngine:
-    """The named container engine, or the first that answers."""
-    # Podman's program is looked for only where it is needed
-    from pipeline.serve.podman import Podman
-
-    if wanted == "podman":
-        return Podman()
-    try:
-        return Docker()
-    except DockerUnavailable:
-        if wanted == "docker" or not Podman.is_there():
-            raise
-    return Podman()

@@ -147,7 +147,7 @@ def idle(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     if isinstance(machine.memory_used, Unknown):
         yield result("idle", "cards", machine.memory_used, "", "")
         return
-    fix = "`nvidia-smi` names the processes; `sm120 status` and `sm120 stop` end what was served."
+    fix = "`nvidia-smi` names the processes; `sm120 recipe stop` ends what was served here."
     for index, used in enumerate(machine.memory_used):
         if not plan.cards or index in plan.cards:
             why = f"{used / _GIB:.1f} GiB are in use"

@@ -11,7 +11,7 @@ from pipeline import log
 from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage, WeightsUnknown
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
-from pipeline.recipe.container import ATTEMPT_LABEL, RECIPE_LABEL, container_name
+from pipeline.recipe.container import ATTEMPT_LABEL, LOOPBACK, RECIPE_LABEL, container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, short_failure, stamp
@@ -34,6 +34,7 @@ class Job:
     timeout_s: float
     cuda: str | None = None
     cards: tuple[int, ...] = ()
+    address: str = LOOPBACK
     skipped: Collection[str] = ()
     after: str | None = None  # the attempt that this one is the fallback of
 
@@ -88,6 +89,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             timeout_s=job.timeout_s,
             log_file=attempts.log_path(begun.id),
             cards=job.cards,
+            address=job.address,
             labels=((ATTEMPT_LABEL, begun.id),),
         )
         return start_engine(engine, store, start)

@@ -13,6 +13,7 @@ from pipeline.errors import AlreadyServed, ImageDiffers, PipelineError, ServeFai
 from pipeline.host.rules.issues import Finding, findings, match_lines
 from pipeline.oci.record import ImageRecord
 from pipeline.recipe.container import (
+    LOOPBACK,
     RECIPE_LABEL,
     ContainerArguments,
     container_arguments,
@@ -46,6 +47,7 @@ class Start:
     timeout_s: float
     log_file: Path
     cards: tuple[int, ...] = ()
+    address: str = LOOPBACK
     labels: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -67,7 +69,11 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
     """Start it, wait for it, compare it with what was built; or remove it and say why."""
     image = loaded_image(engine, store, start)
     arguments = container_arguments(
-        start.launch, image=image.id, cards=start.cards, labels=dict(start.labels)
+        start.launch,
+        image=image.id,
+        cards=start.cards,
+        labels=dict(start.labels),
+        address=start.address,
     )
     begun = time.monotonic()
     with _created(engine, arguments) as identity, log.step(f"Starting {start.name}"):

@@ -83,7 +83,7 @@ class Bench:
         (self.recipes / f"{name}.yaml").write_text(yaml.safe_dump(body))
 
     def command(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return sm120(self.image.store, *args, "--engine", self.engine, **self.env)
+        return sm120(self.image.store, "recipe", *args, "--engine", self.engine, **self.env)
 
     def serve(self, name: str, *more: str) -> subprocess.CompletedProcess[str]:
         return run_sm120(self.image.store, *self.serve_words(name, *more), **self.env)
@@ -98,7 +98,7 @@ class Bench:
 
     def attempts(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(
-            sm120(self.image.store, "attempts", "--json").stdout
+            sm120(self.image.store, "recipe", "attempts", "--json").stdout
         )
         return rows
 
@@ -247,7 +247,7 @@ def test_a_container_of_another_image_is_refused(bench: Bench, docker_daemon: Do
         real.remove(force=True)
         client.api.import_image_from_data(empty_layer(), repository="other", tag="1")
         client.containers.create("other:1", ["/nothing"], name="sm120-tiny-cpu", labels=labels)
-        done = run_sm120(bench.image.store, "status", "--json", **bench.env)
+        done = run_sm120(bench.image.store, "recipe", "status", "--json", **bench.env)
         assert "its image is sha256:" in failed(done, ImageDiffers)["message"]
         assert json.loads(done.stdout)[0]["built"] == "other"
 
@@ -271,7 +271,9 @@ def test_a_tag_that_was_moved_to_another_image_is_not_followed(
 
 def test_what_is_not_served_can_be_neither_read_nor_stopped(bench: Bench) -> None:
     for verb in ("logs", "stop"):
-        done = run_sm120(bench.image.store, verb, "nobody", "--engine", "docker", **bench.env)
+        done = run_sm120(
+            bench.image.store, "recipe", verb, "nobody", "--engine", "docker", **bench.env
+        )
         assert done.returncode == NothingServed.exit_code
 
 

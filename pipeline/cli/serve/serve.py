@@ -17,10 +17,12 @@ from pipeline.cli.serve.options import engine_option, override_options, recipes_
 from pipeline.errors import BackendDiffers, RecipeInvalid, StartFailed, UnknownImage
 from pipeline.lock.model import current_lock
 from pipeline.oci.record import ImageRecord
+from pipeline.recipe.container import ANYWHERE, LOOPBACK
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides, plan_launch, read_overrides
 from pipeline.recipe.model import Recipe
-from pipeline.serve.container_engine import find_engine
+from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.host_nccl import HostNccl, with_host_nccl
 from pipeline.serve.preflight import CHECKS
 from pipeline.serve.run import Job, new_attempt
 from pipeline.serve.run import serve as serve_job
@@ -56,6 +58,8 @@ class _Request:
     weights: Path | None
     draft: Path | None
     cards: tuple[int, ...]
+    lan: bool
+    host_nccl: HostNccl | None
     timeout_s: float
     skipped: tuple[str, ...]
 
@@ -67,6 +71,12 @@ class _Request:
 @click.option("--draft", type=EXISTING_FOLDER, help="Folder of the draft model's weights.")
 @override_options
 @click.option("--gpus", "cards", callback=_cards, metavar="0,1", help="GPUs to use [all].")
+@click.option("--lan", is_flag=True, help="Let other machines connect, too.")
+@click.option(
+    "--host-nccl",
+    type=click.Choice(["settings", "patched"]),
+    help="Use this host's NCCL settings, and with `patched` also its NCCL.",
+)
 @engine_option
 @click.option(
     "--timeout",
@@ -94,7 +104,9 @@ def serve(
     draft: Path | None,
     overrides: Overrides,
     cards: tuple[int, ...],
-    engine: str,
+    lan: bool,
+    host_nccl: HostNccl | None,
+    engine: Wanted,
     timeout_s: int,
     skipped: tuple[str, ...],
     with_fallback: bool,
@@ -102,14 +114,23 @@ def serve(
 ) -> None:
     """Start a recipe's engine in a container, and wait until it answers.
 
-    The container stays when this command ends: see `sm120 status`, `logs` and `stop`.
+    The container stays when this command ends: see `status`, `logs` and `stop` of `sm120 recipe`.
     """
     checkout = checkout_of(context)
     request = _Request(
-        checkout, store_of(context), overrides, weights, draft, cards, timeout_s, skipped
+        checkout=checkout,
+        store=store_of(context),
+        overrides=overrides,
+        weights=weights,
+        draft=draft,
+        cards=cards,
+        lan=lan,
+        host_nccl=host_nccl,
+        timeout_s=timeout_s,
+        skipped=skipped,
     )
     recipes = recipes_of(checkout, folders)
-    with_engine = find_engine(engine)  # type: ignore[arg-type]
+    with_engine = find_engine(engine)
     after: str | None = None
     for recipe in _chain(recipes, name):
         with request.store.in_use():
@@ -161,12 +182,13 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
     )
     return Job(
         recipe=recipe,
-        launch=launch,
+        launch=with_host_nccl(launch, request.host_nccl) if request.host_nccl else launch,
         record=record,
         weights=weights,
         timeout_s=request.timeout_s,
         cuda=_cuda(request.checkout, recipe.image),
         cards=request.cards,
+        address=ANYWHERE if request.lan else LOOPBACK,
         skipped=request.skipped,
         after=after,
     )
@@ -214,4 +236,4 @@ def _show(recipe: Recipe, served: Served, attempt: str, as_json: bool) -> None:
             }
         )
     click.echo(f"{served.model} is served at {served.url} after {log.seconds(served.seconds)}")
-    click.echo(f"`sm120 stop {recipe.name}` ends it; `sm120 logs {recipe.name}` shows its log.")
+    click.echo(f"`sm120 recipe stop {recipe.name}` ends it.")

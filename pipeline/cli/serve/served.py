@@ -13,7 +13,7 @@ from pipeline.cli.serve.options import engine_option
 from pipeline.errors import ImageDiffers, NothingServed
 from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.attempts import Attempt
-from pipeline.serve.container_engine import find_engine
+from pipeline.serve.find_engine import Wanted, find_engine
 from pipeline.serve.run import attempts_of, find_served
 from pipeline.serve.run import stop as stop_container
 from pipeline.serve.status import ServedStatus, status_of
@@ -27,13 +27,13 @@ _SHORT_FAILURE = 60
 @engine_option
 @json_option
 @click.pass_context
-def status(context: click.Context, engine: str, as_json: bool) -> None:
+def status(context: click.Context, engine: Wanted, as_json: bool) -> None:
     """Show what is served here, and whether it is what was built.
 
     A container that is not of the image that its labels name is an error.
     """
     store = store_to_read(context)
-    rows = status_of(find_engine(engine), store)  # type: ignore[arg-type]
+    rows = status_of(find_engine(engine), store)
     if as_json:
         say_json([row.model_dump() for row in rows])
     elif rows:
@@ -57,9 +57,9 @@ def _row(row: ServedStatus) -> tuple[object, ...]:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the engine ends.")
 @click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
 @engine_option
-def logs(recipe: str, follow: bool, tail: int | None, engine: str) -> None:
+def logs(recipe: str, follow: bool, tail: int | None, engine: Wanted) -> None:
     """Print the log of a served recipe."""
-    containers = find_engine(engine)  # type: ignore[arg-type]
+    containers = find_engine(engine)
     facts = find_served(containers, recipe)
     for piece in containers.output(facts.id, follow=follow, tail=tail):
         sys.stdout.buffer.write(piece)
@@ -85,13 +85,13 @@ def stop(
     recipes: tuple[str, ...],
     stop_all: bool,
     timeout_s: int,
-    engine: str,
+    engine: Wanted,
     as_json: bool,
 ) -> None:
     """End served recipes, and remove their containers."""
     if bool(recipes) == stop_all:
         raise click.UsageError("name recipes, or --all")
-    containers, store = find_engine(engine), store_of(context)  # type: ignore[arg-type]
+    containers, store = find_engine(engine), store_of(context)
     found = containers.containers() if stop_all else [find_served(containers, r) for r in recipes]
     if stop_all and not found:
         raise NothingServed("nothing is served")

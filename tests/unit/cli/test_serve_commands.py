@@ -65,7 +65,7 @@ def world(sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -
 
 
 def attempts(world: World) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = world.sm120("attempts", "--json").json
+    rows: list[dict[str, Any]] = world.sm120("recipe", "attempts", "--json").json
     return rows
 
 
@@ -142,12 +142,12 @@ def test_a_wrong_option_is_refused(world: World, args: list[str]) -> None:
 
 
 def test_nothing_served_is_said_as_such(world: World) -> None:
-    assert world.sm120("status").out == "nothing is served\n"
-    assert world.sm120("logs", "nobody").error == "NothingServed"
-    assert world.sm120("stop", "nobody").error == "NothingServed"
-    assert world.sm120("stop", "--all").error == "NothingServed"
-    assert world.sm120("stop").code == 2
-    assert world.sm120("attempts").out == "nothing was tried yet\n"
+    assert world.sm120("recipe", "status").out == "nothing is served\n"
+    assert world.sm120("recipe", "logs", "nobody").error == "NothingServed"
+    assert world.sm120("recipe", "stop", "nobody").error == "NothingServed"
+    assert world.sm120("recipe", "stop", "--all").error == "NothingServed"
+    assert world.sm120("recipe", "stop").code == 2
+    assert world.sm120("recipe", "attempts").out == "nothing was tried yet\n"
 
 
 def test_a_container_of_another_image_fails_the_status_and_is_still_listed(world: World) -> None:
@@ -155,7 +155,7 @@ def test_a_container_of_another_image_fails_the_status_and_is_still_listed(world
     record = json.loads(next(store.glob("images/tiny/*/image.json")).read_bytes())
     labels = {"sm120.recipe": "tiny-cpu", "sm120.digest": record["descriptor"]["digest"]}
     world.engine.put("sm120-tiny-cpu", labels)
-    ended = world.sm120("status")
+    ended = world.sm120("recipe", "status")
     assert ended.error == "ImageDiffers"
     assert "other" in ended.out
 
@@ -163,8 +163,8 @@ def test_a_container_of_another_image_fails_the_status_and_is_still_listed(world
 def test_logs_and_stop_work_on_what_is_served(world: World) -> None:
     world.engine.log = [b"one\n", b"two\n"]
     world.engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu"})
-    assert world.sm120("logs", "tiny-cpu").out == "one\ntwo\n"
-    assert world.sm120("stop", "tiny-cpu", "--timeout", "9").out.startswith(
+    assert world.sm120("recipe", "logs", "tiny-cpu").out == "one\ntwo\n"
+    assert world.sm120("recipe", "stop", "tiny-cpu", "--timeout", "9").out.startswith(
         "tiny-cpu stopped after"
     )
     assert world.engine.stopped == [("sm120-tiny-cpu", 9)]
@@ -185,6 +185,6 @@ def test_a_damaged_list_of_attempts_is_shown_as_far_as_it_can_be_read(world: Wor
     )
     with known.path.open("ab") as file:
         file.write(b"half a li")
-    ended = world.sm120("attempts")
+    ended = world.sm120("recipe", "attempts")
     assert "1 line cannot be read" in ended.err
     assert "unfinished" in ended.out

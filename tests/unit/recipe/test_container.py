@@ -52,7 +52,7 @@ def test_an_engine_with_cards_gets_them_its_memory_and_its_weights_read_only() -
 
 
 def test_an_engine_without_cards_gets_none_of_what_only_cards_need() -> None:
-    words = " ".join(flags(cards=0))
+    words = " ".join(flags(cards=0, engine="llama-cpp"))
     assert not [x for x in ("gpu", "ipc", "memlock", "/home", "shm") if x in words]
 
 
@@ -76,6 +76,16 @@ def test_compiled_kernels_are_shared_neither_with_another_image_nor_with_another
     assert container_arguments(launch(port=9), image="x").cache in names
 
 
+def test_an_engine_that_compiles_nothing_has_no_cache() -> None:
+    assert container_arguments(launch(engine="ik-llama"), image="x").cache is None
+
+
+def test_it_listens_on_this_machine_alone_unless_told_otherwise() -> None:
+    anywhere = container_arguments(launch(), image="x", address="0.0.0.0").run_flags()
+    assert "--publish=0.0.0.0:8000:8000" in anywhere
+    assert "--publish=127.0.0.1:8000:8000" in flags()
+
+
 def test_the_labels_say_what_it_was_started_from() -> None:
     labels = container_arguments(launch(), image="x", labels={"sm120.attempt": "7"}).labels
     assert labels["sm120.recipe"] == "kimi-8x"
@@ -89,4 +99,4 @@ def test_a_recipe_without_an_image_has_no_container() -> None:
 
 
 def test_every_recipe_name_makes_a_container_name() -> None:
-    assert container_name("a+b.c-d") == "sm120-a_b.c-d"
+    assert container_name("a+b.c-d") == "sm120-a-b-c-d"

@@ -219,7 +219,9 @@ def test_docker_s_sdk_is_told_what_the_command_line_would_say() -> None:
 
     mounts = [Mount(host="/data/kimi", inside="/models")]
     spec = ContainerSpec(capabilities=["SYS_NICE"])
-    given = container_arguments(launch(8000, cards=8, mounts=mounts, container=spec), image="x")
+    given = container_arguments(
+        launch(8000, cards=8, engine="vllm", mounts=mounts, container=spec), image="x"
+    )
     told = sdk_arguments(given)
     assert told["ports"] == {"8000/tcp": ("127.0.0.1", 8000)}
     assert told["device_requests"][0]["DeviceIDs"] == ["nvidia.com/gpu=all"]
