@@ -16,6 +16,7 @@ from pipeline.host.rules.cards import cards as cards_answer
 from pipeline.host.rules.machine import driver_branch
 from pipeline.host.rules.verdict import RuleResult, first_unknown, not_applicable, result
 from pipeline.known import Known, Unknown, then, unknown
+from pipeline.publish.gates import GateState
 from pipeline.recipe.model import Recipe
 from pipeline.serve.weights import WeightsFolder
 from pipeline.weights.disk.receipt import check_by_receipt
@@ -52,6 +53,7 @@ class Plan:
     image_is_built: bool
     weights: WeightsFolder | None
     cuda: str | None  # the branch of the image, such as 13.0
+    gates: GateState | None = None  # of the image; none where it is not built
     cards: tuple[int, ...] = ()
 
 
@@ -166,6 +168,20 @@ def driver(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield from driver_branch(machine.facts, plan.cuda)
 
 
+def gate(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+    """The image's kernels were judged for the card, on these very bytes."""
+    if not plan.recipe.hardware.cards:
+        yield not_applicable("gate", "image", "the recipe needs no card")
+    elif plan.gates is None:
+        yield result("gate", "image", unknown("the image is not built"), "", "")
+    elif plan.gates.state == "no gates":
+        yield not_applicable("gate", "image", "the image names no gates")
+    else:
+        fix = f"`sm120 build {plan.recipe.image} --gate` judges it."
+        passed = plan.gates.state == "passed"
+        yield result("gate", plan.recipe.image or "", passed, plan.gates.message, fix)
+
+
 def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The machine's own memory and its nodes, where the recipe counts on them."""
     wanted = plan.recipe.hardware
@@ -197,6 +213,7 @@ CHECKS: dict[str, Check] = {
     "cards": cards,
     "idle": idle,
     "driver": driver,
+    "gate": gate,
     "memory": memory,
 }
 

@@ -11,6 +11,7 @@ from pipeline import log
 from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage, WeightsUnknown
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
+from pipeline.publish.gates import GateState
 from pipeline.recipe.container import ATTEMPT_LABEL, LOOPBACK, RECIPE_LABEL, container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Recipe
@@ -33,6 +34,7 @@ class Job:
     weights: WeightsFolder | None
     timeout_s: float
     cuda: str | None = None
+    gates: GateState | None = None
     cards: tuple[int, ...] = ()
     address: str = LOOPBACK
     skipped: Collection[str] = ()
@@ -76,6 +78,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             image_is_built=job.record is not None,
             weights=job.weights,
             cuda=job.cuda,
+            gates=job.gates,
             cards=job.cards,
         )
         require_ready(run_checks(plan, look(job.recipe), job.skipped))

@@ -10,13 +10,14 @@ from pathlib import Path
 import click
 
 from pipeline import log
+from pipeline.assemble.image import Built
 from pipeline.cli.context import checkout_of, pick_platform, say_json, store_of
 from pipeline.cli.images import find_image
 from pipeline.cli.options import EXISTING_FOLDER, json_option
 from pipeline.cli.serve.options import engine_option, override_options, recipes_of, recipes_option
 from pipeline.errors import BackendDiffers, RecipeInvalid, StartFailed, UnknownImage
 from pipeline.lock.model import current_lock
-from pipeline.oci.record import ImageRecord
+from pipeline.publish.gates import GateState, gate_state
 from pipeline.recipe.container import ANYWHERE, LOOPBACK
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides, plan_launch, read_overrides
@@ -170,7 +171,7 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
         )
     overrides = read_overrides(request.overrides, os.environ, recipe.overrides)
     weights = _weights(request, recipe, overrides)
-    record = _built(request, recipe.image)
+    built = _built(request, recipe.image)
     # the variable names a folder of this machine; the engine is told where it sees it
     inside = overrides.model_copy(update={"model_path": weights.inside if weights else None})
     launch = plan_launch(
@@ -178,15 +179,16 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
         inside,
         weights=str(weights.folder) if weights else "",
         draft=str(request.draft.resolve()) if request.draft else "",
-        digest=record.digest if record else None,
+        digest=built.digest if built else None,
     )
     return Job(
         recipe=recipe,
         launch=with_host_nccl(launch, request.host_nccl) if request.host_nccl else launch,
-        record=record,
+        record=built.record if built else None,
         weights=weights,
         timeout_s=request.timeout_s,
         cuda=_cuda(request.checkout, recipe.image),
+        gates=_gates(request, built) if built else None,
         cards=request.cards,
         address=ANYWHERE if request.lan else LOOPBACK,
         skipped=request.skipped,
@@ -201,13 +203,19 @@ def _weights(request: _Request, recipe: Recipe, overrides: Overrides) -> Weights
     return find_weights(recipe, folder, kept_locks(request.checkout)) if folder else None
 
 
-def _built(request: _Request, image: str) -> ImageRecord | None:
+def _built(request: _Request, image: str) -> Built | None:
     try:
-        return find_image(request.checkout, request.store, image, None).record
+        return find_image(request.checkout, request.store, image, None)
     except UnknownImage:
         # an image that this checkout does not know at all is the recipe's fault
         request.checkout.spec(image)
         return None
+
+
+def _gates(request: _Request, built: Built) -> GateState:
+    spec = built.plan.spec
+    has_patches = bool(request.checkout.series(spec).patches)
+    return gate_state(request.store, spec, built, has_patches=has_patches)
 
 
 def _cuda(checkout: Checkout, image: str) -> str | None:

@@ -11,6 +11,7 @@ from pipeline.host.facts.gather import gather
 from pipeline.host.facts.smi import read_memory_used
 from pipeline.host.rules.verdict import RuleResult
 from pipeline.known import Unknown, unknown
+from pipeline.publish.gates import GateState
 from pipeline.recipe.model import Recipe
 from pipeline.serve.preflight import CHECKS, Machine, Plan, look, require_ready, run_checks
 from pipeline.serve.weights import WeightsFolder
@@ -111,6 +112,20 @@ def test_a_card_that_is_in_use_is_named() -> None:
 )
 def test_the_driver_must_know_what_the_image_compiles(cuda: str, verdict: str) -> None:
     assert verdicts("driver", plan(two_cards(), cuda=cuda), machine()) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"),
+    [("passed", "passed"), ("not passed", "failed"), ("no gates", "not applicable")],
+)
+def test_the_image_s_kernels_must_have_been_judged(state: Any, verdict: str) -> None:
+    gates = GateState(platform="linux/amd64", state=state, message="smem on sm_120")
+    assert verdicts("gate", plan(two_cards(), gates=gates)) == [verdict]
+    assert verdicts("gate", plan(recipe(), gates=gates)) == ["not applicable"]
+
+
+def test_kernels_of_an_image_that_is_not_built_are_unknown() -> None:
+    assert verdicts("gate", plan(two_cards())) == ["unknown"]
 
 
 def test_the_machine_s_memory_and_nodes_are_counted() -> None:
