@@ -87,9 +87,9 @@ def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     if where is None:
         fix = "Name their folder with --weights DIR."
         yield result("weights", plan.recipe.name, False, "no folder is named", fix)
-    elif plan.recipe.model.tiny:
+    elif plan.recipe.model.tiny and where.digest:
         yield result("weights", "tiny model", True, "made on the spot", "")
-    elif where.file and not (where.folder / where.below / where.file).is_file():
+    elif where.file and not (where.folder / where.file).is_file():
         fix = "Name the folder that holds it with --weights DIR."
         yield result("weights", where.file, False, f"is not in {where.folder}", fix)
     elif where.place is None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from pipeline.errors import RecipeInvalid, WeightsUnknown
 from pipeline.model import sha256_of
 from pipeline.recipe import tiny
-from pipeline.recipe.launch import WEIGHTS
+from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.model import Recipe
 from pipeline.store.store import Store
 from pipeline.weights.model import WeightsLock
 from pipeline.weights.place import Place, find_places, in_hub_cache
 
 _GGUF = ("llama-cpp", "ik-llama")
+_BLOBS = "/blobs"
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,20 @@ class WeightsFolder:
     """A folder that is mounted, the model in it, and what is known about its bytes."""
 
     folder: Path
-    below: str = ""  # where in it the model's files are
     file: str = ""
     digest: str | None = None
     place: Place | None = None
+    blobs: Path | None = None  # of a Hub cache: what the links in the folder lead to
 
-    @property
-    def inside(self) -> str:
-        """The model as the engine in the container names it."""
-        return "/".join(part for part in (WEIGHTS, self.below, self.file) if part)
+    def mounted(self, launch: Launch) -> Launch:
+        """The launch, with all that the model's files need.
+
+        The links of a snapshot lead to ../../blobs, which is /blobs for a folder at the top.
+        """
+        if self.blobs is None:
+            return launch
+        more = Mount(host=str(self.blobs), inside=_BLOBS)
+        return launch.model_copy(update={"mounts": [*launch.mounts, more]})
 
 
 def tiny_weights(store: Store, recipe: Recipe) -> WeightsFolder:
@@ -48,26 +54,24 @@ def tiny_weights(store: Store, recipe: Recipe) -> WeightsFolder:
     store.write(folder / file, data)
     # read by the container's own user
     folder.chmod(0o755)
-    return WeightsFolder(folder, file=file, digest=digest)
+    return WeightsFolder(folder, file, digest)
 
 
 def find_weights(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -> WeightsFolder:
-    """The weights in a folder: a plain one, a set that was fetched, or a Hub cache.
-
-    Of a Hub cache the whole repository is mounted: a snapshot holds nothing but links into it.
-    """
+    """The weights in a folder: a plain one, a set that was fetched, or a Hub cache."""
     if not folder.is_dir():
         raise WeightsUnknown(f"{folder}: is not a folder", "Name the weights with --weights DIR.")
     file = recipe.model.file or ""
     place = _place(recipe, folder, known)
+    seal = place.lock.seal if place else None
     if place is not None and place.hub_cache:
-        below = place.snapshot.relative_to(place.root).as_posix()
-        return WeightsFolder(place.root.resolve(), below, file, place.lock.seal, place)
+        root = place.root.resolve()
+        snapshot = root / place.snapshot.relative_to(place.root)
+        return WeightsFolder(snapshot, file, seal, place, root / "blobs")
     cached = in_hub_cache(folder)
     if cached is not None and cached.commit:
-        return WeightsFolder(cached.root.resolve(), f"snapshots/{cached.commit}", file)
-    seal = place.lock.seal if place else None
-    return WeightsFolder((place.root if place else folder).resolve(), "", file, seal, place)
+        return WeightsFolder(folder.resolve(), file, blobs=cached.root.resolve() / "blobs")
+    return WeightsFolder((place.root if place else folder).resolve(), file, seal, place)
 
 
 def _place(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -> Place | None:

@@ -56,7 +56,7 @@ def tiny_recipe(name: str, port: int, **changes: Any) -> dict[str, Any]:
         },
         "image": "llama-cpp-cpu",
         "engine": "llama-cpp",
-        "model": {"tiny": True, "name": "tiny"},
+        "model": {"tiny": True, "file": "tiny.gguf", "name": "tiny"},
         "hardware": {"cards": 0},
         "port": port,
         "flags": {"ours": {"ctx_size": 4096, "parallel": 4, "threads": 1}},
@@ -126,8 +126,8 @@ def bench(image: Built, docker_daemon: DockerDaemon, tmp_path: Path) -> Iterator
 
 
 def test_a_recipe_is_served_asked_looked_at_and_stopped(bench: Bench) -> None:
-    bench.add("tiny-cpu")
-    served = json.loads(bench.serve("tiny-cpu").stdout)
+    """The recipe that is shipped."""
+    served = json.loads(bench.serve("tiny-cpu", "--port", str(bench.port)).stdout)
     url = f"http://127.0.0.1:{bench.port}"
     assert served["url"] == f"{url}/v1"
     assert chat(url, max_tokens=32) == expected_text(32)
@@ -139,7 +139,7 @@ def test_a_recipe_is_served_asked_looked_at_and_stopped(bench: Bench) -> None:
     assert "model loaded" in bench.command("logs", "tiny-cpu").stdout
     assert len(bench.command("logs", "tiny-cpu", "--tail", "2").stdout.splitlines()) == 2
 
-    failed(bench.serve("tiny-cpu"), AlreadyServed)
+    failed(bench.serve("tiny-cpu", "--port", str(bench.port)), AlreadyServed)
     assert bench.status() == [row]
 
     assert "tiny-cpu stopped after" in bench.command("stop", "tiny-cpu").stdout

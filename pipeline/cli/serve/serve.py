@@ -15,7 +15,13 @@ from pipeline.cli.context import checkout_of, pick_platform, say_json, store_of
 from pipeline.cli.images import find_image
 from pipeline.cli.options import EXISTING_FOLDER, json_option
 from pipeline.cli.serve.options import engine_option, override_options, recipes_of, recipes_option
-from pipeline.errors import BackendDiffers, RecipeInvalid, StartFailed, UnknownImage
+from pipeline.errors import (
+    BackendDiffers,
+    RecipeInvalid,
+    StartFailed,
+    UnknownImage,
+    WeightsUnknown,
+)
 from pipeline.lock.model import current_lock
 from pipeline.publish.gates import GateState, gate_state
 from pipeline.recipe.container import ANYWHERE, LOOPBACK
@@ -170,17 +176,21 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
             f"`sm120 render {recipe.name} --as shell` prints its command.",
         )
     overrides = read_overrides(request.overrides, os.environ, recipe.overrides)
+    if request.weights:
+        # the option names all of the weights, so the variable has nothing more to say
+        overrides = overrides.model_copy(update={"model_path": None})
     weights = _weights(request, recipe, overrides)
+    if weights is None and recipe.model.folder and not overrides.model_path:
+        raise WeightsUnknown(f"{recipe.name}: no weights are named", "Name their --weights DIR.")
     built = _built(request, recipe.image)
-    # the variable names a folder of this machine; the engine is told where it sees it
-    inside = overrides.model_copy(update={"model_path": weights.inside if weights else None})
     launch = plan_launch(
         recipe,
-        inside,
+        overrides,
         weights=str(weights.folder) if weights else "",
         draft=str(request.draft.resolve()) if request.draft else "",
         digest=built.digest if built else None,
     )
+    launch = weights.mounted(launch) if weights else launch
     return Job(
         recipe=recipe,
         launch=with_host_nccl(launch, request.host_nccl) if request.host_nccl else launch,
@@ -197,10 +207,14 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
 
 
 def _weights(request: _Request, recipe: Recipe, overrides: Overrides) -> WeightsFolder | None:
-    if recipe.model.tiny:
+    given = Path(overrides.model_path) if overrides.model_path else None
+    if recipe.model.tiny and given is None:
         return tiny_weights(request.store, recipe)
-    folder = request.weights or (Path(overrides.model_path) if overrides.model_path else None)
-    return find_weights(recipe, folder, kept_locks(request.checkout)) if folder else None
+    # of a GGUF model the variable names the file itself; a name of the Hub is no folder here
+    folder = request.weights or (given.parent if given and given.is_file() else given)
+    if folder is None or (not folder.is_absolute() and folder != request.weights):
+        return None
+    return find_weights(recipe, folder, kept_locks(request.checkout))
 
 
 def _built(request: _Request, image: str) -> Built | None:

@@ -48,7 +48,7 @@ class World:
             "sources": {"ours": {"kind": "ours", "title": "this project", "why": "a test"}},
             "image": "tiny",
             "engine": "llama-cpp",
-            "model": {"tiny": True, "name": "tiny"},
+            "model": {"tiny": True, "file": "tiny.gguf", "name": "tiny"},
             "hardware": {"cards": 0},
             "port": 18999,
             **changes,
@@ -127,7 +127,8 @@ def test_a_recipe_without_a_container_is_not_for_serving(world: World) -> None:
 
 
 def test_weights_must_be_named(world: World) -> None:
-    world.recipe("kimi", model={"repository": "org/kimi", "name": "kimi"})
+    model = {"repository": "org/kimi", "name": "kimi", "file": "a.gguf"}
+    world.recipe("kimi", model=model)
     ended = world.sm120("serve", "kimi")
     assert ended.error == "PreflightFailed"
     assert "--weights" in ended.err

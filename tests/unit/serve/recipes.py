@@ -16,7 +16,7 @@ def recipe(**changes: Any) -> Recipe:
         "sources": {"ours": {"kind": "ours", "title": "this project", "why": "a test"}},
         "image": "llama-cpp-cpu",
         "engine": "llama-cpp",
-        "model": {"tiny": True, "name": "tiny"},
+        "model": {"tiny": True, "file": "tiny.gguf", "name": "tiny"},
         "hardware": {"cards": 0},
         "port": 8080,
         **changes,

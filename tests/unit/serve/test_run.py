@@ -48,7 +48,7 @@ def job(store: Store, port: int, **changes: Any) -> Job:
     """The port is that of a test's own server, so it is not free."""
     tiny = recipe()
     weights = tiny_weights(store, tiny)
-    overrides = Overrides(port=port, model_path=weights.inside)
+    overrides = Overrides(port=port)
     launch = plan_launch(tiny, overrides, weights=str(weights.folder), digest=RECORD.digest)
     made = Job(tiny, launch, RECORD, weights, timeout_s=5, skipped=("port",))
     return replace(made, **changes)

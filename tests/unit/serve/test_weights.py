@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from pipeline.errors import RecipeInvalid, WeightsUnknown
 from pipeline.known import unknown
 from pipeline.model import sha256_of
+from pipeline.recipe.launch import Overrides, plan_launch
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.tiny import tiny_gguf
 from pipeline.serve.preflight import CHECKS, Machine, Plan
@@ -20,7 +22,7 @@ from tests.unit.weights.disk_set import COMMIT, flip, make_set, settle
 
 def kimi(**model: Any) -> Recipe:
     body = {"repository": "org/tiny", "weights": "tiny", "name": "tiny", **model}
-    return recipe(name="kimi", model=body)
+    return recipe(name="kimi", engine="vllm", model=body)
 
 
 def test_the_tiny_model_is_made_once_and_can_be_read_by_the_container(tmp_path: Path) -> None:
@@ -29,14 +31,14 @@ def test_the_tiny_model_is_made_once_and_can_be_read_by_the_container(tmp_path: 
     assert made == tiny_weights(store, recipe())
     path = made.folder / made.file
     assert made.digest == sha256_of(path.read_bytes()) == sha256_of(tiny_gguf())
-    assert made.inside == "/models/tiny.gguf"
+    assert made.file == "tiny.gguf"
     assert path.stat().st_mode & 0o444 == 0o444
     assert made.folder.stat().st_mode & 0o555 == 0o555
 
 
 def test_the_tiny_model_has_the_name_that_a_recipe_gives_it(tmp_path: Path) -> None:
     named = recipe(model={"tiny": True, "name": "tiny", "file": "small.gguf"})
-    assert tiny_weights(open_store(tmp_path), named).inside == "/models/small.gguf"
+    assert tiny_weights(open_store(tmp_path), named).file == "small.gguf"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -48,25 +50,30 @@ def test_an_engine_that_reads_no_gguf_gets_no_tiny_model(tmp_path: Path, engine:
 def test_a_fetched_set_is_mounted_as_it_is(tmp_path: Path) -> None:
     place = make_set(tmp_path).place
     found = find_weights(kimi(), place.root, ())
-    assert (found.folder, found.inside, found.digest) == (place.root, "/models", place.lock.seal)
+    assert (found.folder, found.blobs, found.digest) == (place.root, None, place.lock.seal)
 
 
-def test_of_a_hub_cache_the_repository_is_mounted_as_snapshots_hold_only_links(
-    tmp_path: Path,
-) -> None:
-    place = make_set(tmp_path, hub_cache=True).place
+def test_of_a_hub_cache_the_blobs_are_mounted_where_the_links_lead(tmp_path: Path) -> None:
+    disk = make_set(tmp_path, hub_cache=True)
+    place = disk.place
     for folder in (place.root, place.snapshot):
-        found = find_weights(kimi(file="a/b.gguf"), folder, ())
-        assert found.folder == place.root
-        assert found.inside == f"/models/snapshots/{COMMIT}/a/b.gguf"
+        found = find_weights(kimi(), folder, ())
+        assert (found.folder, found.digest) == (place.snapshot, place.lock.seal)
+        launch = plan_launch(kimi(), Overrides(), weights=str(found.folder))
+        mounts = {m.inside: m.host for m in found.mounted(launch).mounts}
+        assert mounts == {"/models": str(place.snapshot), "/blobs": str(place.root / "blobs")}
+    for path in disk.files:
+        link = place.name(disk.pin(path)).readlink()
+        seen = os.path.normpath(Path("/models", path).parent / link)
+        assert seen.startswith("/blobs/")
 
 
 def test_a_snapshot_that_nobody_locked_is_mounted_the_same_way(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--org--tiny" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     found = find_weights(kimi(), snapshot, ())
-    assert (found.folder, found.digest) == (tmp_path / "models--org--tiny", None)
-    assert found.inside == f"/models/snapshots/{COMMIT}"
+    blobs = tmp_path / "models--org--tiny" / "blobs"
+    assert (found.folder, found.blobs, found.digest) == (snapshot, blobs, None)
 
 
 def test_a_plain_folder_without_a_lock_is_taken_but_nothing_is_known_of_it(tmp_path: Path) -> None:
