@@ -27,7 +27,7 @@ _SHORT = 0.9
 # A display and its programs take less; an engine that still runs takes gigabytes.
 _IDLE_BYTES = 2 * _GIB
 # What nvidia-smi calls the cards that recipes name.
-_CARD_NAMES = {
+CARD_NAMES = {
     "rtx-pro-6000": "RTX PRO 6000",
     "rtx-5090": "RTX 5090",
     "gb10": "GB10",
@@ -131,7 +131,7 @@ def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 def _card(plan: Plan, gpu: Gpu, fix: str) -> Iterator[RuleResult]:
     wanted, subject = plan.recipe.hardware, f"GPU {gpu.index}"
-    name = _CARD_NAMES[wanted.card] if wanted.card else ""
+    name = CARD_NAMES[wanted.card] if wanted.card else ""
     is_kind = gpu.name if isinstance(gpu.name, Unknown) else name in gpu.name
     yield result("cards", subject, is_kind, f"{gpu.name}; the recipe is for {name}", fix)
     if wanted.memory_gib:

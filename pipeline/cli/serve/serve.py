@@ -210,11 +210,12 @@ def _weights(request: _Request, recipe: Recipe, overrides: Overrides) -> Weights
     given = Path(overrides.model_path) if overrides.model_path else None
     if recipe.model.tiny and given is None:
         return tiny_weights(request.store, recipe)
-    # of a GGUF model the variable names the file itself; a name of the Hub is no folder here
-    folder = request.weights or (given.parent if given and given.is_file() else given)
-    if folder is None or (not folder.is_absolute() and folder != request.weights):
-        return None
-    return find_weights(recipe, folder, kept_locks(request.checkout))
+    folder = request.weights
+    # a name of the Hub is no folder of this machine
+    if folder is None and given is not None and given.is_absolute():
+        # of a GGUF model the variable names the file itself
+        folder = given.parent if given.is_file() else given
+    return find_weights(recipe, folder, kept_locks(request.checkout)) if folder else None
 
 
 def _built(request: _Request, image: str) -> Built | None:

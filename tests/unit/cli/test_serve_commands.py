@@ -136,6 +136,23 @@ def test_weights_must_be_named(world: World) -> None:
     assert skipped.error == "WeightsUnknown"
 
 
+def test_the_variable_names_a_folder_and_the_option_comes_before_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = {"repository": "org/kimi", "name": "kimi"}
+    world.recipe("kimi", engine="vllm", model=model, overrides=["MODEL_PATH"])
+    words = ("serve", "kimi", "--skip-preflight", "weights")
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    monkeypatch.setenv("MODEL_PATH", str(first))
+    assert world.sm120(*words).code == 0
+    assert world.sm120(*words, "--weights", second).code == 0
+    hosts = [[mount.host for mount in job.launch.mounts] for job in world.jobs]
+    assert hosts == [[str(first)], [str(second)]]
+    assert all(job.launch.arguments[0] == "/models" for job in world.jobs)
+
+
 @pytest.mark.parametrize("args", [["--gpus", "a"], ["--skip-preflight", "all"], ["--timeout", "0"]])
 def test_a_wrong_option_is_refused(world: World, args: list[str]) -> None:
     world.recipe("tiny-cpu")
