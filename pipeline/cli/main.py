@@ -19,9 +19,7 @@ from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
 
-_EPILOG = """\b
-`sm120 GROUP --help` lists the commands of a group.
-`sm120 completion bash` prints shell completion; each error names what to try."""
+_EPILOG = "`sm120 GROUP --help` lists the commands of a group."
 
 
 class _Door(VerbGroup):

@@ -36,10 +36,10 @@ DAILY = {
     "build": _BUILD,
     "load": _LOAD,
     "render": _RENDER,
-    "verify": _VERIFY,
-    "publish": _PUBLISH,
     "serve": _SERVE,
     "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung."),
+    "verify": _VERIFY,
+    "publish": _PUBLISH,
     "doctor": _DOCTOR,
 }
 

@@ -60,6 +60,10 @@ def _context(recipe: Recipe) -> str:
 
 
 def _sources(recipe: Recipe) -> str:
-    """What is not this project's own: a link, or the name of a document without one."""
+    """What is not this project's own: a link, or the name of one that has no address."""
     others = {k: s for k, s in recipe.sources.items() if s.kind in ("document", "report")}
-    return ", ".join(f"[{k}]({s.link})" if s.link else k for k, s in others.items())
+    return ", ".join(_linked(name, source.link or "") for name, source in others.items())
+
+
+def _linked(name: str, link: str) -> str:
+    return f"[{name}]({link})" if link.startswith("https://") else name
