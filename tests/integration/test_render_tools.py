@@ -210,6 +210,7 @@ def test_compose_refuses_what_is_no_compose_file(compose: Path, tmp_path: Path) 
         assert asked(compose, "-f", path, "config", "--quiet").returncode != 0
 
 
+@pytest.mark.big  # 108 MB of schemas
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_kubernetes_schema_accepts_our_objects(
     kubernetes_validate: Path, tmp_path: Path, version: str
@@ -224,6 +225,7 @@ def test_kubernetes_schema_accepts_our_objects(
     ]
 
 
+@pytest.mark.big
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
