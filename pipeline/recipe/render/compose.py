@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.recipe.container import cache_of, container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.render.target import (
-    HOME,
     NCCL_SETTINGS,
     Target,
-    cache_volume,
     devices,
     locks_memory,
     mounts,
-    service_name,
     shares_memory,
 )
 from pipeline.recipe.render.yaml_text import dump, with_dollars_doubled
@@ -21,10 +19,10 @@ from pipeline.recipe.render.yaml_text import dump, with_dollars_doubled
 
 def render_compose(launch: Launch, target: Target) -> str:
     """The file for `docker compose up`."""
-    name, cache = service_name(launch), cache_volume(launch)
+    name, cache = container_name(launch.recipe), cache_of(launch)
     body: dict[str, Any] = {"name": name, "services": {"engine": _service(launch, target)}}
     if cache:
-        body["volumes"] = {"cache": {"name": cache}}
+        body["volumes"] = {"cache": {"name": cache.name}}
     head = f"# compose.yaml: `docker compose up -d` in its folder starts {name}.\n"
     # Compose puts variables of the shell in place of `$NAME`
     return head + dump([with_dollars_doubled(body)])
@@ -61,8 +59,8 @@ def _volumes(launch: Launch, target: Target) -> list[dict[str, Any]]:
         }
         for mount in mounts(launch, target)
     ]
-    if cache_volume(launch):
-        volumes.append({"type": "volume", "source": "cache", "target": HOME})
+    if cache := cache_of(launch):
+        volumes.append({"type": "volume", "source": "cache", "target": cache.inside})
     return volumes
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from pipeline.recipe.container import cache_of
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.render.quoting import grouped, shell_lines
 from pipeline.recipe.render.target import (
-    HOME,
     NCCL_LIBRARY,
     NCCL_SETTINGS,
     Target,
-    cache_volume,
     devices,
     locks_memory,
     mounts,
@@ -76,5 +75,6 @@ def volume(mount: Mount, runner: str) -> str:
 
 
 def _cache(launch: Launch, runner: str) -> list[list[str]]:
-    name = cache_volume(launch)
-    return [["-v", f"{name}:{HOME}{':U' if runner == 'podman' else ''}"]] if name else []
+    if (cache := cache_of(launch)) is None:
+        return []
+    return [["-v", f"{cache.name}:{cache.inside}{':U' if runner == 'podman' else ''}"]]

@@ -6,17 +6,15 @@ import re
 from typing import Any
 
 from pipeline.errors import RecipeInvalid
+from pipeline.recipe.container import cache_of, container_name
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.render.target import (
-    HOME,
     NCCL_LIBRARY,
     NCCL_SETTINGS,
     USER_ID,
     Target,
-    cache_volume,
     locks_memory,
     mounts,
-    service_name,
     shares_memory,
 )
 from pipeline.recipe.render.yaml_text import dump, with_dollars_doubled
@@ -29,7 +27,7 @@ _NCCL_MAP = "sm120-nccl"
 
 def render_kubernetes(launch: Launch, target: Target) -> str:
     """The objects for `kubectl apply -f`."""
-    name = service_name(launch)
+    name = container_name(launch.recipe)
     if len(name) > _LONGEST_NAME:
         raise RecipeInvalid(
             f"{name}: is longer than the {_LONGEST_NAME} characters of a name in Kubernetes",
@@ -120,8 +118,8 @@ def _volume_mounts(launch: Launch, target: Target) -> list[dict[str, Any]]:
     ]
     if shares_memory(launch):
         found.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
-    if cache_volume(launch):
-        found.append({"name": "cache", "mountPath": HOME})
+    if cache := cache_of(launch):
+        found.append({"name": "cache", "mountPath": cache.inside})
     return found
 
 
@@ -130,7 +128,7 @@ def _volumes(launch: Launch, target: Target) -> list[dict[str, Any]]:
     if shares_memory(launch):
         # instead of the node's IPC namespace, which most clusters forbid
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
-    if cache_volume(launch):
+    if cache_of(launch):
         # of the pod, so that no other image or recipe sees it
         volumes.append({"name": "cache", "emptyDir": {}})
     return volumes

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 
 from pipeline.errors import RecipeInvalid
+from pipeline.recipe.container import cache_of, container_name
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.render.container import isolation, volume
 from pipeline.recipe.render.quoting import continued, grouped, systemd_value, systemd_word
 from pipeline.recipe.render.target import (
-    HOME,
     NCCL_SETTINGS,
     Target,
-    cache_volume,
     devices,
     mounts,
-    service_name,
 )
 
 # The generator copies a folder into a line that has no quotes (RequiresMountsFor=).
@@ -24,7 +22,7 @@ _AWKWARD = re.compile(r"[\s\"'\\$]")
 
 def render_quadlet(launch: Launch, target: Target) -> str:
     """The file; its name gives the unit's."""
-    name = service_name(launch)
+    name = container_name(launch.recipe)
     if ";" in launch.arguments:
         # the generator writes it without quotes, and systemd begins another command there
         raise RecipeInvalid(
@@ -41,7 +39,7 @@ def render_quadlet(launch: Launch, target: Target) -> str:
         *([("EnvironmentFile", NCCL_SETTINGS)] if target.nccl else []),
         *(("Environment", systemd_word(f"{k}={v}")) for k, v in launch.environment.items()),
         *(("Volume", _volume(mount)) for mount in mounts(launch, target)),
-        *([("Volume", f"{cache}:{HOME}:U")] if (cache := cache_volume(launch)) else []),
+        *([("Volume", f"{cache.name}:{cache.inside}:U")] if (cache := cache_of(launch)) else []),
         *(("PodmanArgs", words[0]) for words in isolation(launch, target)),
         ("Exec", continued(grouped(launch.arguments), systemd_word)),
     ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pipeline.recipe.container import container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.render.container import run_words
 from pipeline.recipe.render.quoting import continued, systemd_value, systemd_word
-from pipeline.recipe.render.target import Target, service_name
+from pipeline.recipe.render.target import Target
 
 
 def render_systemd(launch: Launch, target: Target) -> str:
     """The unit; systemd starts it again after a failure and after a reboot."""
-    name, program = service_name(launch), f"/usr/bin/{target.runner}"
+    name, program = container_name(launch.recipe), f"/usr/bin/{target.runner}"
     words = run_words(launch, target, target.runner, ["--rm", "--name", name])
     words[0][0] = program
     after = "network-online.target" + (" docker.service" if target.runner == "docker" else "")

@@ -10,18 +10,14 @@ from pydantic import Field
 
 from pipeline.errors import RecipeInvalid
 from pipeline.model import Frozen
+from pipeline.recipe.container import card_devices
 from pipeline.recipe.launch import Launch, Mount
 
 # The user of the images. Kubernetes can tell only of a number that it is not root.
 USER_ID = 1000
-# Its home, and below it all that engines compile at run time. A new volume is given its owner by
-# Docker only where the image has the folder, so it is the home and not .cache below it.
-HOME = "/home/engine"
 # Written by the Ansible role nccl.
 NCCL_SETTINGS = "/etc/sm120/nccl.env"
 NCCL_LIBRARY = Mount(host="/usr/local/lib/sm120", inside="/usr/local/lib/sm120")
-# llama.cpp's programs hold machine code for the card and compile nothing when they start.
-_COMPILING = ("vllm", "sglang")
 # Tables of units, shells and environments end a value at a line's end.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -79,10 +75,9 @@ def devices(launch: Launch, target: Target) -> list[str]:
     """The cards by their CDI names; none where the recipe needs none."""
     if not launch.cards:
         return []
-    if target.gpus is None:
-        return ["nvidia.com/gpu=all"]
-    require_count(launch, target.gpus)
-    return [f"nvidia.com/gpu={gpu}" for gpu in target.gpus]
+    if target.gpus is not None:
+        require_count(launch, target.gpus)
+    return card_devices(launch.cards, target.gpus or ())
 
 
 def require_count(launch: Launch, gpus: list[Gpu]) -> None:
@@ -115,16 +110,3 @@ def shares_memory(launch: Launch) -> bool:
 def locks_memory(launch: Launch) -> bool:
     """Whether the engine may lock as much memory as it likes, for transfers to cards."""
     return launch.cards > 0 and launch.container.memory_locked
-
-
-def service_name(launch: Launch) -> str:
-    """The recipe's name for containers, units and objects."""
-    return "sm120-" + re.sub(r"[.+]", "-", launch.recipe)
-
-
-def cache_volume(launch: Launch) -> str | None:
-    """A volume for what the engine compiles: never shared by two images or two recipes."""
-    if launch.engine not in _COMPILING:
-        return None
-    digest = (launch.digest or "").removeprefix("sha256:")[:12]
-    return f"{service_name(launch)}-{digest}" if digest else service_name(launch)
