@@ -164,6 +164,7 @@ def test_the_log_shows_what_the_recipe_expects(tmp_path: Path) -> None:
     expect = Expectations(log=lines("Using TRITON_MLA backend"), never=lines("Marlin"))
     with answering(["tiny"]) as port:
         attempt(engine, tmp_path, port, expect)
+    assert engine.known
 
 
 @pytest.mark.parametrize(
