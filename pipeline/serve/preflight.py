@@ -55,6 +55,8 @@ class Plan:
     cuda: str | None  # the branch of the image, such as 13.0
     gates: GateState | None = None  # of the image; none where it is not built
     cards: tuple[int, ...] = ()
+    # what the engine's own parser would refuse
+    flags: Known[tuple[str, ...]] = ()
 
 
 Check = Callable[[Plan, Machine], Iterator[RuleResult]]
@@ -79,6 +81,17 @@ def image(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     yield result(
         "image", name, plan.image_is_built, "is in the store", f"Run `sm120 build {name}` first."
     )
+
+
+def flags(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+    """The engine's own argument parser takes them."""
+    name, problems = plan.recipe.name, plan.flags
+    if isinstance(problems, Unknown):
+        yield result("flags", name, problems, "", "")
+        return
+    fix = f"`sm120 recipe flags {plan.recipe.image}` shows what the engine accepts."
+    why = problems[0] if problems else "the engine knows all of them"
+    yield result("flags", name, not problems, why, fix)
 
 
 def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -209,6 +222,7 @@ def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 CHECKS: dict[str, Check] = {
     "port": port,
     "image": image,
+    "flags": flags,
     "weights": weights,
     "cards": cards,
     "idle": idle,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline import log
 from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage, WeightsUnknown
+from pipeline.known import Known
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
 from pipeline.publish.gates import GateState
@@ -36,6 +37,7 @@ class Job:
     cuda: str | None = None
     gates: GateState | None = None
     cards: tuple[int, ...] = ()
+    flags: Known[tuple[str, ...]] = ()  # what the engine's own parser would refuse
     address: str = LOOPBACK
     skipped: Collection[str] = ()
     after: str | None = None  # the attempt that this one is the fallback of
@@ -80,6 +82,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             cuda=job.cuda,
             gates=job.gates,
             cards=job.cards,
+            flags=job.flags,
         )
         require_ready(run_checks(plan, look(job.recipe), job.skipped))
         if job.record is None:

@@ -169,7 +169,9 @@ def test_a_wrong_flag_ends_with_the_engine_s_own_words_and_leaves_no_container(
     flags = {"ours": {"ctx_size": 4096, "extra": ["--no-such-flag"]}}
     bench.add("wrong", flags=flags, fallback="tiny-cpu")
     bench.add("tiny-cpu")
-    error = failed(done := bench.serve("wrong"), StartFailed)
+    assert "--no-such-flag" in failed(bench.serve("wrong"), PreflightFailed)["message"]
+    skipped = ("--skip-preflight", "flags")
+    error = failed(done := bench.serve("wrong", *skipped), StartFailed)
     assert "unrecognized arguments: --no-such-flag" in error["message"]
     assert "sm120 serve tiny-cpu" in error["hint"]
     assert "| serve.py: error: unrecognized arguments" in done.stderr
@@ -180,7 +182,7 @@ def test_a_wrong_flag_ends_with_the_engine_s_own_words_and_leaves_no_container(
 def test_the_fallback_is_tried_where_it_is_wanted_and_both_are_kept(bench: Bench) -> None:
     bench.add("wrong", flags={"ours": {"extra": ["--no-such-flag"]}}, fallback="tiny-cpu")
     bench.add("tiny-cpu")
-    served = json.loads(bench.serve("wrong", "--with-fallback").stdout)
+    served = json.loads(bench.serve("wrong", "--with-fallback", "--skip-preflight", "flags").stdout)
     assert served["recipe"] == "tiny-cpu"
     first, second = bench.attempts()[-2:]
     assert (first["recipe"], first["outcome"]) == ("wrong", "failed")

@@ -22,12 +22,15 @@ from pipeline.errors import (
     UnknownImage,
     WeightsUnknown,
 )
+from pipeline.known import Known, unknown
 from pipeline.lock.model import current_lock
 from pipeline.publish.gates import GateState, gate_state
 from pipeline.recipe.container import ANYWHERE, LOOPBACK
 from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import Overrides, plan_launch, read_overrides
+from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
 from pipeline.recipe.model import Recipe
+from pipeline.recipe.parser import check_flags
+from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
 from pipeline.serve.find_engine import Wanted, find_engine
 from pipeline.serve.host_nccl import HostNccl, with_host_nccl
 from pipeline.serve.preflight import CHECKS
@@ -197,6 +200,7 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
         record=built.record if built else None,
         weights=weights,
         timeout_s=request.timeout_s,
+        flags=_refused(request.checkout, launch),
         cuda=_cuda(request.checkout, recipe.image),
         gates=_gates(request, built) if built else None,
         cards=request.cards,
@@ -231,6 +235,15 @@ def _gates(request: _Request, built: Built) -> GateState:
     spec = built.plan.spec
     has_patches = bool(request.checkout.series(spec).patches)
     return gate_state(request.store, spec, built, has_patches=has_patches)
+
+
+def _refused(checkout: Checkout, launch: Launch) -> Known[tuple[str, ...]]:
+    """What the engine of the image would refuse, as far as its parser is known."""
+    try:
+        parser = find_parser_flags(flags_folder(checkout), launch.engine, launch.image)
+    except RecipeInvalid as error:
+        return unknown(f"{error}. {error.hint}")
+    return tuple(str(problem) for problem in check_flags(launch, parser))
 
 
 def _cuda(checkout: Checkout, image: str) -> str | None:

@@ -10,13 +10,14 @@ import yaml
 from pipeline.cli.serve import serve as serve_module
 from pipeline.cli.serve import served as served_module
 from pipeline.errors import StartFailed
+from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
 from pipeline.serve import run as run_module
 from pipeline.serve.attempts import AttemptList, Begun, stamp
 from pipeline.serve.run import Job
 from pipeline.serve.start import Served
 from pipeline.spec.checkout import Checkout
 from tests.unit.serve.fake_engine import FakeEngine
-from tests.unit.support import AMD64, Command, build_tiny
+from tests.unit.support import AMD64, ROOT, Command, build_tiny
 
 pytestmark = pytest.mark.usefixtures("checkout")
 
@@ -61,7 +62,29 @@ class World:
 @pytest.fixture
 def world(sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> World:
     assert build_tiny(sm120, "--platform", AMD64, "--accept").code == 0
+    shipped = read_parser_flags(flags_folder(Checkout(ROOT)) / "llama-cpp-cpu.yaml")
+    write_parser_flags(flags_folder(checkout), shipped.model_copy(update={"image": "tiny"}))
     return World(sm120, monkeypatch)
+
+
+def test_a_flag_that_the_engine_does_not_know_stops_before_anything_starts(world: World) -> None:
+    world.recipe("wrong", flags={"ours": {"extra": ["--ctx-sizes", "512"]}})
+    ended = world.sm120("serve", "wrong")
+    assert (ended.error, ended.code) == ("PreflightFailed", 91)
+    assert "--ctx-sizes: is no flag of llama.cpp" in ended.err
+    assert "did you mean --ctx-size" in ended.err
+    assert world.jobs == []
+    assert world.sm120("serve", "wrong", "--skip-preflight", "flags").code == 0
+
+
+def test_an_image_whose_flags_nobody_read_is_not_taken_on_trust(
+    world: World, checkout: Checkout
+) -> None:
+    (flags_folder(checkout) / "tiny.yaml").unlink()
+    world.recipe("tiny-cpu")
+    ended = world.sm120("serve", "tiny-cpu")
+    assert (ended.error, world.jobs) == ("PreflightFailed", [])
+    assert "`sm120 recipe flags tiny --accept` reads them" in ended.err
 
 
 def attempts(world: World) -> list[dict[str, Any]]:
@@ -141,7 +164,8 @@ def test_the_variable_names_a_folder_and_the_option_comes_before_it(
 ) -> None:
     model = {"repository": "org/kimi", "name": "kimi"}
     world.recipe("kimi", engine="vllm", model=model, overrides=["MODEL_PATH"])
-    words = ("serve", "kimi", "--skip-preflight", "weights")
+    # the image has another engine than the recipe says
+    words = ("serve", "kimi", "--skip-preflight", "weights", "--skip-preflight", "flags")
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
