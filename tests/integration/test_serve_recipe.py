@@ -332,6 +332,6 @@ def test_podman_serves_the_same_recipe_and_compares_it_with_what_was_built(podma
     podman.command("stop", "tiny-cpu")
     assert podman.status() == []
     podman.add("wrong", flags={"ours": {"extra": ["--no-such-flag"]}})
-    error = failed(podman.serve("wrong"), StartFailed)
+    error = failed(podman.serve("wrong", "--skip-preflight", "flags"), StartFailed)
     assert "unrecognized arguments: --no-such-flag" in error["message"]
     assert podman.status() == []
