@@ -40,7 +40,11 @@ _OVERRIDES = (
     ),
     click.option("--port", type=int, metavar="N", help="Port to serve on."),
     click.option(
-        "--eagle3/--no-eagle3", "enable_eagle3", default=None, help="Speculate with a draft model."
+        "--enable-eagle3/--disable-eagle3",
+        "--eagle3/--no-eagle3",
+        "enable_eagle3",
+        default=None,
+        help="Speculate with a draft model.",
     ),
     click.option("--eagle3-model", metavar="PATH", help="Draft model in place of the recipe's."),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,13 @@ from pipeline.assemble.image import Built
 from pipeline.cli.context import checkout_of, pick_platform, say_json, store_of
 from pipeline.cli.images import find_image
 from pipeline.cli.options import EXISTING_FOLDER, json_option
-from pipeline.cli.serve.options import engine_option, override_options, recipes_of, recipes_option
+from pipeline.cli.recipe.recipes import (
+    all_overrides,
+    override_options,
+    recipes_of,
+    recipes_option,
+)
+from pipeline.cli.serve.options import engine_option
 from pipeline.errors import (
     BackendDiffers,
     RecipeInvalid,
@@ -27,7 +32,7 @@ from pipeline.lock.model import current_lock
 from pipeline.publish.gates import GateState, gate_state
 from pipeline.recipe.container import ANYWHERE, LOOPBACK
 from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
+from pipeline.recipe.launch import Launch, Overrides, plan_launch
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.parser import check_flags
 from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
@@ -126,9 +131,8 @@ def serve(
 
     The container stays when this command ends: see `status`, `logs` and `stop` of `sm120 recipe`.
     """
-    checkout = checkout_of(context)
     request = _Request(
-        checkout=checkout,
+        checkout=checkout_of(context),
         store=store_of(context),
         overrides=overrides,
         weights=weights,
@@ -139,7 +143,7 @@ def serve(
         timeout_s=timeout_s,
         skipped=skipped,
     )
-    recipes = recipes_of(checkout, folders)
+    recipes = recipes_of(context, folders)
     with_engine = find_engine(engine)
     after: str | None = None
     for recipe in _chain(recipes, name):
@@ -178,7 +182,7 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
             f"{recipe.name}: is for an engine without a container",
             f"`sm120 render {recipe.name} --as shell` prints its command.",
         )
-    overrides = read_overrides(request.overrides, os.environ, recipe.overrides)
+    overrides = all_overrides(recipe, request.overrides)
     if request.weights:
         # the option names all of the weights, so the variable has nothing more to say
         overrides = overrides.model_copy(update={"model_path": None})
