@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -152,7 +153,8 @@ class _Recipe(Frozen):
     image: Name | None = None  # none: the engine of this machine, without a container
     model: ModelSpec
     hardware: Card
-    # by the source that names them
+    # both by the source that names them
+    flags: Mapping[Name, Flags] = {}
     environment: dict[Name, dict[Variable, Setting]] = {}
     port: Port
     # the address to listen on, where a document names it; the images' own is the same
@@ -170,12 +172,12 @@ class _Recipe(Frozen):
 
     @model_validator(mode="after")
     def _every_source_is_there(self) -> _Recipe:
-        named = {*self.groups(), *self.environment}
+        named = {*self.flags, *self.environment}
         if self.speculation:
             named.add(self.speculation.source)
         if missing := sorted(named - set(self.sources)):
             raise ValueError(f"{missing[0]!r} is not among its `sources`")
-        for table in (self.groups().values(), self.environment.values()):
+        for table in (self.flags.values(), self.environment.values()):
             seen: set[str] = set()
             for group in table:
                 fields = set(group.given()) if isinstance(group, Flags) else set(group)
@@ -189,10 +191,6 @@ class _Recipe(Frozen):
             raise ValueError("`stated` needs a source that is a document")
         return self
 
-    def groups(self) -> dict[str, Flags]:
-        """The flags by the source that names them."""
-        raise NotImplementedError
-
     def variables(self) -> dict[str, str]:
         """The environment as one table."""
         return {k: v for group in self.environment.values() for k, v in group.items()}
@@ -202,36 +200,27 @@ class VllmRecipe(_Recipe):
     """A model served by vLLM."""
 
     engine: Literal["vllm"]
-    flags: dict[Name, VllmFlags] = {}
-
-    def groups(self) -> dict[str, Flags]:
-        return dict(self.flags)
+    flags: Mapping[Name, VllmFlags] = {}
 
 
 class SglangRecipe(_Recipe):
     """A model served by SGLang."""
 
     engine: Literal["sglang"]
-    flags: dict[Name, SglangFlags] = {}
-
-    def groups(self) -> dict[str, Flags]:
-        return dict(self.flags)
+    flags: Mapping[Name, SglangFlags] = {}
 
 
 class LlamaRecipe(_Recipe):
     """A GGUF model served by ik_llama.cpp or by mainline llama.cpp."""
 
     engine: Literal["ik-llama", "llama-cpp"]
-    flags: dict[Name, LlamaFlags] = {}
+    flags: Mapping[Name, LlamaFlags] = {}
 
     @model_validator(mode="after")
     def _names_its_file(self) -> LlamaRecipe:
         if not (self.model.file or self.model.folder):
             raise ValueError("a GGUF model needs its `file`, or the `folder` of its parts")
         return self
-
-    def groups(self) -> dict[str, Flags]:
-        return dict(self.flags)
 
 
 Recipe: TypeAlias = VllmRecipe | SglangRecipe | LlamaRecipe
@@ -259,14 +248,12 @@ class RecipeFile(RootModel[Annotated[Recipe, Discriminator("engine")]]):
 
 def merged_flags(recipe: Recipe) -> Flags:
     """The flags of all sources as one value."""
-    first = next(iter(recipe.groups().values()), None)
-    kind: type[Flags] = type(first) if first else _KINDS[recipe.engine]
     values: dict[str, Any] = {}
     extra: list[str] = []
-    for group in recipe.groups().values():
+    for group in recipe.flags.values():
         values |= group.given()
         extra += group.extra
-    return kind(**values, extra=extra)
+    return _KINDS[recipe.engine](**values, extra=extra)
 
 
 _KINDS: dict[str, type[Flags]] = {

@@ -82,7 +82,7 @@ def test_a_child_s_flag_takes_the_parent_s_place_whoever_named_it(
 ) -> None:
     two = child(flags={source: {"max_model_len": 8192}})
     found = write(tmp_path, body(), two).read("two")
-    given = {name: group.given() for name, group in found.groups().items()}
+    given = {name: group.given() for name, group in found.flags.items()}
     assert given.pop(source)["max_model_len"] == 8192
     assert "max_model_len" not in str(given)
 
@@ -90,8 +90,8 @@ def test_a_child_s_flag_takes_the_parent_s_place_whoever_named_it(
 def test_a_child_takes_a_flag_away_and_its_group_when_it_was_the_last(tmp_path: Path) -> None:
     two = child(flags={"paper": {"max_model_len": None}})
     found = write(tmp_path, body(), two).read("two")
-    assert list(found.groups()) == ["paper"]
-    assert found.groups()["paper"].given() == {"tensor_parallel_size": 2}
+    assert list(found.flags) == ["paper"]
+    assert found.flags["paper"].given() == {"tensor_parallel_size": 2}
 
 
 def test_a_child_s_variable_takes_the_parent_s_place(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_child_s_variable_takes_the_parent_s_place(tmp_path: Path) -> None:
 def test_a_grandchild_has_what_both_say(tmp_path: Path) -> None:
     three = {"name": "three", "extends": "two", "flags": {"us": {"block_size": 64}}}
     found = write(tmp_path, body(), child(port=2), three).read("three")
-    assert (found.port, found.groups()["us"].given()) == (
+    assert (found.port, found.flags["us"].given()) == (
         2,
         {"max_model_len": 4096, "block_size": 64},
     )
@@ -212,7 +212,7 @@ def test_flags_of_a_child_that_are_no_table_are_refused(tmp_path: Path, own: Any
 
 def test_a_table_takes_the_place_of_what_is_none(tmp_path: Path) -> None:
     recipes = write(tmp_path, body(flags=[1]), child(flags={"us": {"block_size": 16}}))
-    assert recipes.read("two").groups()["us"].given() == {"block_size": 16}
+    assert recipes.read("two").flags["us"].given() == {"block_size": 16}
     with pytest.raises(RecipeInvalid, match=r"one\.yaml: vllm\.flags"):
         recipes.read("one")
 

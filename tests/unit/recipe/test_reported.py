@@ -68,7 +68,7 @@ def test_a_recipe_names_a_report_with_a_link(recipe: Recipe) -> None:
 def test_every_flag_stands_under_a_report_the_engine_or_a_choice_with_its_reason(
     recipe: Recipe,
 ) -> None:
-    for source in {*recipe.groups(), *recipe.environment}:
+    for source in {*recipe.flags, *recipe.environment}:
         kind = recipe.sources[source].kind
         assert kind in ("report", "engine") or (kind == "ours" and recipe.sources[source].why)
 
@@ -76,9 +76,7 @@ def test_every_flag_stands_under_a_report_the_engine_or_a_choice_with_its_reason
 @every_recipe
 def test_most_flags_are_reported_and_drafts_always_are(recipe: Recipe) -> None:
     kinds = [
-        recipe.sources[source].kind
-        for source, group in recipe.groups().items()
-        for _ in group.given()
+        recipe.sources[source].kind for source, group in recipe.flags.items() for _ in group.given()
     ]
     assert kinds.count("report") > len(kinds) / 2
     assert recipe.speculation is None or recipe.sources[recipe.speculation.source].kind == "report"

@@ -215,7 +215,7 @@ def test_a_logged_run_is_its_recipe(name: str, log: str) -> None:
 def test_the_report_s_two_models_have_recipes_that_leave_memory_as_it_was() -> None:
     # report: 180,191 tokens of KV cache for K2-Thinking, 4,578 for K2.5
     fractions = {
-        name: RECIPES.read(name).groups()["log"].given()["mem_fraction_static"]
+        name: RECIPES.read(name).flags["log"].given()["mem_fraction_static"]
         for name in ("kimi-k2-thinking-nvfp4-sglang-8x", "kimi-k25-int4-sglang-8x")
     }
     assert list(fractions.values()) == [0.848, 0.771]

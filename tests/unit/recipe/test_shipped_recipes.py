@@ -131,7 +131,7 @@ def test_falling_back_ends_at_a_recipe_for_the_same_cards(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_stands_behind_a_recipe_is_what_its_flags_come_from(name: str) -> None:
     recipe = RECIPES.read(name)
-    named = {*recipe.groups(), *recipe.environment}
+    named = {*recipe.flags, *recipe.environment}
     kinds = {recipe.sources[source].kind for source in named}
     kind = {"stated": "document", "reported": "report", "proved": "ours"}[recipe.backing]
     assert kind in kinds
