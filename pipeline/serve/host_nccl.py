@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 from pipeline.errors import StartFailed
 from pipeline.files import read_at_most
 from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.render.target import NCCL_LIBRARY, NCCL_SETTINGS
 
 HostNccl: TypeAlias = Literal["settings", "patched"]
-SETTINGS = Path("/etc/sm120/nccl.env")
-LIBRARY = Path("/usr/local/lib/sm120")
+SETTINGS, LIBRARY = Path(NCCL_SETTINGS), Path(NCCL_LIBRARY.host)
 _NAME = re.compile(r"[A-Z][A-Z0-9_]{0,79}")
 _MOST_BYTES = 64 << 10
 _HINT = "The role `nccl` makes it (`sm120 host provision`); or leave --host-nccl out."

@@ -28,7 +28,7 @@ from pipeline.cli.options import (
     platform_option,
 )
 from pipeline.cli.signing import Signing, signer_of
-from pipeline.cli.source.compile import compile_missing
+from pipeline.cli.source.compile import compile_missing, missing_trees
 from pipeline.errors import NotReproducible, StoreDamaged
 from pipeline.evidence.image import record_rebuild
 from pipeline.evidence.rebuilt import Rebuilt
@@ -133,7 +133,7 @@ def _without_compiling(store: Store, plans: list[ImagePlan]) -> list[ImagePlan]:
     """Of all images, those that are not compiled for minutes or hours first."""
     ready: list[ImagePlan] = []
     for plan in plans:
-        missing = [tree for tree in plan.all_trees() if store.layer(tree.key) is None]
+        missing = missing_trees(store, [plan])
         if not missing:
             ready.append(plan)
             continue

@@ -31,12 +31,16 @@ def compile_missing(
     jobs: int = 0,
 ) -> None:
     """Compile every tree that the images need and the store lacks."""
-    trees = {tree.key: tree for plan in plans for tree in plan.all_trees()}
-    missing = [tree for tree in trees.values() if store.layer(tree.key) is None]
-    if missing:
+    if missing := missing_trees(store, plans):
         compiler = make_compiler(checkout, store, fetcher, sandbox, jobs)
         for tree in missing:
             compile_tree(compiler, tree)
+
+
+def missing_trees(store: Store, plans: Sequence[ImagePlan]) -> list[TreePlan]:
+    """The trees that images need and the store lacks, each once."""
+    trees = {tree.key: tree for plan in plans for tree in plan.all_trees()}
+    return [tree for tree in trees.values() if store.layer(tree.key) is None]
 
 
 def make_compiler(

@@ -6,8 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import ImageDiffers
-from pipeline.oci.document import Descriptor
-from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer
 from pipeline.serve.facts import (
     ImageFacts,
     container_facts,
@@ -15,26 +13,8 @@ from pipeline.serve.facts import (
     image_facts,
     require_same,
 )
+from tests.unit.serve.fake_engine import RECORD, digest
 
-
-def digest(letter: str) -> str:
-    return "sha256:" + letter * 64
-
-
-def layer(letter: str) -> TitledLayer:
-    record = LayerRecord(digest=digest("f"), diff_id=digest(letter), size_bytes=1, unpacked_bytes=1)
-    return TitledLayer(title=letter, record=record)
-
-
-RECORD = ImageRecord(
-    key=digest("0"),
-    code=digest("0"),
-    config=digest("c"),
-    descriptor=Descriptor(
-        media_type="application/vnd.oci.image.manifest.v1+json", digest=digest("d"), size_bytes=1
-    ),
-    layers=(layer("1"), layer("2")),
-)
 LAYERS = [digest("1"), digest("2")]
 
 
