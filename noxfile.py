@@ -56,7 +56,7 @@ ENGINES = ("sglang-k2", "sglang", "vllm")
 OTHERS = {
     "ik-llama": "ik_llama.cpp for IQ_K models, compiled here: some two CPU-hours",
     "ik-llama-cpu": "the same for machines without a GPU: some 40 CPU-minutes",
-    "llama-cpp": "mainline llama.cpp, compiled here: some two and a half CPU-hours",
+    "llama-cpp": "mainline llama.cpp, compiled here: some 90 CPU-minutes",
     "vllm-b12x": "vllm with the b12x kernels; shares its layers: 2.4 MB more, half a minute",
     "vllm-nccl": "vllm with NCCL compiled here for two AMD sockets; some 40 minutes",
     "vllm --platform linux/arm64": "for DGX Spark (GB10): 3.9 GB, 4 minutes",

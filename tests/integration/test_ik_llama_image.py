@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.context import host_platform
 from tests.integration.built import Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, chat_load, chat_many, running_container
@@ -17,7 +18,7 @@ SERVE = ["-m", "/models/tiny.gguf", "-t", "2", "-np", "8", "-c", "8192", "-mla",
 @pytest.fixture(scope="module")
 def image(big_store: Path) -> Built:
     """ik-llama-cpu, whose objects are kept: the first time takes ten minutes."""
-    return build_image(big_store, "ik-llama-cpu", "linux/amd64")
+    return build_image(big_store, "ik-llama-cpu", host_platform())
 
 
 @pytest.mark.big

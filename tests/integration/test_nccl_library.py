@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.context import host_platform
 from tests.integration.built import sm120
 
 VERSION = 22907
@@ -34,7 +35,7 @@ print(sorted({line.split()[-1] for line in open("/proc/self/maps") if "libnccl" 
 def library(big_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library as hosts get it."""
     folder = tmp_path_factory.mktemp("nccl")
-    platform = ("--platform", "linux/amd64")
+    platform = ("--platform", host_platform())
     sm120(big_store, "source", "build", "nccl-sm120", "sm120", *platform)
     sm120(big_store, "source", "export", "nccl-sm120", "sm120", str(folder), *platform)
     return folder / "libnccl.so.2"
