@@ -1,8 +1,8 @@
-"""Statements about images, which builds and gates leave in the store by themselves."""
+"""Statements about images, which builds, gates and runs leave in the store by themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pipeline.attest.strict import plain
 from pipeline.cli.signing import Signing
 from pipeline.errors import PipelineError
 from pipeline.evidence.evidence_set import folder_of
+from pipeline.evidence.runs import Run, keep_runs
 from pipeline.evidence.stated import (
     UNSIGNED_FOREIGN,
     Stated,
@@ -80,6 +81,18 @@ def leave_gate_statements(
     # a gate may judge an image that is not built; then there is no digest to state it of
     if built is None:
         return
+    _leave_and_say(checkout, store, built, signing)
+
+
+def leave_runs(
+    checkout: Checkout, store: Store, built: Built, runs: Sequence[Run], signing: Signing
+) -> None:
+    """Keep what running an image has just proved, good or bad, and state it."""
+    keep_runs(store, built, runs)
+    _leave_and_say(checkout, store, built, signing)
+
+
+def _leave_and_say(checkout: Checkout, store: Store, built: Built, signing: Signing) -> None:
     (left,) = leave_statements(checkout, store, [built], signing).values()
     made = log.count(len(left.stated.statements), "statement")
     log.say(f"{left.folder}: {made}, {left.signed(signing)}")

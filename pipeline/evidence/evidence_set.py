@@ -25,6 +25,7 @@ from pipeline.attest.predicates import (
 )
 from pipeline.attest.statement import RECORDED, Moment, Statement, make_statement, read_stamp, stamp
 from pipeline.errors import RecordInvalid
+from pipeline.evidence.runs import MARK, about_run
 from pipeline.model import sha256_of
 from pipeline.store.store import Store
 
@@ -91,6 +92,8 @@ def verdict_of(statement: Statement) -> tuple[str | None, str | None]:
     predicate = statement.predicate
     if statement.predicate_type == TEST_RESULT and "sm120_verdict" in predicate:
         about = f"{predicate.get('sm120_gate')} on {predicate.get('sm120_card')}"
+        if MARK in predicate:
+            about = about_run(predicate[MARK], predicate.get("sm120_recipe"))
         return about, str(predicate["sm120_verdict"])
     if statement.predicate_type == REBUILD:
         # as long as `sha256:` and twelve digits, which is how people tell keys apart

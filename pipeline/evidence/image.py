@@ -19,6 +19,8 @@ from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.evidence_set import folder_of, keep, keep_set, readable, set_statement
 from pipeline.evidence.gate_result import gate_statements
 from pipeline.evidence.provenance import image_provenance
+from pipeline.evidence.run_result import run_statements
+from pipeline.evidence.runs import read_runs
 from pipeline.evidence.sbom_cyclonedx import cyclonedx
 from pipeline.evidence.sbom_spdx import spdx as spdx_bill
 from pipeline.gate.evidence import read_evidence
@@ -36,7 +38,7 @@ def image_statements(
     *,
     spdx: bool = False,
 ) -> dict[str, Statement]:
-    """All statements about an image by name: provenance, bill of materials, gate results.
+    """All statements about an image by name: provenance, bill of materials, gate results, runs.
 
     A bill in SPDX repeats the one in CycloneDX and is as large: it is made on request only.
     """
@@ -53,7 +55,8 @@ def image_statements(
         statements["sbom-spdx"] = make_statement(*subject, SPDX, spdx_bill(bill), when)
     if gates := read_evidence(store, built.name, built.platform, built.digest):
         statements |= {f"gate-{k}": v for k, v in gate_statements(gates, when).items()}
-    return statements
+    runs = read_runs(store, built.name, built.platform, built.digest)
+    return statements | run_statements(*subject, runs, when)
 
 
 def _require_layers(store: Store, built: Built) -> None:

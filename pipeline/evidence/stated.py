@@ -19,6 +19,7 @@ from pipeline.attest.envelope import SUFFIX
 from pipeline.errors import StoreDamaged
 from pipeline.evidence.compiled import trees_of
 from pipeline.evidence.evidence_set import folder_of
+from pipeline.evidence.runs import FILE as RUNS
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
@@ -92,7 +93,6 @@ def signed_by_all(envelopes: Iterable[Envelope]) -> list[str]:
 
 def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     """The digest of all that the statements of an image are made from."""
-    gates = store.image_folder(built.name, built.platform) / "gates.json"
     label = f"{built.name}.{built.plan.architecture}"
     golden = read_golden(checkout.golden_path).images.get(label)
     specs = {
@@ -102,21 +102,28 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
         ]
         for each in built.plan.chain()
     }
-    try:
-        judged = sha256_of(read_own(gates))
-    # gates may run later than the build
-    except FileNotFoundError:
-        judged = None
-    except StoreDamaged:
-        judged = "damaged"  # reported, with what to do, when the image is stated again
+    folder = store.image_folder(built.name, built.platform)
+    judged, runs = _kept_digest(folder / "gates.json"), _kept_digest(folder / RUNS)
     # the golden digest is stated, so a new one makes the statements out of date
     must_be = golden.digest if golden else None
     # the builder is part of the provenance
     made_by = [code_digest(), __version__]
     inputs: list[object] = [built.plan.key, built.digest, made_by, specs, must_be, judged]
+    if runs:
+        inputs.append(runs)
     if trees := trees_of(store, built):
         inputs.append([tree.made.model_dump(mode="json") for tree in trees])
     return sha256_of(canonical_json(inputs))
+
+
+def _kept_digest(path: Path) -> str | None:
+    """Of results that lie beside the image; they may come later than the build."""
+    try:
+        return sha256_of(read_own(path))
+    except FileNotFoundError:
+        return None
+    except StoreDamaged:
+        return "damaged"  # reported, with what to do, when the image is stated again
 
 
 def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) -> dict[str, str]:

@@ -12,7 +12,6 @@ from pipeline.attest.statement import Statement
 from pipeline.attest.strict import plain, read_json
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.gate_result import read_test_result
 from pipeline.evidence.provenance import read_provenance
 from pipeline.model import canonical_json
 from pipeline.spec.checkout import Checkout
@@ -27,7 +26,7 @@ from pipeline.verify.naming import (
     judge_tag,
 )
 from pipeline.verify.remote import RemoteImage, attached_to, named_elsewhere, open_remote_image
-from pipeline.verify.results import judge_bill, judge_tests
+from pipeline.verify.results import judge_bill, judge_results
 from pipeline.verify.signature import TrustedStatement, judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
@@ -171,7 +170,7 @@ def _well_formed(statement: Statement) -> Node:
             read_provenance(predicate)
         elif kind == TEST_RESULT:
             # without image and checkout only the verdict itself can be judged
-            return judge_tests(read_test_result(predicate), None, None)
+            return judge_results(predicate, None, None)
         elif kind in (CYCLONEDX, SPDX):
             return judge_bill(kind, predicate, None)
         check_predicate(kind, predicate)

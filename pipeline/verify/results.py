@@ -1,4 +1,4 @@
-"""Gate results against today's case files, and bills of materials against the provenance."""
+"""Results of gates and runs against today's files, and bills of materials against provenance."""
 
 from __future__ import annotations
 
@@ -8,13 +8,62 @@ from typing import Any
 from pipeline import log
 from pipeline.attest.names import CYCLONEDX
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.gate_result import TestResult
+from pipeline.evidence.gate_result import TestResult, read_test_result
 from pipeline.evidence.provenance import Provenance
+from pipeline.evidence.run_result import RunResult, read_run_result
+from pipeline.evidence.runs import MARK, about_run
 from pipeline.evidence.sbom_spdx import IMAGE_ID
 from pipeline.gate.files import gate_files
 from pipeline.model import sha256_of, stays_below
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.verdict import Node, Verdict
+
+
+def judge_results(
+    predicate: dict[str, Any],
+    image: str | None,
+    checkout: Checkout | None,
+    cards: Collection[str] | None = None,
+    platform: str = "",
+) -> Node:
+    """A test result of either kind: of a gate, or of running the image."""
+    if MARK in predicate:
+        return judge_run(read_run_result(predicate), checkout)
+    return judge_tests(read_test_result(predicate), image, checkout, cards, platform)
+
+
+def judge_run(result: RunResult, checkout: Checkout | None) -> Node:
+    """An image that does not start breaks the chain.
+
+    A ladder that failed is of one recipe on one machine, and another may come further: it proves
+    the image up to a rung and leaves the chain incomplete.
+    """
+    title = about_run(result.kind, result.recipe)
+    counts = f"{result.summary()}: {len(result.passed)} passed, {len(result.skipped)} skipped"
+    if result.verdict == "unknown":
+        first = result.unknown[0]
+        return Node(title, Verdict.INCOMPLETE, f"unknown: {first.test}: {first.why}")
+    if result.verdict == "failed":
+        worst = Verdict.BROKEN if result.kind == "start" else Verdict.INCOMPLETE
+        return Node(title, worst, f"{result.summary()}: failed: {', '.join(result.failed[:3])}")
+    moved = _moved_inputs(result, checkout) if checkout else []
+    if moved:
+        return Node(title, Verdict.STALE, f"{counts}, but has changed since: {', '.join(moved)}")
+    return Node(title, message=counts)
+
+
+def _moved_inputs(result: RunResult, checkout: Checkout) -> list[str]:
+    """Recipes and lists of flags that are not what the run saw."""
+    # weights and what was asked and answered are not in the checkout
+    inputs = [x for x in result.configuration if x.name.startswith(("recipes/", "lockfiles/"))]
+    return [x.name for x in inputs if not _is_same(checkout, x.name, x.digest.sha256)]
+
+
+def _is_same(checkout: Checkout, name: str, sha256: str) -> bool:
+    try:
+        return sha256_of((checkout.root / stays_below(name)).read_bytes()) == f"sha256:{sha256}"
+    except (OSError, ValueError):
+        return False
 
 
 def judge_tests(

@@ -24,14 +24,13 @@ from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.gate_result import read_test_result
 from pipeline.evidence.provenance import Provenance, read_provenance
 from pipeline.known import Unknown
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.evidence import EvidenceItem, distinct
 from pipeline.verify.materials import judge_materials
-from pipeline.verify.results import judge_bill, judge_tests
+from pipeline.verify.results import judge_bill, judge_results
 from pipeline.verify.sets import SetJudge
 from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
 from pipeline.verify.trees import may_differ
@@ -172,8 +171,7 @@ def _content(
         image = external.image if external else None
         cards = external.images[external.image].cards if external else None
         platform = external.platform if external else ""
-        result = read_test_result(predicate)
-        return (judge_tests(result, image, checkout, cards, platform),)
+        return (judge_results(predicate, image, checkout, cards, platform),)
     if kind in (CYCLONEDX, SPDX):
         return (judge_bill(kind, predicate, made),)
     check_predicate(kind, predicate)

@@ -1,0 +1,134 @@
+"""What running an image proved, kept beside it: `images/<name>/<platform>/runs.json`.
+
+Two kinds of runs: that the image starts, which needs no GPU, and how far a recipe's server came up
+the smoke ladder. A failure is kept like a success. The latest run of a kind and recipe counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import ValidationError, model_validator
+
+from pipeline.assemble.image import Built
+from pipeline.errors import StoreDamaged
+from pipeline.files import write_bytes
+from pipeline.model import Digest, Frozen, Name, Platform
+from pipeline.store.store import Store, read_own
+
+RunKind: TypeAlias = Literal["start", "smoke"]
+# `skipped`: this image or model does not have it; `unknown`: it has, and nobody could judge it.
+TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
+RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
+FILE = "runs.json"
+MARK = "sm120_run"  # the field of a statement that tells runs from gates
+
+
+class RunTest(Frozen):
+    """One thing that was looked at; of a ladder it is named `RUNG: CHECK`."""
+
+    name: str
+    verdict: TestVerdict
+    message: str = ""
+
+
+class Run(Frozen):
+    """One run of an image: with what, where, and what came out."""
+
+    kind: RunKind
+    recipe: Name | None = None  # of a smoke run
+    last_good: str | None = None  # the highest rung that passed
+    inputs: dict[str, Digest] = {}  # beyond the image: `recipes/NAME.yaml`, weights, exchanges
+    machine: dict[str, str] = {}  # how and on what it ran: sandbox, processor, cards, driver
+    made_by: dict[str, str] = {}  # versions, and digests of the judging code
+    tests: list[RunTest]
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Run:
+        if (self.kind == "smoke") != (self.recipe is not None):
+            raise ValueError("a smoke run has a recipe, and no other run has one")
+        if self.kind == "start" and self.last_good is not None:
+            raise ValueError("only a ladder has rungs")
+        return self
+
+    @property
+    def verdict(self) -> RunVerdict:
+        """Counted from its tests; where nothing passed, nothing is known."""
+        verdicts = {test.verdict for test in self.tests}
+        if "failed" in verdicts:
+            return "failed"
+        return "passed" if "passed" in verdicts and "unknown" not in verdicts else "unknown"
+
+    @property
+    def about(self) -> str:
+        """What it is called: a later run of the same name takes its place."""
+        return about_run(self.kind, self.recipe)
+
+    def summary(self) -> str:
+        """How far the image was proved by it, for people."""
+        return summary_of(self.kind, self.recipe, self.verdict, self.last_good)
+
+
+def about_run(kind: object, recipe: object) -> str:
+    """The name of a run, as a set of evidence lists it."""
+    return f"smoke with {recipe}" if kind == "smoke" else str(kind)
+
+
+def summary_of(
+    kind: RunKind, recipe: str | None, verdict: RunVerdict, last_good: str | None
+) -> str:
+    """One line about a run."""
+    if kind == "start":
+        outcomes = {"passed": "starts", "failed": "does not start"}
+        return outcomes.get(verdict, "not known whether it starts")
+    reached = f"smoke up to {last_good}" if last_good else "no rung of the ladder"
+    return f"{reached} with {recipe}" + (f" ({verdict} after it)" if verdict != "passed" else "")
+
+
+class ImageRuns(Frozen):
+    """All runs of one image that count."""
+
+    format: Literal[1] = 1
+    image: str
+    platform: Platform
+    image_digest: Digest
+    runs: list[Run]
+
+
+def runs_path(store: Store, image: str, platform: str) -> Path:
+    """Where an image's runs lie."""
+    return store.image_folder(image, platform) / FILE
+
+
+def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Run]:
+    """The runs of this very image; those of other bytes say nothing about it."""
+    path = runs_path(store, image, platform)
+    try:
+        kept = ImageRuns.model_validate_json(read_own(path))
+    except FileNotFoundError:
+        return []
+    except (OSError, StoreDamaged, ValidationError) as error:
+        hint = f"Run it again: `sm120 image test {image}`."
+        raise StoreDamaged(f"{path}: the record of its runs cannot be read", hint) from error
+    return kept.runs if kept.image_digest == digest else []
+
+
+def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
+    """Put runs in the place of older ones of the same name; all that count now."""
+    subject = (built.name, built.platform, built.digest)
+    # a start proof and a ladder may end at the same time
+    with store.locked(f"runs-{built.name}-{built.platform.replace('/', '-')}"):
+        before: list[Run] = []
+        with suppress(StoreDamaged):  # what cannot be read is replaced
+            before = read_runs(store, *subject)
+        latest = {run.about: run for run in [*before, *new]}
+        runs = [latest[about] for about in sorted(latest)]
+        name, platform, digest = subject
+        kept = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)
+        write_bytes(
+            runs_path(store, name, platform), (kept.model_dump_json(indent=1) + "\n").encode()
+        )
+    return runs

@@ -1,0 +1,197 @@
+"""What running an image proved: kept beside it, stated, and read back without being believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.attest.envelope import enclose
+from pipeline.attest.keys import LocalSigner, new_key
+from pipeline.errors import RecordInvalid, StoreDamaged
+from pipeline.evidence.evidence_set import NAME, folder_of, read_set, readable, verdict_of
+from pipeline.evidence.image import image_statements
+from pipeline.evidence.run_result import read_run_result, run_predicate, run_statements
+from pipeline.evidence.runs import Run, RunTest, TestVerdict, keep_runs, read_runs, runs_path
+from pipeline.evidence.stated import find_stated, sign_stated, state_image
+from tests.unit.verify.world import World, make_world
+
+DIGEST = "sha256:" + "a" * 64
+
+
+def a_start(verdict: TestVerdict = "passed", message: str = "") -> Run:
+    tests = [
+        RunTest(name="argument parser", verdict="passed", message="knows 412 flags"),
+        RunTest(name="libraries", verdict=verdict, message=message),
+    ]
+    return Run(kind="start", machine={"sandbox": "namespaces"}, tests=tests)
+
+
+def a_ladder(verdict: TestVerdict = "passed", recipe: str = "tiny-cpu") -> Run:
+    tests = [
+        RunTest(name="first: one answer", verdict="passed"),
+        RunTest(name="answers: arithmetic", verdict="skipped", message="the model is tiny"),
+        RunTest(name="streams: 64 at once", verdict=verdict, message="2 of 64 empty"),
+    ]
+    last = "streams" if verdict == "passed" else "first"
+    inputs = {f"recipes/{recipe}.yaml": DIGEST}
+    return Run(kind="smoke", recipe=recipe, last_good=last, inputs=inputs, tests=tests)
+
+
+@pytest.fixture
+def run_world(tmp_path: Path) -> World:
+    return make_world(tmp_path / "run")
+
+
+def kept(world: World) -> list[Run]:
+    return read_runs(world.store, world.built.name, world.built.platform, world.built.digest)
+
+
+def test_a_later_run_takes_the_place_of_its_like_and_of_no_other(run_world: World) -> None:
+    world = run_world
+    keep_runs(world.store, world.built, [a_start("failed"), a_ladder("failed")])
+    keep_runs(world.store, world.built, [a_start(), a_ladder(recipe="other")])
+    verdicts = {run.about: run.verdict for run in kept(world)}
+    assert verdicts == {
+        "start": "passed",
+        "smoke with tiny-cpu": "failed",
+        "smoke with other": "passed",
+    }
+
+
+def test_runs_of_other_bytes_say_nothing_about_an_image(run_world: World) -> None:
+    world = run_world
+    keep_runs(world.store, world.built, [a_start()])
+    assert len(kept(world)) == 1
+    assert read_runs(world.store, world.built.name, world.built.platform, DIGEST) == []
+
+
+def test_a_damaged_record_is_named_and_the_next_run_replaces_it(run_world: World) -> None:
+    world = run_world
+    keep_runs(world.store, world.built, [a_ladder()])
+    path = runs_path(world.store, world.built.name, world.built.platform)
+    path.write_text("{")
+    with pytest.raises(StoreDamaged, match=r"runs\.json"):
+        kept(world)
+    keep_runs(world.store, world.built, [a_start()])
+    assert [run.about for run in kept(world)] == ["start"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "wanted"),
+    [
+        (["passed", "skipped"], "passed"),
+        (["passed", "unknown"], "unknown"),
+        (["passed", "unknown", "failed"], "failed"),
+        (["skipped"], "unknown"),
+        ([], "unknown"),
+    ],
+)
+def test_the_verdict_is_counted_from_the_tests(verdicts: list[TestVerdict], wanted: str) -> None:
+    tests = [RunTest(name=f"test {n}", verdict=v) for n, v in enumerate(verdicts)]
+    run = Run(kind="start", tests=tests)
+    assert run.verdict == wanted
+    predicate = run_predicate(run)
+    assert read_run_result(predicate).verdict == wanted
+    assert predicate["result"] == ("PASSED" if wanted == "passed" else "FAILED")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "start", "recipe": "tiny-cpu"},
+        {"kind": "start", "last_good": "first"},
+        {"kind": "smoke"},
+    ],
+)
+def test_a_run_has_what_its_kind_has_and_nothing_else(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Run.model_validate({"tests": [], **wrong})
+
+
+def test_a_run_says_in_one_line_how_far_the_image_was_proved() -> None:
+    assert a_start().summary() == "starts"
+    assert a_start("failed").summary() == "does not start"
+    assert a_start("unknown").summary() == "not known whether it starts"
+    assert a_ladder().summary() == "smoke up to streams with tiny-cpu"
+    assert a_ladder("failed").summary() == "smoke up to first with tiny-cpu (failed after it)"
+
+
+def test_a_failed_ladder_is_stated_with_its_reasons_and_what_was_skipped() -> None:
+    predicate = run_predicate(a_ladder("failed"))
+    assert predicate["failedTests"] == ["streams: 64 at once"]
+    assert predicate["sm120_why"] == [{"test": "streams: 64 at once", "why": "2 of 64 empty"}]
+    skipped = {"test": "answers: arithmetic", "why": "the model is tiny"}
+    assert predicate["sm120_skipped"] == [skipped]
+    assert predicate["configuration"][0]["name"] == "recipes/tiny-cpu.yaml"
+    result = read_run_result(predicate)
+    assert (result.verdict, result.last_good, result.recipe) == ("failed", "first", "tiny-cpu")
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "a failure called success": {"sm120_verdict": "passed", "result": "PASSED"},
+    "a success of nothing": {"passedTests": [], "failedTests": []},
+    "in-toto's field alone": {"result": "PASSED"},
+    "a rung that failed": {"sm120_lastGood": "streams"},
+    "a rung that was not climbed": {"sm120_lastGood": "memory"},
+    "a start with a recipe": {"sm120_run": "start"},
+    "another kind of run": {"sm120_run": "benchmark"},
+    "a field that nobody knows": {"sm120_more": 1},
+    "a warning, which runs do not have": {"warnedTests": ["streams: 64 at once"]},
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_result_that_contradicts_itself_is_refused(lie: dict[str, Any]) -> None:
+    with pytest.raises(RecordInvalid):
+        read_run_result({**run_predicate(a_ladder("failed")), **lie})
+
+
+def test_a_ladder_without_a_rung_has_not_passed() -> None:
+    with pytest.raises(RecordInvalid, match="no rung"):
+        read_run_result({**run_predicate(a_ladder()), "sm120_lastGood": None})
+
+
+def test_each_run_has_a_statement_that_a_set_lists_with_its_verdict(run_world: World) -> None:
+    world = run_world
+    keep_runs(world.store, world.built, [a_start(), a_ladder("failed")])
+    state_image(world.checkout, world.store, world.built, [])
+    envelopes = readable(folder_of(world.store, world.built))
+    listed = {(c.about, c.verdict) for c in read_set(envelopes[NAME].statement).statements}
+    assert {("start", "passed"), ("smoke with tiny-cpu", "failed")} <= listed
+    assert {"run-start", "run-smoke-tiny-cpu"} <= envelopes.keys()
+    assert verdict_of(envelopes["run-start"].statement) == ("start", "passed")
+    assert envelopes["run-start"].statement.is_about(world.built.digest)
+
+
+def test_a_new_run_makes_the_statements_out_of_date(run_world: World) -> None:
+    world = run_world
+    about = (world.checkout, world.store, world.built)
+    state_image(*about, [])
+    assert find_stated(*about)
+    keep_runs(world.store, world.built, [a_start()])
+    assert find_stated(*about) is None
+    assert "run-start" in image_statements(*about)
+
+
+def test_runs_that_were_stated_without_a_key_are_signed_later(run_world: World) -> None:
+    world, signer = run_world, LocalSigner(new_key())
+    about = (world.checkout, world.store, world.built)
+    keep_runs(world.store, world.built, [a_start()])
+    state_image(*about, [])
+    assert sign_stated(*about, signer) == {}
+    signatures = readable(folder_of(world.store, world.built))["run-start"].signatures
+    assert [s.key_id for s in signatures] == [signer.key_id]
+
+
+def test_a_planted_run_is_not_signed(run_world: World) -> None:
+    world, signer = run_world, LocalSigner(new_key())
+    about = (world.checkout, world.store, world.built)
+    keep_runs(world.store, world.built, [a_start("failed", "libfoo.so.1 is missing")])
+    state_image(*about, [])
+    (planted,) = run_statements(world.built.name, world.built.digest, [a_start()]).values()
+    path = folder_of(world.store, world.built) / "run-start.dsse.json"
+    path.write_bytes(enclose(planted, []).dump())
+    assert sign_stated(*about, signer)["run-start"] == "does not match the image"

@@ -1,0 +1,136 @@
+"""What running an image proved, in the eyes of a verifier."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.attest.envelope import Envelope, enclose
+from pipeline.attest.keys import LocalSigner
+from pipeline.evidence.run_result import read_run_result, run_predicate, run_statements
+from pipeline.evidence.runs import Run, TestVerdict
+from pipeline.model import sha256_of
+from pipeline.verify.chain import Judge, judge_statement
+from pipeline.verify.evidence import read_item
+from pipeline.verify.results import judge_results, judge_run
+from pipeline.verify.verdict import Node, Verdict
+from tests.unit.evidence.test_runs import a_ladder, a_start
+from tests.unit.verify.world import NOW, WHEN, World, make_world, sign_bytes
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("runs"))
+
+
+def stated(world: World, run: Run) -> Envelope:
+    (statement,) = run_statements("engine", world.built.digest, [run], WHEN).values()
+    return enclose(statement, [LocalSigner(world.key)])
+
+
+def judged(world: World, run: Run) -> Node:
+    return world.judge(run=stated(world, run))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "wanted"),
+    [
+        ("passed", Verdict.VALID),
+        ("skipped", Verdict.VALID),
+        ("failed", Verdict.BROKEN),
+        ("unknown", Verdict.INCOMPLETE),
+    ],
+)
+def test_an_image_that_does_not_start_breaks_the_chain(
+    world: World, verdict: TestVerdict, wanted: Verdict
+) -> None:
+    node = judged(world, a_start(verdict, "libfoo.so.1 is missing"))
+    assert node.verdict is wanted
+    own = next(c for c in node.children if c.title == "test-result (run)").children[-1]
+    assert own.title == "start"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "wanted"),
+    [("failed", Verdict.INCOMPLETE), ("unknown", Verdict.INCOMPLETE)],
+)
+def test_a_failed_ladder_leaves_the_chain_incomplete(
+    world: World, verdict: TestVerdict, wanted: Verdict
+) -> None:
+    node = judge_results(run_predicate(a_ladder(verdict)), "engine", None)
+    assert node.verdict is wanted
+    assert "streams: 64 at once" in node.message
+
+
+def test_a_ladder_is_stale_once_its_recipe_has_changed(world: World, tmp_path: Path) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    recipe = checkout.root / "recipes" / "tiny-cpu.yaml"
+    recipe.parent.mkdir(exist_ok=True)
+    recipe.write_text("name: tiny-cpu\n")
+    inputs = {
+        "recipes/tiny-cpu.yaml": sha256_of(recipe.read_bytes()),
+        "weights": "sha256:" + "b" * 64,
+    }
+    result = read_run_result(run_predicate(a_ladder().model_copy(update={"inputs": inputs})))
+    node = judge_run(result, checkout)
+    assert node.verdict is Verdict.VALID
+    assert node.message == "smoke up to streams with tiny-cpu: 2 passed, 1 skipped"
+    recipe.write_text("name: tiny-cpu\n# changed\n")
+    assert judge_run(result, checkout).verdict is Verdict.STALE
+    recipe.unlink()
+    assert judge_run(result, checkout).verdict is Verdict.STALE
+
+
+def test_a_recipe_outside_the_checkout_is_never_read(world: World) -> None:
+    inputs = {"recipes/../../secret": "sha256:" + "b" * 64}
+    result = read_run_result(run_predicate(a_ladder().model_copy(update={"inputs": inputs})))
+    assert judge_run(result, world.checkout).verdict is Verdict.STALE
+
+
+def test_a_run_that_no_set_lists_was_added_later(world: World) -> None:
+    envelopes = {**world.envelopes(), "run-start": stated(world, a_start())}
+    node = world.walk(envelopes).node
+    assert node.verdict is Verdict.BROKEN
+    assert "added later" in node.culprit().message
+
+
+def test_a_failed_start_that_was_taken_away_is_missed(world: World) -> None:
+    failed = stated(world, a_start("failed", "no gcc"))
+    envelopes = world.with_set({**world.envelopes(), "run-start": failed})
+    del envelopes["run-start"]
+    node = world.walk(envelopes).node
+    assert node.verdict is Verdict.BROKEN
+    assert "test-result start, failed" in node.culprit().title
+
+
+def test_a_start_does_not_replace_a_gate(world: World) -> None:
+    node = world.judge(run=stated(world, a_start()), gate_smem_sm_120=None)
+    assert node.verdict is Verdict.INCOMPLETE
+    assert node.culprit().title == "gate smem"
+
+
+def test_a_run_alone_is_judged_by_its_form_and_verdict(world: World) -> None:
+    judge = Judge(world.trust, None, NOW)
+    item = read_item("run", stated(world, a_start()).dump())
+    assert judge_statement(item, judge).node.verdict is Verdict.INCOMPLETE
+    item = read_item("run", stated(world, a_start("failed")).dump())
+    assert judge_statement(item, judge).node.verdict is Verdict.BROKEN
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"sm120_verdict": "passed", "result": "PASSED"},
+        {"sm120_run": "bench"},
+        {"sm120_run": None},
+        {"failedTests": []},
+    ],
+)
+def test_a_lie_about_a_run_is_broken(world: World, lie: dict[str, Any]) -> None:
+    body = json.loads(stated(world, a_start("failed")).payload)
+    body["predicate"] |= lie
+    signed = sign_bytes(json.dumps(body, sort_keys=True, separators=(",", ":")).encode(), world.key)
+    assert world.judge(run=signed).verdict is Verdict.BROKEN
