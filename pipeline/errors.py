@@ -653,10 +653,10 @@ class PreflightFailed(PipelineError):
     hint = "Each row above names its fix; `--skip-preflight NAME` starts without that check."
 
 
-# 90 and 91 are of starting an engine; this is of what a running one answers.
+# 90 and 91 are of serving a recipe; this is of what an image or a running server shows.
 class SmokeNotPassed(PipelineError):
     exit_code = 92
-    meaning = "a served model did not prove itself"
+    meaning = "an image or a served model did not prove itself"
 
 
 class SmokeFailed(SmokeNotPassed):
@@ -667,6 +667,16 @@ class SmokeFailed(SmokeNotPassed):
 class ServerGone(SmokeNotPassed):
     meaning = "nobody answers at the address that was to be tested"
     hint = "Start the server first, and name it as http://HOST:PORT."
+
+
+class StartFails(SmokeNotPassed):
+    meaning = "an image does not start: something that its engine needs is missing or unusable"
+    hint = "The test names it; `sm120 image explain IMAGE PATH` shows where a file comes from."
+
+
+class StartUnknown(SmokeNotPassed):
+    meaning = "whether an image starts could not be found out: nothing failed"
+    hint = "Each unknown test above gives its reason; unknown never counts as passed."
 
 
 # 128 + SIGINT, as shells report it: gnu.org/software/bash/manual/html_node/Exit-Status.html

@@ -47,6 +47,7 @@ IMAGE = {
     "list": Verb("image.plan:list_images", "List the images, and which are locked and built."),
     "plan": _PLAN,
     "build": _BUILD,
+    "test": Verb("image.start:test_images", "Prove that images start, without a GPU."),
     "load": _LOAD,
     "export": Verb("image.deliver:export", "Write a built image as an OCI layout folder."),
     "collect": Verb("image.deliver:collect", "Download all inputs for a machine without network."),

@@ -28,6 +28,7 @@ from pipeline.publish.evidence import (
 )
 from pipeline.publish.gates import GateState
 from pipeline.publish.known import KnownRepository
+from pipeline.publish.proof import Proof
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob, Way, push_blob
 from pipeline.store.store import Store
@@ -94,6 +95,7 @@ class Published(Frozen):
     tag: str
     platforms: dict[str, str]
     gates: list[GateState]
+    proved: list[Proof]
     ungated_reason: str | None
     blobs: dict[Way, int]
     total_bytes: int
@@ -113,6 +115,7 @@ class Order:
     repository: Repository
     tag: str
     gates: list[GateState]
+    proved: Sequence[Proof] = ()
     attachments: Sequence[Attachment] = ()
     ungated_reason: str | None = None
     bundle: EvidenceBundle | None = None  # none: published without evidence, as asked
@@ -260,6 +263,7 @@ def _published(
         tag=order.tag,
         platforms={platform: d.digest for platform, d in shipment.images.items()},
         gates=order.gates,
+        proved=list(order.proved),
         ungated_reason=order.ungated_reason if is_forced else None,
         blobs={
             "there": len(shipment.blobs) - len(ways),

@@ -3,9 +3,10 @@
     python start.py REQUEST [PROGRAM ARGUMENT…]
 
 REQUEST is a JSON object: `kind`, the folders to `read` and to `write`, an empty folder `root`, the
-working folder `cwd`; with namespaces also the unpacked image to run in (`system`) and folders at
-other places in it (`mounts`). Without a program it only tries, and prints as JSON which barriers
-hold.
+working folder `cwd`; with namespaces also the unpacked image to run in (`system`), folders at
+other places in it (`mounts`), and the numbers of the image's own `user` and group: then it may
+change the image's files as far as that user may. Without a program it only tries, and prints as
+JSON which barriers hold.
 
 `namespaces` gives the program a file system, a network, processes and message queues of its own,
 as root or through a user namespace. `restrictions` is for systems and containers that forbid this:
@@ -102,18 +103,20 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
     check(done, f"mount {target}")
 
 
-def enter_namespaces() -> None:
+def enter_namespaces(request: dict[str, Any]) -> None:
     """Own mounts, network, processes and queues; a user namespace where we are not root."""
     flags = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
     uid, gid = os.geteuid(), os.getegid()
+    # one's own number is the only one that may be mapped: inside it is the image's user's
+    inside_uid, inside_gid = request.get("user") or (uid, gid)
     if uid == 0 and _libc.unshare(flags) == 0:
         return
     check(_libc.unshare(flags | NEWUSER), "unshare")
     # without this the kernel refuses a map of groups from a user without capabilities:
     # https://man7.org/linux/man-pages/man7/user_namespaces.7.html
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{inside_uid} {uid} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{inside_gid} {gid} 1", encoding="ascii")
 
 
 def bind(source: str, root: str, *, writable: bool, at: str = "") -> None:
@@ -147,15 +150,17 @@ def make_root(request: dict[str, Any]) -> None:
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=16m")
     system = request.get("system")  # the root of an image, in place of this machine's programs
-    for path in SYSTEM if system is None else _top_level(system):
+    is_own = "user" in request  # a copy of the image that goes with the run, its /tmp too
+    hidden = {"dev", "proc", "sys", *(() if is_own else ("tmp",))}
+    for path in SYSTEM if system is None else _top_level(system, hidden):
         source = f"{system or ''}{path}"
         if Path(source).is_symlink():
             Path(root + path).symlink_to(Path(source).readlink())
         elif Path(source).exists():
-            bind(source, root, writable=False, at=path)
+            bind(source, root, writable=is_own, at=path)
     for folder in ("dev/shm", "tmp", "etc", "proc"):
         Path(root, folder).mkdir(parents=True, exist_ok=True)
-    for folder in ("dev/shm", "tmp"):
+    for folder in ("dev/shm",) if is_own else ("dev/shm", "tmp"):
         flags = MS_NOSUID | MS_NODEV
         mount("tmpfs", f"{root}/{folder}", "tmpfs", flags, "mode=1777,size=256m")
     named = {str(Path(path).resolve()): False for path in request["read"]}
@@ -185,10 +190,9 @@ def make_root(request: dict[str, Any]) -> None:
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def _top_level(system: str) -> list[str]:
+def _top_level(system: str, hidden: set[str]) -> list[str]:
     """What lies in an image's root but the folders that every container has of its own."""
-    own = {"dev", "proc", "sys", "tmp"}
-    return [f"/{name}" for name in sorted(os.listdir(system)) if name not in own]  # noqa: PTH208
+    return [f"/{name}" for name in sorted(os.listdir(system)) if name not in hidden]  # noqa: PTH208
 
 
 def _numbers() -> tuple[int, int]:
@@ -209,7 +213,7 @@ def drop_powers(request: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.setgroups([])
         named = [*request["read"], *request["write"], *(at for _, at in request.get("mounts", []))]
-        if any(Path(path).stat().st_uid != 0 for path in named):
+        if "user" not in request and any(Path(path).stat().st_uid != 0 for path in named):
             kept = 1 << CAP_DAC_OVERRIDE
     for number in range(64):
         if kept >> number & 1:
@@ -218,6 +222,10 @@ def drop_powers(request: dict[str, Any]) -> None:
             break
     with contextlib.suppress(OSError):
         prctl(PR_CAP_AMBIENT, 4)  # clear them all
+    if "user" in request and os.geteuid() == 0:
+        uid, gid = request["user"]
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
     sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)
     # the third version of the call, which knows 64 capabilities
     check(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
@@ -340,7 +348,7 @@ def start(command: Sequence[str]) -> NoReturn:
 
 def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
     """Run the program, or only try, with everything of its own."""
-    enter_namespaces()
+    enter_namespaces(request)
     first = os.fork()
     if first:
         return wait(first)

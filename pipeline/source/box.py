@@ -70,6 +70,10 @@ class Box:
     env: Mapping[str, str]
     limits: Limits
     scratch: Path
+    # The numbers of the image's own user and group. With them it is a container of the image as it
+    # would be served: its own user, variables and files to write. Without, steps run as the caller.
+    user: tuple[int, int] | None = None
+    workdir: str = _WORK
 
     @property
     def processors(self) -> str:
@@ -110,12 +114,13 @@ class Namespaces:
             "read": [],
             "write": [],
             "root": str(empty.absolute()),
-            "cwd": _WORK,
+            "cwd": box.workdir,
             "system": str(box.root.absolute()),
             "mounts": [[str(path.absolute()), at] for at, path in box.mounts.items()],
             "hostname": HOST_NAME,
             "memory_bytes": box.limits.memory_bytes,
             "cpus": box.limits.cpus,
+            **({"user": box.user} if box.user else {}),
         }
         start = [sys.executable, "-I", "-S", str(START), json.dumps(request), *command]
         with _process(start, box.env) as running:
@@ -144,22 +149,26 @@ class Podman:
             self._read("rm", "--force", "--ignore", "--time=0", name)
 
     def _arguments(self, box: Box, name: str) -> list[str]:
-        user = ["--userns=keep-id"] if os.geteuid() else []
         return [
             *("run", "--rm", f"--name={name}", f"--label={LABEL}={box.scratch}"),
-            *("--network=none", "--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL"),
-            *("--security-opt=no-new-privileges", f"--hostname={HOST_NAME}", "--no-hosts"),
-            *(
-                f"--workdir={_WORK}",
-                f"--user={os.geteuid()}:{os.getegid()}",
-                "--entrypoint=",
-                *user,
-            ),
+            *("--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+            *(f"--hostname={HOST_NAME}", "--no-hosts", "--entrypoint="),
             # swap counts too, or there would be no limit
             *(f"--memory={box.limits.memory_bytes}", f"--memory-swap={box.limits.memory_bytes}"),
             *(f"--cpuset-cpus={box.processors}", f"--shm-size={_SHM_BYTES}"),
             *(f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in _rlimits().items()),
             *(f"--volume={path.absolute()}:{at}" for at, path in box.mounts.items()),
+            *self._system(box),
+        ]
+
+    def _system(self, box: Box) -> list[str]:
+        """The files that it runs in, and as whom."""
+        if box.user:
+            return ["--pull=never", box.image]
+        user = ["--userns=keep-id"] if os.geteuid() else []
+        return [
+            *("--read-only", "--read-only-tmpfs=false", f"--workdir={_WORK}"),
+            *(f"--user={os.geteuid()}:{os.getegid()}", *user),
             # O: on the folder itself podman would leave the points that it mounts things at
             *("--rootfs", f"{box.root.absolute()}:O"),
             *_with_environment(box.env),
@@ -214,18 +223,21 @@ def _docker_arguments(box: Box, command: Sequence[str]) -> dict[str, Any]:
     from docker.types import Ulimit
 
     limits = _rlimits().items()
+    as_caller = {
+        "read_only": True,
+        "working_dir": _WORK,
+        "user": f"{os.geteuid()}:{os.getegid()}",
+        "command": [*_with_environment(box.env), *command],
+    }
     return {
         "image": box.image,
-        "command": [*_with_environment(box.env), *command],
+        **({"command": list(command)} if box.user else as_caller),
         "entrypoint": [],
         "labels": {LABEL: str(box.scratch)},
         "network_mode": "none",
-        "read_only": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "hostname": HOST_NAME,
-        "working_dir": _WORK,
-        "user": f"{os.geteuid()}:{os.getegid()}",
         "mem_limit": box.limits.memory_bytes,
         "memswap_limit": box.limits.memory_bytes,  # swap counts too, or there would be no limit
         "cpuset_cpus": box.processors,

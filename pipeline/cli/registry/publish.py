@@ -19,6 +19,7 @@ from pipeline.oci.reference import parse_reference
 from pipeline.publish.attachment import file_attachment
 from pipeline.publish.bundle import make_bundle
 from pipeline.publish.gates import GateState, gate_state, require_gates
+from pipeline.publish.proof import how_far
 from pipeline.publish.publish import Order, Published, make_shipment, rehearse
 from pipeline.publish.publish import publish as publish_image
 from pipeline.registry.client import Access
@@ -112,6 +113,7 @@ def publish(
                 repository=repository,
                 tag=tag,
                 gates=states,
+                proved=[how_far(store, *each) for each in zip(built, states, strict=True)],
                 bundle=bundle,
                 attachments=chosen,
                 ungated_reason=reason,
@@ -165,6 +167,7 @@ def _shown(done: Published) -> str:
     lines = [
         log.table(["platform", "digest"], rows),
         "",
+        *(f"proved for {proof.sentence()}" for proof in done.proved),
         f"{log.size(done.sent_bytes)} of {log.size(done.total_bytes)} {verb}"
         f" ({counts}, {done.blobs['there']} were there)",
     ]

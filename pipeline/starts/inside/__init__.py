@@ -1,0 +1,1 @@
+"""Scripts that run inside an image, on its own Python: standard library only."""

@@ -1,0 +1,161 @@
+"""Which shared libraries the programs of an image ask for and where the loader finds them.
+
+Runs inside an image; standard library only. Read from the files, as the loader would, without
+loading one: what needs the driver cannot be loaded on a machine that has none.
+https://man7.org/linux/man-pages/man8/ld.so.8.html
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+_MAGIC64 = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_HEAD = struct.Struct("<16xHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_ENTRY = struct.Struct("<qQ")
+_LOAD, _DYNAMIC = 1, 2
+_NEEDED, _STRINGS, _STRINGS_BYTES, _SONAME, _RPATH, _RUNPATH = 1, 5, 10, 14, 15, 29
+_MOST_BYTES = 16 << 20
+_PACKAGES = "/site-packages/"
+_HIDDEN = ("/proc", "/sys", "/dev")
+
+
+class Needs(NamedTuple):
+    """What one program or library asks the loader for."""
+
+    path: str
+    machine: int
+    soname: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    runpath: tuple[str, ...]
+
+
+def read_needs(path: Path) -> Needs | None:
+    """The needs of a file; nothing where it is not linked dynamically."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD.size)
+            if len(head) < _HEAD.size or not head.startswith(_MAGIC64):
+                return None
+            _, machine, _, _, start, *_, size, count, _, _, _ = _HEAD.unpack(head)
+            file.seek(start)
+            table = file.read(size * count)
+            segments = [_SEGMENT.unpack_from(table, at) for at in range(0, len(table), size)]
+            return _read_dynamic(file, str(path), machine, segments)
+    except (OSError, struct.error, ValueError):
+        return None
+
+
+def _read_dynamic(
+    file: BinaryIO, path: str, machine: int, segments: Sequence[tuple[int, ...]]
+) -> Needs | None:
+    def at(offset: int, size: int) -> bytes:
+        file.seek(offset)
+        return file.read(min(size, _MOST_BYTES))
+
+    dynamic = next((s for s in segments if s[0] == _DYNAMIC), None)
+    if dynamic is None:
+        return None
+    data = at(dynamic[2], dynamic[5])
+    entries = [_ENTRY.unpack_from(data, n) for n in range(0, len(data) - 15, 16)]
+    values = dict(reversed(entries))
+    address, size = values.get(_STRINGS, 0), values.get(_STRINGS_BYTES, 0)
+    # the table of strings is named by its address in memory
+    load = next((s for s in segments if s[0] == _LOAD and s[3] <= address < s[3] + s[5]), None)
+    if load is None:
+        return None
+    strings = at(load[2] + address - load[3], size)
+
+    def text(offset: int) -> str:
+        return strings[offset : strings.index(b"\0", offset)].decode("utf-8", "replace")
+
+    def paths(tag: int) -> tuple[str, ...]:
+        return tuple(p for p in text(values[tag]).split(":") if p) if tag in values else ()
+
+    needed = tuple(text(value) for tag, value in entries if tag == _NEEDED)
+    soname = text(values[_SONAME]) if _SONAME in values else ""
+    return Needs(path, machine, soname, needed, paths(_RPATH), paths(_RUNPATH))
+
+
+def linked_files(root: str = "/") -> Iterator[Needs]:
+    """Every program and library below a folder that is linked dynamically."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if f"{folder}{name}" not in _HIDDEN]
+        for path in (Path(folder, name) for name in files):
+            if not path.is_symlink() and (needs := read_needs(path)):
+                yield needs
+
+
+class Loader:
+    """Where the loader of an image looks, and what lies elsewhere in it."""
+
+    def __init__(
+        self, files: Sequence[Needs], environment: Mapping[str, str], root: str = ""
+    ) -> None:
+        self._root = root
+        self._environment = [p for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p]
+        self._system = [*self._configured(Path(f"{root}/etc/ld.so.conf")), *self._usual()]
+        self._machines = {Path(each.path).resolve(): each.machine for each in files}
+        # Python code loads some libraries of its own packages first, and what is loaded already
+        # is found by its name alone: torch does so for all that is linked with it.
+        self._loaded: dict[tuple[int, str], str] = {}
+        for each in (each for each in files if _PACKAGES in each.path):
+            for name in {each.soname, Path(each.path).name}:
+                self._loaded.setdefault((each.machine, name), each.path)
+
+    def find(self, file: Needs, name: str) -> str | None:
+        """The file that a needed name leads to; nothing where there is none in the image."""
+        if "/" in name:
+            return name if Path(self._root + name).exists() else None
+        # an RPATH counts only where there is no RUNPATH
+        before = file.rpath if not file.runpath else ()
+        for folder in (*before, *self._environment, *file.runpath, *self._system):
+            path = self._folder(folder, file.path) / name
+            if self._machines.get(path.resolve()) == file.machine:
+                return str(path)
+        return self._loaded.get((file.machine, name)) if _PACKAGES in file.path else None
+
+    def _folder(self, folder: str, path: str) -> Path:
+        if "ORIGIN" in folder:
+            origin = str(Path(path).resolve().parent)
+            return Path(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin))
+        return Path(self._root + folder)
+
+    def _usual(self) -> list[str]:
+        triplets = [p.name for p in Path(f"{self._root}/usr/lib").glob("*-linux-gnu*")]
+        folders = [f"{top}/{name}" for top in ("/lib", "/usr/lib") for name in triplets]
+        return [*folders, "/lib", "/usr/lib", "/lib64", "/usr/lib64"]
+
+    def _configured(self, path: Path) -> list[str]:
+        """The folders of ld.so.conf, with what it includes."""
+        folders: list[str] = []
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        for line in (line.partition("#")[0].strip() for line in lines):
+            if line.startswith("include "):
+                pattern = line.split(None, 1)[1].lstrip("/")
+                for each in sorted(Path(f"{self._root}/").glob(pattern)):
+                    folders += self._configured(each)
+            elif line:
+                folders.append(line)
+        return folders
+
+
+def missing_libraries(files: Sequence[Needs], loader: Loader, machine: int) -> dict[str, list[str]]:
+    """Names that nothing in the image answers to, and who asks for them."""
+    missing: dict[str, list[str]] = {}
+    for file in files:
+        # code of other machines is data here: a library for a card's own processor, say
+        if file.machine != machine:
+            continue
+        for name in file.needed:
+            if loader.find(file, name) is None:
+                missing.setdefault(name, []).append(file.path)
+    return {name: sorted(missing[name]) for name in sorted(missing)}
