@@ -79,27 +79,86 @@ def run(session: nox.Session, group: str, *command: str, patience_s: float = 5, 
 
 def with_images(words: list[str]) -> list[str]:
     """What follows `--`: options alone are for the engine images, names stand for themselves."""
-    takes_value = ("--mirror", "--platform")
-    before = ["", *words]
-    names = [
-        word
-        for previous, word in zip(before, words, strict=False)
-        if not word.startswith("-") and previous not in takes_value
-    ]
-    if names:
+    if names_in(words):
         return words
-    platform = any(word.startswith("--platform") for word in words)
-    return [*ENGINES, *words, *(() if platform else ("--platform", "linux/amd64"))]
+    return [*ENGINES, *words, *(() if platform_in(words) else ("--platform", "linux/amd64"))]
+
+
+def names_in(words: list[str]) -> list[str]:
+    """The images among words: neither options nor the values of some."""
+    pairs = zip(["", *words], words, strict=False)
+    takes_value = ("--mirror", "--platform")
+    return [w for last, w in pairs if not w.startswith("-") and last not in takes_value]
+
+
+def platform_in(words: list[str]) -> list[str]:
+    """The option --platform among words, with its value."""
+    pairs = zip(["", *words], words, strict=False)
+    return [w for last, w in pairs if w.startswith("--platform") or last == "--platform"]
+
+
+def without_smoke(words: list[str]) -> tuple[list[str], bool, str | None]:
+    """What follows `--` without `--smoke [RECIPE]`; whether it was there, and its recipe."""
+    rest: list[str] = []
+    wanted, recipe = False, None
+    before = ""
+    for word in words:
+        name, sign, value = word.partition("=")
+        if name == "--smoke":
+            wanted, recipe = True, value if sign else recipe
+        # images are named there, too: a recipe is what has a file
+        elif before == "--smoke" and (ROOT / "recipes" / f"{word}.yaml").is_file():
+            recipe = word
+        else:
+            rest.append(word)
+        before = word
+    return rest, wanted, recipe
 
 
 @nox.session(name="build-sm120")
 def build_sm120(session: nox.Session) -> None:
-    """Build the engine images sglang-k2, sglang and vllm (after --: others; --gate judges them)."""
-    chosen = with_images(session.posargs)
+    """Build sglang-k2, sglang and vllm (after --: other images; --gate; --smoke [RECIPE])."""
+    words, is_smoked, recipe = without_smoke(session.posargs)
+    chosen = with_images(words)
     run(session, "run", "sm120", "build", *chosen)
-    if chosen != session.posargs:
+    if is_smoked:
+        prove(session, chosen, recipe)
+    if chosen != words:
         others = "".join(f"\n  {name}: {what}" for name, what in OTHERS.items())
         session.log(f"Not built, `nox -s build-sm120 -- IMAGE` builds them:{others}")
+
+
+def prove(session: nox.Session, words: list[str], recipe: str | None = None) -> None:
+    """Let built images prove themselves as far as this machine can: a start, then a ladder."""
+    images = names_in(words) or ENGINES
+    run(session, "run", "sm120", "image", "test", *images, *platform_in(words))
+    if recipe:
+        climb(session, recipe)
+
+
+def climb(session: nox.Session, recipe: str) -> None:
+    """Serve a recipe and let it prove its answers, where the machine is ready for it."""
+    sm120 = str(environment("run") / "sm120")
+    code = subprocess.run([sm120, "serve", recipe], check=False).returncode
+    # docs/exit-codes.md: a container engine or a card that this machine has not
+    if code in (42, 91):
+        session.log(f"This machine cannot serve {recipe}: its image is proved as far as it can be")
+        return
+    if code:
+        session.error(f"{recipe} was not served")
+    try:
+        run(session, "run", "sm120", "smoke", recipe)
+    finally:
+        run(session, "run", "sm120", "recipe", "stop", recipe)
+
+
+@nox.session
+def smoke(session: nox.Session) -> None:
+    """Do built images start? (-- IMAGE …). What does a server answer? (-- RECIPE or URL)."""
+    if all((ROOT / "images" / name).is_dir() for name in names_in(session.posargs)):
+        prove(session, session.posargs)
+    else:
+        run(session, "run", "sm120", "smoke", *session.posargs)
 
 
 @nox.session

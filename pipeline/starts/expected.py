@@ -149,6 +149,8 @@ def _home(plan: ImagePlan, variables: Mapping[str, str]) -> str:
 
 
 def _folders(variables: Mapping[str, str], home: str, workdir: str) -> list[str]:
-    """Home, what variables place below it, the working folder and /tmp; each once."""
+    """Home, its caches, what variables place below it, the working folder and /tmp; each once."""
     below = [value for value in variables.values() if value.startswith(f"{home}/")]
-    return list(dict.fromkeys([home, workdir, "/tmp", *sorted(below)]))  # noqa: S108
+    # where XDG_CACHE_HOME is not set, libraries take this one
+    named = [home, workdir, "/tmp", f"{home}/.cache", *sorted(below)]  # noqa: S108
+    return list(dict.fromkeys(named))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
 
 import pytest
@@ -44,6 +46,115 @@ def test_options_alone_are_for_the_engine_images(
     menu: ModuleType, words: list[str], want: list[str]
 ) -> None:
     assert menu.with_images(words) == want
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        ([], ([], False, None)),
+        (["--gate"], (["--gate"], False, None)),
+        (["--smoke"], ([], True, None)),
+        (["--smoke", "tiny-cpu"], ([], True, "tiny-cpu")),
+        (["--smoke=tiny-cpu", "--gate"], (["--gate"], True, "tiny-cpu")),
+        (["--smoke", "--gate"], (["--gate"], True, None)),
+        # an image that follows is an image
+        (["--smoke", "vllm"], (["vllm"], True, None)),
+        (["tiny-cpu", "--smoke"], (["tiny-cpu"], True, None)),
+        (["vllm", "--smoke", "tiny-cpu", "--gate"], (["vllm", "--gate"], True, "tiny-cpu")),
+    ],
+)
+def test_smoke_is_of_the_stage_after_the_build(
+    menu: ModuleType, words: list[str], want: tuple[list[str], bool, str | None]
+) -> None:
+    assert menu.without_smoke(words) == want
+
+
+class FakeSession:
+    """What a session was asked to run."""
+
+    def __init__(self, *posargs: str) -> None:
+        self.posargs, self.ran = list(posargs), list[tuple[str, ...]]()
+
+    def log(self, message: str) -> None:
+        self.ran.append(("log", message))
+
+    def error(self, message: str) -> None:
+        raise RuntimeError(message)
+
+
+@pytest.fixture
+def ran(menu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """All commands of the menu, which are not run."""
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(menu, "run", lambda session, group, *words: commands.append(words))
+    monkeypatch.setattr(menu, "environment", lambda group: Path("bin"))
+    return commands
+
+
+def serve_ends_with(code: int, menu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], check: bool) -> CompletedProcess[bytes]:
+        assert command == ["bin/sm120", "serve", "tiny-cpu"]
+        return CompletedProcess(command, code)
+
+    monkeypatch.setattr(menu.subprocess, "run", run)
+
+
+def test_after_the_build_the_engine_images_prove_their_start(
+    menu: ModuleType, ran: list[tuple[str, ...]]
+) -> None:
+    menu.build_sm120.func(FakeSession("--smoke", "--gate"))
+    assert ran == [
+        ("sm120", "build", *ENGINES, "--gate", *AMD64),
+        ("sm120", "image", "test", *ENGINES, *AMD64),
+    ]
+
+
+def test_a_recipe_is_served_smoked_and_stopped_after_the_start(
+    menu: ModuleType, ran: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_ends_with(0, menu, monkeypatch)
+    menu.build_sm120.func(FakeSession("llama-cpp-cpu", "--smoke", "tiny-cpu"))
+    assert ran == [
+        ("sm120", "build", "llama-cpp-cpu"),
+        ("sm120", "image", "test", "llama-cpp-cpu"),
+        ("sm120", "smoke", "tiny-cpu"),
+        ("sm120", "recipe", "stop", "tiny-cpu"),
+    ]
+
+
+@pytest.mark.parametrize("code", [42, 91])
+def test_a_machine_that_cannot_serve_a_recipe_ends_with_the_start(
+    menu: ModuleType, ran: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    serve_ends_with(code, menu, monkeypatch)
+    session = FakeSession("llama-cpp-cpu", "--smoke", "tiny-cpu")
+    menu.build_sm120.func(session)
+    assert ran[-1] == ("sm120", "image", "test", "llama-cpp-cpu")
+    assert "cannot serve tiny-cpu" in session.ran[0][1]
+
+
+def test_a_recipe_whose_engine_ends_is_an_error(
+    menu: ModuleType, ran: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_ends_with(90, menu, monkeypatch)
+    with pytest.raises(RuntimeError, match="was not served"):
+        menu.build_sm120.func(FakeSession("llama-cpp-cpu", "--smoke", "tiny-cpu"))
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        ([], ["image", "test", *ENGINES]),
+        (["vllm", "--platform", "host"], ["image", "test", "vllm", "--platform", "host"]),
+        (["tiny-cpu", "--quick"], ["smoke", "tiny-cpu", "--quick"]),
+        (["http://gpu1:8000"], ["smoke", "http://gpu1:8000"]),
+    ],
+)
+def test_smoke_alone_is_of_images_recipes_and_servers(
+    menu: ModuleType, ran: list[tuple[str, ...]], words: list[str], want: list[str]
+) -> None:
+    menu.smoke.func(FakeSession(*words))
+    assert ran == [("sm120", *want)]
 
 
 def test_what_is_not_built_by_default_exists_and_is_named(menu: ModuleType) -> None:
