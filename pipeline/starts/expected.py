@@ -74,7 +74,7 @@ def wanted_of(
     return Wanted(
         checks=_checks(plan, parser, command),
         user=_of_chain(plan, "user") or "root",
-        folders=_folders(variables, _home(plan, variables), config.runs.workdir or "/"),
+        folders=_folders(variables, _home(plan, variables)),
         modules=_modules(parser),
         programs=_programs(plan),
         parser=_parser(parser, flags) if parser else None,
@@ -148,9 +148,9 @@ def _home(plan: ImagePlan, variables: Mapping[str, str]) -> str:
     return variables.get("HOME") or accounts.get(user or "root", "/root")
 
 
-def _folders(variables: Mapping[str, str], home: str, workdir: str) -> list[str]:
-    """Home, its caches, what variables place below it, the working folder and /tmp; each once."""
+def _folders(variables: Mapping[str, str], home: str) -> list[str]:
+    """Home, /tmp, caches, and what variables place below the home; each once."""
     below = [value for value in variables.values() if value.startswith(f"{home}/")]
     # where XDG_CACHE_HOME is not set, libraries take this one
-    named = [home, workdir, "/tmp", f"{home}/.cache", *sorted(below)]  # noqa: S108
+    named = [home, "/tmp", f"{home}/.cache", *sorted(below)]  # noqa: S108
     return list(dict.fromkeys(named))

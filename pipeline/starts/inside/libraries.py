@@ -101,6 +101,7 @@ class Loader:
         self._environment = [p for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p]
         self._system = [*self._configured(Path(f"{root}/etc/ld.so.conf")), *self._usual()]
         self._machines = {Path(each.path).resolve(): each.machine for each in files}
+        self._known: dict[str, int | None] = {}
         # Python code loads some libraries of its own packages first, and what is loaded already
         # is found by its name alone: torch does so for all that is linked with it.
         self._loaded: dict[tuple[int, str], str] = {}
@@ -115,16 +116,25 @@ class Loader:
         # an RPATH counts only where there is no RUNPATH
         before = file.rpath if not file.runpath else ()
         for folder in (*before, *self._environment, *file.runpath, *self._system):
-            path = self._folder(folder, file.path) / name
-            if self._machines.get(path.resolve()) == file.machine:
-                return str(path)
+            path = f"{self._folder(folder, file.path)}/{name}"
+            if self._machine(path) == file.machine:
+                return path
         return self._loaded.get((file.machine, name)) if _PACKAGES in file.path else None
 
-    def _folder(self, folder: str, path: str) -> Path:
+    def _machine(self, path: str) -> int | None:
+        """The processor that a path's library is for; nothing where there is none."""
+        if path not in self._known:
+            place = Path(path)
+            # most places that are looked at hold nothing, and a look is cheaper than resolving
+            self._known[path] = self._machines.get(place.resolve()) if place.exists() else None
+        return self._known[path]
+
+    def _folder(self, folder: str, path: str) -> str:
         if "ORIGIN" in folder:
-            origin = str(Path(path).resolve().parent)
-            return Path(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin))
-        return Path(self._root + folder)
+            # found by walking: no part of it is a link
+            origin = str(Path(path).parent)
+            return folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
+        return self._root + folder
 
     def _usual(self) -> list[str]:
         triplets = [p.name for p in Path(f"{self._root}/usr/lib").glob("*-linux-gnu*")]

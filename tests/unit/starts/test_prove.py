@@ -1,0 +1,220 @@
+"""A run of an image's checks: what it printed, what it did not reach, and where it cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pipeline.assemble.image import Built
+from pipeline.errors import StepFailed
+from pipeline.evidence.runs import Run
+from pipeline.source.box import Box, Kind, Running
+from pipeline.starts import prove
+from pipeline.starts.inside.check import MARK
+from pipeline.starts.prove import Passwd, emulator_for, find_user, prove_start, read_passwd
+from pipeline.store.store import Store
+from tests.makers import AMD64, build_in, make_deb, root_image
+from tests.testbed.deb_file import Item
+
+Script = Callable[[Box], tuple[list[str], int]]
+
+
+class FakeWay:
+    """Prints lines in place of running anything."""
+
+    kind: Kind = "namespaces"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+        lines, code = self._script(box)
+        reader, writer = os.pipe()
+        os.write(writer, "".join(f"{line}\n" for line in lines).encode())
+        os.close(writer)
+        try:
+            yield Running(reader, lambda: code)
+        finally:
+            os.close(reader)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Built]:
+    place = tmp_path_factory.mktemp("starts")
+    deb = make_deb(place / "mirror", "tool", Item("./usr/bin/tool", b"#!"))
+    _, store, built = build_in(place, root_image([deb], user="engine"))
+    return store, built
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image is for this machine, and nothing changes owners."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(prove, "give_owners", lambda root, rows: None)
+
+
+def line(check: str, verdict: str, **more: Any) -> str:
+    row = {"check": check, "name": check, "verdict": verdict, "message": "so it is", **more}
+    return MARK + json.dumps(row)
+
+
+def every(box: Box, verdict: str = "passed") -> list[str]:
+    wanted = json.loads((box.mounts["/sm120-start"] / "wanted.json").read_text())
+    return [line(check, verdict) for check in wanted["checks"]]
+
+
+def proved(world: tuple[Store, Built], script: Script) -> Run:
+    store, built = world
+    return prove_start(store, built, FakeWay(script), None)
+
+
+def failed(run: Run) -> dict[str, str]:
+    return {test.name: test.message for test in run.tests if test.verdict == "failed"}
+
+
+def test_an_image_that_answers_everything_starts(world: tuple[Store, Built]) -> None:
+    run = proved(world, lambda box: (["Loading…", *every(box)], 0))
+    assert (run.kind, run.verdict) == ("start", "passed")
+    assert [test.name for test in run.tests] == [
+        "owners",
+        "user",
+        "folders",
+        "libraries",
+        "programs",
+    ]
+    assert run.machine == {"sandbox": "namespaces", "processor": "x86_64", "emulator": "none"}
+    assert run.made_by["checks"].startswith("sha256:")
+
+
+def test_the_same_findings_give_the_same_run(world: tuple[Store, Built]) -> None:
+    runs = [proved(world, lambda box: (every(box), 0)) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_it_runs_as_the_images_own_user_with_its_own_variables(world: tuple[Store, Built]) -> None:
+    boxes: list[Box] = []
+
+    def script(box: Box) -> tuple[list[str], int]:
+        boxes.append(box)
+        scripts = sorted(path.name for path in box.mounts["/sm120-start"].iterdir())
+        assert scripts == ["check.py", "libraries.py", "print_flags.py", "wanted.json"]
+        return every(box), 0
+
+    proved(world, script)
+    assert boxes[0].user == (1000, 1000)
+    assert boxes[0].env["HOME"] == "/home/engine"
+    assert boxes[0].env["PATH"] == "/opt/venv/bin:/usr/bin"
+
+
+def test_a_failed_check_is_kept_with_its_message(world: tuple[Store, Built]) -> None:
+    bad = line("libraries", "failed", name="library libfoo.so", message="missing from the image")
+    run = proved(world, lambda box: ([*every(box), bad], 0))
+    assert run.verdict == "failed"
+    assert failed(run) == {"library libfoo.so": "missing from the image"}
+
+
+def test_what_was_not_reached_has_failed(world: tuple[Store, Built]) -> None:
+    run = proved(world, lambda box: ([*every(box)[:1], "Segmentation fault"], 139))
+    assert list(failed(run)) == ["folders", "libraries", "programs"]
+    assert "exit code 139: Segmentation fault" in failed(run)["folders"]
+
+
+def test_an_image_whose_python_is_missing_has_failed_everything(world: tuple[Store, Built]) -> None:
+    run = proved(world, lambda box: (["No such file or directory"], 127))
+    assert len(failed(run)) == 4
+
+
+def test_a_run_that_is_ended_has_failed_what_it_did_not_reach(world: tuple[Store, Built]) -> None:
+    def script(box: Box) -> tuple[list[str], int]:
+        raise StepFailed("took longer than 2 h, so it was ended")
+
+    assert "took longer" in failed(proved(world, script))["libraries"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MARK + "{",
+        MARK + "[]",
+        MARK + json.dumps({"check": "user", "name": "user", "verdict": "splendid", "message": ""}),
+        MARK + json.dumps({"name": "user", "verdict": "passed", "message": ""}),
+        MARK + json.dumps({"check": "user", "name": "user", "verdict": "passed", "more": 1}),
+        json.dumps({"check": "user", "name": "user", "verdict": "passed", "message": ""}),
+    ],
+)
+def test_a_line_that_is_no_verdict_counts_for_nothing(
+    world: tuple[Store, Built], text: str
+) -> None:
+    run = proved(world, lambda box: ([text, *every(box)[1:]], 0))
+    assert list(failed(run)) == ["user"]
+
+
+def test_a_user_whom_the_image_does_not_know_is_caught_before_anything_runs(
+    world: tuple[Store, Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prove, "find_user", lambda user, accounts: None)
+    run = proved(world, lambda box: cast("tuple[list[str], int]", None))
+    assert [test.name for test in run.tests] == ["user"]
+    assert run.verdict == "failed"
+
+
+def test_an_image_for_another_processor_is_unknown_without_an_emulator(
+    world: tuple[Store, Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prove, "emulator_for", lambda platform: None)
+    run = proved(world, lambda box: cast("tuple[list[str], int]", None))
+    assert run.verdict == "unknown"
+    assert "no emulator is registered" in run.tests[0].message
+
+
+REGISTERED = "enabled\ninterpreter /usr/bin/qemu\nflags: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        (REGISTERED.format("PF"), "qemu-aarch64"),
+        (REGISTERED.format("P"), None),
+        (REGISTERED.format("PF").replace("enabled", "disabled"), None),
+        ("", None),
+    ],
+)
+def test_an_emulator_counts_where_it_works_in_other_roots(
+    tmp_path: Path, text: str, want: str | None
+) -> None:
+    (tmp_path / "qemu-aarch64").write_text(text)
+    assert emulator_for("linux/arm64", tmp_path) == want
+    assert emulator_for(AMD64, tmp_path) == ""
+
+
+def test_accounts_are_read_from_passwd(tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text(
+        "root:*:0:0:root:/root:/bin/sh\nbad:line\nengine:x:1000:1001::/home/e:/bin/sh\n"
+    )
+    accounts = read_passwd(path)
+    assert accounts == {"root": Passwd(0, 0, "/root"), "engine": Passwd(1000, 1001, "/home/e")}
+    assert read_passwd(tmp_path / "nothing") == {}
+
+
+@pytest.mark.parametrize(
+    ("user", "want"),
+    [
+        ("1000:1000", (1000, 1000)),
+        ("1000", (1000, 0)),
+        ("engine", (1000, 1001)),
+        ("engine:staff", (1000, 1001)),
+        ("nobody", None),
+        ("", None),
+    ],
+)
+def test_a_user_is_a_number_or_an_account(user: str, want: tuple[int, int] | None) -> None:
+    assert find_user(user, {"engine": Passwd(1000, 1001, "/home/e")}) == want
