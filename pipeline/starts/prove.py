@@ -238,5 +238,5 @@ def _read_line(text: str) -> _Line | None:
         value = read_json(text.removeprefix(MARK).encode(), most_bytes=_MOST_LINE_BYTES)
         check = value.pop("check")
         return _Line(check=check, test=RunTest.model_validate(value))
-    except (JsonInvalid, ValidationError, AttributeError, KeyError):
+    except (JsonInvalid, ValidationError, AttributeError, KeyError, TypeError):
         return None
