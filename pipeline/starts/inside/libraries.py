@@ -18,8 +18,9 @@ _HEAD = struct.Struct("<16xHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _ENTRY = struct.Struct("<qQ")
 _LOAD, _DYNAMIC = 1, 2
-_NEEDED, _STRINGS, _STRINGS_BYTES, _SONAME, _RPATH, _RUNPATH = 1, 5, 10, 14, 15, 29
-_MOST_BYTES = 16 << 20
+_NEEDED, _STRINGS, _SONAME, _RPATH, _RUNPATH = 1, 5, 14, 15, 29
+_MOST_BYTES = 1 << 20
+_LONGEST_TEXT = 1 << 16  # of an RPATH
 _PACKAGES = "/site-packages/"
 _HIDDEN = ("/proc", "/sys", "/dev")
 
@@ -54,25 +55,26 @@ def read_needs(path: Path) -> Needs | None:
 def _read_dynamic(
     file: BinaryIO, path: str, machine: int, segments: Sequence[tuple[int, ...]]
 ) -> Needs | None:
-    def at(offset: int, size: int) -> bytes:
-        file.seek(offset)
-        return file.read(min(size, _MOST_BYTES))
-
     dynamic = next((s for s in segments if s[0] == _DYNAMIC), None)
     if dynamic is None:
         return None
-    data = at(dynamic[2], dynamic[5])
+    file.seek(dynamic[2])
+    data = file.read(min(dynamic[5], _MOST_BYTES))
     entries = [_ENTRY.unpack_from(data, n) for n in range(0, len(data) - 15, 16)]
     values = dict(reversed(entries))
-    address, size = values.get(_STRINGS, 0), values.get(_STRINGS_BYTES, 0)
+    address = values.get(_STRINGS, 0)
     # the table of strings is named by its address in memory
     load = next((s for s in segments if s[0] == _LOAD and s[3] <= address < s[3] + s[5]), None)
     if load is None:
         return None
-    strings = at(load[2] + address - load[3], size)
 
     def text(offset: int) -> str:
-        return strings[offset : strings.index(b"\0", offset)].decode("utf-8", "replace")
+        # one by one: libraries of CUDA have tables of many megabytes
+        file.seek(load[2] + address - load[3] + offset)
+        name, end, _ = file.read(_LONGEST_TEXT).partition(b"\0")
+        if not end:
+            raise ValueError("a text is cut off")
+        return name.decode("utf-8", "replace")
 
     def paths(tag: int) -> tuple[str, ...]:
         return tuple(p for p in text(values[tag]).split(":") if p) if tag in values else ()

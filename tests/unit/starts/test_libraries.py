@@ -38,6 +38,15 @@ def test_a_file_that_is_cut_off_needs_nothing(tmp_path: Path, keep: int) -> None
     assert needs is None or needs.needed == ()
 
 
+def test_a_library_with_a_table_of_many_megabytes_is_read(tmp_path: Path) -> None:
+    path = write_elf(tmp_path / "libcusparseLt.so.0", ["libc.so.6"], soname="libcusparseLt.so.0")
+    with path.open("r+b") as file:
+        file.truncate(40 << 20)
+    needs = read_needs(path)
+    assert needs
+    assert needs.soname == "libcusparseLt.so.0"
+
+
 def test_a_file_of_another_kind_needs_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.so").write_text("/* GNU ld script */ INPUT ( libncurses.so.6 )\n")
     assert read_needs(tmp_path / "x.so") is None
