@@ -20,6 +20,8 @@ _SESSIONS = {
     "verify-hosts": ["host", "verify"],
     "publish": ["publish"],
 }
+# options that a session takes for itself
+_OF_SESSIONS = {"build-sm120": ("--smoke",)}
 
 
 def complaint(line: list[str]) -> str:
@@ -80,6 +82,8 @@ def _of_nox(line: list[str]) -> str:
     session, _, rest = line[0], *_split(line[1:])
     if session not in sessions():
         return f"noxfile.py: there is no session {session!r}"
+    own = _OF_SESSIONS.get(session, ())
+    rest = [word for word in rest if word.partition("=")[0] not in own]
     return _of_sm120([*_SESSIONS[session], *rest]) if session in _SESSIONS and rest else ""
 
 

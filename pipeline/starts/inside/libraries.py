@@ -62,7 +62,9 @@ def _read_dynamic(
     data = file.read(min(dynamic[5], _MOST_BYTES))
     entries = [_ENTRY.unpack_from(data, n) for n in range(0, len(data) - 15, 16)]
     values = dict(reversed(entries))
-    address = values.get(_STRINGS, 0)
+    if _STRINGS not in values:
+        return None
+    address = values[_STRINGS]
     # the table of strings is named by its address in memory
     load = next((s for s in segments if s[0] == _LOAD and s[3] <= address < s[3] + s[5]), None)
     if load is None:
