@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +19,10 @@ from pipeline.evidence.runs import Run, RunTest
 from pipeline.files import sha256_of_file
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Frozen, sha256_of
-from pipeline.oci import docker
 from pipeline.oci.config import ImageConfig, read_config
 from pipeline.recipe.parser_flags import ParserFlags
+from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.facts import ImageFacts, require_same
 from pipeline.serve.find_engine import find_engine
 from pipeline.serve.read_flags import SCRIPT as FLAGS_SCRIPT
 from pipeline.source.box import Box, Limits, Way, run_step
@@ -128,13 +129,13 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
     """The image as a container would run it, with the scripts in a folder of their own."""
     scripts = scratch / "scripts"
     scripts.mkdir()
-    with _files(store, image, way) as root:
+    with _files(store, image, way) as (root, reference):
         accounts = read_passwd(root / "etc/passwd") if root else {}
         user = find_user(config.runs.user or "0:0", accounts)
         homes = {account.uid: account.home for account in accounts.values()}
         yield Box(
             root=root or scratch,
-            image=docker.default_tag(image.name, image.digest),
+            image=reference,
             mounts={_PLACE: scripts},
             # container engines, too, give it the home of its account
             env={"HOME": homes.get(user[0], "/") if user else "/", **config.variables()},
@@ -146,20 +147,24 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
 
 
 @contextmanager
-def _files(store: Store, image: Built, way: Way) -> Iterator[Path | None]:
-    """The image's files: unpacked for namespaces, else in the container engine."""
+def _files(store: Store, image: Built, way: Way) -> Iterator[tuple[Path | None, str]]:
+    """The image's files: unpacked for namespaces, else by its id in the container engine."""
     if way.kind == "namespaces":
         with unpacked(store, image) as root:
-            yield root
+            yield root, ""
         return
-    engine = find_engine(way.kind)
-    try:
-        record = image.record
-        if engine.image(record.config) is None and engine.image(record.digest) is None:
+    with closing(find_engine(way.kind)) as engine:
+        loaded = _loaded(engine, image)
+        if loaded is None:
             engine.load(store, image.name, image.digest)
-    finally:
-        engine.close()
-    yield None
+            loaded = _loaded(engine, image)
+    require_same(image.name, image.record, loaded)
+    # by id: a tag can be moved
+    yield None, loaded.id if loaded else ""
+
+
+def _loaded(engine: ContainerEngine, image: Built) -> ImageFacts | None:
+    return engine.image(image.record.config) or engine.image(image.digest)
 
 
 class Passwd(NamedTuple):
