@@ -21,6 +21,7 @@ PORT_LABEL, MODEL_LABEL = "sm120.port", "sm120.model"
 HOME = "/home/engine"
 # llama.cpp's programs hold machine code for the card, and compile nothing when they start.
 _COMPILING = ("vllm", "sglang")
+MOST_GPUS = 64  # of one machine, so that a typing error is seen as one
 ALL_CARDS = "nvidia.com/gpu=all"  # as the NVIDIA container toolkit names them in its CDI file
 # Served to this machine only, unless a rendering says otherwise: engines ask nobody for a password.
 LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 -- where the user asks for it

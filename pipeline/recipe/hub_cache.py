@@ -6,7 +6,11 @@ import re
 
 from pipeline.recipe.launch import Launch, Mount
 
-_SNAPSHOT = re.compile(r"(?P<repository>.*/models--[^/]+)(?P<below>/snapshots/[^/]+(?:/[^/]+)*)/?")
+# A repository's folder has its name from the Hub's client, or the commit tells what it is.
+_SNAPSHOT = re.compile(
+    r"(?P<repository>.*/models--[^/]+(?=/snapshots/[^/])|.+(?=/snapshots/[0-9a-f]{40}(?:/|$)))"
+    r"(?P<below>/snapshots/[^/]+(?:/[^/]+)*)/?"
+)
 
 
 def with_whole_repositories(launch: Launch) -> Launch:

@@ -9,14 +9,12 @@ from pathlib import Path
 from pipeline.errors import RecipeInvalid, WeightsUnknown
 from pipeline.model import sha256_of
 from pipeline.recipe import tiny
-from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.model import Recipe
 from pipeline.store.store import Store
 from pipeline.weights.model import WeightsLock
-from pipeline.weights.place import Place, find_places, in_hub_cache
+from pipeline.weights.place import Place, find_places
 
 _GGUF = ("llama-cpp", "ik-llama")
-_BLOBS = "/blobs"
 
 
 @dataclass(frozen=True)
@@ -27,17 +25,6 @@ class WeightsFolder:
     file: str = ""
     digest: str | None = None
     place: Place | None = None
-    blobs: Path | None = None  # of a Hub cache: what the links in the folder lead to
-
-    def mounted(self, launch: Launch) -> Launch:
-        """The launch, with all that the model's files need.
-
-        The links of a snapshot lead to ../../blobs, which is /blobs for a folder at the top.
-        """
-        if self.blobs is None:
-            return launch
-        more = Mount(host=str(self.blobs), inside=_BLOBS)
-        return launch.model_copy(update={"mounts": [*launch.mounts, more]})
 
 
 def tiny_weights(store: Store, recipe: Recipe) -> WeightsFolder:
@@ -65,12 +52,8 @@ def find_weights(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -
     place = _place(recipe, folder, known)
     seal = place.lock.seal if place else None
     if place is not None and place.hub_cache:
-        root = place.root.resolve()
-        snapshot = root / place.snapshot.relative_to(place.root)
-        return WeightsFolder(snapshot, file, seal, place, root / "blobs")
-    cached = in_hub_cache(folder)
-    if cached is not None and cached.commit:
-        return WeightsFolder(folder.resolve(), file, blobs=cached.root.resolve() / "blobs")
+        snapshot = place.root.resolve() / place.snapshot.relative_to(place.root)
+        return WeightsFolder(snapshot, file, seal, place)
     return WeightsFolder((place.root if place else folder).resolve(), file, seal, place)
 
 

@@ -16,6 +16,7 @@ from pipeline.assemble.plan import plan_image
 from pipeline.cli.context import checkout_of, checkout_or_none, pick_platform, store_to_read
 from pipeline.cli.options import EXISTING_FOLDER, all_of
 from pipeline.errors import LockUnusable, RecipeInvalid, UnknownImage, WeightsUnknown
+from pipeline.recipe.container import MOST_GPUS
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides, read_overrides
 from pipeline.recipe.model import Recipe
@@ -30,6 +31,29 @@ recipes_option = click.option(
     multiple=True,
     envvar="SM120_RECIPES",
     help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
+)
+
+
+class Gpus(click.ParamType[tuple[int, ...]]):
+    """Numbers of GPUs such as 0,1."""
+
+    name = "gpus"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """In the order that was typed."""
+        numbers = str(value).split(",")
+        if not all(each.isascii() and each.isdigit() and len(each) <= 2 for each in numbers):
+            self.fail("write numbers with commas, such as 0,1", param, ctx)
+        gpus = tuple(int(each) for each in numbers)
+        if len(set(gpus)) != len(gpus) or max(gpus) >= MOST_GPUS:
+            self.fail(f"name different GPUs, each below {MOST_GPUS}", param, ctx)
+        return gpus
+
+
+gpus_option = click.option(
+    "--gpus", type=Gpus(), metavar="N,N", help="GPUs to use, by number [default: all]."
 )
 _OVERRIDES = (
     click.option("--model-path", metavar="PATH", help="Model in place of the recipe's."),

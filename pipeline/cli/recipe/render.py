@@ -12,13 +12,13 @@ from pipeline.cli.options import ANY_PATH, json_option, platform_option
 from pipeline.cli.recipe.recipes import (
     all_overrides,
     draft_folder,
+    gpus_option,
     image_digest,
     override_options,
     recipes_of,
     recipes_option,
     weights_folder,
 )
-from pipeline.errors import RecipeInvalid
 from pipeline.files import write_bytes
 from pipeline.oci.docker import default_tag
 from pipeline.oci.reference import Reference, parse_reference
@@ -42,7 +42,7 @@ from pipeline.recipe.render.target import Target
 @click.option(
     "--registry", metavar="REF", help="Where the image was published [default: loaded locally]."
 )
-@click.option("--gpus", metavar="N,N", help="GPUs to use, by number [default: all].")
+@gpus_option
 @click.option(
     "--host-nccl",
     type=click.Choice(["settings", "patched"]),
@@ -72,7 +72,7 @@ def render(
     weights: Path | None,
     draft: Path | None,
     registry: str | None,
-    gpus: str | None,
+    gpus: tuple[int, ...] | None,
     host_nccl: str | None,
     runner: str,
     node: str,
@@ -111,7 +111,7 @@ def render(
     require_known_flags(checkout_of(context), launch)
     if as_json:
         return say_json(launch.model_dump(mode="json"))
-    chosen = {"gpus": _gpus(gpus), "nccl": host_nccl, "runner": runner, "claim": claim}
+    chosen = {"gpus": gpus, "nccl": host_nccl, "runner": runner, "claim": claim}
     target = Target.model_validate({"image": _image(recipe, reference, digest), **chosen})
     _write(rendered(launch, target, format_name), out)
 
@@ -130,12 +130,3 @@ def _image(recipe: Recipe, reference: Reference | None, digest: str | None) -> s
     if reference is None:
         return default_tag(recipe.image, digest)
     return str(reference.model_copy(update={"tag": None, "digest": digest}))
-
-
-def _gpus(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    numbers = text.split(",")
-    if not all(each.isascii() and each.isdigit() and int(each) < 64 for each in numbers):
-        raise RecipeInvalid(f"--gpus {text!r}: is no list of GPUs", "Write --gpus 0,1.")
-    return [int(each) for each in numbers]

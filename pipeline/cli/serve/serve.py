@@ -15,6 +15,7 @@ from pipeline.cli.images import find_image
 from pipeline.cli.options import EXISTING_FOLDER, json_option
 from pipeline.cli.recipe.recipes import (
     all_overrides,
+    gpus_option,
     override_options,
     recipes_of,
     recipes_option,
@@ -32,6 +33,7 @@ from pipeline.lock.model import current_lock
 from pipeline.publish.gates import GateState, gate_state
 from pipeline.recipe.container import ANYWHERE, LOOPBACK
 from pipeline.recipe.find import Recipes
+from pipeline.recipe.hub_cache import with_whole_repositories
 from pipeline.recipe.launch import Launch, Overrides, plan_launch
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.parser import check_flags
@@ -52,15 +54,6 @@ _TIMEOUT_S = 3600
 # The compiler whose output the driver has to load; the first that an image has.
 _CUDA_COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
 _LONGEST_CHAIN = 8
-
-
-def _cards(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if not value:
-        return ()
-    try:
-        return tuple(sorted({int(part) for part in value.split(",")}))
-    except ValueError:
-        raise click.BadParameter("write numbers with commas, such as 0,1") from None
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ class _Request:
 @click.option("--weights", type=EXISTING_FOLDER, help="Folder of the weights [MODEL_PATH].")
 @click.option("--draft", type=EXISTING_FOLDER, help="Folder of the draft model's weights.")
 @override_options
-@click.option("--gpus", "cards", callback=_cards, metavar="0,1", help="GPUs to use [all].")
+@gpus_option
 @click.option("--lan", is_flag=True, help="Let other machines connect, too.")
 @click.option(
     "--host-nccl",
@@ -118,7 +111,7 @@ def serve(
     weights: Path | None,
     draft: Path | None,
     overrides: Overrides,
-    cards: tuple[int, ...],
+    gpus: tuple[int, ...] | None,
     lan: bool,
     host_nccl: HostNccl | None,
     engine: Wanted,
@@ -137,7 +130,7 @@ def serve(
         overrides=overrides,
         weights=weights,
         draft=draft,
-        cards=cards,
+        cards=gpus or (),
         lan=lan,
         host_nccl=host_nccl,
         timeout_s=timeout_s,
@@ -197,7 +190,7 @@ def _job(request: _Request, recipe: Recipe, after: str | None) -> Job:
         draft=str(request.draft.resolve()) if request.draft else "",
         digest=built.digest if built else None,
     )
-    launch = weights.mounted(launch) if weights else launch
+    launch = with_whole_repositories(launch)
     return Job(
         recipe=recipe,
         launch=with_host_nccl(launch, request.host_nccl) if request.host_nccl else launch,

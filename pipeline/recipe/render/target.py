@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pipeline.errors import RecipeInvalid
 from pipeline.model import Frozen
-from pipeline.recipe.container import card_devices
+from pipeline.recipe.container import MOST_GPUS, card_devices
 from pipeline.recipe.launch import Launch, Mount
 
 # The user of the images. Kubernetes can tell only of a number that it is not root.
@@ -21,7 +21,7 @@ NCCL_LIBRARY = Mount(host="/usr/local/lib/sm120", inside="/usr/local/lib/sm120")
 # Tables of units, shells and environments end a value at a line's end.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-Gpu = Annotated[int, Field(ge=0, le=63)]
+Gpu = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
 
 
 class Target(Frozen):

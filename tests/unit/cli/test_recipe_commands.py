@@ -149,8 +149,6 @@ def test_options_and_variables_take_the_place_of_fields(
     ("option", "error"),
     [
         (["--port", "99999"], "RecipeInvalid"),
-        (["--gpus", "a"], "RecipeInvalid"),
-        (["--gpus", "0,1,"], "RecipeInvalid"),
         (["--gpus", "0"], "RecipeInvalid"),
         (["--eagle3"], "RecipeInvalid"),
         (["--registry", "no-registry"], "ReferenceInvalid"),
@@ -164,6 +162,16 @@ def test_what_cannot_be_is_refused(
     ended = render(sm120, "--as", "docker", *asked, *option)
     assert ended.error == error
     assert ended.out == ""
+
+
+@pytest.mark.parametrize("gpus", ["a", "0,1,", "0,0", "0,64", "-1", "²,1", ""])
+def test_numbers_of_gpus_are_refused_alike_by_render_and_serve(
+    recipes: Path, sm120: Command, gpus: str
+) -> None:
+    words = (f"--gpus={gpus}", "--recipes", recipes)
+    for verb in (("render", "small-2x", "--as", "docker"), ("serve", "small-2x")):
+        ended = sm120(*verb, *words)
+        assert (ended.code, "--gpus" in ended.err, ended.out) == (2, True, "")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,14 @@ def test_two_models_are_moved_each_by_its_own() -> None:
     assert moved.arguments == ["/models/snapshots/1", "/draft/snapshots/2"]
 
 
+def test_a_cache_of_another_name_is_known_by_its_commit() -> None:
+    commit = "0123456789" * 4
+    mount = Mount(host=f"/mnt/kimi/snapshots/{commit}", inside="/models")
+    moved = with_whole_repositories(small_launch(mounts=[mount], arguments=["/models/x.gguf"]))
+    assert moved.mounts == [Mount(host="/mnt/kimi", inside="/models")]
+    assert moved.arguments == [f"/models/snapshots/{commit}/x.gguf"]
+
+
 def test_a_plain_folder_stays_as_it_is() -> None:
     for host in ("/data/small", CACHE, f"{CACHE}/snapshots", "/x/snapshots/abc"):
         launch = small_launch(mounts=[Mount(host=host, inside="/models")])

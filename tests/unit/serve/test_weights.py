@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import RecipeInvalid, WeightsUnknown
 from pipeline.known import unknown
 from pipeline.model import sha256_of
+from pipeline.recipe.hub_cache import with_whole_repositories
 from pipeline.recipe.launch import Overrides, plan_launch
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.tiny import tiny_gguf
@@ -50,30 +51,30 @@ def test_an_engine_that_reads_no_gguf_gets_no_tiny_model(tmp_path: Path, engine:
 def test_a_fetched_set_is_mounted_as_it_is(tmp_path: Path) -> None:
     place = make_set(tmp_path).place
     found = find_weights(kimi(), place.root, ())
-    assert (found.folder, found.blobs, found.digest) == (place.root, None, place.lock.seal)
+    assert (found.folder, found.digest) == (place.root, place.lock.seal)
 
 
-def test_of_a_hub_cache_the_blobs_are_mounted_where_the_links_lead(tmp_path: Path) -> None:
+def test_of_a_hub_cache_the_blobs_are_mounted_with_the_links_that_lead_to_them(
+    tmp_path: Path,
+) -> None:
     disk = make_set(tmp_path, hub_cache=True)
     place = disk.place
     for folder in (place.root, place.snapshot):
         found = find_weights(kimi(), folder, ())
         assert (found.folder, found.digest) == (place.snapshot, place.lock.seal)
         launch = plan_launch(kimi(), Overrides(), weights=str(found.folder))
-        mounts = {m.inside: m.host for m in found.mounted(launch).mounts}
-        assert mounts == {"/models": str(place.snapshot), "/blobs": str(place.root / "blobs")}
-    for path in disk.files:
-        link = place.name(disk.pin(path)).readlink()
-        seen = os.path.normpath(Path("/models", path).parent / link)
-        assert seen.startswith("/blobs/")
+        launch = with_whole_repositories(launch)
+        assert {m.inside: m.host for m in launch.mounts} == {"/models": str(place.root)}
+        seen = Path(launch.arguments[0])
+        for path in disk.files:
+            link = place.name(disk.pin(path)).readlink()
+            assert os.path.normpath((seen / path).parent / link).startswith("/models/blobs/")
 
 
 def test_a_snapshot_that_nobody_locked_is_mounted_the_same_way(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--org--tiny" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
-    found = find_weights(kimi(), snapshot, ())
-    blobs = tmp_path / "models--org--tiny" / "blobs"
-    assert (found.folder, found.blobs, found.digest) == (snapshot, blobs, None)
+    assert find_weights(kimi(), snapshot, ()) == WeightsFolder(snapshot)
 
 
 def test_a_plain_folder_without_a_lock_is_taken_but_nothing_is_known_of_it(tmp_path: Path) -> None:
