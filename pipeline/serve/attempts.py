@@ -19,6 +19,7 @@ from pydantic import Discriminator, Field, StringConstraints, TypeAdapter, Valid
 from pipeline import foreign_json
 from pipeline.files import locked, os_errors_explained
 from pipeline.model import Digest, Frozen, Name, Stamp, canonical_json
+from pipeline.serve.options import ServeOptions
 
 AttemptId = Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}-[0-9a-f]{6}$")]
 Kind: TypeAlias = Literal["serve", "smoke"]
@@ -40,7 +41,9 @@ class Begun(Frozen):
     image: Name | None = None
     image_digest: Digest | None = None
     weights_digest: Digest | None = None
-    after: AttemptId | None = None  # the attempt whose fallback this one is
+    # the attempt that this one follows: as its fallback, or without the draft model that failed
+    after: AttemptId | None = None
+    options: ServeOptions | None = None
     at: Stamp
 
 

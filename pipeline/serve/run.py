@@ -19,6 +19,7 @@ from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, short_failure, stamp
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.facts import ContainerFacts
+from pipeline.serve.options import ServeOptions
 from pipeline.serve.preflight import Plan, look, require_ready, run_checks
 from pipeline.serve.start import Served, Start, make_room, start_engine
 from pipeline.serve.weights import WeightsFolder
@@ -40,7 +41,8 @@ class Job:
     flags: Known[tuple[str, ...]] = ()  # what the engine's own parser would refuse
     address: str = LOOPBACK
     skipped: Collection[str] = ()
-    after: str | None = None  # the attempt that this one is the fallback of
+    after: str | None = None  # the attempt that this one follows
+    options: ServeOptions | None = None
 
 
 def attempts_of(store: Store) -> AttemptList:
@@ -64,6 +66,7 @@ def new_attempt(job: Job) -> Begun:
         image_digest=job.record.digest if job.record else None,
         weights_digest=job.weights.digest if job.weights else None,
         after=job.after,
+        options=job.options,
         at=stamp(),
     )
 

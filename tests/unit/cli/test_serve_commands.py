@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.cli.serve import job as job_module
 from pipeline.cli.serve import serve as serve_module
 from pipeline.cli.serve import served as served_module
 from pipeline.errors import StartFailed
@@ -31,7 +32,7 @@ class World:
         self.failing: set[str] = set()
         for module in (serve_module, served_module):
             monkeypatch.setattr(module, "find_engine", lambda wanted: self.engine)
-        monkeypatch.setattr(serve_module, "pick_platform", lambda spec, chosen: AMD64)
+        monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
         monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
         monkeypatch.setattr(run_module, "start_engine", self.start)
 
