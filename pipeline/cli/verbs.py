@@ -37,7 +37,7 @@ DAILY = {
     "load": _LOAD,
     "render": _RENDER,
     "serve": _SERVE,
-    "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung."),
+    "smoke": Verb("smoke.smoke:smoke", "Prove what a served model answers, rung by rung."),
     "verify": _VERIFY,
     "publish": _PUBLISH,
     "doctor": _DOCTOR,

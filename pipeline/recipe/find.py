@@ -44,6 +44,12 @@ class Recipes:
         known = ", ".join(self.names()) or "none"
         raise UnknownRecipe(f"there is no recipe {name!r} (there are: {known})")
 
+    def files(self, name: str) -> list[Path]:
+        """The file of a recipe, then those of all that it extends."""
+        path = self.path(name)
+        parent = self._body(path).get("extends")
+        return [path, *(self.files(parent) if isinstance(parent, str) else [])]
+
     def read(self, name: str) -> Recipe:
         """A recipe with all that it extends."""
         path = self.path(name)
@@ -62,16 +68,19 @@ class Recipes:
         path = self.path(name)
         if name in below or len(below) > _LONGEST_CHAIN:
             raise RecipeInvalid(f"{path}: extends: {' → '.join((*below, name))} has no end")
-        try:
-            body = dict(read_yaml(path, _Body).root)
-        except SpecInvalid as error:
-            raise RecipeInvalid(str(error)) from error
+        body = self._body(path)
         parent = body.pop("extends", None)
         if parent is None:
             return body
         if not isinstance(parent, str):
             raise RecipeInvalid(f"{path}: extends: names one recipe")
         return merge(self._resolved(parent, (*below, name)), body)
+
+    def _body(self, path: Path) -> dict[str, Any]:
+        try:
+            return dict(read_yaml(path, _Body).root)
+        except SpecInvalid as error:
+            raise RecipeInvalid(str(error)) from error
 
 
 def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:

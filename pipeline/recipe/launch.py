@@ -115,7 +115,7 @@ def plan_launch(
     name = overrides.served_model_name or recipe.model.name
     port = overrides.port or recipe.port
     speculation: list[str] = []
-    if (spec := _speculates(recipe, overrides)) is not None:
+    if (spec := speculates(recipe, overrides)) is not None:
         place, more = _draft_path(recipe, spec, overrides, draft)
         mounts += more
         speculation = _speculation(recipe, spec, place)
@@ -217,7 +217,8 @@ def _head(recipe: Recipe, model: str, name: str, port: int) -> list[str]:
     return ["-m", model, "--alias", name, *place]
 
 
-def _speculates(recipe: Recipe, overrides: Overrides) -> Speculation | None:
+def speculates(recipe: Recipe, overrides: Overrides) -> Speculation | None:
+    """The draft model of a start; none where it is turned off."""
     spec, wanted = recipe.speculation, overrides.enable_eagle3
     if spec is None:
         for name, given in (

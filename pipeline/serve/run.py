@@ -74,7 +74,7 @@ def new_attempt(job: Job) -> Begun:
 def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Served:
     """Preflight and start; both, and any failure, are kept."""
     attempts = attempts_of(store)
-    with _kept(attempts, begun):
+    with kept(attempts, begun, "serving"):
         # first: a port that the same recipe holds would be the wrong reason
         make_room(engine, job.recipe.name)
         plan = Plan(
@@ -114,7 +114,8 @@ def _require_folders(launch: Launch) -> None:
 
 
 @contextmanager
-def _kept(attempts: AttemptList, begun: Begun) -> Iterator[None]:
+def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
+    """An attempt with its end, however that comes; `good` is the outcome where all went well."""
     attempts.add(begun)
     start = time.monotonic()
 
@@ -143,7 +144,7 @@ def _kept(attempts: AttemptList, begun: Begun) -> Iterator[None]:
         outcome: Outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         end(outcome, f"{type(error).__name__}: {error}")
         raise
-    end("serving")
+    end(good)
 
 
 def find_served(engine: ContainerEngine, recipe: str) -> ContainerFacts:

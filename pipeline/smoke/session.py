@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from pipeline.smoke.baseline import Baseline
 from pipeline.smoke.chat import Answer, ask
@@ -16,6 +16,9 @@ from pipeline.smoke.text import haunted
 
 # How the templates of Qwen, GLM, DeepSeek and Kimi name the same switch.
 _THINKING = ("enable_thinking", "thinking")
+
+# A question of a user, or whole messages.
+Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
 
 
 @dataclass
@@ -28,14 +31,20 @@ class Session:
     model: str = ""
     context_tokens: int | None = None
     has_logprobs: bool | None = None  # none: not asked yet
+    sees: bool = False  # the server says that its model looks at pictures
     # of the filler and of what is around it, as this server counts them
     sentence_tokens: float = 0.0
     frame_tokens: float = 0.0
     references: dict[str, Reference] = field(default_factory=dict)
+    # of a server that was started here; at an address alone neither can be done
     restart: Callable[[], Awaitable[None]] | None = None
+    start_drafting: Callable[[], Awaitable[None]] | None = None
+    why_no_restart: str = "a server at an address cannot be restarted from here"
+    why_no_drafting: str = "a server at an address is served as it is: --baseline compares it"
+    is_drafting: bool = False  # the ladder turned its draft model on
     baseline: Baseline | None = None
 
-    async def ask(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Answer:
+    async def ask(self, prompt: Prompt, **options: Any) -> Answer:
         """A greedy answer; `thinking` turns reasoning on or off where the model has it."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         body = {"temperature": 0, "max_tokens": self.plan.answer_tokens, **options}
@@ -58,12 +67,12 @@ class Session:
         return await self.ask(prompt, **options)
 
     async def ask_all(
-        self, prompts: Sequence[str], at_once: int, **options: Any
+        self, prompts: Sequence[Prompt], at_once: int, **options: Any
     ) -> list[Answer | Unsound]:
         """Many answers, so many at the same time; every second one as a stream."""
         places = asyncio.Semaphore(at_once)
 
-        async def one(number: int, prompt: str) -> Answer | Unsound:
+        async def one(number: int, prompt: Prompt) -> Answer | Unsound:
             async with places:
                 try:
                     return await self.ask(prompt, stream=number % 2 == 1, **options)

@@ -53,6 +53,11 @@ class Address:
         base = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, base)
 
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.base}"
+
 
 @dataclass(frozen=True)
 class Raw:

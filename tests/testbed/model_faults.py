@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.testbed.model_brain import chance
+from tests.testbed.model_eye import look_at
 from tests.testbed.model_server import Asked, Fault, Refusal, Reply, Token
 
 _LONG = 700  # tokens
@@ -272,6 +273,24 @@ def _dies_of_long_prompts() -> Callable[[Asked], None]:
     return asked
 
 
+def _blind(text: str) -> str:
+    """What is said by one who does not look."""
+    return "Red." if text[0].isalpha() else "3"
+
+
+def _first_picture() -> Callable[[Asked, str], str]:
+    """A cache that takes every picture for the first one."""
+    seen: list[bytes] = []
+
+    def text(asked: Asked, text: str) -> str:
+        if asked.picture is None:
+            return text
+        seen.append(asked.picture)
+        return look_at(seen[0], asked.text)
+
+    return text
+
+
 def _half(text: str) -> str:
     return text[: len(text) // 2]
 
@@ -371,6 +390,19 @@ FAULTS = [
         "stop words ignored",
         "answers",
         asked=lambda a: a.body.update(stop=[]),
+    ),
+    Fault(
+        "blind to pictures",
+        "answers",
+        text=_when(lambda a: a.picture is not None, _blind),
+        needs="vision",
+    ),
+    Fault("another request's picture", "answers", text=_first_picture(), needs="vision"),
+    Fault(
+        "pictures refused",
+        "answers",
+        asked=_refuse(lambda a: a.picture is not None, 400),
+        needs="vision",
     ),
     Fault("tool arguments as prose", "tools", reply=_in_calls(_prose_arguments)),
     Fault("tool arguments against the schema", "tools", reply=_in_calls(_string_numbers)),
@@ -543,4 +575,32 @@ FAULTS = [
         text=_when(lambda a: a.prompts > 60 and "End with the number" in a.text, _other_digit),
         needs="baseline",
     ),
+    Fault(
+        "draft changes answers when it is turned on",
+        "speculation",
+        text=_when(
+            lambda a: a.is_drafting and a.load >= 2 and "End with the number" in a.text,
+            lambda text: text.replace("makes", "gives"),
+        ),
+        needs="drafts",
+    ),
+    Fault(
+        "draft breaks JSON",
+        "speculation",
+        text=_when(lambda a: a.is_drafting and "response_format" in a.body, lambda text: text[:-2]),
+        needs="drafts",
+    ),
+    Fault(
+        "draft loses tool calls in streams",
+        "speculation",
+        reply=_when_reply(lambda a: a.is_drafting and a.is_stream, _lost_calls),
+        needs="drafts",
+    ),
+    Fault(
+        "draft model on, and never used",
+        "speculation",
+        metrics=lambda _: "vllm:num_requests_running 0.0\n",
+        needs="drafts",
+    ),
+    Fault("draft model does not come up", "speculation", starts_drafting=False, needs="drafts"),
 ]

@@ -8,6 +8,7 @@ brain; how it goes wrong is in `model_faults`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from pipeline.smoke.client import Gone
 from tests.testbed.model_brain import chance, choose_calls, fill, solve
+from tests.testbed.model_eye import look_at
 
 MODEL = "brain-1"
 _TOKEN = re.compile(r"\s*\S{1,6}|\s+")
@@ -38,6 +41,8 @@ class Asked:
     prompt_tokens: int
     text: str  # all of the messages
     restarts: int
+    is_drafting: bool
+    picture: bytes | None  # the last one of the messages
 
     @property
     def is_stream(self) -> bool:
@@ -92,6 +97,23 @@ def _same(_: Asked, value: Any) -> Any:
     return value
 
 
+def _draft_counts(_: Asked) -> str:
+    """As vLLM counts them."""
+    return (
+        'vllm:spec_decode_num_draft_tokens_total{engine="0"} 300.0\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 210.0\n'
+    )
+
+
+def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    content = message.get("content")
+    return content if isinstance(content, list) else [{"text": str(content or "")}]
+
+
+def _decoded(url: str) -> bytes:
+    return base64.b64decode(url.partition("base64,")[2])
+
+
 @dataclass(frozen=True)
 class Fault:
     """One way to go wrong, and the rung that should see it. All else stays as it is."""
@@ -104,8 +126,10 @@ class Fault:
     body: Callable[[Asked, dict[str, Any]], dict[str, Any]] = _same
     chunks: Callable[[Asked, list[Any]], list[Any]] = _same
     raw: Callable[[Asked, bytes], bytes] = _same
+    metrics: Callable[[Asked], str] = _draft_counts
     delay_s: Callable[[Asked], float] = lambda _: 0.0
-    needs: str = ""  # `reasoning`, `restart` or `baseline`
+    needs: str = ""  # `reasoning`, `restart`, `baseline`, `drafts` or `vision`
+    starts_drafting: bool = True
 
 
 def tokenize(text: str) -> list[str]:
@@ -136,16 +160,24 @@ class ModelServer:
         delay_s: float = 0.0,
         has_logprobs: bool = True,
         can_count_only: bool = False,
+        is_drafting: bool = False,
     ) -> None:
         self.fault, self.context = fault or Fault(), context
         self.reasons, self.has_ties, self.delay_s = reasons, has_ties, delay_s
         self.has_logprobs, self.can_count_only = has_logprobs, can_count_only
+        self.is_drafting = is_drafting
         self.requests = self.active = self.restarts = 0
         self.seen: dict[str, int] = {}
 
     async def restart(self) -> None:
         """What a restart leaves: files of a cache on disk, so the server knows that it was one."""
         self.restarts += 1
+
+    async def start_drafting(self) -> None:
+        """The same engine with a draft model, or none that comes up."""
+        if not self.fault.starts_drafting:
+            raise Gone("the engine ended (1): no memory is left for the draft model")
+        self.is_drafting = True
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, one connection."""
@@ -169,6 +201,8 @@ class ModelServer:
         try:
             await asyncio.sleep(self.delay_s + self.fault.delay_s(asked))
             self.fault.asked(asked)
+            if asked.path == "/metrics" and self.is_drafting:
+                return _http(200, self.fault.metrics(asked).encode(), "text/plain")
             if method == "GET":
                 return self.fault.raw(asked, _http(200, json.dumps(self._got(asked)).encode()))
             if asked.prompt_tokens >= self.context:
@@ -188,7 +222,9 @@ class ModelServer:
 
     def _asked(self, path: str, body: dict[str, Any], load: int) -> Asked:
         self.requests += 1
-        text = "\n".join(str(m.get("content") or "") for m in body.get("messages", []))
+        parts = [part for m in body.get("messages", []) for part in _parts(m)]
+        text = "\n".join(part["text"] for part in parts if "text" in part)
+        pictures = [part["image_url"]["url"] for part in parts if "image_url" in part]
         times = self.seen.get(text, 0)
         self.seen[text] = times + 1
         return Asked(
@@ -201,6 +237,8 @@ class ModelServer:
             prompt_tokens=len(tokenize(text)) + 4 * len(body.get("messages", [])),
             text=text,
             restarts=self.restarts,
+            is_drafting=self.is_drafting,
+            picture=_decoded(pictures[-1]) if pictures else None,
         )
 
     def _got(self, asked: Asked) -> Any:
@@ -245,6 +283,8 @@ class ModelServer:
             return Reply(" ".join(str(n % 16) for n in range(100)))
         if last["role"] == "tool":
             return Reply(f"The tool says: {last['content']}.")
+        if asked.picture is not None:
+            return Reply(look_at(asked.picture, text))
         if calls := choose_calls(asked.tools, text):
             return Reply("", calls=_calls(asked, calls), finish="tool_calls")
         wanted = asked.body.get("response_format") or {}

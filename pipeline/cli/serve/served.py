@@ -14,12 +14,11 @@ from pipeline.errors import ImageDiffers, NothingServed
 from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.attempts import Attempt
 from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.restart import STOP_S
 from pipeline.serve.run import attempts_of, find_served
 from pipeline.serve.run import stop as stop_container
 from pipeline.serve.status import ServedStatus, status_of
 
-# Engines let the requests that they work on finish.
-_STOP_S = 60
 _SHORT_FAILURE = 60
 
 
@@ -73,7 +72,7 @@ def logs(recipe: str, follow: bool, tail: int | None, engine: Wanted) -> None:
     "--timeout",
     "timeout_s",
     type=click.IntRange(0),
-    default=_STOP_S,
+    default=STOP_S,
     show_default=True,
     help="Seconds until an engine that does not end is killed.",
 )

@@ -9,6 +9,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.smoke.chat import Answer, Token, logprobs_fault
 from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.compare import reference
+from pipeline.smoke.picture import picture_questions
 from pipeline.smoke.schema import violation
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
 from pipeline.smoke.tasks import (
@@ -30,6 +31,7 @@ _RIGHT_SHARE = 0.9
 # of word problems, where small models make real mistakes: rtx6kpro#61 had 0.5 of 0.89
 _GRADED_SHARE = 0.75
 _LOGPROB_TOKENS = 16
+_SEEN_SHARE = 0.75  # of pictures; whoever does not look is right about one in three
 
 
 async def _graded(session: Session, questions: Sequence[Question], least: float) -> str:
@@ -100,7 +102,8 @@ async def _code(session: Session) -> str:
     return f"{len(code_tasks())} functions ran and gave the right results"
 
 
-async def _json(session: Session) -> str:
+async def json_by_schema(session: Session) -> str:
+    """The answer's JSON is valid and right."""
     schema = {"name": "person", "strict": True, "schema": PERSON_SCHEMA}
     wanted = {"type": "json_schema", "json_schema": schema}
     prompt = f"{PERSON_TEXT}\nGive the name, age, city and languages of this person as JSON."
@@ -176,12 +179,25 @@ async def _stop(session: Session) -> str:
     return "stops at a stop word"
 
 
-async def _vision(session: Session) -> str:
-    raise NotOffered("the recipe expects vision, which the ladder does not look at yet")
+async def _pictures(session: Session) -> str:
+    """Each in a request of its own, all at once: one that is taken for another shows, too."""
+    questions = picture_questions()
+    results = await session.ask_all([q.messages() for q in questions], len(questions))
+    answers = answers_of(results)
+    pairs = list(zip(questions, answers, strict=True))
+    wrong = [(q, a) for q, a in pairs if not q.is_right(a.text)]
+    if len(wrong) > (1 - _SEEN_SHARE) * len(pairs):
+        question, answer = wrong[0]
+        raise Unsound(
+            f"{len(wrong)} of {len(pairs)} pictures are not seen as they are;"
+            f" {question.prompt!r} is {question.want}, not {answer.text[:60]!r}"
+        )
+    return f"{len(pairs) - len(wrong)} of {len(pairs)} pictures are seen as they are"
 
 
 def _no_vision(session: Session) -> str:
-    return "" if session.plan.vision else "the recipe expects no vision"
+    seen = session.plan.vision or session.sees
+    return "" if seen else "neither the recipe nor the server says that the model sees"
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:
@@ -194,9 +210,9 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("languages", "quality", _languages),
         CheckSpec("prose", "quality", _prose),
         CheckSpec("code", "quality", _code),
-        CheckSpec("JSON by schema", "quality", _json),
+        CheckSpec("JSON by schema", "quality", json_by_schema),
         CheckSpec("stop words", "quality", _stop),
-        CheckSpec("vision", "quality", _vision, _no_vision),
+        CheckSpec("pictures", "quality", _pictures, _no_vision),
     ]
 
 

@@ -38,7 +38,10 @@ async def _models(session: Session) -> str:
 
 
 async def _context(session: Session, model: dict[str, Any]) -> int | None:
-    """How much one request may hold: vLLM and SGLang say so in the list, llama.cpp in /props."""
+    """How much one request may hold: vLLM and SGLang say so in the list, llama.cpp in /props.
+
+    There it also says what its model sees.
+    """
     said = model.get("max_model_len")
     if isinstance(said, int) and said > 0:
         return said
@@ -46,7 +49,9 @@ async def _context(session: Session, model: dict[str, Any]) -> int | None:
         _, props = await session.client.get("/props", optional=True)
     except (NotOffered, Unsound):
         return None
-    settings = props.get("default_generation_settings") if isinstance(props, dict) else None
+    props = props if isinstance(props, dict) else {}
+    modalities, settings = props.get("modalities"), props.get("default_generation_settings")
+    session.sees = isinstance(modalities, dict) and modalities.get("vision") is True
     size = settings.get("n_ctx") if isinstance(settings, dict) else None
     return size if isinstance(size, int) and size > 0 else None
 

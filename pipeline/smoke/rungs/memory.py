@@ -81,7 +81,7 @@ async def _restarted(session: Session) -> str:
 
 
 def _no_restart(session: Session) -> str:
-    return "" if session.restart else "the server at an address cannot be restarted from here"
+    return "" if session.restart else session.why_no_restart
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from pipeline.smoke.baseline import baseline_questions, is_right
 from pipeline.smoke.client import NotOffered, Unsound
 from pipeline.smoke.compare import compare, tally
+from pipeline.smoke.rungs.answers import json_by_schema
+from pipeline.smoke.rungs.tools import tool_scenarios, without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.smoke.trusted import record_baseline
 
 _AT_ONCE = 2  # from two streams on, drafts corrupted answers: local-inference-lab/rtx6kpro#53
 _LOST_SHARE = 0.1
+_VLLM = "vllm:"  # how its metrics begin
 _ORACLE_PROMPTS = 12
-_ACCEPTED = re.compile(
+_COUNTS = re.compile(
     r"^\S*spec_decode_num_(accepted|draft)_tokens(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$", re.M
 )
+
+
+async def _start_drafting(session: Session) -> str:
+    """Last of all: what was answered without the draft model must be answered with it."""
+    assert session.start_drafting is not None
+    if session.baseline is None:
+        session.baseline = await record_baseline(session, session.client.address.url)
+    await session.start_drafting()
+    session.is_drafting = True
+    return f"it is on; held against {len(session.baseline.answers)} answers without it"
 
 
 async def _same(session: Session) -> str:
@@ -62,20 +77,41 @@ async def _probabilities(session: Session) -> str:
 async def _acceptance(session: Session) -> str:
     """How much of the draft is taken, for the record."""
     text = await session.client.text("/metrics")
-    counts = {name: float(value) for name, value in _ACCEPTED.findall(text)}
-    if not counts.get("draft"):
+    counts: Counter[str] = Counter()
+    for name, value in _COUNTS.findall(text):
+        # one line for each of several engines
+        counts[name] += int(float(value))
+    if not counts["draft"]:
+        # vLLM counts wherever it drafts; SGLang has other names, and only where it is told to
+        if session.is_drafting and _VLLM in text:
+            raise Unsound("the draft model was turned on, and the server drafts nothing")
         raise NotOffered("the server counts no drafted tokens: nothing speculates here")
-    return f"{counts.get('accepted', 0.0) / counts['draft']:.0%} of drafted tokens are accepted"
+    return f"{counts['accepted'] / counts['draft']:.0%} of drafted tokens are accepted"
 
 
 def _no_baseline(session: Session) -> str:
     return "" if session.baseline else "no baseline was given: record one without a draft model"
 
 
+def _no_drafting(session: Session) -> str:
+    return "" if session.start_drafting else session.why_no_drafting
+
+
+def _not_drafting(session: Session) -> str:
+    return "" if session.is_drafting else "the ladder turned no draft model on"
+
+
+def _no_tools(session: Session) -> str:
+    return _not_drafting(session) or without_tools(session)
+
+
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
+        CheckSpec("draft model", "mechanics", _start_drafting, _no_drafting),
         CheckSpec("the baseline's answers", "mechanics", _same, _no_baseline),
         CheckSpec("the baseline's probabilities", "mechanics", _probabilities, _no_baseline),
+        CheckSpec("JSON with drafts", "quality", json_by_schema, _not_drafting),
+        CheckSpec("tool calls with drafts", "quality", tool_scenarios, _no_tools),
         CheckSpec("acceptance", "mechanics", _acceptance),
     ]
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pipeline.smoke.chat import Answer
 from pipeline.smoke.client import Unsound
 from pipeline.smoke.compare import compare, tally
-from pipeline.smoke.rungs.tools import require_call
+from pipeline.smoke.rungs.tools import require_call, without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import SCENARIOS, TOOLS, Question, countings
 
@@ -89,15 +89,11 @@ async def _tools(session: Session) -> str:
     return f"{number} calls at once, all right"
 
 
-def _without_tools(session: Session) -> str:
-    return "" if session.plan.tools else "the recipe expects no tool calls"
-
-
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("alone", "mechanics", _alone),
         *(CheckSpec(f"{n} at once", "mechanics", _at(n)) for n in session.plan.streams),
-        CheckSpec("tool calls at once", "quality", _tools, _without_tools),
+        CheckSpec("tool calls at once", "quality", _tools, without_tools),
     ]
 
 

@@ -74,7 +74,8 @@ def require_no_marks(answer: Answer) -> None:
         raise Unsound(f"{found[0]!r} is in the content: {answer.text[:120]!r}")
 
 
-async def _scenarios(session: Session) -> str:
+async def tool_scenarios(session: Session) -> str:
+    """Each request leads to its one call."""
     for scenario in SCENARIOS:
         for stream in (False, True):
             answer = await session.ask(scenario.prompt, tools=TOOLS, stream=stream)
@@ -208,7 +209,8 @@ async def _streamed_message(session: Session, prompt: str, most_tokens: int) -> 
     return "".join(str(d.get("text", "")) for d in deltas)
 
 
-def _without_tools(session: Session) -> str:
+def without_tools(session: Session) -> str:
+    """Why no tool calls are looked at."""
     return "" if session.plan.tools else "the recipe expects no tool calls"
 
 
@@ -219,9 +221,9 @@ def _without_reasoning(session: Session) -> str:
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("no marks", "quality", _no_marks),
-        CheckSpec("scenarios", "quality", _scenarios, _without_tools),
-        CheckSpec("parallel calls", "quality", _parallel, _without_tools),
-        CheckSpec("tool result", "quality", _result, _without_tools),
+        CheckSpec("scenarios", "quality", tool_scenarios, without_tools),
+        CheckSpec("parallel calls", "quality", _parallel, without_tools),
+        CheckSpec("tool result", "quality", _result, without_tools),
         CheckSpec("thinking", "quality", _thinking, _without_reasoning),
         CheckSpec("instant", "quality", _instant, _without_reasoning),
         CheckSpec("/v1/messages", "mechanics", _messages),

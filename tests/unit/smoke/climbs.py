@@ -44,18 +44,25 @@ def open_session(url: str, plan: SmokePlan) -> Session:
     return Session(Client(Address.read(url), plan.limits), plan, run_here)
 
 
-async def _climbed(server: ModelServer, plan: SmokePlan, baseline: Baseline | None) -> SmokeResult:
+async def _climbed(
+    server: ModelServer, plan: SmokePlan, baseline: Baseline | None, has_drafts: bool
+) -> SmokeResult:
     async with listening(server) as url:
         session = open_session(url, plan)
         session.restart, session.baseline = server.restart, baseline
+        session.start_drafting = server.start_drafting if has_drafts else None
         return await climb(session, url, say=lambda _: None)
 
 
 def climbed(
-    server: ModelServer, plan: SmokePlan = PLAN, baseline: Baseline | None = None
+    server: ModelServer,
+    plan: SmokePlan = PLAN,
+    baseline: Baseline | None = None,
+    *,
+    has_drafts: bool = False,
 ) -> SmokeResult:
     """The whole ladder."""
-    return asyncio.run(_climbed(server, plan, baseline))
+    return asyncio.run(_climbed(server, plan, baseline, has_drafts))
 
 
 async def _recorded(server: ModelServer) -> Baseline:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InputInvalid
+from pipeline.evidence.runs import Run
+from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import RecipeFile
 from pipeline.smoke.baseline import Baseline, read_baseline, write_baseline
 from pipeline.smoke.ladder import LADDER, climb
 from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
-from pipeline.smoke.record import EXCHANGES, RESULT, as_test_result, keep_climb
+from pipeline.smoke.record import EXCHANGES, RESULT, as_run, keep_climb
 from pipeline.smoke.session import Session
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault, ModelServer, listening
@@ -31,6 +33,11 @@ def _short_climb(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResu
             return await climb(session, url, SHORT, say=lambda _: None), session
 
     return asyncio.run(run())
+
+
+def _run(result: SmokeResult, session: Session, inputs: dict[str, str]) -> Run:
+    exchanges = session.client.exchanges
+    return as_run(result, exchanges, recipe="small", inputs=inputs, machine={"engine": "docker"})
 
 
 def _fault(name: str) -> Fault:
@@ -114,21 +121,34 @@ def test_a_climb_is_kept_as_two_files(tmp_path: Path) -> None:
 
 def test_a_statement_tells_what_passed_failed_and_was_skipped() -> None:
     result, session = _short_climb(ModelServer(_fault("wrong code"), has_logprobs=False))
-    stated = as_test_result(result, session.client.exchanges, {"image": f"sha256:{'0' * 64}"})
-    assert stated["result"] == "FAILED"
-    assert stated["failedTests"] == ["answers: code"]
-    assert "answers: arithmetic" in stated["passedTests"]
-    assert [s["test"] for s in stated["sm120_smoke"]["skipped"]] == [
-        "answers: logprobs",
-        "answers: vision",
-    ]
-    assert [c["name"] for c in stated["configuration"]] == [EXCHANGES, "image"]
+    run = _run(result, session, {"weights": f"sha256:{'0' * 64}"})
+    assert (run.verdict, run.last_good, run.recipe) == ("failed", "first-answer", "small")
+    named: dict[str, list[str]] = {}
+    for test in run.tests:
+        named.setdefault(test.verdict, []).append(test.name)
+    assert named["failed"] == ["answers: code"]
+    assert named["skipped"] == ["answers: logprobs", "answers: pictures"]
+    assert "answers: arithmetic" in named["passed"]
+
+
+def test_a_statement_names_the_bytes_of_both_files_that_are_kept(tmp_path: Path) -> None:
+    result, session = _short_climb(ModelServer())
+    keep_climb(tmp_path, result, session.client.exchanges)
+    inputs = _run(result, session, {}).inputs
+    files = {name: sha256_of((tmp_path / name).read_bytes()) for name in (EXCHANGES, RESULT)}
+    assert inputs == files
 
 
 def test_a_climb_in_which_everything_was_skipped_is_no_success() -> None:
     result, session = _short_climb(ModelServer())
-    nothing = result.model_copy(update={"verdict": "skipped"})
-    assert as_test_result(nothing, session.client.exchanges, {})["result"] == "FAILED"
+    skipped = [
+        rung.model_copy(
+            update={"checks": [c.model_copy(update={"verdict": "skipped"}) for c in rung.checks]}
+        )
+        for rung in result.rungs
+    ]
+    nothing = result.model_copy(update={"rungs": skipped})
+    assert _run(nothing, session, {}).verdict == "unknown"
 
 
 def test_a_baseline_reads_back_what_was_recorded(tmp_path: Path) -> None:

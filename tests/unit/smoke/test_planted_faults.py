@@ -12,6 +12,7 @@ from tests.testbed.model_server import Fault, ModelServer
 from tests.unit.smoke.climbs import PLAN, climbed, recorded
 
 REASONING = PLAN.model_copy(update={"reasoning": True})
+SEEING = PLAN.model_copy(update={"vision": True})
 TINY = PLAN.model_copy(update={"quality": False, "why_no_quality": "the model is tiny"})
 
 
@@ -22,9 +23,12 @@ def baseline() -> Baseline:
 
 def _caught(fault: Fault, baseline: Baseline) -> tuple[str, str]:
     """The rung that failed, and why."""
-    reasons = fault.needs == "reasoning"
-    server = ModelServer(fault, reasons=reasons)
-    result = climbed(server, REASONING if reasons else PLAN, baseline)
+    server = ModelServer(fault, reasons=fault.needs == "reasoning")
+    plan = {"reasoning": REASONING, "vision": SEEING}.get(fault.needs, PLAN)
+    if fault.needs == "drafts":
+        result = climbed(server, plan, has_drafts=True)
+    else:
+        result = climbed(server, plan, baseline)
     failed = [rung for rung in result.rungs if rung.verdict == "failed"]
     return (failed[0].name, failed[0].message) if failed else ("-", "not caught")
 
@@ -48,12 +52,22 @@ def test_every_planted_fault_is_caught_by_its_rung(
         pytest.param(ModelServer(has_ties=True, delay_s=0.01), PLAN, id="slow, with ties"),
         pytest.param(ModelServer(has_logprobs=False), PLAN, id="without logprobs"),
         pytest.param(ModelServer(can_count_only=True), TINY, id="tiny"),
+        pytest.param(ModelServer(), SEEING, id="seeing"),
     ],
 )
 def test_a_sound_server_passes_every_rung(server: ModelServer, plan: SmokePlan) -> None:
     result = climbed(server, plan)
     assert result.failures() == []
     assert result.last_good == "memory"
+
+
+def test_a_sound_server_keeps_its_draft_model() -> None:
+    server = ModelServer()
+    result = climbed(server, has_drafts=True)
+    assert (result.verdict, result.last_good, server.is_drafting) == ("passed", "speculation", True)
+    messages = {check.name: check.message for check in result.rungs[-1].checks}
+    assert messages["draft model"] == "it is on; held against 30 answers without it"
+    assert messages["acceptance"] == "70% of drafted tokens are accepted"
 
 
 def test_a_sound_server_equals_its_own_baseline(baseline: Baseline) -> None:

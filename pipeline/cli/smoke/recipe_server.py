@@ -1,0 +1,166 @@
+"""The server of a recipe for the time of a climb: found or started, restarted, rolled back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from pipeline.cli.serve.job import Request, make_job
+from pipeline.errors import (
+    ImageDiffers,
+    NothingServed,
+    PreflightFailed,
+    RecipeInvalid,
+    ServeFailed,
+    ServerGone,
+)
+from pipeline.recipe.launch import speculates
+from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import Begun, new_id, stamp
+from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.options import ServeOptions
+from pipeline.serve.restart import STOP_S, restart
+from pipeline.serve.run import attempts_of, find_served, new_attempt, recipe_digest, serve, stop
+from pipeline.serve.status import ServedStatus, status_of
+from pipeline.smoke.client import Gone
+from pipeline.smoke.session import Session
+
+
+@dataclass
+class RecipeServer:
+    """What runs of a recipe now, and what it can be made to be."""
+
+    engine: ContainerEngine
+    request: Request
+    recipe: Recipe
+    status: ServedStatus
+    begun: Begun | None  # the attempt that started it; none where this store does not know it
+    drafts: ServeOptions | None  # how the user wants it served, where that is with a draft model
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.status.port}"
+
+    def connect(self, session: Session) -> None:
+        """Let a climb do what cannot be done to a server at an address."""
+        session.restart = self._restart
+        session.why_no_drafting = f"{self.recipe.name}: is served without a draft model"
+        if self.drafts:
+            session.start_drafting = self._start_drafting
+
+    async def _restart(self) -> None:
+        facts, port = find_served(self.engine, self.recipe.name), self.status.port or 0
+        limit_s = self.request.options.timeout_s
+        await _in_thread(lambda: restart(self.engine, facts, port, limit_s))
+
+    async def _start_drafting(self) -> None:
+        await _in_thread(lambda: self.serve_again(drafting=True))
+
+    def serve_again(self, *, drafting: bool, after: str | None = None) -> None:
+        """The same with the draft model or without it, in the place of what runs."""
+        assert self.drafts is not None
+        self.stop()
+        options = self.drafts.drafting(drafting)
+        after = after or (self.begun.id if self.begun else None)
+        self.begun = _start(self.engine, replace(self.request, options=options), self.recipe, after)
+        self.status = _status(self.engine, self.request, self.recipe)
+
+    def stop(self) -> None:
+        """End it; a start that failed has left nothing to end."""
+        with suppress(NothingServed):
+            facts = find_served(self.engine, self.recipe.name)
+            stop(self.engine, self.request.store, facts, STOP_S)
+
+    def attempt(self) -> Begun:
+        """The entry that begins a climb."""
+        built = self.status.built == "same"
+        return smoke_attempt(
+            self.recipe,
+            image=self.recipe.image if built else None,
+            image_digest=self.status.digest if built else None,
+            weights_digest=self.begun.weights_digest if self.begun else None,
+            after=self.begun.id if self.begun else None,
+        )
+
+
+def smoke_attempt(
+    recipe: Recipe,
+    *,
+    image: str | None = None,
+    image_digest: str | None = None,
+    weights_digest: str | None = None,
+    after: str | None = None,
+) -> Begun:
+    """A climb with what a recipe expects; of a server at an address the digests are not known."""
+    return Begun(
+        id=new_id(),
+        kind="smoke",
+        recipe=recipe.name,
+        recipe_digest=recipe_digest(recipe),
+        image=image,
+        image_digest=image_digest,
+        weights_digest=weights_digest,
+        after=after,
+        at=stamp(),
+    )
+
+
+def find_server(engine: ContainerEngine, request: Request, recipe: Recipe) -> RecipeServer:
+    """What `sm120 serve` started of a recipe."""
+    status = _status(engine, request, recipe)
+    attempts = attempts_of(request.store).read().attempts
+    begun = next((a.begun for a in attempts if a.begun.id == status.attempt), None)
+    if begun and begun.recipe_digest != recipe_digest(recipe):
+        raise RecipeInvalid(
+            f"{recipe.name}: has changed since it was served",
+            f"Serve it anew: `sm120 recipe stop {recipe.name}`, `sm120 serve {recipe.name}`.",
+        )
+    options = begun.options if begun else None
+    drafts = options if options and speculates(recipe, options.overrides) else None
+    known = replace(request, options=options or request.options)
+    return RecipeServer(engine, known, recipe, status, begun, drafts)
+
+
+def start_server(engine: ContainerEngine, request: Request, recipe: Recipe) -> RecipeServer:
+    """A recipe, served for a climb; without its draft model, which is the last rung."""
+    options = make_job(request, recipe).options or request.options
+    drafts = options if speculates(recipe, options.overrides) else None
+    first = replace(request, options=options.drafting(False) if drafts else options)
+    begun = _start(engine, first, recipe, None)
+    return RecipeServer(engine, first, recipe, _status(engine, first, recipe), begun, drafts)
+
+
+def _start(engine: ContainerEngine, request: Request, recipe: Recipe, after: str | None) -> Begun:
+    with request.store.in_use():
+        job = make_job(request, recipe, after)
+        begun = new_attempt(job)
+        serve(engine, request.store, job, begun)
+    return begun
+
+
+def _status(engine: ContainerEngine, request: Request, recipe: Recipe) -> ServedStatus:
+    name = recipe.name
+    status = next((s for s in status_of(engine, request.store) if s.recipe == name), None)
+    if status is None:
+        raise NothingServed(
+            f"{name}: nothing of it is served here",
+            f"`sm120 serve {name}` starts it; `sm120 smoke {name} --serve` does so for the climb.",
+        )
+    if status.built == "other":
+        raise ImageDiffers(f"{status.container}: {status.why}")
+    if status.port is None or not status.healthy:
+        raise ServerGone(
+            f"{name}: its container is {status.status}, and does not answer",
+            f"`sm120 recipe logs {name}` shows why.",
+        )
+    return status
+
+
+async def _in_thread(act: Callable[[], None]) -> None:
+    """Something slow about a container, as a climb sees it: a server that does not come is gone."""
+    try:
+        await asyncio.to_thread(act)
+    except (ServeFailed, PreflightFailed) as error:
+        raise Gone(str(error)) from error

@@ -1,0 +1,255 @@
+"""`sm120 smoke`: a running server proves itself, rung by rung."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, say_json, store_of
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, EXISTING_FOLDER, json_option
+from pipeline.cli.recipe.recipes import recipes_of, recipes_option
+from pipeline.cli.serve.job import Request
+from pipeline.cli.serve.options import engine_option
+from pipeline.cli.signing import Signing
+from pipeline.cli.smoke.plan import PlanOptions, plan_options
+from pipeline.cli.smoke.recipe_server import (
+    RecipeServer,
+    find_server,
+    smoke_attempt,
+    start_server,
+)
+from pipeline.cli.smoke.state import state_climb
+from pipeline.errors import ServerGone, SmokeFailed
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.model import Recipe
+from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.options import ServeOptions
+from pipeline.serve.run import attempts_of, kept
+from pipeline.smoke.baseline import read_baseline, write_baseline
+from pipeline.smoke.client import Client, Unsound
+from pipeline.smoke.code import run_in_sandbox
+from pipeline.smoke.ladder import LADDER, climb
+from pipeline.smoke.model import SmokePlan, SmokeResult
+from pipeline.smoke.record import keep_climb
+from pipeline.smoke.rungs.speculation import SPECULATION
+from pipeline.smoke.session import Rung, Session
+from pipeline.smoke.trusted import record_baseline
+from pipeline.smoke.wire import Address
+
+_NAMES = [rung.name for rung in LADDER]
+
+
+@dataclass(frozen=True)
+class Order:
+    """How far to climb, and what to leave of it."""
+
+    rungs: Sequence[Rung]
+    keep: Path | None
+    record: Path | None
+    baseline: Path | None
+    as_json: bool
+
+    def session(self, url: str, plan: SmokePlan) -> Session:
+        """A climb that has not begun."""
+        key = os.environ.get("SM120_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        session = Session(Client(Address.read(url), plan.limits, headers), plan, run_in_sandbox)
+        session.baseline = read_baseline(self.baseline) if self.baseline else None
+        return session
+
+
+@click.command("smoke")
+@click.argument("target", metavar="RECIPE|URL")
+@click.option("--recipe", "expected", metavar="NAME", help="Of a URL: expect what a recipe says.")
+@recipes_option
+@plan_options
+@click.option("--serve", "is_started", is_flag=True, help="Start the recipe first, stop it last.")
+@click.option("--weights", type=EXISTING_FOLDER, help="With --serve: folder of the weights.")
+@click.option("--draft", type=EXISTING_FOLDER, help="With --serve: the draft model's weights.")
+@click.option("--no-restart", is_flag=True, help="Never restart a recipe's server.")
+@engine_option
+@click.option("--up-to", type=click.Choice(_NAMES), default=_NAMES[-1], help="Last rung to climb.")
+@click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
+@click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
+@click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
+@json_option
+@click.pass_context
+def smoke(
+    context: click.Context,
+    target: str,
+    expected: str | None,
+    folders: tuple[Path, ...],
+    plan_options: PlanOptions,
+    is_started: bool,
+    weights: Path | None,
+    draft: Path | None,
+    no_restart: bool,
+    engine: Wanted,
+    up_to: str,
+    keep: Path | None,
+    record: Path | None,
+    baseline: Path | None,
+    as_json: bool,
+) -> None:
+    """Prove what a served model answers: from one answer to many streams and the whole context.
+
+    Of a RECIPE, what `sm120 serve` started is looked for. It is restarted on the way, and its draft
+    model is turned on last: where that changes answers, it is served without it again. The ladder
+    stops at the first rung that fails. A key for the server is read from SM120_API_KEY.
+    """
+    order = Order(LADDER[: _NAMES.index(up_to) + 1], keep, record, baseline, as_json)
+    if is_address(target):
+        if is_started or weights or draft:
+            raise click.UsageError("--serve, --weights and --draft are for a recipe")
+        recipe = recipes_of(context, folders).read(expected) if expected else None
+        return _smoke_address(context, order, target, recipe, plan_options)
+    if expected or ((weights or draft) and not is_started):
+        raise click.UsageError("--recipe is for a URL; --weights and --draft are for --serve")
+    options = ServeOptions(
+        weights=str(weights.resolve()) if weights else None,
+        draft=str(draft.resolve()) if draft else None,
+    )
+    request = Request(checkout_of(context), store_of(context), options)
+    recipes, signing = recipes_of(context, folders), Signing()
+    recipe = recipes.read(target)
+    containers = find_engine(engine)
+    if is_started:
+        with _stopped_after(start_server(containers, request, recipe)) as server:
+            _smoke_recipe(order, server, recipes, plan_options, signing, is_ours=True)
+        return
+    server = find_server(containers, request, recipe)
+    _smoke_recipe(order, server, recipes, plan_options, signing, may_restart=not no_restart)
+
+
+def is_address(target: str) -> bool:
+    """Whether a user means a server, rather than a recipe by its name."""
+    return ":" in target or "/" in target
+
+
+@contextmanager
+def _stopped_after(server: RecipeServer) -> Iterator[RecipeServer]:
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _smoke_address(
+    context: click.Context, order: Order, url: str, recipe: Recipe | None, options: PlanOptions
+) -> None:
+    session = order.session(url, options.plan(recipe))
+    if recipe is None:
+        return _require_passed(_climbed(order, session, url), session)
+    begun = smoke_attempt(recipe)
+    with kept(attempts_of(store_of(context)), begun, "passed"):
+        _require_passed(_climbed(order, session, url, {"attempt": begun.id}), session)
+
+
+def _smoke_recipe(
+    order: Order,
+    server: RecipeServer,
+    recipes: Recipes,
+    options: PlanOptions,
+    signing: Signing,
+    *,
+    may_restart: bool = True,
+    is_ours: bool = False,
+) -> None:
+    """Climb, state the result, and take back a draft model that does not hold."""
+    session = order.session(server.url, _plan(server, options))
+    if may_restart:
+        server.connect(session)
+        if server.drafts and not is_ours and SPECULATION in order.rungs and not order.record:
+            log.say("Its draft model is turned off until the last rung.")
+            server.serve_again(drafting=False)
+    else:
+        session.why_no_restart = session.why_no_drafting = "--no-restart"
+    begun = server.attempt()
+    try:
+        with kept(attempts_of(server.request.store), begun, "passed"):
+            result = _climbed(order, session, server.url, {"attempt": begun.id})
+            if result is not None:
+                state_climb(server, recipes, session, result, signing)
+            _require_passed(result, session)
+    except SmokeFailed as error:
+        if _failed_by_drafts(session) and not is_ours:
+            log.say("Serving it again without its draft model, as the rungs before proved it.")
+            server.serve_again(drafting=False, after=begun.id)
+            error.hint = "It is served without its draft model now. " + error.hint
+        elif server.recipe.fallback:
+            error.hint += f" The recipe's fallback: `sm120 smoke {server.recipe.fallback} --serve`."
+        raise
+
+
+def _plan(server: RecipeServer, options: PlanOptions) -> SmokePlan:
+    plan = options.plan(server.recipe)
+    named = options.given["model"] or server.status.model or plan.model
+    return plan.model_copy(update={"model": named})
+
+
+def _failed_by_drafts(session: Session) -> bool:
+    """Whether the last rung failed after, or while, its draft model was turned on."""
+    last = session.client.check.partition(":")[0]
+    return session.start_drafting is not None and last == SPECULATION.name
+
+
+def _climbed(
+    order: Order, session: Session, url: str, more: Mapping[str, str] | None = None
+) -> SmokeResult | None:
+    """The ladder, kept and shown; none where a baseline was recorded instead."""
+    log.say(f"Climbing at {url}")
+    if order.record:
+        asyncio.run(_record(session, url, order.record))
+        return None
+    result = asyncio.run(climb(session, url, order.rungs))
+    if order.keep:
+        keep_climb(order.keep, result, session.client.exchanges)
+    if order.as_json:
+        say_json({**result.model_dump(mode="json"), **(more or {})})
+    else:
+        _show(result)
+    return result
+
+
+async def _record(session: Session, url: str, path: Path) -> None:
+    first: tuple[Rung, ...] = LADDER[:1]
+    result = await climb(session, url, first)
+    _require_passed(result, session)
+    with log.step("Recording greedy answers, one at a time"):
+        try:
+            recorded = await record_baseline(session, url)
+        except Unsound as error:
+            raise SmokeFailed(f"{url}: {error}") from error
+    write_baseline(path, recorded)
+    click.echo(f"{path}: {log.count(len(recorded.answers), 'answer')} of {recorded.model}")
+
+
+def _show(result: SmokeResult) -> None:
+    rows = [
+        [check.verdict, rung.name, check.name, check.message[:100]]
+        for rung in result.rungs
+        for check in rung.checks
+    ]
+    click.echo(log.table(["verdict", "rung", "check", "message"], rows))
+    click.echo(
+        f"{result.model or result.url}: {result.verdict}, last good rung:"
+        f" {result.last_good or 'none'}; {result.exchanges} requests in"
+        f" {log.seconds(result.seconds)}. Tolerance: {result.plan.tolerance.sentence()}."
+    )
+
+
+def _require_passed(result: SmokeResult | None, session: Session) -> None:
+    if result is None or result.verdict == "passed":
+        return
+    if not any(e.status for e in session.client.exchanges):
+        raise ServerGone(f"{result.url}: {result.failures()[0].message}")
+    rung = result.rungs[-1]
+    first = next(c for c in rung.checks if c.verdict == "failed")
+    raise SmokeFailed(f"{result.url}: {rung.name}: {first.name}: {first.message[:300]}")

@@ -1,0 +1,69 @@
+"""What a climb says about the image that served, stated and signed beside that image."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+
+from pipeline import log
+from pipeline.cli.image_statements import leave_runs
+from pipeline.cli.images import find_image
+from pipeline.cli.signing import Signing
+from pipeline.cli.smoke.recipe_server import RecipeServer
+from pipeline.errors import UnknownImage
+from pipeline.known import Unknown
+from pipeline.model import sha256_of
+from pipeline.recipe.find import Recipes
+from pipeline.serve.preflight import look
+from pipeline.serve.run import recipe_digest
+from pipeline.smoke.model import SmokeResult
+from pipeline.smoke.record import as_run
+from pipeline.smoke.session import Session
+
+
+def state_climb(
+    server: RecipeServer, recipes: Recipes, session: Session, result: SmokeResult, signing: Signing
+) -> None:
+    """Keep a result, good or bad; only of an image that this checkout builds."""
+    checkout, store, recipe = server.request.checkout, server.request.store, server.recipe
+    try:
+        built = find_image(checkout, store, recipe.image or "", None)
+    except UnknownImage:
+        built = None
+    if built is None or server.status.built != "same" or built.digest != server.status.digest:
+        log.say("Nothing is stated: what runs is not the image that this checkout builds.")
+        return
+    run = as_run(
+        result,
+        session.client.exchanges,
+        recipe=recipe.name,
+        inputs=_inputs(server, recipes),
+        machine=_machine(server),
+    )
+    with store.in_use():
+        leave_runs(checkout, store, built, [run], signing)
+
+
+def _inputs(server: RecipeServer, recipes: Recipes) -> dict[str, str]:
+    """Digests of all that ran beside the image."""
+    shipped = server.request.checkout.root / "recipes"
+    # a user's own recipes are not looked for in the checkout when the statement is verified
+    inputs = {
+        f"{'recipes' if path.parent == shipped else 'own'}/{path.name}": sha256_of(
+            path.read_bytes()
+        )
+        for path in recipes.files(server.recipe.name)
+    }
+    inputs["recipe"] = recipe_digest(server.recipe)
+    if server.begun and server.begun.weights_digest:
+        inputs["weights"] = server.begun.weights_digest
+    return inputs
+
+
+def _machine(server: RecipeServer) -> dict[str, str]:
+    machine = {"engine": server.engine.kind, "processor": platform.machine()}
+    facts = look(server.recipe).facts
+    if not isinstance(facts, Unknown) and not isinstance(facts.gpus, Unknown):
+        counted = Counter(gpu.name for gpu in facts.gpus)
+        machine["cards"] = ", ".join(f"{count}x {name}" for name, count in sorted(counted.items()))
+    return machine

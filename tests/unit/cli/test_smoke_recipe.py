@@ -1,0 +1,379 @@
+"""`sm120 smoke RECIPE`: what was served is found, restarted, rolled back, kept and stated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.cli.serve import job as job_module
+from pipeline.cli.serve import serve as serve_module
+from pipeline.cli.serve import served as served_module
+from pipeline.cli.smoke import smoke as smoke_module
+from pipeline.evidence.runs import ImageRuns, Run
+from pipeline.recipe.container import ContainerArguments
+from pipeline.serve import restart as restart_module
+from pipeline.serve import start as start_module
+from pipeline.serve.facts import ImageFacts
+from pipeline.store.store import read_image_record
+from tests.testbed.model_faults import FAULTS
+from tests.testbed.model_server import Fault, ModelServer
+from tests.unit.serve.fake_engine import FakeEngine
+from tests.unit.support import AMD64, Command, Result, build_tiny
+
+pytestmark = pytest.mark.usefixtures("checkout")
+SMALL = ("--quick", "--lengths", "4", "--pressure", "2")
+DRAFTS = {"method": "mtp", "tokens": 3, "source": "ours"}
+
+
+def fault(name: str) -> Fault:
+    return next(each for each in FAULTS if each.name == name)
+
+
+class LiveServer:
+    """A model server on a port of its own, which can be ended and started again."""
+
+    def __init__(self) -> None:
+        self.model = ModelServer()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._running: asyncio.Server | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+
+    def open(self) -> None:
+        async def start() -> asyncio.Server:
+            return await asyncio.start_server(
+                self.model.handle, "127.0.0.1", self.port, backlog=512
+            )
+
+        self._running = asyncio.run_coroutine_threadsafe(start(), self._loop).result(30)
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._loop.call_soon_threadsafe(self._running.close)
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(30)
+        self._running = None
+
+    def end(self) -> None:
+        self.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass
+class LiveEngine(FakeEngine):
+    """Containers whose engine is the model server of the test."""
+
+    live: LiveServer = field(default_factory=LiveServer)
+
+    @property
+    def model(self) -> ModelServer:
+        return self.live.model
+
+    def create(self, arguments: ContainerArguments) -> str:
+        self.model.is_drafting = "--speculative-config" in arguments.arguments
+        self.model.restarts = -1
+        comes_up = self.model.fault.starts_drafting or not self.model.is_drafting
+        self.ends_with = None if comes_up else 1
+        return super().create(arguments)
+
+    def start(self, identity: str) -> None:
+        self.model.restarts += 1
+        if self.ends_with is None:
+            self.live.open()
+
+    def stop(self, identity: str, timeout_s: int) -> None:
+        super().stop(identity, timeout_s)
+        self.live.close()
+
+    def remove(self, identity: str) -> None:
+        super().remove(identity)
+        self.live.close()
+
+
+class World:
+    """A built image, a recipe of it, and a container engine."""
+
+    def __init__(self, sm120: Command, engine: LiveEngine, weights: Path) -> None:
+        self.sm120, self.engine, self.weights = sm120, engine, weights
+        self.store = Path(sm120("store", "show", "--json").json["root"])
+        record = read_image_record(next(self.store.glob("images/tiny/*/image.json")))
+        self.digest = record.digest
+        layers = [layer.record.diff_id for layer in record.layers]
+        engine.images = {record.config: ImageFacts(id=record.config, layers=layers)}
+        engine.image_of_container = record.config
+
+    def recipe(self, **changes: Any) -> None:
+        body = {
+            "name": "brainy",
+            "summary": "a model that knows its sums",
+            "backing": "proved",
+            "sources": {"ours": {"kind": "ours", "title": "this project", "why": "a test"}},
+            "image": "tiny",
+            "engine": "vllm",
+            "model": {"repository": "org/brain", "name": "brain-1"},
+            "hardware": {"cards": 0},
+            "port": self.engine.live.port,
+            "smoke": {"streams": [1, 2]},
+            **changes,
+        }
+        folder = self.sm120.cwd / "recipes"
+        folder.mkdir(exist_ok=True)
+        (folder / "brainy.yaml").write_text(yaml.safe_dump(body))
+
+    def serve(self, *more: str) -> Result:
+        skipped = ("--skip-preflight", "weights", "--skip-preflight", "flags")
+        return self.sm120("serve", "brainy", "--weights", self.weights, *skipped, *more)
+
+    def smoke(self, *more: object) -> Result:
+        return self.sm120("smoke", "brainy", *SMALL, *more)
+
+    def attempts(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.sm120("recipe", "attempts", "--json").json
+        return rows
+
+    def timeline(self) -> list[tuple[str, str, bool | None]]:
+        """What was tried, how it ended, and whether its draft model was on."""
+        return [
+            (
+                row["kind"],
+                row["ends"][0]["outcome"],
+                (row["options"] or {}).get("overrides", {}).get("enable_eagle3"),
+            )
+            for row in self.attempts()
+        ]
+
+    def runs(self) -> list[Run]:
+        path = next(self.store.glob("images/tiny/*/runs.json"))
+        return ImageRuns.model_validate_json(path.read_bytes()).runs
+
+
+@pytest.fixture
+def world(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    assert build_tiny(sm120, "--platform", AMD64, "--accept").code == 0
+    engine = LiveEngine()
+    for module in (serve_module, served_module, smoke_module):
+        monkeypatch.setattr(module, "find_engine", lambda wanted: engine)
+    monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
+    monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
+    monkeypatch.setattr(start_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(start_module, "_AFTERMATH_S", 0.1)
+    monkeypatch.setattr(restart_module, "_POLL_S", 0.01)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    made = World(sm120, engine, weights)
+    made.recipe()
+    yield made
+    engine.live.end()
+
+
+def test_what_is_served_is_found_climbed_restarted_and_kept_with_its_digests(world: World) -> None:
+    world.serve()
+    result = world.smoke("--json").json
+    assert (result["verdict"], result["last_good"]) == ("passed", "memory")
+    checks = {c["name"]: c for rung in result["rungs"] for c in rung["checks"]}
+    assert checks["restart"]["verdict"] == "passed"
+    assert world.engine.model.restarts == 1
+    serve, smoke = world.attempts()
+    assert (smoke["kind"], smoke["outcome"], smoke["id"]) == ("smoke", "passed", result["attempt"])
+    assert (smoke["image_digest"], smoke["after"]) == (world.digest, serve["id"])
+    assert smoke["recipe_digest"] == serve["recipe_digest"]
+
+
+def test_a_result_is_stated_of_the_image_with_what_else_ran(world: World) -> None:
+    world.serve()
+    assert world.smoke("--up-to", "first-answer").code == 0
+    (run,) = world.runs()
+    assert (run.verdict, run.recipe, run.last_good) == ("passed", "brainy", "first-answer")
+    assert {"recipes/brainy.yaml", "recipe", "exchanges.jsonl"} <= set(run.inputs)
+    world.engine.model.fault = fault("wrong arithmetic")
+    assert world.smoke("--up-to", "answers").error == "SmokeFailed"
+    (run,) = world.runs()
+    assert (run.verdict, run.last_good) == ("failed", "first-answer")
+
+
+def test_a_failed_climb_is_kept_with_its_reason(world: World) -> None:
+    world.recipe(fallback="other")
+    world.serve()
+    world.engine.model.fault = fault("content null")
+    ended = world.smoke()
+    assert (ended.code, ended.error) == (92, "SmokeFailed")
+    assert "`sm120 smoke other --serve`" in ended.err
+    last = world.attempts()[-1]
+    assert (last["kind"], last["outcome"]) == ("smoke", "failed")
+    assert "first-answer: one answer: content is null" in last["failure"]
+
+
+def test_what_was_kept_from_before_a_restart_is_caught(world: World) -> None:
+    world.serve()
+    world.engine.model.fault = fault("stale KV after restart")
+    ended = world.smoke()
+    assert ended.error == "SmokeFailed"
+    assert "memory: restart" in ended.err
+    assert "last good rung: length" in ended.out
+
+
+def test_a_server_that_does_not_come_back_after_a_restart_fails_the_rung(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.serve()
+    monkeypatch.setattr(world.engine, "start", lambda identity: world.engine.known.clear())
+    ended = world.smoke()
+    assert ended.error == "SmokeFailed"
+    assert "memory: restart: sm120-brainy: is gone after a restart" in ended.err
+
+
+def test_a_server_that_goes_on_although_it_was_stopped_is_no_restart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.serve()
+    monkeypatch.setattr(world.engine, "stop", lambda identity, timeout_s: None)
+    assert "still answers" in world.smoke().err
+
+
+def test_without_leave_nothing_is_restarted(world: World) -> None:
+    world.recipe(speculation=DRAFTS)
+    world.serve("--enable-eagle3")
+    result = world.smoke("--no-restart", "--json").json
+    skipped = {c["name"]: c["message"] for r in result["rungs"] for c in r["checks"]}
+    assert skipped["restart"] == skipped["draft model"] == "--no-restart"
+    assert world.engine.stopped == []
+
+
+def test_a_draft_model_is_turned_on_last_and_stays_where_it_changes_nothing(world: World) -> None:
+    world.recipe(speculation=DRAFTS)
+    world.serve("--enable-eagle3")
+    result = world.smoke("--json").json
+    assert (result["verdict"], result["last_good"]) == ("passed", "speculation")
+    assert world.engine.model.is_drafting
+    assert world.timeline() == [
+        ("serve", "serving", True),
+        ("serve", "serving", False),
+        ("smoke", "passed", None),
+        ("serve", "serving", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("draft changes answers when it is turned on", "serving"),
+        ("draft breaks JSON", "serving"),
+        ("draft model does not come up", "failed"),
+    ],
+)
+def test_a_draft_model_that_does_not_hold_is_taken_back(
+    world: World, name: str, outcome: str
+) -> None:
+    world.recipe(speculation=DRAFTS)
+    world.serve("--enable-eagle3")
+    world.engine.model.fault = fault(name)
+    ended = world.smoke()
+    assert (ended.code, ended.error) == (92, "SmokeFailed")
+    assert "speculation: " in ended.err
+    assert "It is served without its draft model now." in ended.err
+    assert not world.engine.model.is_drafting
+    assert world.sm120("recipe", "status", "--json").json[0]["healthy"]
+    *_, smoke, drafting, rolled_back = world.attempts()
+    assert (smoke["kind"], smoke["outcome"]) == ("smoke", "failed")
+    assert drafting["ends"][0]["outcome"] == outcome
+    assert (rolled_back["kind"], rolled_back["after"]) == ("serve", smoke["id"])
+    assert rolled_back["options"]["overrides"]["enable_eagle3"] is False
+
+
+def test_a_rung_before_the_last_leaves_it_without_its_draft_model(world: World) -> None:
+    world.recipe(speculation=DRAFTS)
+    world.serve("--enable-eagle3")
+    world.engine.model.fault = fault("wrong arithmetic")
+    ended = world.smoke()
+    assert "answers: arithmetic" in ended.err
+    assert [row[2] for row in world.timeline()] == [True, False, None]
+
+
+def test_a_recipe_can_be_started_for_the_climb_and_is_stopped_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = world.sm120.cwd / "recipes"
+    body = yaml.safe_load((folder / "brainy.yaml").read_text())
+    model = {"tiny": True, "file": "tiny.gguf", "name": "brain-1"}
+    body |= {"engine": "llama-cpp", "model": model}
+    (folder / "brainy.yaml").write_text(yaml.safe_dump(body))
+    world.engine.model.can_count_only = True
+    monkeypatch.setattr(job_module, "_refused", lambda checkout, launch: ())
+    result = world.smoke("--serve", "--json").json
+    assert (result["verdict"], result["last_good"]) == ("passed", "memory")
+    assert world.engine.known == {}
+    assert [row[:2] for row in world.timeline()] == [("serve", "serving"), ("smoke", "passed")]
+    world.engine.model.fault = fault("content null")
+    assert world.smoke("--serve").error == "SmokeFailed"
+    assert world.engine.known == {}
+
+
+def test_what_is_not_served_is_said_with_the_commands_that_start_it(world: World) -> None:
+    ended = world.smoke()
+    assert ended.error == "NothingServed"
+    assert "`sm120 serve brainy`" in ended.err
+    assert "`sm120 smoke brainy --serve`" in ended.err
+    assert world.attempts() == []
+
+
+def test_a_container_that_does_not_answer_or_is_of_another_image_is_not_climbed(
+    world: World,
+) -> None:
+    world.serve()
+    world.engine.live.close()
+    assert world.smoke().error == "ServerGone"
+    world.engine.live.open()
+    facts = world.engine.known["sm120-brainy"]
+    world.engine.known["sm120-brainy"] = facts.model_copy(update={"image": "sha256:" + "9" * 64})
+    assert world.smoke().error == "ImageDiffers"
+
+
+def test_a_recipe_that_changed_since_it_was_served_is_not_climbed(world: World) -> None:
+    world.serve()
+    world.recipe(summary="another one")
+    ended = world.smoke()
+    assert ended.error == "RecipeInvalid"
+    assert "has changed since it was served" in ended.err
+
+
+def test_a_climb_at_an_address_is_kept_where_a_recipe_is_named(world: World) -> None:
+    world.engine.live.open()
+    url = f"http://127.0.0.1:{world.engine.live.port}"
+    words = ("smoke", url, *SMALL, "--up-to", "first-answer")
+    assert world.sm120(*words).code == 0
+    assert world.attempts() == []
+    assert world.sm120(*words, "--recipe", "brainy").code == 0
+    (row,) = world.attempts()
+    assert (row["kind"], row["outcome"], row["image_digest"]) == ("smoke", "passed", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("http://127.0.0.1:9", "--serve"),
+        ("http://127.0.0.1:9", "--weights", "."),
+        ("brainy", "--recipe", "brainy"),
+        ("brainy", "--weights", "."),
+    ],
+)
+def test_options_of_the_other_kind_of_target_are_refused(
+    world: World, words: tuple[str, ...]
+) -> None:
+    assert world.sm120("smoke", *words).code == 2
+
+
+def test_a_recipe_that_nobody_knows_is_refused(world: World) -> None:
+    assert world.sm120("smoke", "nobody").error == "UnknownRecipe"
