@@ -178,6 +178,46 @@ def test_the_variable_names_a_folder_and_the_option_comes_before_it(
     assert all(job.launch.arguments[0] == "/models" for job in world.jobs)
 
 
+def test_snapshots_of_a_hub_cache_are_mounted_with_the_blobs_that_their_links_lead_to(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the model, of its draft model, and of a link that a user made to one of them."""
+    snapshots = [
+        tmp_path / f"models--org--{name}" / "snapshots" / "1" for name in ("kimi", "eagle")
+    ]
+    for snapshot in snapshots:
+        snapshot.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(snapshots[0])
+    world.recipe(
+        "kimi",
+        engine="vllm",
+        model={"repository": "org/kimi", "name": "kimi"},
+        speculation={"method": "eagle3", "repository": "org/eagle", "tokens": 3, "source": "ours"},
+        overrides=["MODEL_PATH"],
+    )
+    skipped = ("--skip-preflight", "weights", "--skip-preflight", "flags")
+    words = ("serve", "kimi", "--eagle3", "--draft", snapshots[1], *skipped)
+    assert world.sm120(*words, "--weights", snapshots[0]).code == 0
+    monkeypatch.setenv("MODEL_PATH", str(tmp_path / "link"))
+    assert world.sm120(*words).code == 0
+    for job in world.jobs:
+        hosts = {mount.inside: mount.host for mount in job.launch.mounts}
+        assert hosts == {
+            "/models": str(snapshots[0].parent.parent),
+            "/draft": str(snapshots[1].parent.parent),
+        }
+        assert job.launch.arguments[0] == "/models/snapshots/1"
+        assert '"model":"/draft/snapshots/1"' in job.launch.arguments[-1]
+
+
+def test_the_options_of_a_start_are_kept_with_it(world: World, tmp_path: Path) -> None:
+    world.recipe("tiny-cpu", overrides=["PORT"])
+    world.sm120("serve", "tiny-cpu", "--port", "18998", "--lan", "--timeout", "77")
+    (attempt,) = attempts(world)
+    options = attempt["options"]
+    assert (options["overrides"]["port"], options["lan"], options["timeout_s"]) == (18998, True, 77)
+
+
 @pytest.mark.parametrize("args", [["--gpus", "a"], ["--skip-preflight", "all"], ["--timeout", "0"]])
 def test_a_wrong_option_is_refused(world: World, args: list[str]) -> None:
     world.recipe("tiny-cpu")

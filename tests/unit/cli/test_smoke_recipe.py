@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from pipeline.store.store import read_image_record
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault, ModelServer
 from tests.unit.serve.fake_engine import FakeEngine
-from tests.unit.support import AMD64, Command, Result, build_tiny
+from tests.unit.support import AMD64, Command, Ended, build_tiny
 
 pytestmark = pytest.mark.usefixtures("checkout")
 SMALL = ("--quick", "--lengths", "4", "--pressure", "2")
@@ -133,11 +132,11 @@ class World:
         folder.mkdir(exist_ok=True)
         (folder / "brainy.yaml").write_text(yaml.safe_dump(body))
 
-    def serve(self, *more: str) -> Result:
+    def serve(self, *more: str) -> Ended:
         skipped = ("--skip-preflight", "weights", "--skip-preflight", "flags")
         return self.sm120("serve", "brainy", "--weights", self.weights, *skipped, *more)
 
-    def smoke(self, *more: object) -> Result:
+    def smoke(self, *more: str) -> Ended:
         return self.sm120("smoke", "brainy", *SMALL, *more)
 
     def attempts(self) -> list[dict[str, Any]]:

@@ -115,6 +115,13 @@ def test_a_child_with_another_engine_is_judged_as_that_engine(tmp_path: Path) ->
         recipes.read("two")
 
 
+def test_the_files_of_a_recipe_are_its_own_and_those_that_it_extends(tmp_path: Path) -> None:
+    child, grandchild = {"name": "b", "extends": "a"}, {"name": "c", "extends": "b"}
+    recipes = write(tmp_path, body(name="a"), child, grandchild)
+    assert [path.name for path in recipes.files("c")] == ["c.yaml", "b.yaml", "a.yaml"]
+    assert [path.name for path in recipes.files("a")] == ["a.yaml"]
+
+
 @pytest.mark.parametrize(
     ("recipes", "asked", "message"),
     [
