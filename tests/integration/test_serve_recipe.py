@@ -31,7 +31,9 @@ from pipeline.errors import (
     PreflightFailed,
     StartFailed,
 )
+from pipeline.evidence.runs import read_runs
 from pipeline.recipe.tiny import expected_text
+from pipeline.store.store import open_store
 from tests.integration.built import ROOT, Built, build_image, run_sm120, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, chat_many, is_healthy
@@ -92,6 +94,13 @@ class Bench:
         recipes = str(self.recipes)
         return ["serve", name, "--recipes", recipes, "--engine", self.engine, "--json", *more]
 
+    def smoke(self, name: str, *more: str) -> dict[str, Any]:
+        words = ["smoke", name, "--recipes", str(self.recipes), "--engine", self.engine, "--json"]
+        result: dict[str, Any] = json.loads(
+            sm120(self.image.store, *words, *more, **self.env).stdout
+        )
+        return result
+
     def status(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(self.command("status", "--json").stdout)
         return rows
@@ -147,6 +156,39 @@ def test_a_recipe_is_served_asked_looked_at_and_stopped(bench: Bench) -> None:
     last = [each for each in bench.attempts() if each["id"] == served["attempt"]]
     assert [end["outcome"] for end in last[0]["ends"]] == ["serving", "stopped"]
     assert last[0]["image_digest"] == bench.image.digest
+
+
+def test_a_served_recipe_climbs_the_ladder_is_restarted_and_stated(bench: Bench) -> None:
+    bench.add("tiny-cpu", smoke={"tools": False, "streams": [1, 2, 8]})
+    assert bench.serve("tiny-cpu").returncode == 0
+    (before,) = bench.status()
+    result = bench.smoke("tiny-cpu")
+    assert (result["verdict"], result["last_good"]) == ("passed", "memory")
+    checks = {c["name"]: c["verdict"] for r in result["rungs"] for c in r["checks"]}
+    assert checks["restart"] == "passed"
+    (after,) = bench.status()
+    assert after["started_at"] > before["started_at"]
+    assert {**after, "started_at": ""} == {**before, "started_at": ""}
+
+    attempt = bench.attempts()[-1]
+    assert (attempt["kind"], attempt["outcome"]) == ("smoke", "passed")
+    assert (attempt["id"], attempt["after"]) == (result["attempt"], before["attempt"])
+    assert attempt["image_digest"] == bench.image.digest
+    assert attempt["weights_digest"].startswith("sha256:")
+    platform = bench.image.platform
+    runs = read_runs(open_store(bench.image.store), "llama-cpp-cpu", platform, bench.image.digest)
+    run = next(each for each in runs if each.recipe == "tiny-cpu")
+    assert (run.verdict, run.last_good) == ("passed", "memory")
+    assert run.inputs["weights"] == attempt["weights_digest"]
+
+
+def test_a_recipe_is_served_for_the_climb_and_nothing_is_left(bench: Bench) -> None:
+    bench.add("tiny-cpu", smoke={"tools": False, "streams": [1, 2]})
+    assert bench.smoke("tiny-cpu", "--serve", "--up-to", "answers")["verdict"] == "passed"
+    assert bench.status() == []
+    serve, smoke = bench.attempts()[-2:]
+    assert [end["outcome"] for end in serve["ends"]] == ["serving", "stopped"]
+    assert (smoke["kind"], smoke["after"]) == ("smoke", serve["id"])
 
 
 def test_the_container_can_neither_write_the_weights_nor_gain_rights(
@@ -329,6 +371,12 @@ def test_podman_serves_the_same_recipe_and_compares_it_with_what_was_built(podma
     (row,) = podman.status()
     assert (row["healthy"], row["built"]) == (True, "same")
     assert "model loaded" in podman.command("logs", "tiny-cpu").stdout
+    checks = {
+        check["name"]: check["verdict"]
+        for rung in podman.smoke("tiny-cpu", "--streams", "1,2")["rungs"]
+        for check in rung["checks"]
+    }
+    assert checks["restart"] == "passed"
     podman.command("stop", "tiny-cpu")
     assert podman.status() == []
     podman.add("wrong", flags={"ours": {"extra": ["--no-such-flag"]}})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from pipeline.cli.serve.job import Request, make_job
@@ -61,17 +61,11 @@ class RecipeServer:
     def serve_again(self, *, drafting: bool, after: str | None = None) -> None:
         """The same with the draft model or without it, in the place of what runs."""
         assert self.drafts is not None
-        self.stop()
+        _stop(self.engine, self.request, self.recipe)
         options = self.drafts.drafting(drafting)
         after = after or (self.begun.id if self.begun else None)
         self.begun = _start(self.engine, replace(self.request, options=options), self.recipe, after)
         self.status = _status(self.engine, self.request, self.recipe)
-
-    def stop(self) -> None:
-        """End it; a start that failed has left nothing to end."""
-        with suppress(NothingServed):
-            facts = find_served(self.engine, self.recipe.name)
-            stop(self.engine, self.request.store, facts, STOP_S)
 
     def attempt(self) -> Begun:
         """The entry that begins a climb."""
@@ -123,13 +117,19 @@ def find_server(engine: ContainerEngine, request: Request, recipe: Recipe) -> Re
     return RecipeServer(engine, known, recipe, status, begun, drafts)
 
 
-def start_server(engine: ContainerEngine, request: Request, recipe: Recipe) -> RecipeServer:
-    """A recipe, served for a climb; without its draft model, which is the last rung."""
+@contextmanager
+def started_server(
+    engine: ContainerEngine, request: Request, recipe: Recipe
+) -> Iterator[RecipeServer]:
+    """A recipe, served for a climb alone; without its draft model, which is the last rung."""
     options = make_job(request, recipe).options or request.options
     drafts = options if speculates(recipe, options.overrides) else None
     first = replace(request, options=options.drafting(False) if drafts else options)
     begun = _start(engine, first, recipe, None)
-    return RecipeServer(engine, first, recipe, _status(engine, first, recipe), begun, drafts)
+    try:
+        yield RecipeServer(engine, first, recipe, _status(engine, first, recipe), begun, drafts)
+    finally:
+        _stop(engine, request, recipe)
 
 
 def _start(engine: ContainerEngine, request: Request, recipe: Recipe, after: str | None) -> Begun:
@@ -138,6 +138,12 @@ def _start(engine: ContainerEngine, request: Request, recipe: Recipe, after: str
         begun = new_attempt(job)
         serve(engine, request.store, job, begun)
     return begun
+
+
+def _stop(engine: ContainerEngine, request: Request, recipe: Recipe) -> None:
+    # a start that failed has left nothing to end
+    with suppress(NothingServed):
+        stop(engine, request.store, find_served(engine, recipe.name), STOP_S)
 
 
 def _status(engine: ContainerEngine, request: Request, recipe: Recipe) -> ServedStatus:

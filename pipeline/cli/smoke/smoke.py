@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from pipeline.cli.smoke.recipe_server import (
     RecipeServer,
     find_server,
     smoke_attempt,
-    start_server,
+    started_server,
 )
 from pipeline.cli.smoke.state import state_climb
 from pipeline.errors import ServerGone, SmokeFailed
@@ -121,7 +120,7 @@ def smoke(
     recipe = recipes.read(target)
     containers = find_engine(engine)
     if is_started:
-        with _stopped_after(start_server(containers, request, recipe)) as server:
+        with started_server(containers, request, recipe) as server:
             _smoke_recipe(order, server, recipes, plan_options, signing, is_ours=True)
         return
     server = find_server(containers, request, recipe)
@@ -131,14 +130,6 @@ def smoke(
 def is_address(target: str) -> bool:
     """Whether a user means a server, rather than a recipe by its name."""
     return ":" in target or "/" in target
-
-
-@contextmanager
-def _stopped_after(server: RecipeServer) -> Iterator[RecipeServer]:
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def _smoke_address(
