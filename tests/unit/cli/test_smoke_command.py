@@ -74,8 +74,11 @@ def test_a_baseline_is_recorded_and_held_against_the_same_server(
     assert (again.code, json.loads(again.out)["last_good"]) == (0, "speculation")
 
 
-def test_what_cannot_be_climbed_is_refused_before_anything_is_sent(sm120: Command) -> None:
+def test_what_cannot_be_climbed_is_refused_before_anything_is_sent(
+    sm120: Command, tmp_path: Path
+) -> None:
     assert sm120("smoke", "ftp://gpu1").error == "InputInvalid"
     assert sm120("smoke", "http://127.0.0.1:9", "--streams", "1,x").code == 2
     assert sm120("smoke", "http://127.0.0.1:9", "--streams", "0").code == 2
-    assert sm120("smoke", "http://127.0.0.1:9", "--recipe", "nobody").error == "UnknownRecipe"
+    unknown = ("--recipe", "nobody", "--recipes", tmp_path)
+    assert sm120("smoke", "http://127.0.0.1:9", *unknown).error == "UnknownRecipe"
