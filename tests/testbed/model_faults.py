@@ -585,6 +585,12 @@ FAULTS = [
         needs="drafts",
     ),
     Fault(
+        "draft corrupts at 64 streams",
+        "speculation",
+        text=_when(lambda a: a.is_drafting and a.load >= 60 and a.number % 5 == 0, _corrupted),
+        needs="drafts",
+    ),
+    Fault(
         "draft breaks JSON",
         "speculation",
         text=_when(lambda a: a.is_drafting and "response_format" in a.body, lambda text: text[:-2]),

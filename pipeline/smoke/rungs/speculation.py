@@ -10,6 +10,7 @@ from pipeline.smoke.baseline import baseline_questions, is_right
 from pipeline.smoke.client import NotOffered, Unsound
 from pipeline.smoke.compare import compare, tally
 from pipeline.smoke.rungs.answers import json_by_schema
+from pipeline.smoke.rungs.streams import as_alone
 from pipeline.smoke.rungs.tools import tool_scenarios, without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
 from pipeline.smoke.trusted import record_baseline
@@ -53,6 +54,18 @@ async def _same(session: Session) -> str:
     if now < before - _LOST_SHARE * len(questions):
         raise Unsound(f"{now} of {len(questions)} are right, {before} were in the baseline")
     return f"{counted.sentence()}; {now} right, {before} in the baseline"
+
+
+async def _streams(session: Session) -> str:
+    """Few and many at once, held against what each was answered alone, without drafts."""
+    several = sorted(n for n in session.plan.streams if n > 1)
+    if not several:
+        raise NotOffered("no more than one at once is expected")
+    parts = [
+        f"{number} at once: {await as_alone(session, number)}"
+        for number in dict.fromkeys((several[0], several[-1]))
+    ]
+    return "; ".join(parts)
 
 
 async def _probabilities(session: Session) -> str:
@@ -110,6 +123,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("draft model", "mechanics", _start_drafting, _no_drafting),
         CheckSpec("the baseline's answers", "mechanics", _same, _no_baseline),
         CheckSpec("the baseline's probabilities", "mechanics", _probabilities, _no_baseline),
+        CheckSpec("streams with drafts", "mechanics", _streams, _not_drafting),
         CheckSpec("JSON with drafts", "quality", json_by_schema, _not_drafting),
         CheckSpec("tool calls with drafts", "quality", tool_scenarios, _no_tools),
         CheckSpec("acceptance", "mechanics", _acceptance),

@@ -35,10 +35,15 @@ async def _alone(session: Session) -> str:
 
 def _at(number: int) -> Callable[[Session], Awaitable[str]]:
     async def run(session: Session) -> str:
-        parts = [await _round(session, number, turn) for turn in range(session.plan.rounds)]
-        return "; then ".join(parts)
+        return await as_alone(session, number)
 
     return run
+
+
+async def as_alone(session: Session, number: int) -> str:
+    """So many at once, each answered as it was alone; twice."""
+    parts = [await _round(session, number, turn) for turn in range(session.plan.rounds)]
+    return "; then ".join(parts)
 
 
 async def _round(session: Session, number: int, turn: int) -> str:
