@@ -61,6 +61,7 @@ class SmokePlan(Frozen):
     vision: bool = False
     streams: list[Positive] = [1, 2, 8, 16, 64, 128]
     rounds: Positive = 2
+    short_requests: Positive = 96  # of a few tokens each, so that places are taken over in turn
     contexts: list[Positive] = []  # none: quarter, half and all of the server's
     walk_tokens: Positive | None = None  # and then no further than this
     depths: list[Share] = [0.05, 0.35, 0.65, 0.95]
@@ -144,6 +145,7 @@ def quick(plan: SmokePlan) -> SmokePlan:
         "walk_tokens": 1024,
         "depths": [0.1, 0.9],
         "lengths": min(plan.lengths, 16),
+        "short_requests": min(plan.short_requests, 48),
         "batch_tokens": min(plan.batch_tokens, 512),
         "prefix_tokens": min(plan.prefix_tokens, 384),
         "pressure_prompts": min(plan.pressure_prompts, 8),

@@ -496,6 +496,14 @@ FAULTS = [
         asked=_refuse(lambda a: a.load >= 60 and a.number % 20 == 0, 503),
     ),
     Fault(
+        "NUL bytes where places are taken over",
+        "streams",
+        text=_when(
+            lambda a: a.load >= 4 and a.body.get("max_tokens", 99) <= 16 and a.number % 9 == 0,
+            lambda text: "\x00" * len(text),
+        ),
+    ),
+    Fault(
         "tool call lost under load",
         "streams",
         reply=_when_reply(lambda a: a.load >= 4 and a.is_stream, _lost_calls),

@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from pipeline.smoke.chat import Answer
 from pipeline.smoke.client import Unsound
-from pipeline.smoke.compare import compare, tally
+from pipeline.smoke.compare import Difference, compare, reference, tally
 from pipeline.smoke.rungs.tools import require_call, without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session
-from pipeline.smoke.tasks import SCENARIOS, TOOLS, Question, countings
+from pipeline.smoke.tasks import SCENARIOS, TOOLS, Question, countings, sums
 
 # Different prompts, so that what one stream takes from another shows.
 _PROMPTS = 8
 _TOOL_STREAMS = 8
+_SHORT_PROMPTS, _SHORT_TOKENS, _LANES = 24, 4, 8
 
 
 def _tokens(session: Session) -> int:
@@ -76,6 +77,50 @@ def _judged(session: Session, pairs: Sequence[tuple[Question, Answer]]) -> str:
     return counted.sentence()
 
 
+async def _turns(session: Session) -> str:
+    """Short requests of several lengths, so that places become free and are taken at all moments.
+
+    Where as many long ones ran at once, a KV cache that lost sight of cells in use still gave the
+    right text; with these it gave NUL bytes: images/sources/ik-llama/patches/used-cells.patch.
+    """
+    prompts = [_short_prompt(n, q) for n, q in enumerate(sums(_SHORT_PROMPTS, seed=21))]
+    bases = []
+    for number, prompt in enumerate(prompts):
+        answer = await session.ask_known(prompt, max_tokens=_short_tokens(session, number))
+        session.require_clean(answer)
+        bases.append(reference(answer))
+    places = asyncio.Semaphore(min(_LANES, max(session.plan.streams)))
+
+    async def one(number: int) -> Difference | Unsound:
+        # in another order each time
+        which = number * 7 % len(prompts)
+        most = _short_tokens(session, which)
+        async with places:
+            try:
+                answer = await session.ask(prompts[which], max_tokens=most, stream=number % 2 == 1)
+            except Unsound as error:
+                return error
+        return compare(bases[which], answer, session.plan.tolerance)
+
+    count = session.plan.short_requests * session.plan.rounds
+    results = await asyncio.gather(*(one(n) for n in range(count)))
+    if failed := [r for r in results if isinstance(r, Unsound)]:
+        raise Unsound(f"{len(failed)} of {count} short requests failed: {failed[0]}")
+    counted = tally([r for r in results if isinstance(r, Difference)])
+    if why := counted.fault(session.plan.tolerance):
+        raise Unsound(why)
+    return counted.sentence()
+
+
+def _short_prompt(number: int, question: Question) -> str:
+    return "Please. " * (number % 4) + question.prompt.partition("?")[0] + "?"
+
+
+def _short_tokens(session: Session, number: int) -> int:
+    """A few, of some more than of others."""
+    return _tokens(session) if session.plan.reasoning else _SHORT_TOKENS + number % 4 * 4
+
+
 async def _tools(session: Session) -> str:
     """Tool calls are lost in streams under load: vllm-project/vllm#54701, #53246."""
 
@@ -98,6 +143,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("alone", "mechanics", _alone),
         *(CheckSpec(f"{n} at once", "mechanics", _at(n)) for n in session.plan.streams),
+        CheckSpec("short ones in turn", "mechanics", _turns),
         CheckSpec("tool calls at once", "quality", _tools, without_tools),
     ]
 

@@ -18,6 +18,7 @@ from tests.testbed.model_server import ModelServer, listening
 PLAN = SmokePlan(
     streams=[1, 2, 8, 64],
     rounds=1,
+    short_requests=32,
     lengths=8,
     questions=6,
     depths=[0.1, 0.5, 0.9],
