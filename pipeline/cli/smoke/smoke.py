@@ -26,6 +26,7 @@ from pipeline.cli.smoke.recipe_server import (
 )
 from pipeline.cli.smoke.state import state_climb
 from pipeline.errors import ServerGone, SmokeFailed
+from pipeline.host.rules.issues import findings, match_rungs
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import Recipe
 from pipeline.serve.find_engine import Wanted, find_engine
@@ -35,7 +36,7 @@ from pipeline.smoke.baseline import read_baseline, write_baseline
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.code import run_in_sandbox
 from pipeline.smoke.ladder import LADDER, climb
-from pipeline.smoke.model import SmokePlan, SmokeResult
+from pipeline.smoke.model import RungResult, SmokePlan, SmokeResult
 from pipeline.smoke.record import keep_climb
 from pipeline.smoke.rungs.speculation import SPECULATION
 from pipeline.smoke.session import Rung, Session
@@ -243,4 +244,17 @@ def _require_passed(result: SmokeResult | None, session: Session) -> None:
         raise ServerGone(f"{result.url}: {result.failures()[0].message}")
     rung = result.rungs[-1]
     first = next(c for c in rung.checks if c.verdict == "failed")
-    raise SmokeFailed(f"{result.url}: {rung.name}: {first.name}: {first.message[:300]}")
+    error = SmokeFailed(f"{result.url}: {rung.name}: {first.name}: {first.message[:300]}")
+    error.hint = f"{_known(rung)} {error.hint}".strip()
+    raise error
+
+
+def _known(rung: RungResult) -> str:
+    """Known issues that fail in this way, each with its fix."""
+    failed = [(rung.name, f"{c.name}: {c.message}") for c in rung.checks if c.verdict == "failed"]
+    issues = [finding.issue for finding in findings([match_rungs(failed)])]
+    for issue in issues:
+        log.say(
+            f"  {issue.id}: {issue.title}\n    {issue.cause}\n    see {', '.join(issue.sources)}"
+        )
+    return " ".join(f"Perhaps {issue.id}: {issue.fix}" for issue in issues)

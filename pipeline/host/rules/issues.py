@@ -1,4 +1,4 @@
-"""Known issues as data, recognised in logs, in reports of function tests and in facts."""
+"""Known issues as data, recognised in logs, in function tests, in facts and on the smoke ladder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import yaml
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from pipeline.host.rules.verdict import RuleResult
 from pipeline.model import Frozen, Name
@@ -24,16 +24,34 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
+Pattern = Annotated[str, AfterValidator(_compiles)]
+
+
+class RungSymptom(Frozen):
+    """A check of the smoke ladder that fails with such a message."""
+
+    rung: Name
+    message: Pattern  # for `check: message`
+
+
 class Issue(Frozen):
     """One known issue."""
 
     id: Name
     title: str
-    symptoms: list[Annotated[str, AfterValidator(_compiles)]] = Field(min_length=1)
+    symptoms: list[Pattern] = []
     rules: list[str] = []
+    # wrong words leave no line in any log: the ladder sees them
+    rungs: list[RungSymptom] = []
     cause: str
     fix: str
     sources: list[str] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _can_be_recognised(self) -> Issue:
+        if not (self.symptoms or self.rungs):
+            raise ValueError(f"{self.id}: needs `symptoms` or `rungs`")
+        return self
 
 
 class Finding(Frozen):
@@ -53,7 +71,7 @@ def known_issues() -> tuple[Issue, ...]:
 
 @cache
 def _patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((i.id, re.compile("|".join(i.symptoms))) for i in known_issues())
+    return tuple((i.id, re.compile("|".join(i.symptoms))) for i in known_issues() if i.symptoms)
 
 
 def match_lines(name: str, lines: Iterable[str]) -> dict[str, list[str]]:
@@ -75,6 +93,17 @@ def match_rules(rows: Iterable[RuleResult]) -> dict[str, list[str]]:
             if row.verdict == "failed" and row.rule in issue.rules:
                 line = f"facts: {row.rule}, {row.subject}: {row.why}"
                 matches.setdefault(issue.id, []).append(line)
+    return matches
+
+
+def match_rungs(failures: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Issue ids by checks of the smoke ladder that failed: a rung, and `check: message`."""
+    matches: dict[str, list[str]] = {}
+    for rung, message in failures:
+        short = message[:_LONGEST]
+        for issue in known_issues():
+            if any(s.rung == rung and re.search(s.message, short) for s in issue.rungs):
+                matches.setdefault(issue.id, []).append(f"{rung}: {short[:200]}")
     return matches
 
 

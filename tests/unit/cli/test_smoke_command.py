@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from pipeline.host.rules.issues import known_issues
+from pipeline.smoke.ladder import LADDER
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import ModelServer, listening
 from tests.unit.support import Command
@@ -57,6 +61,34 @@ def test_a_broken_server_ends_with_the_rung_and_a_code_of_its_own(sm120: Command
     assert (done.code, done.error) == (92, "SmokeFailed")
     assert "first-answer: one answer: content is null" in done.err
     assert "last good rung: none" in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "issue"),
+    [("frozen logits", "wrong-frozen-logits"), ("wrong arithmetic", "wrong-quality")],
+)
+def test_a_failed_rung_names_the_known_issue_with_its_fix(
+    sm120: Command, name: str, issue: str
+) -> None:
+    fault = next(f for f in FAULTS if f.name == name)
+    with _running(ModelServer(fault)) as url:
+        done = sm120("smoke", url, *SMALL)
+    assert done.error == "SmokeFailed"
+    assert f"Perhaps {issue}: " in done.err
+    assert "Use it no further than its last good rung" in done.err
+
+
+def test_a_failure_that_no_known_issue_explains_names_none(sm120: Command) -> None:
+    fault = next(f for f in FAULTS if f.name == "tool call id missing")
+    with _running(ModelServer(fault)) as url:
+        done = sm120("smoke", url, *SMALL)
+    assert done.error == "SmokeFailed"
+    assert "Perhaps" not in done.err
+
+
+def test_known_issues_name_rungs_that_exist() -> None:
+    named = {symptom.rung for issue in known_issues() for symptom in issue.rungs}
+    assert named <= {rung.name for rung in LADDER}
 
 
 def test_nobody_at_the_address_is_told_apart(sm120: Command) -> None:

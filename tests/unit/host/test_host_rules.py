@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import pytest
 import yaml
 
 from pipeline.host.facts.source import Capture, CapturedCommand
-from pipeline.host.rules.issues import findings, known_issues, match_lines, match_rules
+from pipeline.host.rules.issues import (
+    Issue,
+    findings,
+    known_issues,
+    match_lines,
+    match_rules,
+    match_rungs,
+)
 from pipeline.host.rules.judge import judge
 from pipeline.host.rules.verdict import RuleResult, overall
 from pipeline.known import Unknown
@@ -16,6 +24,9 @@ from tests.unit.host.machines import ACS_ON, DATA, blackwell, changed, facts, h2
 
 SAMPLES: dict[str, dict[str, list[str]]] = yaml.safe_load(
     (DATA / "issue_samples.yaml").read_text("utf-8")
+)
+RUNG_SAMPLES: dict[str, dict[str, list[list[str]]]] = yaml.safe_load(
+    (DATA / "rung_samples.yaml").read_text("utf-8")
 )
 
 
@@ -171,8 +182,26 @@ def test_registers_nobody_may_read_leave_acs_unknown() -> None:
 
 
 def test_every_issue_has_samples_and_every_sample_an_issue() -> None:
-    assert set(SAMPLES) == {i.id for i in known_issues()}
+    assert set(SAMPLES) == {i.id for i in known_issues() if i.symptoms}
     assert all(s["match"] and len(s["other"]) >= 2 for s in SAMPLES.values())
+    assert set(RUNG_SAMPLES) == {i.id for i in known_issues() if i.rungs}
+    assert all(len(s["other"]) >= 2 * len(s["match"]) for s in RUNG_SAMPLES.values())
+
+
+@pytest.mark.parametrize("issue", sorted(RUNG_SAMPLES))
+def test_a_failed_rung_names_its_issue_and_no_other(issue: str) -> None:
+    for rung, message in RUNG_SAMPLES[issue]["match"]:
+        assert list(match_rungs([(rung, message)])) == [issue], message
+    for rung, message in RUNG_SAMPLES[issue]["other"]:
+        assert issue not in match_rungs([(rung, message)]), message
+
+
+def test_an_issue_that_nothing_could_recognise_is_refused() -> None:
+    row = {"id": "x", "title": "x", "cause": "x", "fix": "x", "sources": ["x"]}
+    with pytest.raises(ValueError, match="symptoms"):
+        Issue.model_validate(row)
+    with pytest.raises(re.error, match="unterminated"):
+        Issue.model_validate({**row, "rungs": [{"rung": "answers", "message": "("}]})
 
 
 @pytest.mark.parametrize("issue", sorted(SAMPLES))
