@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from pipeline.errors import MissingTool
 
@@ -111,14 +112,19 @@ def running(
         _let_go(process)
 
 
-def talk(args: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A program to write to and read from; the caller ends it with `end`."""
+def talk(
+    args: Sequence[str], *, env: Mapping[str, str], errors: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """A program to write to and read from; the caller ends it with `end`.
+
+    `errors` is a file for what nobody reads while it runs: a pipe would fill up and stop it.
+    """
     return subprocess.Popen(
         list(args),
         env=dict(env),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors or subprocess.PIPE,
         start_new_session=True,
     )
 

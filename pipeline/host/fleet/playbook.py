@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline import proc
 from pipeline.errors import FleetUnready
-from pipeline.host.fleet.promised import Promised, read_promised
+from pipeline.host.fleet.promised import Connection, Promised, read_promised
 from pipeline.spec.checkout import Checkout
 
 _VAULT = (
@@ -48,7 +48,27 @@ def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> 
 
 @contextmanager
 def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[Promised]]:
-    """What each host of an inventory was promised.
+    """What each host of an inventory was promised."""
+    with _written_by(checkout, "promises.yml", arguments) as hosts:
+        yield hosts
+
+
+def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> Connection:
+    """How Ansible reaches one host of an inventory; the host itself is not asked."""
+    arguments = [x for each in inventories for x in ("--inventory", each)]
+    with _written_by(checkout, "connection.yml", [*arguments, "--limit", host]) as hosts:
+        # a group's name, too, is a limit
+        if [each.host for each in hosts] != [host]:
+            names = ", ".join(each.host for each in hosts)
+            raise FleetUnready(f"{host} is not one host of the inventory, but {names}")
+        return hosts[0].connection
+
+
+@contextmanager
+def _written_by(
+    checkout: Checkout, playbook: str, arguments: Sequence[str]
+) -> Iterator[list[Promised]]:
+    """What a play writes of each host.
 
     The files hold passwords, so they exist only as long as the block.
     """
@@ -56,7 +76,7 @@ def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[P
         place = Path(name, "promised")
         place.mkdir(mode=0o700)  # connection and sudo passwords are written into it
         command = [ansible_program("ansible-playbook")]
-        command.append(str(checkout.root / "ansible" / "promises.yml"))
+        command.append(str(checkout.root / "ansible" / playbook))
         command += [*arguments, "--extra-vars", f"sm120_promises_to={place}"]
         done = proc.read(command, env=ansible_environment(checkout))
         hosts = [read_promised(path) for path in sorted(place.glob("*.json"))]

@@ -99,7 +99,7 @@ class Remote:
 
     def _opened(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            with _ssh_environment(self._to) as env:
+            with ssh_environment(self._to) as env:
                 self._process = proc.talk(connect_command(self._to), env=env)
                 first = self._line(_START_S)
             if first != f"{shell.READY} 0".encode():
@@ -163,6 +163,11 @@ def connect_command(to: Connection) -> list[str]:
     script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'
     if to.kind == "local":
         return ["/bin/sh", "-c", script]
+    return [*ssh_words(to), to.address, "--", script]
+
+
+def ssh_words(to: Connection) -> list[str]:
+    """ssh with all of its options; the host and a command follow."""
     # without a password ssh must not prompt at all; with one it asks our program, once
     prompts = "NumberOfPasswordPrompts=1" if to.password else "BatchMode=yes"
     return [
@@ -172,12 +177,12 @@ def connect_command(to: Connection) -> list[str]:
         *(("-p", str(to.port)) if to.port else ()),
         *(("-l", to.user) if to.user else ()),
         *(("-i", to.key) if to.key else ()),
-        *(*shlex.split(to.arguments), to.address, "--", script),
+        *shlex.split(to.arguments),
     ]
 
 
 @contextmanager
-def _ssh_environment(to: Connection) -> Iterator[dict[str, str]]:
+def ssh_environment(to: Connection) -> Iterator[dict[str, str]]:
     """The environment of ssh; its password comes from a program that exists only in this block."""
     if not to.password or to.kind == "local":
         yield _environment()

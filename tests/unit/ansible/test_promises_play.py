@@ -15,11 +15,21 @@ from pipeline.host.promises.run import MODULES, checks_in
 from tests.testbed.playbook import PLAYBOOK, ROOT
 from tests.unit.ansible.test_roles import PUBLIC
 
-ASKS = ROOT / "ansible" / "promises.yml"
+ASKS = [ROOT / "ansible" / name for name in ("promises.yml", "connection.yml")]
 
 
 def yaml_of(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def play_of(path: Path) -> Any:
+    """A play, with the tasks of the files that it imports."""
+    (play,) = yaml_of(path)
+    tasks = []
+    for task in play["tasks"]:
+        imported = task.get("ansible.builtin.import_tasks")
+        tasks += yaml_of(path.parent / imported) if imported else [task]
+    return {**play, "tasks": tasks}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -37,16 +47,18 @@ def test_no_role_is_left_out() -> None:
     assert set(Roles.model_fields) == set(PUBLIC)
 
 
-def test_secrets_that_roles_hand_on_are_not_logged() -> None:
-    (play,) = yaml_of(ASKS)
+@pytest.mark.parametrize("asks", ASKS)
+def test_secrets_that_roles_hand_on_are_not_logged(asks: Path) -> None:
+    play = play_of(asks)
     secret = [task for task in play["tasks"] if "sm120_promised" in str(task)]
     assert len(secret) == 2
     for task in secret:
         assert task["no_log"], task["name"]
 
 
-def test_asking_for_promises_changes_no_host() -> None:
-    (play,) = yaml_of(ASKS)
+@pytest.mark.parametrize("asks", ASKS)
+def test_asking_changes_no_host(asks: Path) -> None:
+    play = play_of(asks)
     assert play["become"] is False
     allowed = {"setup", "include_role", "set_fact", "copy"}
     for task in play["tasks"]:

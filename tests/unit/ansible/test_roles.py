@@ -17,7 +17,10 @@ from pipeline.host.rules.machine import DRIVER_OF_CUDA
 from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment, ansible_program
 
 ROLES = sorted((ROOT / "ansible" / "roles").iterdir())
-PLAYBOOKS = ["ansible/site.yml", "ansible/promises.yml", "ansible/rollback.yml"]
+PLAYBOOKS = [
+    *("ansible/site.yml", "ansible/promises.yml", "ansible/rollback.yml"),
+    "ansible/connection.yml",
+]
 NAMES = [role.name for role in ROLES]
 PUBLIC = [
     *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),
