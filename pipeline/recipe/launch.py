@@ -110,7 +110,7 @@ def plan_launch(
     digest: str | None = None,
 ) -> Launch:
     """A recipe with a user's overrides, as one exact command."""
-    flags = _with_overrides(recipe, merged_flags(recipe), overrides)
+    flags = launch_flags(recipe, overrides)
     model, mounts = _model_path(recipe, overrides, weights)
     name = overrides.served_model_name or recipe.model.name
     port = overrides.port or recipe.port
@@ -133,6 +133,11 @@ def plan_launch(
         container=recipe.container,
         model=name,
     )
+
+
+def launch_flags(recipe: Recipe, overrides: Overrides) -> Flags:
+    """The flags of a start, with what the user changes."""
+    return _with_overrides(recipe, merged_flags(recipe), overrides)
 
 
 def _with_overrides(recipe: Recipe, flags: Flags, overrides: Overrides) -> Flags:

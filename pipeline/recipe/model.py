@@ -64,6 +64,9 @@ class Card(Frozen):
     memory_gib: Annotated[int, Field(ge=1)] | None = None  # of each card
     host_memory_gib: Annotated[int, Field(ge=1)] | None = None
     numa_nodes: Annotated[int, Field(ge=1)] | None = None
+    same_numa_node: bool = False  # all cards hang on one node
+    peer_to_peer: bool = False  # cards reach each other's memory
+    hugepages_gib: Annotated[int, Field(ge=1)] | None = None  # free ones, set aside at boot
     cpu: Line | None = None
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import RecipeInvalid, WeightsUnknown
+from pipeline.known import Known
 from pipeline.model import sha256_of
 from pipeline.recipe import tiny
 from pipeline.recipe.model import Recipe
@@ -18,6 +19,14 @@ _GGUF = ("llama-cpp", "ik-llama")
 
 
 @dataclass(frozen=True)
+class HostProof:
+    """What another host says of the bytes that it has."""
+
+    good: Known[bool]
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class WeightsFolder:
     """A folder that is mounted, the model in it, and what is known about its bytes."""
 
@@ -25,19 +34,26 @@ class WeightsFolder:
     file: str = ""
     digest: str | None = None
     place: Place | None = None
+    # of weights on another host
+    proof: HostProof | None = None
+    config: str | None = None  # its config.json, where it has one
 
 
-def tiny_weights(store: Store, recipe: Recipe) -> WeightsFolder:
-    """The tiny model, made on the spot."""
+def tiny_model(recipe: Recipe) -> tuple[bytes, str, str]:
+    """The tiny model: its bytes, their digest and the name of its file."""
     if recipe.engine not in _GGUF:
         raise RecipeInvalid(
             f"{recipe.name}: the tiny model is a GGUF file, which {recipe.engine} does not serve"
         )
     data = tiny.tiny_gguf()
-    digest = sha256_of(data)
+    return data, sha256_of(data), recipe.model.file or tiny.FILE
+
+
+def tiny_weights(store: Store, recipe: Recipe) -> WeightsFolder:
+    """The tiny model, made on the spot."""
+    data, digest, file = tiny_model(recipe)
     # by its digest: a container of an older version may still have its file open
     folder = store.root / "tiny" / digest.removeprefix("sha256:")[:12]
-    file = recipe.model.file or tiny.FILE
     store.write(folder / file, data)
     # read by the container's own user
     folder.chmod(0o755)

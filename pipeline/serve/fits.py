@@ -1,0 +1,189 @@
+"""Whether a recipe's model, with its flags and its context, fits the cards of a machine."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from pipeline.errors import DoesNotFit, PipelineError
+from pipeline.fit.answer import answer
+from pipeline.fit.engine import CARD_RESERVED_BYTES, Kv, Question
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.loads import Batch
+from pipeline.fit.loads import Machine as Cards
+from pipeline.fit.override import CPU, TensorRule, read_overrides
+from pipeline.fit.placement import checked, shortage
+from pipeline.fit.shape import Architecture
+from pipeline.fit.source import find_source
+from pipeline.known import Known, Unknown, unknown
+from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
+from pipeline.recipe.launch import Overrides, launch_flags, speculates
+from pipeline.recipe.model import Recipe
+from pipeline.serve.weights import WeightsFolder
+from pipeline.spec.checkout import Checkout
+
+Model: TypeAlias = Architecture | GgufModel
+# Flags that put a part of the model or of its memory where no calculation follows it.
+_ELSEWHERE = (
+    *("data_parallel_size", "pipeline_parallel_size", "cpu_offload_gb", "engram_config"),
+    *("ple_offload_embedding", "hf_overrides"),
+)
+_KV: dict[str, Kv] = {"bfloat16": "bf16", "bf16": "bf16", "f16": "bf16", "q8_0": "fp8"}
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What is to fit: the model, and all that decides how much room it takes."""
+
+    model: Known[Model]
+    flags: Flags
+    speculates: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """What there is: equal cards, and the memory of their machine."""
+
+    cards: int
+    card_bytes: int  # as the driver shows it
+    host_bytes: int | None = None
+
+
+def plan_fit(recipe: Recipe, overrides: Overrides, model: Known[Model]) -> FitPlan:
+    """The question that a start asks."""
+    return FitPlan(
+        model, launch_flags(recipe, overrides), speculates(recipe, overrides) is not None
+    )
+
+
+def model_in(recipe: Recipe, weights: WeightsFolder | None, checkout: Checkout) -> Known[Model]:
+    """The shape of a recipe's model, from its weights where they can be looked at."""
+    if weights is None:
+        return find_model(recipe, None, checkout)
+    if weights.proof is not None:
+        return model_of_config(weights.config, recipe, checkout)
+    return find_model(recipe, weights.folder / weights.file, checkout)
+
+
+def find_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[Model]:
+    """The model's shape: from its files, else from what is shipped about it."""
+    names = [str(place)] if place is not None else []
+    names += [recipe.model.weights] if recipe.model.weights else []
+    reason = unknown("nothing is known about the model's shape")
+    for name in names:
+        try:
+            return find_source(name, lambda: checkout).model
+        except PipelineError as error:
+            reason = unknown(f"the model's shape cannot be read: {error}")
+    return reason
+
+
+def model_of_config(text: str | None, recipe: Recipe, checkout: Checkout) -> Known[Model]:
+    """The same of a config.json that lies on another host."""
+    if text is None:
+        return find_model(recipe, None, checkout)
+    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
+        path = Path(folder, "config.json")
+        path.write_text(text, encoding="utf-8")
+        return find_model(recipe, path, checkout)
+
+
+def shortfall(plan: FitPlan, room: Room) -> Known[str]:
+    """What is short; empty where it fits, and a reason where that cannot be calculated."""
+    if isinstance(plan.model, Unknown):
+        return plan.model
+    given = plan.flags.given()
+    if elsewhere := [name for name in _ELSEWHERE if given.get(name) not in (None, False, 1)]:
+        return unknown(f"{plan.flags.flag(elsewhere[0])} is not part of the calculation")
+    try:
+        short = _short(plan, plan.model, room)
+    except DoesNotFit as error:
+        return str(error)
+    except (PipelineError, ValueError) as error:
+        return unknown(f"it cannot be calculated: {error}")
+    if not short and plan.speculates:
+        return unknown("it fits without speculation; what a draft needs is not calculated")
+    return short
+
+
+def _short(plan: FitPlan, model: Model, room: Room) -> Known[str]:
+    flags = plan.flags
+    if isinstance(flags, LlamaFlags):
+        if not isinstance(model, GgufModel):
+            return unknown("the model is no GGUF file")
+        return _short_of_layout(model, flags, room)
+    if isinstance(model, GgufModel):
+        return unknown("the model is a GGUF file")
+    question = _question(flags, model, room)
+    if isinstance(question, Unknown):
+        return question
+    found = answer(model, question)
+    if isinstance(flags, SglangFlags) and flags.context_length is None and found.low_tokens:
+        # SGLang then serves as many tokens as there is room for; vLLM would not start
+        fewer = min(model.context, found.low_tokens)
+        return answer(model, question.model_copy(update={"context": fewer})).short
+    return found.short
+
+
+def _kv(word: str | None) -> Known[Kv | None]:
+    if word in (None, "auto"):
+        return None
+    if word.startswith("fp8"):
+        return "fp8"
+    return _KV.get(word, unknown(f"a KV cache of {word} is not part of the calculation"))
+
+
+def _question(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
+    kv = _kv(getattr(flags, "kv_cache_dtype", None))
+    if isinstance(kv, Unknown):
+        return kv
+    values: dict[str, object] = {"kv": kv, "vram_bytes": room.card_bytes + CARD_RESERVED_BYTES}
+    if isinstance(flags, VllmFlags):
+        values |= {
+            "engine": "vllm",
+            "tp": flags.tensor_parallel_size or 1,
+            "dcp": flags.decode_context_parallel_size,
+            "context": flags.max_model_len,
+            "fraction": flags.gpu_memory_utilization,
+            "prefill_tokens": flags.max_num_batched_tokens,
+            "sequences": flags.max_num_seqs,
+        }
+    elif isinstance(flags, SglangFlags):
+        values |= {
+            "engine": "sglang",
+            "tp": flags.tensor_parallel_size or 1,
+            "context": flags.context_length,
+            "fraction": flags.mem_fraction_static,
+            "prefill_tokens": flags.chunked_prefill_size,
+            "graph_batch": flags.cuda_graph_max_bs_decode or flags.cuda_graph_max_bs,
+        }
+    # what is not named has the engine's default, and a context that of the model
+    named = {name: value for name, value in values.items() if value is not None}
+    question = Question.model_validate({"context": model.context, **named})
+    if question.tp > room.cards:
+        raise DoesNotFit(f"the model is divided among {question.tp} cards, there are {room.cards}")
+    return question
+
+
+def _short_of_layout(model: GgufModel, flags: LlamaFlags, room: Room) -> Known[str]:
+    kinds = {_KV.get(word or "f16") for word in (flags.cache_type_k, flags.cache_type_v)}
+    kv = kinds.pop()
+    if kinds or kv is None:
+        return unknown("the types of this KV cache are not part of the calculation")
+    if (flags.gpu_layers or 0) < model.layers:
+        return unknown(f"only layouts with all {model.layers} layers on the cards are calculated")
+    context = flags.ctx_size or model.context
+    if context > model.context:
+        raise DoesNotFit(f"{context} tokens: the model knows only {model.context} positions")
+    # llama.cpp's own defaults: github.com/ggml-org/llama.cpp
+    batch = Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048)
+    # no headroom of ours: what a document's command leaves free is the document's choice
+    cards = Cards(room.cards, room.card_bytes + CARD_RESERVED_BYTES, 0, room.host_bytes)
+    rules = (
+        read_overrides(flags.override_tensor or [], cards.devices) if flags.override_tensor else []
+    )
+    if flags.cpu_moe:
+        rules.append(TensorRule("exps", CPU))
+    return shortage(checked(model, cards, batch, rules), cards)
