@@ -90,26 +90,31 @@ def default_tag(name: str, digest: str) -> str:
     return f"sm120/{name}:{digest.removeprefix('sha256:')[:12]}"
 
 
-def connect() -> DockerClient:
-    """The daemon that DOCKER_HOST or the usual socket names."""
+def connect(place: Path | None = None) -> DockerClient:
+    """The daemon behind a socket; without one, that of DOCKER_HOST or of the usual socket."""
     # slow to load, and most commands need no daemon
     import docker
     from docker.errors import DockerException
 
     try:
-        client = docker.from_env(timeout=_LOAD_TIMEOUT_S)
+        if place is None:
+            client = docker.from_env(timeout=_LOAD_TIMEOUT_S)
+        else:
+            client = docker.DockerClient(f"unix://{place}", timeout=_LOAD_TIMEOUT_S)
         client.ping()
     except DockerException as error:
         raise DockerUnavailable(f"Docker does not answer: {_reason(error)}") from error
     return client
 
 
-def load(blobs: Blobs, name: str, digest: str, tags: list[str]) -> str:
+def load(
+    blobs: Blobs, name: str, digest: str, tags: list[str], client: DockerClient | None = None
+) -> str:
     """Stream an image to Docker; it checks every diffID itself. Returns Docker's image id."""
     from docker.errors import DockerException
     from requests import RequestException
 
-    client = connect()
+    client = client or connect()
     image = read_document(blobs.read_blob(digest))
     total = archive_bytes(image)
     try:

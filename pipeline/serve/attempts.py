@@ -44,6 +44,7 @@ class Begun(Frozen):
     # the attempt that this one follows: as its fallback, or without the draft model that failed
     after: AttemptId | None = None
     options: ServeOptions | None = None
+    host: str | None = None  # none: on this machine
     at: Stamp
 
 

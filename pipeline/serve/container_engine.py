@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from pipeline.errors import DockerUnavailable, StartFailed
@@ -54,12 +55,12 @@ class ContainerEngine(Protocol):
 
 
 class Docker:
-    """Docker, through its SDK."""
+    """Docker, through its SDK; `place` is a socket that leads to another host's."""
 
     kind: EngineKind = "docker"
 
-    def __init__(self) -> None:
-        self._client: DockerClient = docker.connect()
+    def __init__(self, place: Path | None = None) -> None:
+        self._client: DockerClient = docker.connect(place)
 
     def image(self, identity: str) -> ImageFacts | None:
         from docker.errors import ImageNotFound, NotFound
@@ -71,7 +72,7 @@ class Docker:
                 return None
 
     def load(self, store: Store, name: str, digest: str) -> None:
-        docker.load(store, name, digest, [docker.default_tag(name, digest)])
+        docker.load(store, name, digest, [docker.default_tag(name, digest)], self._client)
 
     def create(self, arguments: ContainerArguments) -> str:
         with _explained("create the container", StartFailed):

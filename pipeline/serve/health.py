@@ -1,9 +1,12 @@
-"""Whether a server answers, asked on this machine's own address."""
+"""Whether a server answers: asked on this machine's own address, or through a socket to another."""
 
 from __future__ import annotations
 
 import http.client
+import socket
 from contextlib import closing
+from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -27,18 +30,20 @@ class _Models(Frozen):
     data: list[_Model]
 
 
+# A port of this machine, or a socket that leads to a port of another one.
+Door: TypeAlias = int | Path
 _MODELS: TypeAdapter[_Models] = TypeAdapter(_Models)
 
 
-def is_healthy(port: int) -> bool:
+def is_healthy(door: Door) -> bool:
     """Whether `/health` says yes: engines answer 503 while they load."""
-    status, _ = _get(port, "/health")
+    status, _ = _get(door, "/health")
     return status == 200
 
 
-def served_models(port: int) -> list[str] | None:
+def served_models(door: Door) -> list[str] | None:
     """The models that a server says it has; none where it does not say."""
-    status, body = _get(port, "/v1/models")
+    status, body = _get(door, "/v1/models")
     if status != 200:
         return None
     try:
@@ -48,9 +53,26 @@ def served_models(port: int) -> list[str] | None:
         return None
 
 
-def _get(port: int, path: str) -> tuple[int, bytes]:
+class _ThroughSocket(http.client.HTTPConnection):
+    def __init__(self, place: Path) -> None:
+        super().__init__("127.0.0.1", timeout=_TIMEOUT_S)
+        self._place = place
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_TIMEOUT_S)
+        self.sock.connect(str(self._place))
+
+
+def _connection(door: Door) -> http.client.HTTPConnection:
     # not the client for the internet: no proxy, no redirect and no second try is wanted here
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    if isinstance(door, Path):
+        return _ThroughSocket(door)
+    return http.client.HTTPConnection("127.0.0.1", door, timeout=_TIMEOUT_S)
+
+
+def _get(door: Door, path: str) -> tuple[int, bytes]:
+    connection = _connection(door)
     with closing(connection):
         try:
             connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""The NCCL settings and the patched NCCL that the role `nccl` left on this host."""
+"""The NCCL settings and the patched NCCL that the role `nccl` left on a host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from pipeline.errors import StartFailed
 from pipeline.files import read_at_most
+from pipeline.host.fleet.tunnel import Tunnel
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.render.target import NCCL_LIBRARY, NCCL_SETTINGS
 
@@ -22,11 +23,27 @@ def with_host_nccl(
     launch: Launch, wanted: HostNccl, *, settings: Path = SETTINGS, library: Path = LIBRARY
 ) -> Launch:
     """The same launch with the host's settings; what the recipe itself sets stays."""
-    environment = {**read_settings(settings), **launch.environment}
+    return with_nccl(launch, wanted, read_settings(settings), library, library.is_dir())
+
+
+def with_nccl_of(tunnel: Tunnel, launch: Launch, wanted: HostNccl) -> Launch:
+    """The same with another host's."""
+    done = tunnel.read(["cat", str(SETTINGS)])
+    if done.code:
+        raise StartFailed(f"{tunnel.host}: {done.message}", _HINT)
+    has_library = tunnel.read(["test", "-d", str(LIBRARY)]).code == 0
+    return with_nccl(launch, wanted, parse_settings(done.out, SETTINGS), LIBRARY, has_library)
+
+
+def with_nccl(
+    launch: Launch, wanted: HostNccl, found: dict[str, str], library: Path, has_library: bool
+) -> Launch:
+    """A launch with these settings, and with the library where it is wanted."""
+    environment = {**found, **launch.environment}
     mounts = list(launch.mounts)
     if wanted == "patched":
-        if not library.is_dir():
-            raise StartFailed(f"{library}: this host has no NCCL of its own", _HINT)
+        if not has_library:
+            raise StartFailed(f"{library}: the host has no NCCL of its own", _HINT)
         # under the same path: the settings name it
         mounts.append(Mount(host=str(library), inside=str(library)))
     return Launch.model_validate(
@@ -40,6 +57,11 @@ def read_settings(path: Path) -> dict[str, str]:
         data = read_at_most(path, _MOST_BYTES) or b""
     except OSError as error:
         raise StartFailed(f"{path}: cannot be read: {error.strerror}", _HINT) from error
+    return parse_settings(data, path)
+
+
+def parse_settings(data: bytes, path: Path) -> dict[str, str]:
+    """The same of a file's text; `path` is named where it is wrong."""
     lines = (line.strip() for line in data.decode(errors="replace").splitlines())
     pairs = [line.partition("=") for line in lines if "=" in line and not line.startswith("#")]
     odd = [name for name, _, _ in pairs if not _NAME.fullmatch(name)]

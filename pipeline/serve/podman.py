@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,12 +28,18 @@ _PASSED = (
 
 
 class Podman:
-    """One user's Podman."""
+    """One user's Podman; `words` makes a command line of its arguments, for another host's."""
 
     kind: EngineKind = "podman"
 
-    def __init__(self) -> None:
-        self._program = proc.find_tool("podman", "Install Podman, or use --engine docker.")
+    def __init__(self, words: Callable[[Sequence[str]], list[str]] | None = None) -> None:
+        self._words = words or self._here
+        if words is None:
+            proc.find_tool("podman", "Install Podman, or use --engine docker.")
+
+    @staticmethod
+    def _here(arguments: Sequence[str]) -> list[str]:
+        return ["podman", *arguments]
 
     @staticmethod
     def is_there() -> bool:
@@ -46,7 +52,7 @@ class Podman:
     def load(self, store: Store, name: str, digest: str) -> None:
         image = read_document(store.read_blob(digest))
         total = archive_bytes(image)
-        process = proc.talk([self._program, "load", "--quiet"], env=_environment())
+        process = proc.talk(self._words(["load", "--quiet"]), env=_environment())
         assert process.stdin is not None
         try:
             with (
@@ -86,7 +92,7 @@ class Podman:
     def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
         process = subprocess.Popen(
-            [self._program, "logs", *options, identity],
+            self._words(["logs", *options, identity]),
             env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -111,9 +117,8 @@ class Podman:
         return
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
-        done = proc.read(
-            [self._program, kind, "inspect", name], env=_environment(), timeout_s=_TIMEOUT_S
-        )
+        words = self._words([kind, "inspect", name])
+        done = proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
         if done.returncode:
             text = done.stderr.decode(errors="replace").lower()
             # the words of its versions 4 and 5
@@ -132,7 +137,7 @@ class Podman:
         wait_s: float = _TIMEOUT_S,
     ) -> str:
         try:
-            done = proc.read([self._program, *arguments], env=_environment(), timeout_s=wait_s)
+            done = proc.read(self._words(arguments), env=_environment(), timeout_s=wait_s)
         except subprocess.TimeoutExpired as error:
             raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
         if done.returncode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -11,13 +11,14 @@ from pipeline.errors import PreflightFailed
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import Gpu, HostFacts
 from pipeline.host.facts.smi import read_memory_used
-from pipeline.host.facts.source import read_capture
+from pipeline.host.facts.source import Capture
 from pipeline.host.rules.cards import cards as cards_answer
 from pipeline.host.rules.machine import driver_branch
 from pipeline.host.rules.verdict import RuleResult, first_unknown, not_applicable, result
 from pipeline.known import Known, Unknown, then, unknown
 from pipeline.publish.gates import GateState
 from pipeline.recipe.model import Recipe
+from pipeline.serve.fits import FitPlan, Room, shortfall
 from pipeline.serve.weights import WeightsFolder
 from pipeline.weights.disk.receipt import check_by_receipt
 
@@ -38,10 +39,12 @@ CARD_NAMES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What checks look at; gathered once, and only where a recipe has cards."""
+    """What checks look at; gathered once, and most of it only where a recipe depends on it."""
 
     facts: Known[HostFacts]
     memory_used: Known[list[int]]  # bytes of each card
+    port_problem: Known[str]  # why the port cannot be used; empty where it is free
+    hugepages_bytes: Known[int]  # free ones
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Plan:
     cards: tuple[int, ...] = ()
     # what the engine's own parser would refuse
     flags: Known[tuple[str, ...]] = ()
+    fit: FitPlan | None = None
 
 
 Check = Callable[[Plan, Machine], Iterator[RuleResult]]
@@ -65,14 +69,10 @@ Check = Callable[[Plan, Machine], Iterator[RuleResult]]
 def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """Nobody else listens there."""
     fix = "`ss -ltnp` shows which program it is; --port names another one."
-    try:
-        with socket.socket() as probe:
-            # as Docker binds it: a connection that is just closing does not hold the port
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", plan.port))
-        yield result("port", str(plan.port), True, "is free", fix)
-    except OSError as error:
-        yield result("port", str(plan.port), False, f"cannot be used: {error.strerror}", fix)
+    problem = machine.port_problem
+    free = problem if isinstance(problem, Unknown) else not problem
+    why = f"cannot be used: {problem}" if problem else "is free"
+    yield result("port", str(plan.port), free, why, fix)
 
 
 def image(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -102,6 +102,9 @@ def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("weights", plan.recipe.name, False, "no folder is named", fix)
     elif plan.recipe.model.tiny and where.digest:
         yield result("weights", "tiny model", True, "made on the spot", "")
+    elif where.proof is not None:
+        fix = f"On that host: `sm120 weights verify {where.folder}` (--repair where it is damaged)."
+        yield result("weights", str(where.folder), where.proof.good, where.proof.why, fix)
     elif where.file and not (where.folder / where.file).is_file():
         fix = "Name the folder that holds it with --weights DIR."
         yield result("weights", where.file, False, f"is not in {where.folder}", fix)
@@ -195,6 +198,104 @@ def gate(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("gate", plan.recipe.image or "", passed, plan.gates.message, fix)
 
 
+def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+    """The model, with this context and these flags, has room on the cards."""
+    wanted, name = plan.recipe.hardware, plan.recipe.model.name
+    if not wanted.cards:
+        yield not_applicable("fit", name, "the recipe needs no card")
+        return
+    gpus = _gpus(plan, machine)
+    if isinstance(gpus, Unknown) or plan.fit is None:
+        why = gpus if isinstance(gpus, Unknown) else unknown("nobody planned it")
+        yield result("fit", name, why, "", "")
+        return
+    used = gpus[: wanted.cards]
+    sizes = [gpu.memory_bytes for gpu in used]
+    if (missing := first_unknown(*sizes)) or not used:
+        yield result("fit", name, missing or unknown("there is no card"), "", "")
+        return
+    # the smallest card decides, since all get the same share
+    room = Room(len(used), min(size for size in sizes if isinstance(size, int)), _host(machine))
+    short = shortfall(plan.fit, room)
+    good = short if isinstance(short, Unknown) else not short
+    fix = "`sm120 weights fit` shows the sum; a smaller --max-model-len needs less."
+    yield result("fit", name, good, str(short or "has room on each card"), fix)
+
+
+def _host(machine: Machine) -> int | None:
+    held = machine.facts if isinstance(machine.facts, Unknown) else machine.facts.memory_bytes
+    return held if isinstance(held, int) else None
+
+
+def topology(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+    """Where the cards hang, and whether they reach each other, as the recipe counts on it."""
+    wanted = plan.recipe.hardware
+    if not (wanted.same_numa_node or wanted.peer_to_peer):
+        yield not_applicable("topology", "cards", "the recipe says nothing about it")
+        return
+    gpus = _gpus(plan, machine)
+    if isinstance(gpus, Unknown) or isinstance(machine.facts, Unknown):
+        yield result("topology", "cards", first_unknown(gpus, machine.facts), "", "")
+        return
+    used = gpus[: wanted.cards]
+    if wanted.same_numa_node:
+        nodes = numa_nodes_of(machine.facts, used)
+        good = nodes if isinstance(nodes, Unknown) else len(nodes) == 1
+        fix = "Name cards of one node with --gpus; `nvidia-smi topo -m` shows them."
+        yield result("topology", "NUMA", good, f"the cards hang on {_listed(nodes)}", fix)
+    if wanted.peer_to_peer:
+        yield _peers(machine.facts, used)
+
+
+def _listed(nodes: Known[list[int]]) -> str:
+    return "" if isinstance(nodes, Unknown) else ", ".join(f"node {node}" for node in nodes)
+
+
+def numa_nodes_of(facts: HostFacts, gpus: Collection[Gpu]) -> Known[list[int]]:
+    """The nodes that cards hang on."""
+    on_bus = {card.address: card.numa_node for card in facts.pci.gpus}
+    nodes: set[int] = set()
+    for gpu in gpus:
+        address = gpu.address
+        node = address if isinstance(address, Unknown) else on_bus.get(address)
+        if isinstance(node, Unknown):
+            return node
+        # the kernel says -1 where the firmware says nothing, also on machines with one node
+        if node is None or node < 0:
+            return unknown(f"the kernel names no NUMA node for GPU {gpu.index}")
+        nodes.add(node)
+    return sorted(nodes)
+
+
+def _peers(facts: HostFacts, gpus: Collection[Gpu]) -> RuleResult:
+    """Only what the driver claims: that it is true is proved by `sm120 host check`."""
+    claimed = facts.topology.peers_claimed
+    fix = "`sm120 host check` tries it; the role pcie sets it up. Or NCCL_P2P_DISABLE=1."
+    if isinstance(claimed, Unknown):
+        return result("topology", "peers", claimed, "", "")
+    pairs = [f"{a.index}-{b.index}" for a in gpus for b in gpus if a.index != b.index]
+    missing = [pair for pair in pairs if pair not in claimed]
+    if missing:
+        why = unknown(f"nvidia-smi says nothing about GPUs {missing[0]}")
+        return result("topology", "peers", why, "", "")
+    refused = [pair for pair in pairs if claimed[pair] != "OK"]
+    said = f"GPUs {refused[0]}: {claimed[refused[0]]}" if refused else "claimed by the driver"
+    return result("topology", "peers", not refused, said, fix)
+
+
+def hugepages(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+    """Set aside at boot, as many as the recipe counts on."""
+    wanted = plan.recipe.hardware.hugepages_gib
+    if wanted is None:
+        yield not_applicable("hugepages", "host", "the recipe says nothing about them")
+        return
+    free = machine.hugepages_bytes
+    good = free if isinstance(free, Unknown) else free >= wanted * _GIB
+    size = "" if isinstance(free, Unknown) else f"{free / _GIB:.1f} of {wanted} GiB are free"
+    fix = "Boot with hugepages= on the kernel's command line, or raise vm.nr_hugepages."
+    yield result("hugepages", "host", good, size, fix)
+
+
 def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The machine's own memory and its nodes, where the recipe counts on them."""
     wanted = plan.recipe.hardware
@@ -226,9 +327,12 @@ CHECKS: dict[str, Check] = {
     "weights": weights,
     "cards": cards,
     "idle": idle,
+    "topology": topology,
+    "fit": fit,
     "driver": driver,
     "gate": gate,
     "memory": memory,
+    "hugepages": hugepages,
 }
 
 
@@ -241,15 +345,30 @@ def _gpus(plan: Plan, machine: Machine) -> Known[list[Gpu]]:
     return [gpu for gpu in gpus if gpu.index in plan.cards]
 
 
-def look(recipe: Recipe) -> Machine:
-    """This machine as far as the recipe depends on it."""
+def depends_on_machine(recipe: Recipe) -> bool:
+    """Whether facts are asked for at all: they take seconds."""
     hardware = recipe.hardware
-    if not (hardware.cards or hardware.host_memory_gib or hardware.numa_nodes):
-        # it takes seconds, and nothing would be asked of it
-        why = unknown("the recipe does not depend on it")
-        return Machine(why, why)
-    capture = read_capture(None)
-    return Machine(gather(capture), then(capture.output("nvidia-smi"), read_memory_used))
+    about_host = (hardware.host_memory_gib, hardware.numa_nodes, hardware.hugepages_gib)
+    return bool(hardware.cards or any(about_host))
+
+
+def unasked_machine(port_problem: Known[str]) -> Machine:
+    """For a recipe that would run on any machine."""
+    why = unknown("the recipe does not depend on it")
+    return Machine(why, why, port_problem, why)
+
+
+def machine_of(capture: Known[Capture], port_problem: Known[str]) -> Machine:
+    """A captured machine."""
+    used = then(capture, lambda c: then(c.output("nvidia-smi"), read_memory_used))
+    pages = then(capture, lambda c: then(c.text("/proc/meminfo"), free_hugepages))
+    return Machine(then(capture, gather), used, port_problem, pages)
+
+
+def free_hugepages(text: str) -> Known[int]:
+    """From /proc/meminfo, in bytes; of the usual size, as others are not listed there."""
+    rows = dict(re.findall(r"^(HugePages_Free|Hugepagesize):\s+(\d+)", text, re.MULTILINE))
+    return int(rows["HugePages_Free"]) * int(rows["Hugepagesize"]) * 1024
 
 
 def run_checks(plan: Plan, machine: Machine, skipped: Collection[str]) -> list[RuleResult]:

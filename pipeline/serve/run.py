@@ -19,8 +19,10 @@ from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, short_failure, stamp
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.facts import ContainerFacts
+from pipeline.serve.fits import FitPlan
 from pipeline.serve.options import ServeOptions
-from pipeline.serve.preflight import Plan, look, require_ready, run_checks
+from pipeline.serve.preflight import Plan, require_ready, run_checks
+from pipeline.serve.site import HERE, Site
 from pipeline.serve.start import Served, Start, make_room, start_engine
 from pipeline.serve.weights import WeightsFolder
 from pipeline.store.store import Store
@@ -43,6 +45,8 @@ class Job:
     skipped: Collection[str] = ()
     after: str | None = None  # the attempt that this one follows
     options: ServeOptions | None = None
+    site: Site = HERE
+    fit: FitPlan | None = None
 
 
 def attempts_of(store: Store) -> AttemptList:
@@ -67,6 +71,7 @@ def new_attempt(job: Job) -> Begun:
         weights_digest=job.weights.digest if job.weights else None,
         after=job.after,
         options=job.options,
+        host=job.site.host or None,
         at=stamp(),
     )
 
@@ -86,8 +91,10 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             gates=job.gates,
             cards=job.cards,
             flags=job.flags,
+            fit=job.fit,
         )
-        require_ready(run_checks(plan, look(job.recipe), job.skipped))
+        machine = job.site.look(job.recipe, job.launch.port)
+        require_ready(run_checks(plan, machine, job.skipped))
         if job.record is None:
             raise UnknownImage(f"{job.recipe.image} is not built")
         _require_folders(job.launch)
@@ -100,8 +107,10 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             cards=job.cards,
             address=job.address,
             labels=((ATTEMPT_LABEL, begun.id),),
+            door=job.site.door(job.launch.port),
         )
-        return start_engine(engine, store, start)
+        with job.site.guarded(container_name(job.recipe.name), begun.id):
+            return start_engine(engine, store, start)
 
 
 def _require_folders(launch: Launch) -> None:

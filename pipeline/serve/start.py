@@ -24,7 +24,7 @@ from pipeline.recipe.model import Expectations
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.expected import ExpectedLog
 from pipeline.serve.facts import ImageFacts, require_same
-from pipeline.serve.health import is_healthy, served_models
+from pipeline.serve.health import Door, is_healthy, served_models
 from pipeline.serve.log_reader import LogReader
 from pipeline.serve.progress import Progress, is_fatal, read_progress
 from pipeline.store.store import Store
@@ -49,10 +49,16 @@ class Start:
     cards: tuple[int, ...] = ()
     address: str = LOOPBACK
     labels: tuple[tuple[str, str], ...] = ()
+    door: Door | None = None  # none: the port of this machine
 
     @property
     def name(self) -> str:
         return self.launch.recipe
+
+    @property
+    def asked_at(self) -> Door:
+        """Where it is asked whether it answers."""
+        return self.launch.port if self.door is None else self.door
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def _wait(engine: ContainerEngine, identity: str, start: Start, reader: LogReade
     """Until it serves the model and its log shows what the recipe expects."""
     expected, shown = ExpectedLog(start.name, start.expect), _Shown()
     deadline = time.monotonic() + start.timeout_s
-    while not is_healthy(start.launch.port):
+    while not is_healthy(start.asked_at):
         for line in reader.new_lines():
             expected.see(line)
             shown.see(start, line)
@@ -180,7 +186,7 @@ def _require_running(
 
 
 def _require_model(start: Start) -> None:
-    models = served_models(start.launch.port)
+    models = served_models(start.asked_at)
     # none: an engine with an API key does not tell strangers
     if models is not None and start.launch.model not in models:
         raise StartFailed(

@@ -1,4 +1,4 @@
-"""What is served on this machine, and whether it is what was built."""
+"""What is served on a machine, and whether it is what was built."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pipeline.recipe.container import (
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.facts import ContainerFacts, difference
 from pipeline.serve.health import is_healthy
+from pipeline.serve.site import HERE, Site
 from pipeline.store.store import Store, read_image_record
 
 
@@ -38,14 +39,14 @@ class ServedStatus(Frozen):
     started_at: str
 
 
-def status_of(engine: ContainerEngine, store: Store) -> list[ServedStatus]:
+def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[ServedStatus]:
     """Every container of a recipe."""
     records = {record.digest: record for record in map(read_image_record, store.image_paths())}
-    return [_status(engine, facts, records) for facts in engine.containers()]
+    return [_status(engine, facts, records, site) for facts in engine.containers()]
 
 
 def _status(
-    engine: ContainerEngine, facts: ContainerFacts, records: dict[str, ImageRecord]
+    engine: ContainerEngine, facts: ContainerFacts, records: dict[str, ImageRecord], site: Site
 ) -> ServedStatus:
     labels = facts.labels
     port = _port(labels.get(PORT_LABEL, ""))
@@ -55,7 +56,7 @@ def _status(
         recipe=labels.get(RECIPE_LABEL, ""),
         container=facts.name,
         status=facts.status,
-        healthy=facts.running and port is not None and is_healthy(port),
+        healthy=facts.running and port is not None and is_healthy(site.door(port)),
         port=port,
         model=labels.get(MODEL_LABEL, ""),
         image=labels.get(IMAGE_LABEL, ""),

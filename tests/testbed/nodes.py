@@ -14,10 +14,11 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import docker
 from docker.types import IPAMConfig, IPAMPool
@@ -155,8 +156,17 @@ def bootstrap(place: Path, source: str, system: System) -> None:
 
 
 @contextmanager
-def fleet(daemon: DockerDaemon, tar: Path, names: Sequence[str], tmp: Path) -> Iterator[Fleet]:
-    """Fresh nodes of these names, booted; gone when the block ends."""
+def fleet(
+    daemon: DockerDaemon,
+    tar: Path,
+    names: Sequence[str],
+    tmp: Path,
+    with_parts: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Iterator[Fleet]:
+    """Fresh nodes of these names, booted; gone when the block ends.
+
+    `with_parts` may change the settings of their containers.
+    """
     client = docker.DockerClient(base_url=daemon.socket_url, timeout=180)
     key_file = new_key(tmp)
     image = load_image(client, tar)
@@ -170,7 +180,7 @@ def fleet(daemon: DockerDaemon, tar: Path, names: Sequence[str], tmp: Path) -> I
         for number, name in enumerate(names, start=10):
             address = f"{base}.{number}"
             config = ssh_config(tmp, name, address, key_file)
-            container = start_node(client, image, network_name, name, address)
+            container = start_node(client, image, network_name, name, address, with_parts)
             nodes.append(Node(name, address, container, daemon.socket_url, config))
         for node in nodes:
             wait_for_ssh(node.address)
@@ -211,17 +221,23 @@ def parts_tar() -> bytes:
 
 
 def start_node(
-    client: docker.DockerClient, image: str, network: str, name: str, address: str
+    client: docker.DockerClient,
+    image: str,
+    network: str,
+    name: str,
+    address: str,
+    with_parts: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> str:
     """Boot a container as a node; a reboot from inside starts it again."""
     api = client.api
-    host_config = api.create_host_config(
-        cap_add=["SYS_ADMIN"],
-        cgroupns="private",
-        restart_policy={"Name": "always"},
-        tmpfs={"/run": "exec", "/run/lock": "", "/tmp": ""},
-        security_opt=["seccomp=unconfined", "apparmor=unconfined"],
-    )
+    settings: dict[str, Any] = {
+        "cap_add": ["SYS_ADMIN"],
+        "cgroupns": "private",
+        "restart_policy": {"Name": "always"},
+        "tmpfs": {"/run": "exec", "/run/lock": "", "/tmp": ""},
+        "security_opt": ["seccomp=unconfined", "apparmor=unconfined"],
+    }
+    host_config = api.create_host_config(**with_parts(settings))
     endpoint = api.create_endpoint_config(ipv4_address=address)
     made = api.create_container(
         image,

@@ -19,9 +19,12 @@ from pipeline.recipe.launch import Launch, Overrides, plan_launch
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.parser import check_flags
 from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
-from pipeline.serve.host_nccl import with_host_nccl
+from pipeline.serve.fits import FitPlan, model_in, plan_fit
+from pipeline.serve.host_nccl import with_host_nccl, with_nccl_of
+from pipeline.serve.host_weights import find_weights_on, tiny_weights_on
 from pipeline.serve.options import ServeOptions
 from pipeline.serve.run import Job
+from pipeline.serve.site import HERE, Site, platform_of, tunnel_of
 from pipeline.serve.weights import WeightsFolder, find_weights, tiny_weights
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
@@ -38,6 +41,7 @@ class Request:
     checkout: Checkout
     store: Store
     options: ServeOptions
+    site: Site = HERE
 
 
 def make_job(request: Request, recipe: Recipe, after: str | None = None) -> Job:
@@ -48,11 +52,17 @@ def make_job(request: Request, recipe: Recipe, after: str | None = None) -> Job:
             f"{recipe.name}: is for an engine without a container",
             f"`sm120 render {recipe.name} --as shell` prints its command.",
         )
-    overrides = _overrides(recipe, options)
+    tunnel = tunnel_of(request.site)
+    overrides = _overrides(recipe, options, is_here=tunnel is None)
     weights = _weights(request, recipe, overrides)
+    if tunnel and weights and recipe.model.folder:
+        # parts are looked for on the host, not here
+        first = str(weights.folder / weights.file)
+        overrides = overrides.model_copy(update={"model_path": first})
     if weights is None and recipe.model.folder and not overrides.model_path:
         raise WeightsUnknown(f"{recipe.name}: no weights are named", "Name their --weights DIR.")
-    built = _built(request, recipe.image)
+    platform = platform_of(tunnel, request.site.host) if tunnel else None
+    built = _built(request, recipe.image, platform)
     launch = plan_launch(
         recipe,
         overrides,
@@ -63,27 +73,45 @@ def make_job(request: Request, recipe: Recipe, after: str | None = None) -> Job:
     launch = with_whole_repositories(launch)
     return Job(
         recipe=recipe,
-        launch=with_host_nccl(launch, options.host_nccl) if options.host_nccl else launch,
+        launch=_with_nccl(request, launch),
         record=built.record if built else None,
         weights=weights,
         timeout_s=options.timeout_s,
         flags=_refused(request.checkout, launch),
-        cuda=_cuda(request.checkout, recipe.image),
+        cuda=_cuda(request.checkout, recipe.image, platform),
         gates=_gates(request, built) if built else None,
         cards=options.cards,
         address=ANYWHERE if options.lan else LOOPBACK,
         skipped=options.skipped,
         after=after,
         options=options.model_copy(update={"overrides": overrides}),
+        site=request.site,
+        fit=_fit(request, recipe, overrides, weights),
     )
 
 
-def _overrides(recipe: Recipe, options: ServeOptions) -> Overrides:
+def _fit(
+    request: Request, recipe: Recipe, overrides: Overrides, weights: WeightsFolder | None
+) -> FitPlan | None:
+    if not recipe.hardware.cards:
+        return None
+    return plan_fit(recipe, overrides, model_in(recipe, weights, request.checkout))
+
+
+def _with_nccl(request: Request, launch: Launch) -> Launch:
+    wanted, tunnel = request.options.host_nccl, tunnel_of(request.site)
+    if wanted is None:
+        return launch
+    return with_nccl_of(tunnel, launch, wanted) if tunnel else with_host_nccl(launch, wanted)
+
+
+def _overrides(recipe: Recipe, options: ServeOptions, *, is_here: bool) -> Overrides:
     overrides = all_overrides(recipe, options.overrides)
     if options.weights:
         # the option names all of the weights, so the variable has nothing more to say
         return overrides.model_copy(update={"model_path": None})
-    if overrides.model_path and (path := Path(overrides.model_path)).is_absolute():
+    path = Path(overrides.model_path or "")
+    if is_here and path.is_absolute():
         # the folder by its real name, which tells a snapshot of a Hub cache; of a GGUF file that is
         # the folder above it, as the file itself is a link to a blob there
         real = path.parent.resolve() / path.name if path.is_file() else path.resolve()
@@ -93,19 +121,26 @@ def _overrides(recipe: Recipe, options: ServeOptions) -> Overrides:
 
 def _weights(request: Request, recipe: Recipe, overrides: Overrides) -> WeightsFolder | None:
     given = Path(overrides.model_path) if overrides.model_path else None
+    tunnel = tunnel_of(request.site)
     if recipe.model.tiny and given is None:
-        return tiny_weights(request.store, recipe)
+        return tiny_weights_on(tunnel, recipe) if tunnel else tiny_weights(request.store, recipe)
     folder = Path(request.options.weights) if request.options.weights else None
     # a name of the Hub is no folder of this machine
     if folder is None and given is not None and given.is_absolute():
         # of a GGUF model the variable names the file itself
-        folder = given.parent if given.is_file() else given
-    return find_weights(recipe, folder, kept_locks(request.checkout)) if folder else None
+        is_file = given.suffix == ".gguf" if tunnel else given.is_file()
+        folder = given.parent if is_file else given
+    if folder is None:
+        return None
+    known = kept_locks(request.checkout)
+    if tunnel:
+        return find_weights_on(tunnel, recipe, str(folder), known)
+    return find_weights(recipe, folder, known)
 
 
-def _built(request: Request, image: str) -> Built | None:
+def _built(request: Request, image: str, platform: str | None) -> Built | None:
     try:
-        return find_image(request.checkout, request.store, image, None)
+        return find_image(request.checkout, request.store, image, platform)
     except UnknownImage:
         # an image that this checkout does not know at all is the recipe's fault
         request.checkout.spec(image)
@@ -127,9 +162,9 @@ def _refused(checkout: Checkout, launch: Launch) -> Known[tuple[str, ...]]:
     return tuple(str(problem) for problem in check_flags(launch, parser))
 
 
-def _cuda(checkout: Checkout, image: str) -> str | None:
+def _cuda(checkout: Checkout, image: str, platform: str | None) -> str | None:
     """The CUDA branch that an image compiles with at run time."""
-    platform = pick_platform(checkout.spec(image), None)
+    platform = pick_platform(checkout.spec(image), platform)
     specs = checkout.chain(image, platform)
     versions = {
         pin.name: pin.version

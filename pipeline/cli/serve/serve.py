@@ -9,15 +9,17 @@ import click
 
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, store_of
-from pipeline.cli.options import EXISTING_FOLDER, json_option
+from pipeline.cli.options import ANY_PATH, json_option
 from pipeline.cli.recipe.recipes import gpus_option, override_options, recipes_of, recipes_option
 from pipeline.cli.serve.job import Request, make_job
+from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.errors import BackendDiffers, RecipeInvalid, StartFailed
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides
 from pipeline.recipe.model import Recipe
-from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.find_engine import Wanted
 from pipeline.serve.host_nccl import HostNccl
 from pipeline.serve.options import START_S, ServeOptions
 from pipeline.serve.preflight import CHECKS
@@ -31,8 +33,8 @@ _LONGEST_CHAIN = 8
 @click.command()
 @click.argument("name", metavar="RECIPE")
 @recipes_option
-@click.option("--weights", type=EXISTING_FOLDER, help="Folder of the weights [MODEL_PATH].")
-@click.option("--draft", type=EXISTING_FOLDER, help="Folder of the draft model's weights.")
+@click.option("--weights", type=ANY_PATH, help="Folder of the weights [MODEL_PATH].")
+@click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights.")
 @override_options
 @gpus_option
 @click.option("--lan", is_flag=True, help="Let other machines connect, too.")
@@ -42,6 +44,7 @@ _LONGEST_CHAIN = 8
     help="Use this host's NCCL settings, and with `patched` also its NCCL.",
 )
 @engine_option
+@on_options
 @click.option(
     "--timeout",
     "timeout_s",
@@ -55,7 +58,9 @@ _LONGEST_CHAIN = 8
     "skipped",
     type=click.Choice([*CHECKS]),
     multiple=True,
-    help="Leave a check of this machine out. Repeatable.",
+    # all of them in one word would be wider than a terminal
+    metavar="CHECK",
+    help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
 )
 @click.option("--with-fallback", is_flag=True, help="Where it fails, try the recipe's fallback.")
 @json_option
@@ -71,6 +76,7 @@ def serve(
     lan: bool,
     host_nccl: HostNccl | None,
     engine: Wanted,
+    on: OnHost | None,
     timeout_s: int,
     skipped: tuple[str, ...],
     with_fallback: bool,
@@ -82,25 +88,32 @@ def serve(
     """
     options = ServeOptions(
         overrides=overrides,
-        weights=str(weights.resolve()) if weights else None,
-        draft=str(draft.resolve()) if draft else None,
+        weights=folder_on(on, weights, "--weights"),
+        draft=folder_on(on, draft, "--draft"),
         cards=gpus or (),
         lan=lan,
         host_nccl=host_nccl,
         timeout_s=timeout_s,
         skipped=skipped,
     )
-    request = Request(checkout_of(context), store_of(context), options)
     recipes = recipes_of(context, folders)
-    with_engine = find_engine(engine)
+    with machine_on(context, on, engine) as (site, containers):
+        request = Request(checkout_of(context), store_of(context), options, site)
+        recipe, served, attempt = _serve(containers, request, recipes, name, with_fallback)
+    _show(recipe, served, attempt, on, as_json)
+
+
+def _serve(
+    containers: ContainerEngine, request: Request, recipes: Recipes, name: str, with_fallback: bool
+) -> tuple[Recipe, Served, str]:
+    """The first recipe of the chain that serves, and its attempt."""
     after: str | None = None
     for recipe in _chain(recipes, name):
         with request.store.in_use():
             job = make_job(request, recipe, after)
             begun = new_attempt(job)
             try:
-                served = serve_job(with_engine, request.store, job, begun)
-                return _show(recipe, served, begun.id, as_json)
+                return recipe, serve_job(containers, request.store, job, begun), begun.id
             except (StartFailed, BackendDiffers) as error:
                 if not recipe.fallback:
                     raise
@@ -109,6 +122,7 @@ def serve(
                     raise
                 log.say(f"{error}\nTrying its fallback, {recipe.fallback}")
                 after = begun.id
+    raise AssertionError("the last recipe of a chain has no fallback")
 
 
 def _chain(recipes: Recipes, name: str) -> Iterator[Recipe]:
@@ -124,11 +138,12 @@ def _chain(recipes: Recipes, name: str) -> Iterator[Recipe]:
         following = recipe.fallback
 
 
-def _show(recipe: Recipe, served: Served, attempt: str, as_json: bool) -> None:
+def _show(recipe: Recipe, served: Served, attempt: str, on: OnHost | None, as_json: bool) -> None:
     if as_json:
         return say_json(
             {
                 "recipe": recipe.name,
+                "host": on.host if on else None,
                 "container": served.container,
                 "url": served.url,
                 "model": served.model,
@@ -136,5 +151,11 @@ def _show(recipe: Recipe, served: Served, attempt: str, as_json: bool) -> None:
                 "seconds": round(served.seconds, 3),
             }
         )
-    click.echo(f"{served.model} is served at {served.url} after {log.seconds(served.seconds)}")
-    click.echo(f"`sm120 recipe stop {recipe.name}` ends it.")
+    where = f" on {on.host}" if on else ""
+    time = log.seconds(served.seconds)
+    click.echo(f"{served.model} is served{where} at {served.url} after {time}")
+    if on:
+        port = served.url.rpartition(":")[2].partition("/")[0]
+        click.echo(f"`ssh -N -L {port}:127.0.0.1:{port} {on.host}` brings it to this machine.")
+    again = " ".join(["sm120 recipe stop", recipe.name, *([on.words()] if on else [])])
+    click.echo(f"`{again}` ends it.")

@@ -9,11 +9,12 @@ import click
 from pipeline import log
 from pipeline.cli.context import say_json, store_of, store_to_read
 from pipeline.cli.options import json_option
+from pipeline.cli.serve.on_host import OnHost, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.errors import ImageDiffers, NothingServed
 from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.attempts import Attempt
-from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.find_engine import Wanted
 from pipeline.serve.restart import STOP_S
 from pipeline.serve.run import attempts_of, find_served
 from pipeline.serve.run import stop as stop_container
@@ -24,15 +25,17 @@ _SHORT_FAILURE = 60
 
 @click.command()
 @engine_option
+@on_options
 @json_option
 @click.pass_context
-def status(context: click.Context, engine: Wanted, as_json: bool) -> None:
+def status(context: click.Context, engine: Wanted, on: OnHost | None, as_json: bool) -> None:
     """Show what is served here, and whether it is what was built.
 
     A container that is not of the image that its labels name is an error.
     """
     store = store_to_read(context)
-    rows = status_of(find_engine(engine), store)
+    with machine_on(context, on, engine) as (site, containers):
+        rows = status_of(containers, store, site)
     if as_json:
         say_json([row.model_dump() for row in rows])
     elif rows:
@@ -56,13 +59,22 @@ def _row(row: ServedStatus) -> tuple[object, ...]:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the engine ends.")
 @click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
 @engine_option
-def logs(recipe: str, follow: bool, tail: int | None, engine: Wanted) -> None:
+@on_options
+@click.pass_context
+def logs(
+    context: click.Context,
+    recipe: str,
+    follow: bool,
+    tail: int | None,
+    engine: Wanted,
+    on: OnHost | None,
+) -> None:
     """Print the log of a served recipe."""
-    containers = find_engine(engine)
-    facts = find_served(containers, recipe)
-    for piece in containers.output(facts.id, follow=follow, tail=tail):
-        sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+    with machine_on(context, on, engine) as (_, containers):
+        facts = find_served(containers, recipe)
+        for piece in containers.output(facts.id, follow=follow, tail=tail):
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
 
 
 @click.command()
@@ -77,6 +89,7 @@ def logs(recipe: str, follow: bool, tail: int | None, engine: Wanted) -> None:
     help="Seconds until an engine that does not end is killed.",
 )
 @engine_option
+@on_options
 @json_option
 @click.pass_context
 def stop(
@@ -85,21 +98,24 @@ def stop(
     stop_all: bool,
     timeout_s: int,
     engine: Wanted,
+    on: OnHost | None,
     as_json: bool,
 ) -> None:
     """End served recipes, and remove their containers."""
     if bool(recipes) == stop_all:
         raise click.UsageError("name recipes, or --all")
-    containers, store = find_engine(engine), store_of(context)
-    found = containers.containers() if stop_all else [find_served(containers, r) for r in recipes]
-    if stop_all and not found:
-        raise NothingServed("nothing is served")
-    seconds = {
-        facts.labels.get(RECIPE_LABEL, facts.name): stop_container(
-            containers, store, facts, timeout_s
-        )
-        for facts in found
-    }
+    store = store_of(context)
+    with machine_on(context, on, engine) as (_, containers):
+        all_served = containers.containers() if stop_all else []
+        found = all_served or [find_served(containers, name) for name in recipes]
+        if not found:
+            raise NothingServed("nothing is served")
+        seconds = {
+            facts.labels.get(RECIPE_LABEL, facts.name): stop_container(
+                containers, store, facts, timeout_s
+            )
+            for facts in found
+        }
     if as_json:
         return say_json({name: round(value, 3) for name, value in seconds.items()})
     for name, value in seconds.items():
@@ -107,20 +123,22 @@ def stop(
 
 
 @click.command()
+@click.option("--on", "host", metavar="HOST", help="Only attempts on this host.")
 @json_option
 @click.pass_context
-def attempts(context: click.Context, as_json: bool) -> None:
+def attempts(context: click.Context, host: str | None, as_json: bool) -> None:
     """Show what was served and tried, oldest first, and how it went."""
     known = attempts_of(store_to_read(context))
     timeline = known.read()
+    tried = [each for each in timeline.attempts if host in (None, each.begun.host)]
     if timeline.damaged:
         log.say(f"{known.path}: {log.count(timeline.damaged, 'line')} cannot be read")
     if as_json:
-        return say_json([_attempt_json(each) for each in timeline.attempts])
-    if not timeline.attempts:
+        return say_json([_attempt_json(each) for each in tried])
+    if not tried:
         return click.echo("nothing was tried yet")
-    head = ("attempt", "kind", "recipe", "image", "outcome", "time", "failure")
-    click.echo(log.table(head, map(_attempt_row, timeline.attempts)))
+    head = ("attempt", "kind", "recipe", "host", "image", "outcome", "time", "failure")
+    click.echo(log.table(head, map(_attempt_row, tried)))
 
 
 def _attempt_row(attempt: Attempt) -> tuple[object, ...]:
@@ -128,7 +146,8 @@ def _attempt_row(attempt: Attempt) -> tuple[object, ...]:
     image = f"{begun.image}@{begun.image_digest[:19]}" if begun.image_digest else begun.image
     time = None if attempt.seconds is None else log.seconds(attempt.seconds)
     failure = attempt.failure[:_SHORT_FAILURE] or None
-    return begun.id, begun.kind, begun.recipe, image, attempt.outcome, time, failure
+    place = begun.host or "here"
+    return begun.id, begun.kind, begun.recipe, place, image, attempt.outcome, time, failure
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, object]:

@@ -14,8 +14,8 @@ from pipeline.errors import UnknownImage
 from pipeline.known import Unknown
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes
-from pipeline.serve.preflight import look
 from pipeline.serve.run import recipe_digest
+from pipeline.serve.site import HERE
 from pipeline.smoke.model import SmokeResult
 from pipeline.smoke.record import as_run
 from pipeline.smoke.session import Session
@@ -62,7 +62,7 @@ def _inputs(server: RecipeServer, recipes: Recipes) -> dict[str, str]:
 
 def _machine(server: RecipeServer) -> dict[str, str]:
     machine = {"engine": server.engine.kind, "processor": platform.machine()}
-    facts = look(server.recipe).facts
+    facts = HERE.look(server.recipe, server.recipe.port).facts
     if not isinstance(facts, Unknown) and not isinstance(facts.gpus, Unknown):
         counted = Counter(gpu.name for gpu in facts.gpus)
         machine["cards"] = ", ".join(f"{count}x {name}" for name, count in sorted(counted.items()))

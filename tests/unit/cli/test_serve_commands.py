@@ -1,23 +1,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from pipeline.cli.serve import job as job_module
-from pipeline.cli.serve import serve as serve_module
-from pipeline.cli.serve import served as served_module
+from pipeline.cli.serve import on_host as on_host_module
 from pipeline.errors import StartFailed
+from pipeline.host.fleet.tunnel import Tunnel
 from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
 from pipeline.serve import run as run_module
 from pipeline.serve.attempts import AttemptList, Begun, stamp
 from pipeline.serve.run import Job
+from pipeline.serve.site import There
 from pipeline.serve.start import Served
 from pipeline.spec.checkout import Checkout
 from tests.unit.serve.fake_engine import FakeEngine
+from tests.unit.serve.near_tunnel import NearTunnel, said
 from tests.unit.support import AMD64, ROOT, Command, build_tiny
 
 pytestmark = pytest.mark.usefixtures("checkout")
@@ -30,8 +34,7 @@ class World:
         self.sm120, self.engine = sm120, FakeEngine()
         self.jobs: list[Job] = []
         self.failing: set[str] = set()
-        for module in (serve_module, served_module):
-            monkeypatch.setattr(module, "find_engine", lambda wanted: self.engine)
+        monkeypatch.setattr(on_host_module, "find_engine", lambda wanted: self.engine)
         monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
         monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
         monkeypatch.setattr(run_module, "start_engine", self.start)
@@ -271,3 +274,43 @@ def test_a_damaged_list_of_attempts_is_shown_as_far_as_it_can_be_read(world: Wor
     ended = world.sm120("recipe", "attempts")
     assert "1 line cannot be read" in ended.err
     assert "unfinished" in ended.out
+
+
+def test_another_host_is_named_in_the_attempt_and_in_what_to_type_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tunnel = NearTunnel({"uname": said("x86_64\n")})
+    site = There(cast(Tunnel, tunnel), "gpu1", "docker", "/var/run/docker.sock")
+
+    @contextmanager
+    def connected(*given: object) -> Iterator[NearTunnel]:
+        yield tunnel
+
+    monkeypatch.setattr(on_host_module, "_connected", connected)
+    monkeypatch.setattr(on_host_module, "find_there", lambda *given: (site, world.engine))
+    world.recipe("tiny-cpu")
+    done = world.sm120("serve", "tiny-cpu", "--on", "gpu1")
+    assert done.code == 0, done.err
+    assert "is served on gpu1 at" in done.out
+    assert "`sm120 recipe stop tiny-cpu --on gpu1` ends it." in done.out
+    (start,) = cast(list[Any], world.jobs)
+    assert start.door == tunnel.socket
+    rows = json.loads(world.sm120("recipe", "attempts", "--on", "gpu1", "--json").out)
+    assert [row["host"] for row in rows] == ["gpu1"]
+    assert json.loads(world.sm120("recipe", "attempts", "--on", "gpu2", "--json").out) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "tiny-cpu"),
+        ("recipe", "status"),
+        ("recipe", "logs", "tiny-cpu"),
+        ("recipe", "stop", "tiny-cpu"),
+    ],
+)
+def test_an_inventory_without_a_host_and_a_host_that_is_none_are_refused(
+    world: World, words: tuple[str, ...]
+) -> None:
+    assert world.sm120(*words, "-i", "inventory.yml").code == 2
+    assert world.sm120(*words, "--on", "-oProxyCommand=x").error == "HostUnreached"

@@ -1,30 +1,48 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import PreflightFailed
+from pipeline.host.facts.capture import PCI
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.smi import read_memory_used
 from pipeline.host.rules.verdict import RuleResult
 from pipeline.known import Unknown, unknown
 from pipeline.publish.gates import GateState
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import Overrides
 from pipeline.recipe.model import Recipe
-from pipeline.serve.preflight import CHECKS, Machine, Plan, look, require_ready, run_checks
-from pipeline.serve.weights import WeightsFolder
-from tests.unit.host.machines import blackwell, log_of, xml
+from pipeline.serve.fits import FitPlan, find_model, plan_fit
+from pipeline.serve.preflight import (
+    CHECKS,
+    Machine,
+    Plan,
+    free_hugepages,
+    machine_of,
+    require_ready,
+    run_checks,
+)
+from pipeline.serve.site import HERE
+from pipeline.serve.weights import HostProof, WeightsFolder
+from pipeline.spec.checkout import Checkout
+from tests.unit.host.machines import blackwell, changed, log_of, matrix, xml
 from tests.unit.serve.recipes import recipe, two_cards
+from tests.unit.support import ROOT
 
 GIB = 1 << 30
-NO_MACHINE = Machine(unknown("nobody looked"), unknown("nobody looked"))
+# as nvidia-smi shows an RTX PRO 6000
+BIG = "97887 MiB"
+NO_MACHINE = Machine(*[unknown("nobody looked")] * 4)
 
 
 def machine(count: int = 2, used: list[int] | None = None, **fields: Any) -> Machine:
     facts = gather(blackwell(count, **fields))
-    return Machine(facts, used if used is not None else [0] * count)
+    return Machine(facts, used if used is not None else [0] * count, "", 0)
 
 
 def plan(recipe: Recipe, **changes: Any) -> Plan:
@@ -50,9 +68,10 @@ def verdicts(name: str, plan: Plan, machine: Machine = NO_MACHINE) -> list[str]:
 
 def test_a_recipe_without_cards_asks_nothing_of_the_machine() -> None:
     tiny = recipe()
-    assert look(tiny).facts == unknown("the recipe does not depend on it")
+    free = HERE.look(tiny, free_port())
+    assert free.facts == unknown("the recipe does not depend on it")
     made = WeightsFolder(Path("/nowhere"), digest="sha256:" + "1" * 64)
-    rows = run_checks(plan(tiny, weights=made), look(tiny), ())
+    rows = run_checks(plan(tiny, weights=made), free, ())
     assert {row.verdict for row in rows} == {"passed", "not applicable"}
     require_ready(rows)
 
@@ -61,8 +80,10 @@ def test_a_port_that_somebody_uses_is_found() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        assert verdicts("port", plan(recipe(), port=other.getsockname()[1])) == ["failed"]
-    assert verdicts("port", plan(recipe())) == ["passed"]
+        taken = HERE.look(recipe(), other.getsockname()[1])
+        assert verdicts("port", plan(recipe()), taken) == ["failed"]
+    assert verdicts("port", plan(recipe()), HERE.look(recipe(), free_port())) == ["passed"]
+    assert verdicts("port", plan(recipe()), NO_MACHINE) == ["unknown"]
 
 
 def test_an_image_must_be_built() -> None:
@@ -127,6 +148,120 @@ def test_the_image_s_kernels_must_have_been_judged(state: Any, verdict: str) -> 
 
 def test_kernels_of_an_image_that_is_not_built_are_unknown() -> None:
     assert verdicts("gate", plan(two_cards())) == ["unknown"]
+
+
+def placed(*nodes: int, **outputs: str) -> Machine:
+    """Cards that hang on these nodes."""
+    files = {f"{PCI}/0000:{i + 1:02x}:00.0/numa_node": f"{n}\n" for i, n in enumerate(nodes)}
+    capture = changed(blackwell(len(nodes)), files=files, outputs=outputs)
+    return machine_of(capture, "")
+
+
+def test_cards_on_one_node_pass_where_the_recipe_counts_on_it() -> None:
+    together = plan(two_cards(same_numa_node=True))
+    assert verdicts("topology", together, placed(1, 1)) == ["passed"]
+    # of four cards, two may hang together
+    chosen = plan(two_cards(same_numa_node=True), cards=(2, 3))
+    assert verdicts("topology", chosen, placed(0, 0, 1, 1)) == ["passed"]
+    assert verdicts("topology", plan(two_cards()), placed(0, 1)) == ["not applicable"]
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (placed(0, 1), "failed"),
+        (placed(1, 0), "failed"),
+        (placed(-1, -1), "unknown"),
+        (placed(0, -1), "unknown"),
+        (machine(2), "unknown"),
+        (NO_MACHINE, "unknown"),
+    ],
+)
+def test_cards_on_two_nodes_or_on_nobody_knows_which_do_not(found: Machine, verdict: str) -> None:
+    together = plan(two_cards(same_numa_node=True))
+    assert verdicts("topology", together, found) == [verdict]
+
+
+def test_peers_that_the_driver_claims_pass_and_are_called_a_claim() -> None:
+    (row,) = CHECKS["topology"](plan(two_cards(peer_to_peer=True)), machine(2))
+    assert (row.verdict, row.why) == ("passed", "claimed by the driver")
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (placed(0, 0, **{"nvidia-smi p2p": matrix(2, word="NS")}), "failed"),
+        (placed(0, 0, **{"nvidia-smi p2p": matrix(2, word="CNS")}), "failed"),
+        (placed(0, 0, **{"nvidia-smi p2p": ""}), "unknown"),
+        (placed(0, 0, **{"nvidia-smi p2p": matrix(1, word="OK")}), "unknown"),
+        (NO_MACHINE, "unknown"),
+    ],
+)
+def test_peers_that_it_refuses_or_does_not_name_do_not(found: Machine, verdict: str) -> None:
+    reached = plan(two_cards(peer_to_peer=True))
+    assert verdicts("topology", reached, found) == [verdict]
+
+
+def test_hugepages_that_are_free_pass() -> None:
+    wants = plan(two_cards(hugepages_gib=2))
+    assert verdicts("hugepages", wants, replace(machine(), hugepages_bytes=2 * GIB)) == ["passed"]
+    assert verdicts("hugepages", plan(two_cards()), NO_MACHINE) == ["not applicable"]
+
+
+def test_too_few_hugepages_fail_and_uncounted_ones_are_unknown() -> None:
+    wants = plan(two_cards(hugepages_gib=2))
+    for few in (0, 2 * GIB - 1):
+        assert verdicts("hugepages", wants, replace(machine(), hugepages_bytes=few)) == ["failed"]
+    assert verdicts("hugepages", wants, NO_MACHINE) == ["unknown"]
+    rows = "HugePages_Total:    1100\nHugePages_Free:     1024\nHugepagesize:       2048 kB\n"
+    assert free_hugepages(rows) == 2 * GIB
+    without = changed(blackwell(2), files={"/proc/meminfo": "MemTotal: 1 kB\n"})
+    assert isinstance(machine_of(without, "").hugepages_bytes, Unknown)
+
+
+def fitting(**changes: Any) -> FitPlan:
+    kimi = Recipes([ROOT / "recipes"]).read("kimi-k26-vllm-8x")
+    found = find_model(kimi, None, Checkout(ROOT))
+    return replace(plan_fit(kimi, Overrides(), found), **changes)
+
+
+def test_a_model_that_has_room_on_each_card_passes() -> None:
+    eight = two_cards(cards=8)
+    assert verdicts("fit", plan(eight, fit=fitting()), machine(8, total=BIG)) == ["passed"]
+    assert verdicts("fit", plan(recipe()), NO_MACHINE) == ["not applicable"]
+
+
+@pytest.mark.parametrize(
+    ("fit", "found", "verdict"),
+    [
+        (fitting(), machine(2, total=BIG), "failed"),
+        (fitting(), machine(8, total="32607 MiB"), "failed"),
+        (fitting(), machine(8, total="N/A"), "unknown"),
+        (fitting(model=unknown("nobody looked")), machine(8, total=BIG), "unknown"),
+        (fitting(speculates=True), machine(8, total=BIG), "unknown"),
+        (fitting(), NO_MACHINE, "unknown"),
+        (None, machine(8, total=BIG), "unknown"),
+    ],
+)
+def test_a_model_without_room_fails_and_one_that_nobody_knows_is_unknown(
+    fit: FitPlan | None, found: Machine, verdict: str
+) -> None:
+    assert verdicts("fit", plan(two_cards(cards=8), fit=fit), found) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("proof", "verdict"),
+    [
+        (HostProof(good=True, why="12 files are as locked"), "passed"),
+        (HostProof(good=False, why="damaged there"), "failed"),
+        (HostProof(good=unknown("no sm120 there")), "unknown"),
+    ],
+)
+def test_weights_on_another_host_are_judged_by_what_it_proved(
+    proof: HostProof, verdict: str
+) -> None:
+    there = WeightsFolder(Path("/models/kimi"), file="missing-here.gguf", proof=proof)
+    assert verdicts("weights", plan(two_cards(), weights=there)) == [verdict]
 
 
 def test_the_machine_s_memory_and_nodes_are_counted() -> None:

@@ -95,7 +95,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def checked(weights: WeightsFolder) -> str:
     nobody = unknown("nobody looked")
     plan = Plan(kimi(), port=1, image_is_built=True, weights=weights, cuda=None)
-    (row,) = CHECKS["weights"](plan, Machine(nobody, nobody))
+    (row,) = CHECKS["weights"](plan, Machine(nobody, nobody, nobody, nobody))
     return row.verdict
 
 

@@ -1,0 +1,51 @@
+"""A folder of weights, looked at on the machine that has it. Standard library: it is sent there.
+
+`look FOLDER FILE PARTS` prints what is there; `put NAME FILE` keeps stdin as a file in the user's
+cache and prints its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+_MOST_CONFIG_BYTES = 1 << 20
+
+
+def look(folder: str, file: str, parts: str) -> dict[str, object]:
+    """Its real path, whether a file is in it, first parts of a split model, and its config.json."""
+    place = Path(folder)
+    if not place.is_dir():
+        return {"folder": None}
+    config = place / "config.json"
+    is_small = config.is_file() and config.stat().st_size <= _MOST_CONFIG_BYTES
+    first = sorted(str(p.relative_to(place)) for p in (place / parts).glob("*-00001-of-*.gguf"))
+    return {
+        "folder": str(place.resolve()),
+        "has_file": not file or (place / file).is_file(),
+        "first_parts": first if parts else [],
+        "config": config.read_text("utf-8", "replace") if is_small else None,
+    }
+
+
+def put(name: str, file: str, data: bytes) -> dict[str, object]:
+    """Written whole or not at all; readable for the user of a container."""
+    folder = Path.home() / ".cache" / "sm120" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{os.getpid()}"
+    partial.write_bytes(data)
+    partial.chmod(0o644)
+    partial.replace(folder / file)
+    folder.chmod(0o755)
+    return {"folder": str(folder.resolve()), "has_file": True, "first_parts": [], "config": None}
+
+
+if __name__ == "__main__":
+    verb, first, second = sys.argv[1:4]
+    if verb == "look":
+        answer = look(first, second, sys.argv[4])
+    else:
+        answer = put(first, second, sys.stdin.buffer.read())
+    print(json.dumps(answer))

@@ -1,0 +1,86 @@
+"""Runs on a host while an engine starts there: removes the container if nobody comes back for it.
+
+The machine that starts the engine writes a line now and then, and `keep` once it is served. When
+the lines stop (a lost connection, a machine that died) or the input ends without `keep`, the
+container of that attempt is removed. It needs only the standard library, and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+KEEP, KEPT, BEAT = b"keep\n", b"kept\n", b"beat\n"
+# three lines may be lost; a network that is slow for a moment must not end a start of an hour
+BEAT_S, LIMIT_S = 10.0, 45.0
+# A container that was ordered just before the connection broke appears a moment later.
+_AGAIN_S = (0.0, 3.0, 10.0)
+_LABEL = "sm120.attempt"
+
+
+def is_kept() -> bool:
+    """Wait for `keep`; false when the other end is gone."""
+    while select.select([0], [], [], LIMIT_S)[0]:
+        data = os.read(0, 4096)
+        if KEEP in data:
+            return True
+        if not data:
+            return False
+    return False
+
+
+class _Unix(http.client.HTTPConnection):
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self.host)
+
+
+def remove_docker(place: str, name: str, attempt: str) -> None:
+    """Through Docker's socket: its program need not be there."""
+    with closing(_Unix(place)) as docker:
+        docker.request("GET", f"/containers/{name}/json", headers={"Host": "docker"})
+        answer = docker.getresponse()
+        body = json.loads(answer.read() or b"{}")
+        # somebody else's container of the same name is left alone
+        if answer.status != 200 or body["Config"]["Labels"].get(_LABEL) != attempt:
+            return
+        path = f"/containers/{body['Id']}?force=true&v=true"
+        docker.request("DELETE", path, headers={"Host": "docker"})
+        docker.getresponse().read()
+
+
+def remove_podman(program: str, name: str, attempt: str) -> None:
+    """Through its own program."""
+    words = [program, "inspect", "--format", f'{{{{index .Config.Labels "{_LABEL}"}}}}', name]
+    done = subprocess.run(words, capture_output=True, check=False)
+    if done.stdout.decode(errors="replace").strip() == attempt:
+        words = [program, "rm", "--force", "--ignore", "--time=0", "--volumes", name]
+        subprocess.run(words, capture_output=True, check=False)
+
+
+def main(kind: str, place: str, name: str, attempt: str) -> None:
+    """Wait, then remove where nobody said to keep it."""
+    # the end of the login must not be ours
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if is_kept():
+        os.write(1, KEPT)
+        return
+    for pause in _AGAIN_S:
+        time.sleep(pause)
+        try:
+            (remove_docker if kind == "docker" else remove_podman)(place, name, attempt)
+        except (OSError, ValueError, KeyError, http.client.HTTPException):
+            continue
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])

@@ -1,0 +1,22 @@
+"""Whether a port can be used: asked on this machine, or sent to another one. Standard library."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+
+def port_problem(port: int) -> str:
+    """Why nobody can listen there; empty where it is free."""
+    try:
+        with socket.socket() as probe:
+            # as Docker binds it: a connection that is just closing does not hold the port
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    print(port_problem(int(sys.argv[1])))

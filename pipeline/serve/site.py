@@ -1,0 +1,192 @@
+"""Where an engine is started: on this machine, or on another one through an SSH connection."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from pipeline import proc
+from pipeline.errors import DockerUnavailable, HostUnreached
+from pipeline.host.facts import capture as capture_module
+from pipeline.host.facts.source import Capture, read_capture
+from pipeline.host.fleet.remote import one_line
+from pipeline.host.fleet.tunnel import Tunnel
+from pipeline.known import Known, then, unknown
+from pipeline.recipe.model import Recipe
+from pipeline.serve import guard, port_probe
+from pipeline.serve.container_engine import ContainerEngine, Docker, EngineKind
+from pipeline.serve.find_engine import Wanted
+from pipeline.serve.health import Door
+from pipeline.serve.podman import Podman
+from pipeline.serve.port_probe import port_problem
+from pipeline.serve.preflight import Machine, depends_on_machine, machine_of, unasked_machine
+
+# nvidia-smi alone is asked four times, and may take seconds each on many cards
+_CAPTURE_S = 300.0
+_MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+
+class Site(Protocol):
+    """What serving asks of a machine, beside its container engine."""
+
+    @property
+    def host(self) -> str:
+        """Its name; empty for this machine."""
+
+    def look(self, recipe: Recipe, port: int) -> Machine:
+        """What preflight judges, as far as the recipe depends on it."""
+
+    def door(self, port: int) -> Door:
+        """Where this machine reaches a port of that one."""
+
+    def guarded(self, container: str, attempt: str) -> AbstractContextManager[None]:
+        """A block after which a container stays only where the block ended well."""
+
+
+class Here:
+    """This machine."""
+
+    host = ""
+
+    def look(self, recipe: Recipe, port: int) -> Machine:
+        """Captured now."""
+        problem = port_problem(port)
+        if not depends_on_machine(recipe):
+            return unasked_machine(problem)
+        return machine_of(read_capture(None), problem)
+
+    def door(self, port: int) -> Door:
+        """The port itself."""
+        return port
+
+    def guarded(self, container: str, attempt: str) -> AbstractContextManager[None]:
+        """Nothing: what fails is removed by the start itself."""
+        return nullcontext()
+
+
+HERE = Here()
+
+
+@dataclass(frozen=True)
+class There:
+    """Another machine. Its Python runs our questions, and nothing of ours stays there."""
+
+    tunnel: Tunnel
+    name: str
+    kind: EngineKind
+    place: str  # Docker's socket there, or Podman's program
+
+    @property
+    def host(self) -> str:
+        return self.name
+
+    def look(self, recipe: Recipe, port: int) -> Machine:
+        """By the code that looks at this machine, run there as the login's user."""
+        problem = self._port(port)
+        if not depends_on_machine(recipe):
+            return unasked_machine(problem)
+        return machine_of(self._capture(), problem)
+
+    def _port(self, port: int) -> Known[str]:
+        words = ["python3", "-c", one_line(Path(port_probe.__file__)), str(port)]
+        done = self.tunnel.read(words)
+        if done.code:
+            return unknown(f"{self.name}: the port cannot be tried: {done.message}")
+        return done.out.decode(errors="replace").strip()
+
+    def _capture(self) -> Known[Capture]:
+        words = ["python3", "-c", one_line(Path(capture_module.__file__))]
+        done = self.tunnel.read(words, limit_s=_CAPTURE_S)
+        if done.code:
+            return unknown(f"{self.name}: its facts cannot be read: {done.message}")
+        return then(done.out, Capture.model_validate_json)
+
+    def door(self, port: int) -> Door:
+        """A socket of the connection."""
+        return self.tunnel.forward(f"127.0.0.1:{port}")
+
+    @contextmanager
+    def guarded(self, container: str, attempt: str) -> Iterator[None]:
+        """Somebody on that machine removes the container when the connection is lost."""
+        code = one_line(Path(guard.__file__))
+        words = ["python3", "-c", code, self.kind, self.place, container, attempt]
+        process = proc.talk(self.tunnel.command(words), env=proc.environment())
+        assert process.stdin is not None
+        done = threading.Event()
+        threading.Thread(target=_beat, args=(process.stdin, done), daemon=True).start()
+        try:
+            yield
+            self._keep(process)
+        finally:
+            done.set()
+            proc.end(process)
+
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer = b""
+        with suppress(OSError):
+            process.stdin.write(guard.KEEP)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        # without it the container may be on its way out
+        if answer != guard.KEPT:
+            raise HostUnreached(f"{self.name}: the connection was lost at the end of the start")
+
+
+def tunnel_of(site: Site) -> Tunnel | None:
+    """The connection to another machine; none for this one."""
+    return site.tunnel if isinstance(site, There) else None
+
+
+def _beat(pipe: IO[bytes], done: threading.Event) -> None:
+    # the pipe is closed, or its other end gone, when the block ends
+    with suppress(OSError, ValueError):
+        while not done.wait(guard.BEAT_S):
+            pipe.write(guard.BEAT)
+            pipe.flush()
+
+
+def find_there(tunnel: Tunnel, name: str, wanted: Wanted) -> tuple[There, ContainerEngine]:
+    """The container engine of a host, and the host."""
+    if wanted != "podman" and (place := _docker_socket(tunnel, name, must=wanted == "docker")):
+        return There(tunnel, name, "docker", place), Docker(tunnel.forward(place))
+    if tunnel.read(["podman", "--version"]).code:
+        raise DockerUnavailable(
+            f"{name}: neither Docker nor Podman answers this login",
+            "`sm120 host provision` installs them (role container_runtime).",
+        )
+    site = There(tunnel, name, "podman", "podman")
+    return site, Podman(lambda arguments: tunnel.command(["podman", *arguments]))
+
+
+def _docker_socket(tunnel: Tunnel, name: str, *, must: bool) -> str:
+    """Docker's socket on a host: the system's, or that of a daemon without root."""
+    user = tunnel.read(["id", "-u"]).out.decode(errors="replace").strip()
+    places = ("/var/run/docker.sock", f"/run/user/{user}/docker.sock")
+    for place in places:
+        if tunnel.read(["test", "-w", place]).code == 0:
+            return place
+    if not must:
+        return ""
+    is_there = any(tunnel.read(["test", "-e", place]).code == 0 for place in places)
+    why = "this login may not use Docker's socket" if is_there else "Docker does not run there"
+    raise DockerUnavailable(
+        f"{name}: {why}",
+        "Put the login's user into the group `docker`, or log in as root."
+        if is_there
+        else "`sm120 host provision` installs it (role container_runtime).",
+    )
+
+
+def platform_of(tunnel: Tunnel, name: str) -> str:
+    """The platform of the images that a host runs."""
+    machine = tunnel.read(["uname", "-m"]).out.decode(errors="replace").strip()
+    if machine not in _MACHINES:
+        raise DockerUnavailable(f"{name}: no image is for its processor, {machine or 'unknown'}")
+    return _MACHINES[machine]
