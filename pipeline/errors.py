@@ -80,6 +80,16 @@ class AttachmentInvalid(InputInvalid):
     hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
 
 
+class WorkloadInvalid(InputInvalid):
+    meaning = "a benchmark's workload is not valid, or its numbers would mislead"
+    hint = "Fix the named field; `sm120 bench --list` shows the shipped workloads."
+
+
+class RunInvalid(InputInvalid):
+    meaning = "the result of a benchmark is damaged, was edited or is not there"
+    hint = "Name the folder of a run, which has bench.json and requests.jsonl."
+
+
 # A code of its own: CI tells "lock again and commit" from a spec that a person must correct.
 class LockUnusable(PipelineError):
     exit_code = 11
@@ -677,6 +687,22 @@ class StartFails(SmokeNotPassed):
 class StartUnknown(SmokeNotPassed):
     meaning = "whether an image starts could not be found out: nothing failed"
     hint = "Each unknown test above gives its reason; unknown never counts as passed."
+
+
+# Not 92: the answers may be right, but there is no number to believe.
+class BenchNotMeasured(PipelineError):
+    exit_code = 93
+    meaning = "a benchmark has no numbers that count"
+
+
+class BenchVoid(BenchNotMeasured):
+    meaning = "requests of a benchmark failed, stalled or looped, so that cells of it are void"
+    hint = "The result has every request and why it failed; the same command tries again."
+
+
+class BenchUnanswered(BenchNotMeasured):
+    meaning = "nobody answers at the address that was to be measured, or not as an engine does"
+    hint = "Start the server first, and name it as http://HOST:PORT."
 
 
 # 128 + SIGINT, as shells report it: gnu.org/software/bash/manual/html_node/Exit-Status.html

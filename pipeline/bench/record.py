@@ -1,0 +1,101 @@
+"""A run on a disk: a folder with `bench.json` and every raw request beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, RequestLines, RequestRow, Run
+from pipeline.errors import RunInvalid
+from pipeline.files import atomic_file, os_errors_explained, read_at_most
+from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.model import canonical_json
+
+_MOST_RUN_BYTES = 256 << 20
+_MOST_LINE_BYTES = 64 << 20
+
+
+def run_folder(path: Path) -> Path:
+    """The folder of a run, named by itself or by its file."""
+    return path.parent if path.name == RUN_FILE else path
+
+
+def read_run(path: Path) -> Run:
+    """A run by its folder or file; the requests are read apart."""
+    file = run_folder(path) / RUN_FILE
+    try:
+        data = read_at_most(file, _MOST_RUN_BYTES)
+    except OSError as error:
+        raise RunInvalid(f"{file}: cannot be read: {error.strerror}") from error
+    if data is None:
+        raise RunInvalid(f"{file}: larger than {_MOST_RUN_BYTES} bytes")
+    try:
+        return Run.model_validate(read_json(data, most_bytes=_MOST_RUN_BYTES))
+    except JsonInvalid as error:
+        raise RunInvalid(f"{file}: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise RunInvalid(f"{file}: {field}: {first['msg']}") from error
+
+
+def run_bytes(run: Run) -> bytes:
+    """The exact bytes of `bench.json`: a statement names their digest."""
+    return canonical_json(run.model_dump(mode="json")) + b"\n"
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Whole or not at all: it is written again after each trial."""
+    with atomic_file(folder / RUN_FILE) as out:
+        out.write(run_bytes(run))
+
+
+def read_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
+    """The requests of a trial; refused once all are read, if they are not those that were kept."""
+    path, sha = folder / REQUESTS_FILE, hashlib.sha256()
+    left = lines.bytes
+    try:
+        with path.open("rb") as file:
+            file.seek(lines.first_byte)
+            while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
+                left -= len(line)
+                sha.update(line)
+                yield RequestRow.model_validate_json(line)
+    except OSError as error:
+        raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise RunInvalid(f"{path}: a line is not a request: {error.errors()[0]['msg']}") from error
+    if left or f"sha256:{sha.hexdigest()}" != lines.digest:
+        raise RunInvalid(f"{path}: holds other requests than the run names")
+
+
+def append_rows(folder: Path, rows: Iterable[RequestRow], at: int) -> RequestLines:
+    """Write the requests of a trial behind byte `at`; what an interrupted one left there goes."""
+    path, sha = folder / REQUESTS_FILE, hashlib.sha256()
+    size = count = 0
+    with os_errors_explained(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            file.truncate(at)
+            file.seek(at)
+            for row in rows:
+                # defaults are left out: most requests have neither failure nor retries
+                line = canonical_json(row.model_dump(mode="json", exclude_defaults=True)) + b"\n"
+                sha.update(line)
+                file.write(line)
+                size, count = size + len(line), count + 1
+            file.flush()
+            # before the run names these lines
+            os.fsync(file.fileno())
+    digest = f"sha256:{sha.hexdigest()}"
+    return RequestLines(first_byte=at, bytes=size, lines=count, digest=digest)
+
+
+def end_of_rows(run: Run) -> int:
+    """Where the requests of the next trial begin."""
+    trials = [trial for cell in run.cells for trial in cell.trials]
+    return max((t.requests.first_byte + t.requests.bytes for t in trials), default=0)
