@@ -89,8 +89,14 @@ class RequestRow(Frozen):
 
     @property
     def tokens(self) -> int:
-        """Output tokens: the server's count, else one for each event with text."""
-        return self.output_tokens if self.output_tokens is not None else self.chunks
+        """Output tokens: the server's count where it can be true, else one for each event.
+
+        No server writes more events than tokens, or more tokens than it was asked for.
+        """
+        most = self.asked_output or self.output_tokens
+        if self.output_tokens is None or most is None:
+            return self.chunks
+        return self.output_tokens if self.chunks <= self.output_tokens <= most else self.chunks
 
     @property
     def last_token_s(self) -> float | None:
@@ -328,4 +334,5 @@ class Run(Frozen):
     self_tests: list[SelfTest]
     cells: list[CellResult]
     marks: list[Mark] = []  # of the whole run
+    nonce: str = ""  # goes into every prompt, so that no cache knows them from an earlier run
     interruptions: Count = 0  # how often it was stopped and went on

@@ -1,0 +1,264 @@
+"""One streamed answer, read byte by byte as it comes: HTTP/1.1, chunks, server-sent events.
+
+Nothing here waits or opens anything: the connection hands over what it received and when. It is
+the hot path of the client, some ten microseconds for a token, so it keeps only what metrics need.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+try:
+    import orjson
+
+    _loads: Callable[[bytes], Any] = orjson.loads
+    JSON_READER = "orjson"
+except ImportError:
+    _loads = json.loads
+    JSON_READER = "json"
+
+_MOST_HEAD_BYTES = 1 << 16
+_MOST_LINE_BYTES = 1 << 22  # of one event
+_MOST_REFUSAL_BYTES = 2000
+_LONGEST_CHUNK_LINE = 1024
+_TAIL_CHARACTERS = 4000  # what is looked at for loops
+_PIECES = 2048
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+
+
+class Malformed(Exception):
+    """The answer is not what a server of this kind sends."""
+
+
+class Answer:
+    """What has come of one answer."""
+
+    __slots__ = (
+        "_body_left",
+        "_chunk_left",
+        "_chunked",
+        "_event_rest",
+        "_keep_all",
+        "_pieces",
+        "_rest",
+        "characters",
+        "done",
+        "error",
+        "finish",
+        "first_byte",
+        "headers",
+        "reusable",
+        "status",
+        "times",
+        "usage",
+        "whole",
+    )
+
+    def __init__(self, *, keep_all: bool = False) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.first_byte: float | None = None
+        self.times = array("d")  # of each event with text
+        self.usage: dict[str, Any] | None = None
+        self.finish = ""
+        self.error = ""
+        self.done = False  # [DONE] was seen
+        self.whole = False
+        self.reusable = False  # its connection can carry another request
+        self.characters = 0
+        self._pieces: list[str] = []
+        self._keep_all = keep_all
+        self._rest = b""
+        self._event_rest = b""
+        self._chunked = False
+        self._chunk_left = 0
+        self._body_left: int | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it, or as much of its end as is looked at for loops."""
+        return "".join(self._pieces)
+
+    def feed(self, data: bytes, now: float) -> bool:
+        """Take what came; whether the answer is whole."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        at = 0
+        if not self.status:
+            at = self._read_head(data, now)
+            if not self.status:
+                return False
+        if self._chunked:
+            self._read_chunks(data, at, now)
+        else:
+            self._read_plain(data[at:] if at else data, now)
+        return self.whole
+
+    def ended(self) -> None:
+        """The connection ended: for an answer without a length that is its end."""
+        if self.status and not self._chunked and self._body_left is None:
+            self.whole = True
+
+    def _read_head(self, data: bytes, now: float) -> int:
+        if self.first_byte is None:
+            self.first_byte = now
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            if len(data) > _MOST_HEAD_BYTES:
+                raise Malformed("the head of the answer is too long")
+            self._rest = data
+            return 0
+        first, *lines = data[:end].decode("latin-1").split("\r\n")
+        version, _, status = first.partition(" ")
+        if not version.startswith("HTTP/1.") or not status[:3].isdigit():
+            raise Malformed("the answer is not HTTP")
+        for line in lines:
+            name, _, value = line.partition(":")
+            self.headers[name.strip().lower()] = value.strip()
+        self.status = int(status[:3])
+        self._read_framing(version)
+        return end + 4
+
+    def _read_framing(self, version: str) -> None:
+        headers = self.headers
+        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        length = headers.get("content-length", "")
+        if not self._chunked and length:
+            if not length.isdigit() or len(length) > 18:
+                raise Malformed("the length of the answer is no number")
+            self._body_left = int(length)
+        closes = headers.get("connection", "").lower() == "close" or version == "HTTP/1.0"
+        self.reusable = not closes and (self._chunked or self._body_left is not None)
+        kind = headers.get("content-type", "")
+        if self.status == 200 and "text/event-stream" not in kind:
+            raise Malformed(f"a stream was asked for, and the answer is {kind[:60] or 'no type'}")
+
+    def _read_chunks(self, data: bytes, at: int, now: float) -> None:
+        size = len(data)
+        while at < size:
+            if self._chunk_left > 2:
+                # a chunk is not waited for: what is there of it has its time now
+                take = min(self._chunk_left - 2, size - at)
+                self._take(data[at : at + take], now)
+                self._chunk_left -= take
+                at += take
+            elif self._chunk_left:
+                # the line's end behind a chunk
+                take = min(self._chunk_left, size - at)
+                self._chunk_left -= take
+                at += take
+            else:
+                line_end = data.find(b"\r\n", at)
+                if line_end < 0:
+                    if size - at > _LONGEST_CHUNK_LINE:
+                        raise Malformed("a chunk of the answer has no size")
+                    self._rest = data[at:]
+                    return
+                length = _chunk_size(data[at:line_end])
+                if length == 0:
+                    if len(data) < line_end + 4:
+                        self._rest = data[at:]
+                        return
+                    self.whole = True
+                    return
+                self._chunk_left = length + 2
+                at = line_end + 2
+
+    def _read_plain(self, data: bytes, now: float) -> None:
+        if self._body_left is not None:
+            data = data[: self._body_left]
+            self._body_left -= len(data)
+        if data:
+            self._take(data, now)
+        self.whole = self._body_left == 0
+
+    def _take(self, data: bytes, now: float) -> None:
+        """A piece of the body."""
+        if self.status != 200:
+            if len(self.error) < _MOST_REFUSAL_BYTES:
+                self.error += data.decode(errors="replace")
+            return
+        if self._event_rest:
+            data = self._event_rest + data
+        *lines, self._event_rest = data.split(b"\n")
+        if len(self._event_rest) > _MOST_LINE_BYTES:
+            raise Malformed("an event of the stream is too long")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now)
+
+    def _event(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self.done = True
+            return
+        try:
+            self._read_event(_loads(data), now)
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            shown = data[:80].decode(errors="replace")
+            raise Malformed(f"an event of the stream cannot be read: {shown!r}") from error
+
+    def _read_event(self, value: Any, now: float) -> None:
+        # indexing, not `.get`: an event that has neither is malformed, or says what went wrong
+        if "choices" not in value:
+            self.error = str(value["error"])[:_MOST_REFUSAL_BYTES]
+            return
+        choices = value["choices"]
+        if choices:
+            choice = choices[0]
+            delta = choice.get("delta")
+            text = choice.get("text") if delta is None else _text_of(delta)
+            if text:
+                self.times.append(now)
+                self._keep(text)
+            if reason := choice.get("finish_reason"):
+                self.finish = str(reason)[:40]
+        if usage := value.get("usage"):
+            self.usage = dict(usage)
+
+    def _keep(self, text: str) -> None:
+        self.characters += len(text)
+        self._pieces.append(text)
+        if len(self._pieces) > _PIECES and not self._keep_all:
+            self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
+
+
+def _text_of(delta: dict[str, Any]) -> str:
+    """Answer, thought or tool call: each is generated, and each counts as text."""
+    if text := delta.get("content"):
+        return str(text)
+    # vLLM calls it `reasoning`, SGLang and llama.cpp `reasoning_content`
+    if text := delta.get("reasoning_content") or delta.get("reasoning"):
+        return str(text)
+    calls = delta.get("tool_calls") or ()
+    parts = (call.get("function") or {} for call in calls)
+    return "".join(f"{part.get('name') or ''}{part.get('arguments') or ''}" for part in parts)
+
+
+def _chunk_size(line: bytes) -> int:
+    digits = line.partition(b";")[0].strip()
+    # int() also takes signs and underscores
+    if not digits or len(digits) > 16 or not _HEX.issuperset(digits):
+        raise Malformed("a chunk of the answer has no size")
+    return int(digits, 16)
+
+
+def loops(text: str) -> str:
+    """What an answer repeats at its end, again and again; empty where it does not.
+
+    Not the pattern of smoke's `haunted`, which takes 40 ms: here thousands of answers are judged.
+    """
+    tail = text[-_TAIL_CHARACTERS:]
+    probe = tail[-32:]
+    if len(probe) < 32:
+        return ""
+    before = tail.rfind(probe, 0, len(tail) - 1)
+    if before < 0:
+        return ""
+    unit = tail[before + len(probe) :]
+    # at least four times and 200 characters: refrains and tables come back, too
+    times = max(4, -(-200 // len(unit)))
+    is_text = any(c.isalpha() or c in "!?" for c in unit)
+    return unit if is_text and tail.endswith(unit * times) else ""

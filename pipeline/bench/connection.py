@@ -1,0 +1,140 @@
+"""A connection that carries one streamed request after another."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass
+from typing import cast
+
+from pipeline.bench.answer import Answer, Malformed
+from pipeline.bench.model import Failure
+
+
+class Failed(Exception):
+    """There was no whole answer."""
+
+    def __init__(self, kind: Failure, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the requests go."""
+
+    host: str
+    port: int
+    base: str = ""
+    context: ssl.SSLContext | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def request(self, path: str, body: bytes) -> bytes:
+        """The bytes of a whole request."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [
+            f"POST {self.base}{path} HTTP/1.1",
+            f"Host: {host}:{self.port}",
+            "User-Agent: sm120-bench",
+            "Accept: text/event-stream",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            *(f"{name}: {value}" for name, value in self.headers),
+        ]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+class Connection(asyncio.Protocol):
+    """One socket. Times are taken where bytes arrive, before anything is done with them."""
+
+    __slots__ = ("_transport", "_waiter", "answer", "is_open", "last_byte", "sent", "used")
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.answer = Answer()
+        self.is_open = False
+        self.used = False  # carried a request before
+        self.sent = self.last_byte = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio says so."""
+        # uvloop's is no child of asyncio's
+        self._transport, self.is_open = cast(asyncio.Transport, transport), True
+
+    def send(self, request: bytes, *, keep_all: bool) -> asyncio.Future[None]:
+        """Write a request; the future is done when its answer is whole, or failed."""
+        assert self._transport is not None
+        self.answer = Answer(keep_all=keep_all)
+        self._waiter = asyncio.get_running_loop().create_future()
+        self.sent = self.last_byte = time.monotonic()
+        self._transport.write(request)
+        return self._waiter
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio hands over what came."""
+        now = self.last_byte = time.monotonic()
+        if self._waiter is None:
+            # nobody asked for anything: such a connection is not used again
+            return self.close()
+        try:
+            whole = self.answer.feed(data, now)
+        except Malformed as error:
+            return self.fail("malformed", str(error))
+        if whole:
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio says so."""
+        self.is_open = False
+        if self._waiter is None:
+            return
+        self.answer.ended()
+        if self.answer.whole:
+            return self._finish()
+        if self.answer.first_byte is None:
+            return self.fail("lost", "the connection ended before any answer")
+        self.fail("lost", "the connection ended in mid-answer")
+
+    def _finish(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        self.used = True
+        if not self.answer.reusable:
+            self.close()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def fail(self, kind: Failure, message: str) -> None:
+        """Give the answer up, and the connection with it."""
+        waiter, self._waiter = self._waiter, None
+        self.close()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(Failed(kind, message))
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._waiter is not None
+
+    def close(self) -> None:
+        """At once: what is still unsent or unread is of no use."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def connect(target: Target, limit_s: float) -> Connection:
+    """A new connection, or `Failed`."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(limit_s):
+            _, connection = await loop.create_connection(
+                Connection, target.host, target.port, ssl=target.context
+            )
+    except TimeoutError as error:
+        raise Failed("unconnected", f"no connection within {limit_s:g} s") from error
+    except ConnectionRefusedError as error:
+        raise Failed("unconnected", "nobody listens at the address") from error
+    except OSError as error:
+        raise Failed("unconnected", str(error) or type(error).__name__) from error
+    return connection

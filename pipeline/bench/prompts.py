@@ -1,0 +1,159 @@
+"""What the requests say: English text of a wanted length, another for each request.
+
+The text is made, not quoted: any amount of it, the same on every machine for the same seed, and
+plain enough that a model answers it as it answers people. Its length in tokens depends on the
+model, so a `Scale` is measured first, with the server's own count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.bench.workload import Lengths, Normal, RandomTokens, Uniform
+from pipeline.errors import WorkloadInvalid
+from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.model import Frozen
+from pipeline.yaml_file import read_yaml
+
+_VOCABULARY = Path(__file__).with_name("vocabulary.yaml")
+_TASK = "\n\nWrite a long and detailed report about all of the above, in full sentences."
+_MOST_LINE_BYTES = 64 << 20
+
+
+class Vocabulary(Frozen):
+    """What sentences are put together from."""
+
+    places: list[str]
+    names: list[str]
+    people: list[str]
+    things: list[str]
+    verbs: list[str]
+    reasons: list[str]
+    forms: list[str]
+
+
+class Scale(Frozen):
+    """How many tokens words have with this model: tokens = overhead + words * per_word."""
+
+    per_word: float = 1.3
+    overhead: float = 30.0  # of the chat template, the unique head and the task
+
+    def words(self, tokens: int) -> int:
+        """How many words make so many tokens; at least one."""
+        return max(1, round((tokens - self.overhead) / self.per_word))
+
+
+def fit_scale(few: tuple[int, int], many: tuple[int, int]) -> Scale:
+    """From two prompts of known length: (words, tokens) of each."""
+    per_word = (many[1] - few[1]) / (many[0] - few[0])
+    if not 0.2 < per_word < 20:
+        raise WorkloadInvalid(
+            f"the server counts {few[1]} tokens for {few[0]} words and {many[1]} for {many[0]}",
+            "Its token counts cannot be used to make prompts of a wanted length.",
+        )
+    return Scale(per_word=per_word, overhead=few[1] - few[0] * per_word)
+
+
+def _noise(key: str) -> random.Random:
+    """The same numbers for the same key, on every machine."""
+    return random.Random(key)  # noqa: S311 - nothing here is secret
+
+
+@cache
+def _vocabulary() -> Vocabulary:
+    return read_yaml(_VOCABULARY, Vocabulary)
+
+
+def _sentences(noise: random.Random) -> Iterator[str]:
+    known = _vocabulary()
+    while True:
+        yield noise.choice(known.forms).format(
+            place=noise.choice(known.places),
+            name=noise.choice(known.names),
+            person=noise.choice(known.people),
+            thing=noise.choice(known.things),
+            verb=noise.choice(known.verbs),
+            reason=noise.choice(known.reasons),
+            number=noise.randint(2, 900),
+            year=noise.randint(1780, 1990),
+        )
+
+
+def words(key: str, count: int) -> str:
+    """So many words of text; another key gives another text."""
+    found: list[str] = []
+    for sentence in _sentences(_noise(key)):
+        if len(found) >= count:
+            return " ".join(found[:count])
+        found += sentence.split()
+    raise AssertionError("there is no end of sentences")
+
+
+def unique_text(key: str, count: int, prefix: str = "") -> str:
+    """A prompt of so many words that shares no beginning with any other, but for its prefix."""
+    # within the first tokens: caches compare from the start
+    head = hashlib.sha256(key.encode()).hexdigest()[:12]
+    return f"{prefix}[{head}] {words(key, count)}{_TASK}"
+
+
+def draw(lengths: Lengths, key: str) -> int:
+    """One length of a distribution."""
+    if isinstance(lengths, Uniform):
+        return _noise(key).randint(lengths.least, lengths.most)
+    if isinstance(lengths, Normal):
+        value = _noise(key).gauss(lengths.mean, lengths.deviation)
+        return min(max(round(value), lengths.least), lengths.most)
+    return lengths.tokens
+
+
+def random_ids(prompts: RandomTokens, key: str, count: int) -> list[int]:
+    """Token ids that mean nothing together."""
+    noise, least = _noise(key), min(prompts.skip, prompts.vocabulary - 1)
+    return [noise.randrange(least, prompts.vocabulary) for _ in range(count)]
+
+
+def arrivals(rate_per_s: float, count: int, kind: str, key: str) -> list[float]:
+    """When each request is due, in seconds since the start."""
+    if kind == "even":
+        return [number / rate_per_s for number in range(count)]
+    noise, at, due = _noise(key), 0.0, []
+    for _ in range(count):
+        at += noise.expovariate(rate_per_s)
+        due.append(at)
+    return due
+
+
+def read_prompts(data: bytes, name: str) -> list[list[dict[str, Any]]]:
+    """The lines of a prompt file, each as messages."""
+    return [
+        _messages(line, f"{name}, line {number}")
+        for number, line in enumerate(data.splitlines(), start=1)
+        if line.strip()
+    ]
+
+
+def _messages(line: bytes, where: str) -> list[dict[str, Any]]:
+    try:
+        value = read_json(line, most_bytes=_MOST_LINE_BYTES)
+    except JsonInvalid as error:
+        raise WorkloadInvalid(f"{where}: {error}") from error
+    if isinstance(value, dict) and isinstance(value.get("prompt"), str):
+        return [{"role": "user", "content": value["prompt"]}]
+    if isinstance(value, dict) and _are_messages(value.get("messages")):
+        return list(value["messages"])
+    raise WorkloadInvalid(f"{where}: has neither a `prompt` nor `messages`")
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
+def body_of(content: dict[str, Any], settings: dict[str, Any]) -> bytes:
+    """A request's JSON."""
+    return json.dumps({**settings, **content}, ensure_ascii=False).encode()

@@ -1,0 +1,347 @@
+"""A process that sends its share of the requests of a trial and times every answer.
+
+Started as `python -m pipeline.bench.worker`. It reads a `Job` on stdin, gets ready, says so, waits
+for the word to go, and writes a line for each request once the last is done: nothing but requests
+is handled meanwhile. It ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from pipeline.bench.answer import Answer, loops
+from pipeline.bench.connection import Connection, Failed, Target, connect
+from pipeline.bench.loop import run_loop
+from pipeline.bench.model import Failure, RequestRow
+from pipeline.bench.plan import Job, Planned, Session, path_of, said_before, sessions, turn_body
+from pipeline.errors import PipelineError
+
+_RETRIED = (429, 503)
+_WATCH_S = 0.1
+_PROGRESS_S = 0.5
+_PARALLEL_CONNECTS = 128
+_MOST_WAIT_S = 30.0  # for a server that asks to come back later
+_MESSAGE_CHARACTERS = 300
+# So many failures, or one for each stream, and the rest is not sent: the trial is void anyway.
+_FEWEST_FAILURES = 32
+_MOST_TOKENS = 1 << 40
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request under way or done."""
+
+    planned: Planned
+    sent: float
+    answer: Answer | None = None
+    end: float | None = None
+    retries: int = 0
+    failure: Failure | None = None
+    message: str = ""
+
+
+@dataclass
+class _Share:
+    """What one worker does in a trial."""
+
+    job: Job
+    target: Target
+    origin: float = 0.0
+    idle: list[Connection] = field(default_factory=list)
+    busy: set[Connection] = field(default_factory=set)
+    sent: list[_Sent] = field(default_factory=list)
+    failures: int = 0
+    done: int = 0
+    events: int = 0
+    unsent: int = 0
+    behind_s: float = 0.0  # the longest that this process was late
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures >= max(_FEWEST_FAILURES, self.job.streams)
+
+    async def open_connections(self) -> None:
+        """As many as will be needed at a time, before the clock runs."""
+        gate = asyncio.Semaphore(_PARALLEL_CONNECTS)
+
+        async def open_one() -> None:
+            async with gate:
+                self.idle.append(await connect(self.target, self.job.workload.limits.connect_s))
+
+        results = await asyncio.gather(
+            *(open_one() for _ in range(self.job.streams)), return_exceptions=True
+        )
+        # the requests that find none try again, and say what is wrong
+        others = [r for r in results if r is not None and not isinstance(r, Failed)]
+        if others:
+            raise others[0]
+
+    async def run(self, todo: Iterator[Session]) -> None:
+        """Send everything, and wait for the last answer."""
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            if self.job.cell.rate_per_s is not None and self.job.phase == "trial":
+                await self._by_rate(todo)
+            else:
+                streams = (self._stream(n, todo) for n in range(self.job.streams))
+                await asyncio.gather(*streams)
+        finally:
+            watch.cancel()
+        self.unsent += sum(len(session) for session in todo)
+
+    async def _stream(self, number: int, todo: Iterator[Session]) -> None:
+        """One session after the other."""
+        if self.job.ramp_s:
+            await asyncio.sleep(self.job.ramp_s * number / self.job.streams)
+        while not self.given_up and (session := next(todo, None)) is not None:
+            await self._session(session)
+
+    async def _by_rate(self, todo: Iterator[Session]) -> None:
+        """Each when it is due, however many are under way, up to the cell's own bound."""
+        gate = asyncio.Semaphore(self.job.streams)
+        tasks = set()
+
+        async def due(session: Session) -> None:
+            async with gate:
+                await self._session(session)
+
+        for session in todo:
+            if self.given_up:
+                self.unsent += len(session)
+                break
+            await asyncio.sleep(self.origin + (session[0].due_s or 0.0) - time.monotonic())
+            task = asyncio.ensure_future(due(session))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks)
+
+    async def _session(self, session: Session) -> None:
+        said: list[bytes] = []
+        for index, planned in enumerate(session):
+            if planned.think_s:
+                await asyncio.sleep(planned.think_s)
+            said += planned.messages
+            is_talk = planned.conversation is not None
+            body = turn_body(planned, said) if is_talk else planned.body
+            sent = await self._request(planned, body, keep_all=is_talk)
+            if sent.failure or sent.answer is None:
+                # the rest of a conversation has nothing to go on with
+                self.unsent += len(session) - index - 1
+                return
+            if index + 1 < len(session):
+                said.append(said_before(session[index + 1], sent.answer.text))
+
+    async def _request(self, planned: Planned, body: bytes, *, keep_all: bool) -> _Sent:
+        sent = _Sent(planned, time.monotonic())
+        self.sent.append(sent)
+        request = self.target.request(path_of(self.job.workload), body)
+        planned.body, planned.messages = b"", ()  # long prompts are not kept for their row
+        try:
+            await self._attempts(sent, request, keep_all)
+        except Failed as error:
+            sent.failure, sent.message = error.kind, error.message[:_MESSAGE_CHARACTERS]
+            self.failures += 1
+        sent.end = sent.end or time.monotonic()
+        self.done += 1
+        self.events += len(sent.answer.times) if sent.answer else 0
+        return sent
+
+    async def _attempts(self, sent: _Sent, request: bytes, keep_all: bool) -> None:
+        while True:
+            connection = await self._connection()
+            was_used = connection.used
+            waiter = connection.send(request, keep_all=keep_all)
+            if not sent.retries:
+                # of the first attempt: who is refused waits, too
+                sent.sent = connection.sent
+            sent.answer = connection.answer
+            self.busy.add(connection)
+            try:
+                await waiter
+            except Failed as error:
+                # a server may close a connection that rested just when it is used again
+                is_unheard = was_used and error.kind == "lost" and not sent.answer.status
+                if not is_unheard or not self._may_retry(sent):
+                    raise
+                continue
+            finally:
+                self.busy.discard(connection)
+            sent.end = connection.last_byte
+            if connection.is_open:
+                self.idle.append(connection)
+            answer = connection.answer
+            if answer.status in _RETRIED and self._may_retry(sent):
+                await asyncio.sleep(_asked_wait_s(answer, sent.retries))
+                continue
+            return _require_good(answer)
+
+    def _may_retry(self, sent: _Sent) -> bool:
+        if sent.retries >= self.job.workload.limits.retries:
+            return False
+        sent.retries += 1
+        return True
+
+    async def _connection(self) -> Connection:
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.is_open:
+                return connection
+        return await connect(self.target, self.job.workload.limits.connect_s)
+
+    async def _watch(self) -> None:
+        """Give up what takes too long, and say how far we are."""
+        limits, said = self.job.workload.limits, 0.0
+        while True:
+            due = time.monotonic() + _WATCH_S
+            await asyncio.sleep(_WATCH_S)
+            now = time.monotonic()
+            self.behind_s = max(self.behind_s, now - due)
+            for connection in list(self.busy):
+                if not connection.is_waiting:
+                    continue
+                begun = len(connection.answer.times) > 0
+                if now - connection.sent > limits.request_s:
+                    connection.fail("stalled", f"no whole answer within {limits.request_s:g} s")
+                elif not begun and now - connection.sent > limits.first_token_s:
+                    connection.fail("stalled", f"no token within {limits.first_token_s:g} s")
+                elif begun and now - connection.last_byte > limits.stall_s:
+                    connection.fail("stalled", f"nothing came for {limits.stall_s:g} s")
+            if now - said >= _PROGRESS_S:
+                said = now
+                under_way = sum(len(c.answer.times) for c in self.busy)
+                _say(progress=[self.done, self.failures, self.events + under_way])
+
+
+def _asked_wait_s(answer: Answer, retries: int) -> float:
+    """How long a server asks us to wait; else a little longer each time."""
+    asked = answer.headers.get("retry-after", "")
+    if asked.isascii() and asked.isdigit() and len(asked) < 6:
+        return min(float(asked), _MOST_WAIT_S)
+    return float(min(0.25 * 2**retries, _MOST_WAIT_S))
+
+
+def _require_good(answer: Answer) -> None:
+    if answer.status != 200:
+        raise Failed("refused", f"status {answer.status}: {' '.join(answer.error.split())}")
+    if answer.error:
+        raise Failed("refused", f"the stream says: {answer.error}")
+    if not answer.done and not answer.finish:
+        raise Failed("lost", "the stream ended without [DONE]")
+    if not answer.times:
+        raise Failed("empty", "the answer has no text")
+
+
+def row_of(sent: _Sent, origin: float, worker: int) -> RequestRow:
+    """A request as the run keeps it."""
+    planned, answer = sent.planned, sent.answer or Answer()
+    times = answer.times
+    # rounded from the first on, so that the gaps add up to the whole
+    micros = [round((t - times[0]) * 1e6) for t in times]
+    usage = answer.usage or {}
+    details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    return RequestRow(
+        number=planned.number,
+        worker=worker,
+        conversation=planned.conversation,
+        turn=planned.turn,
+        planned_s=None if planned.due_s is None else round(planned.due_s, 6),
+        sent_s=round(sent.sent - origin, 6),
+        first_byte_s=_since(answer.first_byte, sent.sent),
+        first_token_s=_since(times[0], sent.sent) if times else None,
+        end_s=_since(sent.end, sent.sent),
+        gaps_us=[b - a for a, b in pairwise(micros)],
+        chunks=len(times),
+        asked_input=planned.asked_input,
+        asked_output=planned.asked_output,
+        input_tokens=_count(usage, "prompt_tokens"),
+        cached_tokens=_count(details[0], "cached_tokens"),
+        output_tokens=_count(usage, "completion_tokens"),
+        reasoning_tokens=_count(details[1], "reasoning_tokens"),
+        characters=answer.characters,
+        finish=answer.finish,
+        status=answer.status,
+        retries=sent.retries,
+        failure=sent.failure,
+        message=sent.message,
+        looping=bool(loops(answer.text)),
+    )
+
+
+def _since(at: float | None, start: float) -> float | None:
+    return None if at is None else round(at - start, 6)
+
+
+def _count(table: Any, name: str) -> int | None:
+    """A count that a server gave; none where it is no count."""
+    value = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < _MOST_TOKENS else None
+
+
+def _say(**message: Any) -> None:
+    sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def _work(job: Job) -> None:
+    context = None
+    if job.is_tls:
+        context = ssl.create_default_context(cafile=job.ca_file)
+    target = Target(job.host, job.port, job.base, context, tuple(job.headers.items()))
+    share = _Share(job, target)
+    # all prompts are made before the clock runs
+    todo = list(sessions(job))
+    await share.open_connections()
+    _say(ready=True)
+    line = await asyncio.to_thread(sys.stdin.buffer.readline)
+    share.origin = json.loads(line)["start_at"]
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    # a collection in mid-trial would stop all streams for its time
+    gc.freeze()
+    gc.disable()
+    await asyncio.sleep(share.origin - time.monotonic())
+    before, begun = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    await share.run(iter(todo))
+    after, wall = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - begun
+    for sent in share.sent:
+        row = row_of(sent, share.origin, job.worker)
+        _say(row=row.model_dump(mode="json", exclude_defaults=True))
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    _say(end={"cpu_s": cpu, "wall_s": wall, "behind_s": share.behind_s, "unsent": share.unsent})
+
+
+def _end_with_stdin() -> None:
+    """Whoever started us is gone, or wants us to stop."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    """Do one job."""
+    # as many sockets as the machine allows; the parent has seen that it is enough
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    job = Job.model_validate_json(sys.stdin.buffer.readline())
+    try:
+        run_loop(_work(job))
+    except PipelineError as error:
+        _say(error=[type(error).__name__, str(error), error.hint])
+    # the thread that waits for the end of stdin holds its lock
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
