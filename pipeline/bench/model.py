@@ -196,6 +196,7 @@ class EngineSeries(Frozen):
     running: list[float | None]
     waiting: list[float | None]
     kv_use: list[float | None]  # share of the KV cache, 0 to 1
+    acceptance: list[float | None] = []  # tokens a verifier step, where the engine says so itself
     # counters: how much they rose during the trial, by our names in engine_metrics
     counters: dict[str, float] = {}
 

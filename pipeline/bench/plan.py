@@ -43,7 +43,6 @@ class Job(Frozen):
     port: int
     base: str = ""
     is_tls: bool = False
-    ca_file: str | None = None
     headers: dict[str, str] = {}
     model: str
     workload: Workload

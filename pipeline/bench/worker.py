@@ -297,9 +297,7 @@ def _say(**message: Any) -> None:
 
 
 async def _work(job: Job) -> None:
-    context = None
-    if job.is_tls:
-        context = ssl.create_default_context(cafile=job.ca_file)
+    context = ssl.create_default_context() if job.is_tls else None
     target = Target(job.host, job.port, job.base, context, tuple(job.headers.items()))
     share = _Share(job, target)
     # all prompts are made before the clock runs

@@ -1,0 +1,180 @@
+"""The server beside the load: what it says of itself, how it counts tokens, whether it rests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.bench.engine_metrics import Reading, read_metrics
+from pipeline.bench.model import Engine, ServerFacts
+from pipeline.bench.prompts import Scale, fit_scale, unique_text
+from pipeline.errors import BenchUnanswered
+from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.smoke.wire import Address, Lost, Raw, send
+
+_LIMIT_S = 10.0
+_MOST_BYTES = 16 << 20
+_FEW_WORDS, _MANY_WORDS = 40, 440
+# What tells how a server was started, of all that SGLang reports.
+_SETTINGS = (
+    *("quantization", "attention_backend", "kv_cache_dtype", "tp_size", "dp_size", "ep_size"),
+    *("context_length", "mem_fraction_static", "disable_cuda_graph", "chunked_prefill_size"),
+    *("speculative_algorithm", "speculative_num_steps", "moe_runner_backend"),
+)
+
+
+@dataclass
+class Server:
+    """One address, asked small things between trials."""
+
+    address: Address
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    has_metrics: bool = True
+
+    def get(self, path: str) -> Raw | None:
+        """An answer with status 200; none where there is none."""
+        return self._ask("GET", path, b"", _LIMIT_S)
+
+    def _ask(self, method: str, path: str, body: bytes, limit_s: float) -> Raw | None:
+        headers = {"Content-Type": "application/json", **self.headers}
+        try:
+            raw = asyncio.run(
+                send(
+                    self.address,
+                    method,
+                    path,
+                    body,
+                    headers,
+                    limit_s=limit_s,
+                    most_bytes=_MOST_BYTES,
+                )
+            )
+        except Lost:
+            return None
+        return raw if raw.status == 200 else None
+
+    def get_json(self, path: str) -> Any:
+        """An answer as JSON; none where it is none."""
+        raw = self.get(path)
+        return _json(raw) if raw else None
+
+    def metrics(self) -> Reading | None:
+        """What /metrics says now; not asked again where there is none."""
+        if not self.has_metrics:
+            return None
+        raw = self.get("/metrics")
+        reading = read_metrics(raw.data.decode(errors="replace")) if raw else None
+        return reading if reading and reading.engine else None
+
+    def count_tokens(self, model: str, words: int, key: str, limit_s: float) -> int:
+        """How many tokens the server counts in a prompt of so many words."""
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": unique_text(key, words)}],
+            "max_tokens": 1,
+        }
+        raw = self._ask("POST", "/v1/chat/completions", json.dumps(body).encode(), limit_s)
+        value = _json(raw) if raw else None
+        tokens = _at(value, "usage", "prompt_tokens")
+        if not isinstance(tokens, int) or tokens < 1:
+            raise BenchUnanswered(f"{self.url}: gives no answer with a count of prompt tokens")
+        return tokens
+
+    def scale(self, model: str, key: str, limit_s: float = 600.0) -> Scale:
+        """How long prompts must be, by the server's own count."""
+        few = self.count_tokens(model, _FEW_WORDS, f"{key} few", limit_s)
+        many = self.count_tokens(model, _MANY_WORDS, f"{key} many", limit_s)
+        return fit_scale((_FEW_WORDS, few), (_MANY_WORDS, many))
+
+    def wait_until_idle(self, limit_s: float) -> tuple[bool | None, float]:
+        """Wait for all requests to end; whether they did, and how long it took.
+
+        Of a server without metrics that is not known: it gets a moment of rest.
+        """
+        start = time.monotonic()
+        while True:
+            reading = self.metrics()
+            busy = reading.busy if reading else None
+            waited = time.monotonic() - start
+            if busy is None:
+                time.sleep(min(1.0, limit_s))
+                return None, time.monotonic() - start
+            if busy == 0 or waited > limit_s:
+                return busy == 0, waited
+            time.sleep(0.1)
+
+
+def _json(raw: Raw) -> Any:
+    try:
+        return read_json(raw.data, most_bytes=_MOST_BYTES, any_int=True)
+    except JsonInvalid:
+        return None
+
+
+def _at(value: Any, *path: str) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def server_facts(server: Server, model: str | None) -> ServerFacts:
+    """What a server says of itself; the model is the first that it has, unless one is named."""
+    models = server.get_json("/v1/models")
+    data = _at(models, "data")
+    entries = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+    if not entries:
+        raise BenchUnanswered(f"{server.url}: has no list of models")
+    entry = next((each for each in entries if each.get("id") == model), entries[0])
+    reading = server.metrics()
+    server.has_metrics = reading is not None
+    info = server.get_json("/get_server_info")
+    return ServerFacts(
+        url=server.url,
+        model=model or str(entry.get("id")),
+        engine=(reading.engine if reading else None) or _engine(server, entry, info),
+        version=_version(server, info),
+        context_tokens=_context(entry, info),
+        speculation=_speculates(reading, info),
+        settings={k: str(info[k]) for k in _SETTINGS if isinstance(info, dict) and k in info},
+    )
+
+
+def _engine(server: Server, entry: Mapping[str, Any], info: Any) -> Engine | None:
+    if isinstance(info, dict):
+        return "sglang"
+    owner = str(entry.get("owned_by", ""))
+    known: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+    if owner in known:
+        return known[owner]
+    if owner == "sm120":
+        return "stub"
+    return "llama.cpp" if isinstance(server.get_json("/props"), dict) else None
+
+
+def _version(server: Server, info: Any) -> str | None:
+    found = _at(info, "version") or _at(server.get_json("/version"), "version")
+    found = found or _at(server.get_json("/props"), "build_info")
+    return str(found)[:100] if found else None
+
+
+def _context(entry: Mapping[str, Any], info: Any) -> int | None:
+    values = (
+        entry.get("max_model_len"),
+        _at(info, "context_length"),
+        _at(entry.get("meta"), "n_ctx_train"),
+    )
+    return next((v for v in values if isinstance(v, int) and v > 0), None)
+
+
+def _speculates(reading: Reading | None, info: Any) -> bool | None:
+    if isinstance(info, dict) and "speculative_algorithm" in info:
+        return info["speculative_algorithm"] is not None
+    if reading and reading.engine == "vllm":
+        # vLLM has these counters only where it speculates
+        return "drafts" in reading.counters()
+    return None
