@@ -82,7 +82,7 @@ class AttachmentInvalid(InputInvalid):
 
 class WorkloadInvalid(InputInvalid):
     meaning = "a benchmark's workload is not valid, or its numbers would mislead"
-    hint = "Fix the named field; `sm120 bench --list` shows the shipped workloads."
+    hint = "Fix the named field; `sm120 bench list` shows the shipped workloads."
 
 
 class RunInvalid(InputInvalid):

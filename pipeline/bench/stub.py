@@ -41,7 +41,6 @@ class Pacing:
 
     ttft_s: float = 0.2
     tpot_s: float = 0.02
-    prompt_tokens: int = 100
 
 
 @dataclass
@@ -79,12 +78,22 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+def count_prompt(request: bytes) -> int:
+    """A token for each blank of the body."""
+    return request.partition(b"\r\n\r\n")[2].count(b" ")
+
+
+def usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
+    """As servers count."""
+    total = prompt_tokens + tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
+
+
 def last_events(tokens: int, prompt_tokens: int) -> bytes:
     """The end of an answer: why it ended, the usage, [DONE]."""
-    total = prompt_tokens + tokens
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
     end = {"id": "e", "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
-    parts = [json.dumps(end), json.dumps({"id": "e", "choices": [], "usage": usage}), "[DONE]"]
+    counted = {"id": "e", "choices": [], "usage": usage(prompt_tokens, tokens)}
+    parts = [json.dumps(end), json.dumps(counted), "[DONE]"]
     data = "".join(f"data: {part}\n\n" for part in parts).encode()
     return chunk(data) + b"0\r\n\r\n"
 
@@ -99,6 +108,7 @@ class StubConnection(asyncio.Protocol):
         self.pacing, self.truth = pacing, truth
         self.loop = asyncio.get_running_loop()
         self._buffer = b""
+        self.prompt_tokens = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio says so."""
@@ -124,20 +134,35 @@ class StubConnection(asyncio.Protocol):
             self.answer_get(request)
         else:
             found = _MAX_TOKENS.search(request, end)
-            self.answer(request, int(found[1]) if found else 16)
+            tokens = int(found[1]) if found else 16
+            if b'"stream": true' in request[end:]:
+                self.answer(request, tokens)
+            else:
+                self.answer_whole(request, tokens)
 
     def answer_get(self, request: bytes) -> None:
         """The list of models; anything else is not there."""
-        is_models = request.startswith(b"GET /v1/models ")
-        body = _MODELS if is_models else b"not here"
+        if request.startswith(b"GET /v1/models "):
+            self.write_json(b"200 OK", _MODELS)
+        else:
+            self.write_json(b"404 Not Found", b"{}")
+
+    def answer_whole(self, request: bytes, tokens: int) -> None:
+        """An answer that is no stream: for its count of tokens, at once."""
+        message = {"role": "assistant", "content": _WORDS[0] * tokens}
+        choice = {"index": 0, "message": message, "finish_reason": "length"}
+        body = {"id": "w", "choices": [choice], "usage": usage(count_prompt(request), tokens)}
+        self.write_json(b"200 OK", json.dumps(body).encode())
+
+    def write_json(self, status: bytes, body: bytes) -> None:
+        """A small answer."""
         head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        self.transport.write(
-            head % (b"200 OK" if is_models else b"404 Not Found", len(body)) + body
-        )
+        self.transport.write(head % (status, len(body)) + body)
 
     def answer(self, request: bytes, tokens: int) -> None:
         """A stream of tokens at the known pace."""
         asked = time.monotonic()
+        self.prompt_tokens = count_prompt(request)
         self.loop.call_later(self.pacing.ttft_s, self.write_token, asked, 0.0, 0, tokens)
 
     def write_token(self, asked: float, first: float, number: int, tokens: int) -> None:
@@ -154,7 +179,7 @@ class StubConnection(asyncio.Protocol):
             self.loop.call_later(delay, self.write_token, asked, first, number + 1, tokens)
         else:
             head = _HEAD if number == 0 else b""
-            end = last_events(tokens, self.pacing.prompt_tokens)
+            end = last_events(tokens, self.prompt_tokens)
             self.transport.write(head + data + end)
             self.truth.add(asked, first, now, tokens)
 

@@ -52,6 +52,26 @@ class Rate(Size):
         return super().convert(str(value).removesuffix("/s"), param, ctx)
 
 
+class Numbers(click.ParamType[list[int]]):
+    """Numbers such as 1,2,8."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        """In the order that was typed."""
+        if isinstance(value, list):
+            return value
+        try:
+            numbers = [int(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 1,2,8", param, ctx)
+        if min(numbers) < 1:
+            self.fail("must be 1 or more", param, ctx)
+        return numbers
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 offline_option = click.option(
     "--offline",

@@ -93,6 +93,10 @@ RECIPE = {
     "stop": Verb("serve.served:stop", "End a served recipe and remove its container."),
     "attempts": Verb("serve.served:attempts", "Show what was tried, and how it went."),
 }
+BENCH = {
+    "run": Verb("bench:run", "Measure a served recipe or any server; the word may be left out."),
+    "list": Verb("bench:list_workloads", "List the workloads that are shipped."),
+}
 HOST = {
     "lock": Verb("host.lock:lock", "Look up the exact packages that hosts get."),
     "provision": Verb("host.provision:provision", "Bring the hosts of an inventory to the lock."),
@@ -172,12 +176,33 @@ class VerbGroup(click.Group):
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
+class DefaultVerbGroup(VerbGroup):
+    """A group whose first verb may be left out: `sm120 bench URL` is `sm120 bench run URL`."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of that name; for any other word the first."""
+        return super().get_command(
+            ctx, cmd_name if cmd_name in self.verbs else next(iter(self.verbs))
+        )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Leave a word that is no verb to the first verb."""
+        known = args[0] in self.verbs
+        return super().resolve_command(ctx, args if known else [next(iter(self.verbs)), *args])
+
+
 _WEIGHTS_EPILOG = """\b
 From a name to served weights:
   sm120 weights fit kimi-k2.6 --gpus 8
   sm120 weights lock kimi-k2.6
   sm120 weights fetch kimi-k2.6 --to /models/k26
   sm120 weights serve /models/k26"""
+_BENCH_EPILOG = """\b
+A recipe that is served, or any server:
+  sm120 bench kimi-k26-vllm-8x
+  sm120 bench http://127.0.0.1:8000 --workload long-8192-2048"""
 _HOST_EPILOG = """\b
 Once for each system of your hosts, then for all of them:
   sm120 host lock --target ubuntu-24.04/amd64 --repository URL --keyring KEY
@@ -196,6 +221,12 @@ GROUPS = (
     ),
     VerbGroup(
         "recipe", verbs=RECIPE, help="List, show, render and serve recipes, and see how it went."
+    ),
+    DefaultVerbGroup(
+        "bench",
+        verbs=BENCH,
+        help="Measure how fast a server is, and how sure that is.",
+        epilog=_BENCH_EPILOG,
     ),
     VerbGroup(
         "host",

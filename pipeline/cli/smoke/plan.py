@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.options import all_of
+from pipeline.cli.options import Numbers, all_of
 from pipeline.recipe.model import Recipe
 from pipeline.smoke.model import THINKING_TOKENS, SmokePlan, plan_for, quick
 
@@ -24,26 +24,6 @@ _FIELDS = {
 }
 
 
-class _Numbers(click.ParamType[list[int]]):
-    """Numbers such as 1,2,8."""
-
-    name = "numbers"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        """In the order that was typed."""
-        if isinstance(value, list):
-            return value
-        try:
-            numbers = [int(part) for part in str(value).split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 1,2,8", param, ctx)
-        if min(numbers) < 1:
-            self.fail("must be 1 or more", param, ctx)
-        return numbers
-
-
 _OPTIONS = (
     click.option("--model", help="Name of the model [default: the first that the server has]."),
     click.option(
@@ -55,8 +35,8 @@ _OPTIONS = (
     click.option("--reasoning", is_flag=True, help="Expect a model that thinks before it answers."),
     click.option("--vision", is_flag=True, help="Expect a model that sees pictures."),
     click.option("--quick", is_flag=True, help="Climb in small steps, for a slow machine."),
-    click.option("--streams", type=_Numbers(), help="Concurrent requests, such as 1,2,8,64."),
-    click.option("--contexts", type=_Numbers(), help="Prompt lengths to walk, in tokens."),
+    click.option("--streams", type=Numbers(), help="Concurrent requests, such as 1,2,8,64."),
+    click.option("--contexts", type=Numbers(), help="Prompt lengths to walk, in tokens."),
     click.option(
         "--context",
         "context_tokens",

@@ -1,0 +1,143 @@
+"""What a reader must know before believing a trial, and what makes it count for nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from pipeline.bench.model import EngineSeries, Mark, MarkKind, Metrics, RequestRow, SelfTest
+from pipeline.bench.self_test import USABLE_SHARE
+from pipeline.bench.workers import Effort
+from pipeline.bench.workload import TextPrompts, Workload
+
+_INPUT_TOLERANCE = 0.05  # of the asked length, on average
+_CACHED_SHARE = 0.05  # templates and system texts are always cached
+_COUNTED_SHARE = 0.02  # the engine's counter also sees what was under way before
+_LATE_S = 0.05  # behind the schedule of a rate, at the 99th percentile
+_BEHIND_S = 0.25  # the longest that a worker stood still
+
+
+class Tally:
+    """Looks at each request on its way to the disk."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._failures: Counter[str] = Counter()
+        self._counts: Counter[MarkKind] = Counter()
+        self._examples: dict[str, str] = {}
+        self._requests = 0
+        self._asked = self._input = self._cached = 0
+        self._late: list[float] = []
+
+    def through(self, rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
+        """The same rows."""
+        for row in rows:
+            self._see(row)
+            yield row
+
+    def _see(self, row: RequestRow) -> None:
+        self._requests += 1
+        if row.failure:
+            self._failures[row.failure] += 1
+            self._examples.setdefault(row.failure, row.message)
+            return
+        for kind in _oddities(row):
+            self._counts[kind] += 1
+        if row.asked_input and row.input_tokens is not None:
+            self._asked += row.asked_input
+            self._input += row.input_tokens
+        self._cached += row.cached_tokens or 0
+        if row.planned_s is not None:
+            self._late.append(row.sent_s - row.planned_s)
+
+    def void(self, unsent: int) -> list[str]:
+        """Why the trial counts for nothing."""
+        failed = [
+            f"{count} of {self._requests} requests failed: {kind}: {self._examples[kind]}"
+            for kind, count in sorted(self._failures.items())
+        ]
+        looping = self._counts["looping"]
+        if looping and self._workload.looping == "void":
+            failed.append(f"{looping} of {self._requests} answers repeat themselves")
+        return [*failed, f"{unsent} requests were not sent any more"] if unsent else failed
+
+    def marks(self) -> list[Mark]:
+        """What else was seen."""
+        of = f"of {self._requests} answers"
+        texts: dict[MarkKind, str] = {
+            "usage-missing": f"{of} have no token count: their events were counted",
+            "usage-disagrees": f"{of} have a token count that cannot be true: events were counted",
+            "short-answers": f"{of} have fewer tokens than were asked for",
+            "retried": f"{of} were refused at first",
+            "looping": f"{of} repeat themselves",
+        }
+        marks = [
+            Mark(kind=kind, message=f"{self._counts[kind]} {text}")
+            for kind, text in texts.items()
+            if self._counts[kind]
+        ]
+        return [*marks, *self._length_marks(), *self._late_marks()]
+
+    def _length_marks(self) -> list[Mark]:
+        marks = []
+        if self._asked and abs(self._input / self._asked - 1) > _INPUT_TOLERANCE:
+            message = f"prompts have {self._input / self._asked - 1:+.0%} of the asked tokens"
+            marks.append(Mark(kind="input-differs", message=message))
+        prompts = self._workload.prompts
+        is_fresh = isinstance(prompts, TextPrompts) and prompts.unique and not prompts.prefix_tokens
+        if is_fresh and self._input and self._cached / self._input > _CACHED_SHARE:
+            message = f"{self._cached / self._input:.0%} of the prompt tokens came from a cache"
+            marks.append(Mark(kind="cache-hits", message=message))
+        return marks
+
+    def _late_marks(self) -> list[Mark]:
+        if not self._late:
+            return []
+        late = sorted(self._late)[int(0.99 * (len(self._late) - 1))]
+        if late <= _LATE_S:
+            return []
+        return [Mark(kind="behind-schedule", message=f"requests were sent up to {late:.2f} s late")]
+
+
+def _oddities(row: RequestRow) -> Iterator[MarkKind]:
+    if row.output_tokens is None:
+        yield "usage-missing"
+    elif row.tokens != row.output_tokens:
+        yield "usage-disagrees"
+    elif row.asked_output and row.output_tokens < row.asked_output:
+        yield "short-answers"
+    if row.retries:
+        yield "retried"
+    if row.looping:
+        yield "looping"
+
+
+def client_marks(test: SelfTest | None, efforts: Sequence[Effort]) -> list[Mark]:
+    """Whether the client was the limit."""
+    marks = []
+    if test is None:
+        message = "the client did not measure itself at this concurrency"
+        marks.append(Mark(kind="client-unmeasured", message=message))
+    elif not test.trusted:
+        marks.append(Mark(kind="client-limited", message=f"at this concurrency {test.message}"))
+    share = max((effort.share for effort in efforts), default=0.0)
+    if share > USABLE_SHARE:
+        message = f"a worker used {share:.0%} of its core; up to {USABLE_SHARE:.0%} it is trusted"
+        marks.append(Mark(kind="client-limited", message=message))
+    behind = max((effort.behind_s for effort in efforts), default=0.0)
+    if behind > _BEHIND_S:
+        message = f"a worker stood still for {behind:.2f} s: this machine was busy"
+        marks.append(Mark(kind="client-limited", message=message))
+    return marks
+
+
+def engine_marks(engine: EngineSeries | None, metrics: Metrics) -> list[Mark]:
+    """Where the engine's own counter says something else than the answers."""
+    counted = engine.counters.get("generated_tokens") if engine else None
+    if counted is None or not metrics.output_tokens or metrics.failed:
+        return []
+    off = counted / metrics.output_tokens - 1
+    if abs(off) <= _COUNTED_SHARE:
+        return []
+    message = f"the engine counted {off:+.0%} output tokens: it serves others too, or counts wrong"
+    return [Mark(kind="usage-disagrees", message=message)]

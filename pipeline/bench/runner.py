@@ -1,0 +1,333 @@
+"""A whole run: self-test, warm-up, trials, repeats; kept after each trial, so that it can go on."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from pipeline import __version__, log
+from pipeline.attest.statement import stamp
+from pipeline.bench.answer import JSON_READER
+from pipeline.bench.engine_metrics import speculated
+from pipeline.bench.gpu import energy_j, gpu_marks
+from pipeline.bench.loop import EVENT_LOOP
+from pipeline.bench.marks import Tally, client_marks, engine_marks
+from pipeline.bench.metrics import intervals, metrics_of
+from pipeline.bench.model import (
+    RUN_FILE,
+    Cell,
+    CellResult,
+    ClientFacts,
+    Inputs,
+    Mark,
+    Run,
+    SelfTest,
+    ServerFacts,
+    Trial,
+)
+from pipeline.bench.plan import Job, cells_of
+from pipeline.bench.progress import SweepProgress
+from pipeline.bench.prompts import Scale
+from pipeline.bench.record import append_rows, end_of_rows, read_rows, read_run, write_run
+from pipeline.bench.sampler import Sampler
+from pipeline.bench.self_test import cores, measure_self
+from pipeline.bench.server import Server, server_facts
+from pipeline.bench.workers import Workers
+from pipeline.bench.workload import RandomTokens, Workload
+from pipeline.errors import BenchNotMeasured, RunInvalid, WorkloadInvalid
+from pipeline.model import canonical_json, sha256_of
+
+_DRAIN_S = 120.0
+# Of a rate without a bound, the streams that the client measures itself with.
+_RATE_STREAMS = 256
+# Sockets beside those of the streams: pipes, files, the stub's own end is another process.
+_OTHER_FILES = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is asked for beside its workload."""
+
+    workers: int | None = None
+    self_test: bool = True
+    sample_every_s: float = 1.0
+    drain_s: float = _DRAIN_S
+    prompt_file: Path | None = None
+
+
+@dataclass
+class Bench:
+    """One server, one workload, one folder."""
+
+    server: Server
+    workload: Workload
+    folder: Path
+    inputs: Inputs
+    settings: Settings = field(default_factory=Settings)
+    model: str | None = None
+    speculates: bool | None = None  # what a recipe says of it
+
+    def run(self) -> Run:
+        """From the first cell, or from where an earlier run stopped."""
+        facts = server_facts(self.server, self.model)
+        if facts.speculation is None:
+            facts = facts.model_copy(update={"speculation": self.speculates})
+        require_sound(self.workload, facts)
+        cells = cells_of(self.workload)
+        require_files(max((each.concurrency or _RATE_STREAMS for each in cells), default=1))
+        self._run = self._begun(facts)
+        with self._kept():
+            self._test_self(cells)
+            self._scale = self._measured_scale(facts)
+            progress = SweepProgress(cells, self.workload.repeats)
+            for cell in cells:
+                self._run_cell(cell, progress)
+        return self._write(state="complete", why_partial="")
+
+    def _begun(self, facts: ServerFacts) -> Run:
+        if (self.folder / RUN_FILE).exists():
+            return self._resumed(facts)
+        now = stamp(datetime.now(UTC))
+        return Run(
+            state="partial",
+            why_partial="it has just begun",
+            started=now,
+            ended=now,
+            workload=self.workload,
+            inputs=self.inputs,
+            server=facts,
+            client=client_facts(),
+            self_tests=[],
+            cells=[],
+            nonce=secrets.token_hex(4),
+        )
+
+    def _resumed(self, facts: ServerFacts) -> Run:
+        """Go on with a run of the same inputs; trials that were void are tried again."""
+        run = read_run(self.folder)
+        same = (run.inputs, run.server.model, run.server.version, run.client)
+        if same != (self.inputs, facts.model, facts.version, client_facts()):
+            raise RunInvalid(
+                f"{self.folder}: holds a run of another workload, server, client or recipe",
+                "Name another folder with --out.",
+            )
+        cells = [_result(each.cell, each.good_trials, self.workload.repeats) for each in run.cells]
+        if run.state == "partial":
+            log.say(f"Going on with the run in {self.folder}")
+        return run.model_copy(
+            update={
+                "cells": cells,
+                "state": "partial",
+                "interruptions": run.interruptions + (run.state == "partial"),
+            }
+        )
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """However it ends, the file says how far it came."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._write(why_partial="stopped by Ctrl-C or a signal")
+            raise
+        except Exception as error:
+            self._write(why_partial=" ".join(str(error).split())[:300])
+            raise
+
+    def _write(self, **changes: object) -> Run:
+        changes["ended"] = stamp(datetime.now(UTC))
+        self._run = self._run.model_copy(update=changes)
+        write_run(self.folder, self._run)
+        return self._run
+
+    def _test_self(self, cells: Sequence[Cell]) -> None:
+        """Once for each concurrency of the run."""
+        if not self.settings.self_test:
+            return
+        known = {test.concurrency for test in self._run.self_tests}
+        for concurrency in sorted({_streams(cell) for cell in cells} - known):
+            with log.step(f"Measuring the client itself with {log.count(concurrency, 'stream')}"):
+                test = measure_self(concurrency, self.settings.workers)
+            log.say(f"  {sentence(test)}")
+            self._run = self._run.model_copy(update={"self_tests": [*self._run.self_tests, test]})
+
+    def _measured_scale(self, facts: ServerFacts) -> Scale:
+        if self.workload.prompts.kind in ("file", "random-tokens"):
+            return Scale()
+        with log.step("Measuring how many tokens a word has with this model"):
+            limit_s = self.workload.limits.first_token_s
+            return self.server.scale(facts.model, self._run.nonce, limit_s)
+
+    def _run_cell(self, cell: Cell, progress: SweepProgress) -> None:
+        done = {each.cell.name: each for each in self._run.cells}
+        trials = list(done[cell.name].trials) if cell.name in done else []
+        progress.skip(cell, len(trials))
+        for number in range(len(trials), self.workload.repeats):
+            trial = self._run_trial(cell, number, progress)
+            trials.append(trial)
+            done[cell.name] = _result(cell, trials, self.workload.repeats)
+            self._write(cells=list(done.values()))
+            if trial.void:
+                # repeating it would only show the same; is anybody there at all?
+                server_facts(self.server, self._run.server.model)
+                progress.skip(cell, self.workload.repeats - number - 1)
+                return
+
+    def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
+        warmed = self._warm_up(cell) if number == 0 else 0
+        idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
+        test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
+        tally, started = Tally(self.workload), stamp(datetime.now(UTC))
+        jobs = self._jobs(cell, number, test)
+        sampler = Sampler(self.server, self.settings.sample_every_s)
+        with Workers(jobs) as workers, sampler, progress.trial(cell, number) as advance:
+            rows = tally.through(workers.rows(advance))
+            lines = append_rows(self.folder, rows, end_of_rows(self._run))
+        samples = sampler.samples()
+        metrics = metrics_of(
+            read_rows(self.folder, lines),
+            self.workload.objectives,
+            energy_j=energy_j(samples.gpus),
+            speculated=speculated(samples.engine),
+        )
+        marks = [
+            *client_marks(test, workers.efforts),
+            *tally.marks(),
+            *gpu_marks(samples.gpus),
+            *engine_marks(samples.engine, metrics),
+        ]
+        if idle is False:
+            message = f"the server was still busy after {drained_s:.0f} s: others use it"
+            marks.append(Mark(kind="not-drained", message=message))
+        progress.ended(cell, metrics)
+        return Trial(
+            number=number,
+            started=started,
+            metrics=metrics,
+            marks=marks,
+            void=tally.void(sum(effort.unsent for effort in workers.efforts)),
+            samples=samples,
+            requests=lines,
+            warmup_requests=warmed,
+            drained_s=round(drained_s, 3) if idle is not None else None,
+        )
+
+    def _warm_up(self, cell: Cell) -> int:
+        """The same kind of requests with other prompts; what they say is not kept."""
+        wanted = self.workload.warmup_requests
+        count = min(_streams(cell), cell.requests) if wanted is None else wanted
+        if count:
+            with (
+                log.step(f"{cell.name}: warming up with {log.count(count, 'request')}"),
+                Workers(self._jobs(cell, 0, None, warm_up=count)) as workers,
+            ):
+                for _ in workers.rows():
+                    pass
+        return count
+
+    def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
+        address, prompt_file = self.server.address, self.settings.prompt_file
+        count = self.settings.workers or (test.workers if test else 1)
+        return [
+            Job(
+                host=address.host,
+                port=address.port,
+                base=address.base,
+                is_tls=address.is_tls,
+                headers=dict(self.server.headers),
+                model=self._run.server.model,
+                workload=self.workload,
+                cell=cell,
+                phase="warm-up" if warm_up else "trial",
+                trial=number,
+                nonce=self._run.nonce,
+                requests=warm_up or cell.requests,
+                worker=worker,
+                workers=count,
+                scale=self._scale,
+                prompt_file=str(prompt_file) if prompt_file else None,
+            )
+            for worker in range(count)
+        ]
+
+
+def _streams(cell: Cell) -> int:
+    return min(cell.concurrency or _RATE_STREAMS, cell.requests)
+
+
+def _result(cell: Cell, trials: Sequence[Trial], repeats: int) -> CellResult:
+    is_void = any(trial.void for trial in trials)
+    is_whole = len(trials) >= repeats
+    return CellResult(
+        cell=cell,
+        state="void" if is_void else ("good" if is_whole else "partial"),
+        trials=list(trials),
+        intervals=intervals(trials),
+    )
+
+
+def require_sound(workload: Workload, facts: ServerFacts) -> None:
+    """Refuse a load whose numbers would mislead."""
+    if isinstance(workload.prompts, RandomTokens) and facts.speculation is not False:
+        known = "speculates" if facts.speculation else "does not say whether it speculates"
+        raise WorkloadInvalid(
+            f"{workload.name}: random tokens, and the server {known}: how many draft tokens are"
+            " accepted then says nothing of text (vllm-project/vllm#51009)",
+            "Take a workload with text; or say --no-speculation where you know that there is none.",
+        )
+
+
+def require_files(streams: int) -> None:
+    """Refuse more connections than this machine allows, before anything is measured."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if streams + _OTHER_FILES > most:
+        raise BenchNotMeasured(
+            f"{streams} connections are asked for, and this machine allows {most} open files",
+            "Raise the limit (`ulimit -Hn`, LimitNOFILE=), or ask for fewer.",
+        )
+
+
+def sentence(test: SelfTest) -> str:
+    """How good the client is, for people."""
+    trust = "trusted" if test.trusted else "NOT trusted"
+    return (
+        f"error TTFT {test.ttft_error:+.2%}, TPOT {test.tpot_error:+.2%} at"
+        f" {test.offered_tok_s:,.0f} tok/s; ceiling {test.ceiling_tok_s:,.0f} tok/s with"
+        f" {log.count(test.workers, 'worker')}, {test.cpu_us_per_token:.0f} µs a token: {trust}"
+    )
+
+
+@cache
+def client_facts() -> ClientFacts:
+    """This program on this machine."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ClientFacts(
+        version=__version__,
+        digest=code_digest(),
+        python=platform.python_version(),
+        event_loop=EVENT_LOOP,
+        json_reader="orjson" if JSON_READER == "orjson" else "json",
+        machine=platform.machine(),
+        cores=cores(),
+        open_files=most,
+    )
+
+
+@cache
+def code_digest() -> str:
+    """The client's own code: a number names who measured it."""
+    folder = Path(__file__).parent
+    sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
+    return sha256_of(b"".join(path.read_bytes() for path in sources))
+
+
+def workload_digest(workload: Workload) -> str:
+    """What was asked, by digest."""
+    return sha256_of(canonical_json(workload.model_dump(mode="json")))

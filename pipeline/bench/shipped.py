@@ -1,0 +1,48 @@
+"""Workloads by name: those that are shipped, and files of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.bench.workload import FilePrompts, Workload
+from pipeline.errors import SpecInvalid, WorkloadInvalid
+from pipeline.yaml_file import read_yaml
+
+FOLDER = Path(__file__).parent / "workloads"
+
+
+def shipped_names() -> list[str]:
+    """All that are shipped, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def workload_path(name: str) -> Path:
+    """The file of a workload: a name of ours, or a path that ends in .yaml."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name in shipped_names():
+        return FOLDER / f"{name}.yaml"
+    raise WorkloadInvalid(
+        f"there is no workload {name!r} (there are: {', '.join(shipped_names())})",
+        "Name one of them, or a file that ends in .yaml.",
+    )
+
+
+def read_workload(name: str) -> Workload:
+    """A workload by name or file."""
+    path = workload_path(name)
+    try:
+        workload = read_yaml(path, Workload)
+    except SpecInvalid as error:
+        raise WorkloadInvalid(str(error)) from error
+    if path.parent == FOLDER and workload.name != path.stem:
+        raise WorkloadInvalid(f"{path}: name: is {workload.name!r}, the file is {path.name}")
+    return workload
+
+
+def prompt_file(name: str, workload: Workload) -> Path | None:
+    """Where the prompts of a workload lie: beside its file."""
+    prompts = workload.prompts
+    if not isinstance(prompts, FilePrompts):
+        return None
+    return workload_path(name).resolve().parent / prompts.path

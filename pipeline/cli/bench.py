@@ -1,0 +1,274 @@
+"""`sm120 bench`: a served recipe, or any server, is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline import log
+from pipeline.bench.model import CellResult, Inputs, Interval, Run
+from pipeline.bench.runner import Bench, Settings, workload_digest
+from pipeline.bench.server import Server
+from pipeline.bench.shipped import prompt_file, read_workload, shipped_names
+from pipeline.bench.workload import Fixed, Load, Workload
+from pipeline.cli.context import say_json, store_to_read
+from pipeline.cli.options import ANY_PATH, Numbers, json_option
+from pipeline.cli.recipe.recipes import recipes_of, recipes_option
+from pipeline.cli.serve.options import engine_option
+from pipeline.errors import BenchVoid, NothingServed, WorkloadInvalid
+from pipeline.model import Digest
+from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import Begun
+from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.run import attempts_of
+from pipeline.serve.status import ServedStatus, status_of
+from pipeline.smoke.wire import Address
+
+_DEFAULT, _TINY = "quick", "tiny"
+_HEAD = ("cell", "state", "output tok/s", "total tok/s", "TTFT ms", "TPOT ms", "p99 TTFT", "marks")
+
+
+class _Rates(click.ParamType[list[float]]):
+    """Rates such as 0.5,1,2."""
+
+    name = "rates"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[float]:
+        """In the order that was typed."""
+        if isinstance(value, list):
+            return value
+        try:
+            rates = [float(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a list of rates such as 0.5,1,2", param, ctx)
+        if min(rates) <= 0:
+            self.fail("must be more than 0", param, ctx)
+        return rates
+
+
+@click.command("run")
+@click.argument("target", metavar="RECIPE|URL")
+@recipes_option
+@click.option(
+    "--workload",
+    "names",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="What to ask of it. Repeatable [default: what the recipe names, else `quick`].",
+)
+@click.option("--concurrency", type=Numbers(), help="Concurrent requests in place of its own.")
+@click.option("--rate", type=_Rates(), help="Requests a second in place of its concurrencies.")
+@click.option("--requests", type=click.IntRange(1), help="Requests of each cell.")
+@click.option("--input", "input_tokens", type=click.IntRange(1), help="Prompt tokens.")
+@click.option("--output", "output_tokens", type=click.IntRange(1), help="Answer tokens.")
+@click.option("--repeats", type=click.IntRange(1), help="Trials of each cell.")
+@click.option("--model", help="Name of the model [default: the first that the server has].")
+@click.option(
+    "--no-speculation", is_flag=True, help="The server does not speculate, though it does not say."
+)
+@click.option("--allow-loops", is_flag=True, help="Mark answers that loop, and count them.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Client processes [as needed].")
+@click.option("--no-self-test", is_flag=True, help="Do not measure the client first.")
+@click.option(
+    "--out", type=ANY_PATH, help="Folder for the results; a partial run there goes on [bench]."
+)
+@engine_option
+@json_option
+@click.pass_context
+def run(
+    context: click.Context,
+    /,
+    target: str,
+    folders: tuple[Path, ...],
+    names: tuple[str, ...],
+    model: str | None,
+    no_speculation: bool,
+    workers: int | None,
+    no_self_test: bool,
+    out: Path | None,
+    engine: Wanted,
+    as_json: bool,
+    **changes: Any,
+) -> None:
+    """Measure a server: throughput, latency, and how sure they are.
+
+    Every raw request is kept. The same command goes on with a run that was stopped. A key for the
+    server is read from SM120_API_KEY.
+    """
+    is_url = "://" in target or ":" in target
+    recipe = None if is_url else recipes_of(context, folders).read(target)
+    served = _served(context, recipe, engine) if recipe else None
+    url = target if served is None else f"http://127.0.0.1:{served.port}"
+    chosen = names or _named(recipe)
+    runs = []
+    for name in chosen:
+        workload = changed(read_workload(name), **changes)
+        bench = Bench(
+            server=Server(Address.read(url), url, _headers()),
+            workload=workload,
+            folder=(out or Path("bench")) / workload.name,
+            inputs=_inputs(workload, recipe, _begun(context, served)),
+            settings=Settings(
+                workers=workers,
+                self_test=not no_self_test,
+                prompt_file=prompt_file(name, workload),
+            ),
+            model=model or (served.model if served else None),
+            speculates=False if no_speculation else _speculates(recipe),
+        )
+        log.say(f"Measuring {target} with {workload.name}, results in {bench.folder}")
+        runs.append(bench.run())
+        if not as_json:
+            _show(runs[-1], bench.folder)
+    if as_json:
+        say_json([run.model_dump(mode="json") for run in runs])
+    _require_good(runs)
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get("SM120_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _named(recipe: Recipe | None) -> Sequence[str]:
+    if recipe is None:
+        return [_DEFAULT]
+    return recipe.bench or [_TINY if recipe.model.tiny else _DEFAULT]
+
+
+def _served(context: click.Context, recipe: Recipe, engine: Wanted) -> ServedStatus:
+    found = [
+        each
+        for each in status_of(find_engine(engine), store_to_read(context))
+        if each.recipe == recipe.name and each.healthy
+    ]
+    if not found:
+        raise NothingServed(f"{recipe.name}: is not served on this machine, or does not answer")
+    return found[0]
+
+
+def _begun(context: click.Context, served: ServedStatus | None) -> Begun | None:
+    """The serve that started it: what stood behind it, by digest."""
+    if served is None:
+        return None
+    attempts = attempts_of(store_to_read(context)).read().attempts
+    return next((each.begun for each in attempts if each.begun.id == served.attempt), None)
+
+
+def _inputs(workload: Workload, recipe: Recipe | None, begun: Begun | None) -> Inputs:
+    digests: dict[str, Digest | None] = {}
+    if begun:
+        digests = {
+            "image": begun.image_digest,
+            "weights": begun.weights_digest,
+            "recipe": begun.recipe_digest,
+        }
+    return Inputs(
+        workload=workload_digest(workload), recipe_name=recipe.name if recipe else None, **digests
+    )
+
+
+def _speculates(recipe: Recipe | None) -> bool | None:
+    if recipe is None:
+        return None
+    return bool(recipe.speculation and recipe.speculation.enabled)
+
+
+def changed(
+    workload: Workload,
+    *,
+    concurrency: list[int] | None = None,
+    rate: list[float] | None = None,
+    requests: int | None = None,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    repeats: int | None = None,
+    allow_loops: bool = False,
+) -> Workload:
+    """A workload with what was typed in place of its own; its digest is another then."""
+    values: dict[str, Any] = {}
+    if concurrency or rate or requests:
+        values["loads"] = _loads(workload, concurrency, rate, requests)
+    if input_tokens:
+        values["input"] = Fixed(tokens=input_tokens)
+    if output_tokens:
+        values["output"] = Fixed(tokens=output_tokens)
+    values |= {"repeats": repeats} if repeats else {}
+    values |= {"looping": "mark"} if allow_loops else {}
+    if not values:
+        return workload
+    own = [name for name in ("input", "output") if name in values]
+    if own and any(load.input or load.output for load in workload.loads):
+        raise WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
+    return Workload.model_validate({**workload.model_dump(), **values})
+
+
+def _loads(
+    workload: Workload, concurrency: list[int] | None, rate: list[float] | None, count: int | None
+) -> list[Load]:
+    if concurrency and rate:
+        raise WorkloadInvalid("--concurrency and --rate: name one of them")
+    if concurrency:
+        return [Load(concurrency=each, requests=count or 4 * each) for each in concurrency]
+    if rate:
+        # a minute of each
+        return [Load(rate_per_s=each, requests=count or max(1, round(60 * each))) for each in rate]
+    return [load.model_copy(update={"requests": count} if count else {}) for load in workload.loads]
+
+
+def _show(run: Run, folder: Path) -> None:
+    click.echo(log.table(_HEAD, [_row(cell) for cell in run.cells]))
+    for cell in run.cells:
+        for why in sorted({why for trial in cell.trials for why in trial.void}):
+            click.echo(f"{cell.cell.name}: void: {why}")
+        for mark in sorted({m.message for trial in cell.trials for m in trial.marks}):
+            click.echo(f"{cell.cell.name}: {mark}")
+    count = max((len(cell.trials) for cell in run.cells), default=0)
+    click.echo(
+        f"{run.server.model}: {run.workload.name}; means of {log.count(count, 'trial')} with 95 %"
+        f" confidence; every request is in {folder}"
+    )
+
+
+def _row(cell: CellResult) -> list[object]:
+    kinds = sorted({mark.kind for trial in cell.trials for mark in trial.marks})
+    names = ("output_tok_s", "total_tok_s", "ttft_ms.mean", "tpot_ms.mean", "ttft_ms.p99")
+    numbers = [_with_error(cell.intervals.get(name)) for name in names]
+    return [cell.cell.name, cell.state, *numbers, ", ".join(kinds) or None]
+
+
+def _with_error(interval: Interval | None) -> str | None:
+    if interval is None:
+        return None
+    mean = f"{interval.mean:,.1f}"
+    if interval.high is None:
+        return mean
+    return f"{mean} ± {interval.high - interval.mean:,.1f}"
+
+
+def _require_good(runs: Sequence[Run]) -> None:
+    void = [
+        f"{run.workload.name} {cell.cell.name}"
+        for run in runs
+        for cell in run.cells
+        if cell.state == "void"
+    ]
+    if void:
+        raise BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}")
+
+
+@click.command("list")
+@json_option
+def list_workloads(as_json: bool) -> None:
+    """List the workloads that are shipped with this program."""
+    workloads = [read_workload(name) for name in shipped_names()]
+    if as_json:
+        say_json([workload.model_dump(mode="json") for workload in workloads])
+        return
+    click.echo(log.table(("workload", "summary"), [(w.name, w.summary) for w in workloads]))
