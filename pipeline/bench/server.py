@@ -75,8 +75,8 @@ class Server:
         """How many tokens the server counts in a prompt of so many words."""
         body = {
             "model": model,
-            "messages": [{"role": "user", "content": unique_text(key, words)}],
             "max_tokens": 1,
+            "messages": [{"role": "user", "content": unique_text(key, words)}],
         }
         raw = self._ask("POST", "/v1/chat/completions", json.dumps(body).encode(), limit_s)
         value = _json(raw) if raw else None
@@ -133,18 +133,19 @@ def server_facts(server: Server, model: str | None) -> ServerFacts:
     reading = server.metrics()
     server.has_metrics = reading is not None
     info = server.get_json("/get_server_info")
+    props = None if isinstance(info, dict) else server.get_json("/props")
     return ServerFacts(
         url=server.url,
         model=model or str(entry.get("id")),
-        engine=(reading.engine if reading else None) or _engine(server, entry, info),
-        version=_version(server, info),
-        context_tokens=_context(entry, info),
+        engine=(reading.engine if reading else None) or _engine(entry, info, props),
+        version=_version(server, info, props),
+        context_tokens=_context(entry, info, props),
         speculation=_speculates(reading, info),
         settings={k: str(info[k]) for k in _SETTINGS if isinstance(info, dict) and k in info},
     )
 
 
-def _engine(server: Server, entry: Mapping[str, Any], info: Any) -> Engine | None:
+def _engine(entry: Mapping[str, Any], info: Any, props: Any) -> Engine | None:
     if isinstance(info, dict):
         return "sglang"
     owner = str(entry.get("owned_by", ""))
@@ -153,20 +154,20 @@ def _engine(server: Server, entry: Mapping[str, Any], info: Any) -> Engine | Non
         return known[owner]
     if owner == "sm120":
         return "stub"
-    return "llama.cpp" if isinstance(server.get_json("/props"), dict) else None
+    return "llama.cpp" if isinstance(props, dict) else None
 
 
-def _version(server: Server, info: Any) -> str | None:
-    found = _at(info, "version") or _at(server.get_json("/version"), "version")
-    found = found or _at(server.get_json("/props"), "build_info")
+def _version(server: Server, info: Any, props: Any) -> str | None:
+    found = _at(info, "version") or _at(props, "build_info")
+    found = found or _at(server.get_json("/version"), "version")
     return str(found)[:100] if found else None
 
 
-def _context(entry: Mapping[str, Any], info: Any) -> int | None:
+def _context(entry: Mapping[str, Any], info: Any, props: Any) -> int | None:
     values = (
         entry.get("max_model_len"),
         _at(info, "context_length"),
-        _at(entry.get("meta"), "n_ctx_train"),
+        _at(props, "default_generation_settings", "n_ctx"),
     )
     return next((v for v in values if isinstance(v, int) and v > 0), None)
 

@@ -53,7 +53,7 @@ class _Sent:
 
 
 @dataclass
-class _Share:
+class Share:
     """What one worker does in a trial."""
 
     job: Job
@@ -71,6 +71,10 @@ class _Share:
     @property
     def given_up(self) -> bool:
         return self.failures >= max(_FEWEST_FAILURES, self.job.streams)
+
+    def rows(self) -> Iterator[RequestRow]:
+        """Every request that was sent."""
+        return (row_of(sent, self.origin, self.job.worker) for sent in self.sent)
 
     async def open_connections(self) -> None:
         """As many as will be needed at a time, before the clock runs."""
@@ -296,13 +300,17 @@ def _say(**message: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-async def _work(job: Job) -> None:
+async def prepared(job: Job) -> tuple[Share, list[Session]]:
+    """Everything but the requests themselves: prompts are made and connections are open."""
     context = ssl.create_default_context() if job.is_tls else None
     target = Target(job.host, job.port, job.base, context, tuple(job.headers.items()))
-    share = _Share(job, target)
-    # all prompts are made before the clock runs
-    todo = list(sessions(job))
+    share, todo = Share(job, target), list(sessions(job))
     await share.open_connections()
+    return share, todo
+
+
+async def _work(job: Job) -> None:
+    share, todo = await prepared(job)
     _say(ready=True)
     line = await asyncio.to_thread(sys.stdin.buffer.readline)
     share.origin = json.loads(line)["start_at"]
@@ -311,14 +319,17 @@ async def _work(job: Job) -> None:
     gc.freeze()
     gc.disable()
     await asyncio.sleep(share.origin - time.monotonic())
-    before, begun = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    before, begun = _cpu_s(), time.monotonic()
     await share.run(iter(todo))
-    after, wall = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - begun
-    for sent in share.sent:
-        row = row_of(sent, share.origin, job.worker)
+    cpu, wall = _cpu_s() - before, time.monotonic() - begun
+    for row in share.rows():
         _say(row=row.model_dump(mode="json", exclude_defaults=True))
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     _say(end={"cpu_s": cpu, "wall_s": wall, "behind_s": share.behind_s, "unsent": share.unsent})
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _end_with_stdin() -> None:

@@ -1,0 +1,188 @@
+"""Streamed answers cut into pieces anywhere, and answers that are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.bench.answer import Answer, Malformed, loops
+from pipeline.bench.stub import chunk, event, last_events
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_WHOLE = _HEAD + event(" one", 1) + event(" two", 2) + event(" three", 3) + last_events(3, 7)
+
+
+def _plain(body: bytes, head: str = "Content-Type: text/event-stream") -> bytes:
+    return f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + body
+
+
+def _data(value: object) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _delta(**delta: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": delta}]}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 100_000])
+def test_an_answer_reads_the_same_however_it_is_cut(size: int) -> None:
+    answer = Answer()
+    pieces = [_WHOLE[at : at + size] for at in range(0, len(_WHOLE), size)]
+    wholes = [answer.feed(piece, float(number)) for number, piece in enumerate(pieces)]
+    assert wholes[-1]
+    assert not any(wholes[:-1])
+    assert (answer.text, len(answer.times), answer.finish) == (" one two three", 3, "length")
+    assert answer.usage == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    assert answer.done
+    assert answer.reusable
+
+
+def test_a_token_has_the_time_of_the_piece_that_completed_it() -> None:
+    answer = Answer()
+    one, two = event(" one", 1), event(" two", 2)
+    answer.feed(_HEAD + one[:-10], 1.0)
+    assert list(answer.times) == []
+    answer.feed(one[-10:] + two, 2.0)
+    assert list(answer.times) == [2.0, 2.0]
+    assert answer.first_byte == 1.0
+
+
+def test_a_large_chunk_is_not_waited_for() -> None:
+    answer = Answer()
+    both = chunk(_data(_delta(content="a")) + _data(_delta(content="b")))
+    middle = both.index(b"\n\n") + 3
+    answer.feed(_HEAD + both[:middle], 1.0)
+    assert list(answer.times) == [1.0]
+
+
+def test_thoughts_and_tool_calls_are_text_too() -> None:
+    answer = Answer()
+    call = {"function": {"name": "find", "arguments": "{}"}}
+    deltas: list[dict[str, object]] = [
+        {"reasoning_content": "hm"},
+        {"reasoning": "so"},
+        {"tool_calls": [call]},
+    ]
+    for number, delta in enumerate(deltas):
+        answer.feed((_HEAD if number == 0 else b"") + chunk(_data(_delta(**delta))), 1.0)
+    assert (len(answer.times), answer.text) == (3, "hmsofind{}")
+
+
+def test_an_event_without_text_is_no_token() -> None:
+    answer = Answer()
+    answer.feed(_HEAD + chunk(_data(_delta(role="assistant", content=""))), 1.0)
+    answer.feed(chunk(b": a comment\n\n"), 1.0)
+    assert len(answer.times) == 0
+
+
+def test_a_plain_completion_has_its_text_elsewhere() -> None:
+    answer = Answer()
+    answer.feed(_HEAD + chunk(_data({"choices": [{"text": "word"}]})), 1.0)
+    assert answer.text == "word"
+
+
+def test_an_answer_with_a_length_ends_there() -> None:
+    body = _data(_delta(content="a")) + b"data: [DONE]\n\n"
+    head = f"Content-Type: text/event-stream\r\nContent-Length: {len(body)}"
+    answer = Answer()
+    assert answer.feed(_plain(body, head), 1.0)
+    assert answer.reusable
+
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    answer = Answer()
+    assert not answer.feed(_plain(_data(_delta(content="a"))), 1.0)
+    answer.ended()
+    assert answer.whole
+    assert not answer.reusable
+
+
+def test_a_chunked_answer_that_ends_early_is_not_whole() -> None:
+    answer = Answer()
+    answer.feed(_WHOLE[:-3], 1.0)
+    answer.ended()
+    assert not answer.whole
+
+
+def test_a_refusal_keeps_its_reason_and_not_more() -> None:
+    answer = Answer()
+    body = b"no room " * 10_000
+    head = f"HTTP/1.1 429 Too Many\r\nRetry-After: 3\r\nContent-Length: {len(body)}\r\n\r\n"
+    assert answer.feed(head.encode() + body, 1.0)
+    assert (answer.status, answer.headers["retry-after"]) == (429, "3")
+    assert answer.error.startswith("no room")
+
+
+def test_an_error_in_the_stream_is_kept() -> None:
+    answer = Answer()
+    answer.feed(_HEAD + chunk(_data({"error": {"message": "out of memory"}})), 1.0)
+    assert "out of memory" in answer.error
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"x" * 100_000,
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: ten\r\n\r\n",
+        _HEAD + b"-5\r\n",
+        _HEAD + b"1_0\r\n",
+        _HEAD + b"\r\n",
+        _HEAD + b"x" * 5000,
+        _HEAD + chunk(b"data: {\n\n"),
+        _HEAD + chunk(b"data: []\n\n"),
+        _HEAD + chunk(b"data: 5\n\n"),
+        _HEAD + chunk(b"data: {}\n\n"),
+        _HEAD + chunk(b'data: {"choices": [5]}\n\n'),
+        _HEAD + chunk(b'data: {"choices": {"a": 1}}\n\n'),
+        _HEAD + chunk(b'data: {"choices": [{"delta": {"tool_calls": [7]}}]}\n\n'),
+        _HEAD + chunk(b'data: {"choices": [], "usage": 5}\n\n'),
+        _HEAD + chunk(b"data: " + b"[" * 100_000 + b"\n\n"),
+        _HEAD + chunk(b"x" * (5 << 20)),
+    ],
+)
+def test_what_is_no_stream_is_malformed(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        Answer().feed(data, 1.0)
+
+
+def test_a_long_answer_keeps_only_its_end() -> None:
+    answer, kept = Answer(), Answer(keep_all=True)
+    for each in (answer, kept):
+        each.feed(_HEAD, 0.0)
+        for number in range(3000):
+            each.feed(event(f" w{number}", number), 1.0)
+    assert answer.characters == kept.characters == len(kept.text)
+    assert len(answer.text) < 13_000 < len(kept.text)
+    assert len(answer.times) == 3000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It was so. " + "the same words, " * 40,
+        "!" * 300,
+        "\n".join(["def again(self):", "    return self.again()"] * 30),
+    ],
+)
+def test_a_loop_at_the_end_is_seen(text: str) -> None:
+    assert loops(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "short",
+        "A refrain. " * 3,
+        "-" * 300,
+        "| --- | --- |\n" * 40,
+        " ".join(f"word{n}" for n in range(500)),
+        "the same words, " * 40 + " ".join(f"and then word {n}" for n in range(50)),
+    ],
+)
+def test_text_and_tables_are_no_loop(text: str) -> None:
+    assert not loops(text)

@@ -1,0 +1,393 @@
+"""Whole runs against a server on loopback that is sound, or has one fault."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.bench import runner
+from pipeline.bench.metrics import metrics_of
+from pipeline.bench.model import Inputs, RequestRow, Run
+from pipeline.bench.plan import Job
+from pipeline.bench.record import read_rows, read_run
+from pipeline.bench.runner import Bench, Settings, workload_digest
+from pipeline.bench.server import Server
+from pipeline.bench.worker import Share, prepared
+from pipeline.bench.workers import Effort
+from pipeline.bench.workload import Workload
+from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
+from pipeline.smoke.wire import Address
+from tests.testbed.bench_faults import BenchServer, bench_server
+
+_LENGTHS = {
+    "input": {"kind": "fixed", "tokens": 60},
+    "output": {"kind": "fixed", "tokens": 6},
+}
+
+
+def _workload(**changes: Any) -> Workload:
+    base = {
+        "name": "small",
+        "summary": "A few short requests",
+        **_LENGTHS,
+        "loads": [{"concurrency": 2, "requests": 8}],
+        "warmup_requests": 0,
+        "repeats": 1,
+        "limits": {"first_token_s": 1.5, "stall_s": 0.5, "request_s": 10, "retries": 2},
+    }
+    return Workload.model_validate({**base, **changes})
+
+
+def _bench(server: BenchServer, folder: Path, workload: Workload, **changes: Any) -> Bench:
+    settings = Settings(self_test=False, sample_every_s=0.05, drain_s=0.05)
+    return Bench(
+        server=Server(Address.read(server.url), server.url),
+        workload=workload,
+        folder=folder,
+        inputs=Inputs(workload=workload_digest(workload)),
+        settings=settings,
+        **changes,
+    )
+
+
+class _HereWorkers:
+    """The work of the worker processes, done here: a process takes a second to start."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+        self.efforts: list[Effort] = []
+
+    def __enter__(self) -> _HereWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def rows(self, progress: object = None) -> Iterator[RequestRow]:
+        for job in self.jobs:
+            share = asyncio.run(self._share(job))
+            self.efforts.append(Effort(0.0, 1.0, 0.0, share.unsent))
+            yield from share.rows()
+
+    async def _share(self, job: Job) -> Share:
+        share, todo = await prepared(job)
+        share.origin = time.monotonic()
+        await share.run(iter(todo))
+        return share
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "Workers", _HereWorkers)
+
+
+@pytest.fixture
+def measured(tmp_path: Path, here: None) -> Callable[..., tuple[Run, list[RequestRow]]]:
+    """A run of one trial against a server with a fault, and its requests."""
+
+    def measure(fault: str = "", **changes: Any) -> tuple[Run, list[RequestRow]]:
+        with bench_server(fault) as server:
+            run = _bench(server, tmp_path, _workload(**changes)).run()
+        return run, list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+
+    return measure
+
+
+Measured = Callable[..., tuple[Run, list[RequestRow]]]
+
+
+def test_a_sound_server_is_measured(measured: Measured) -> None:
+    run, rows = measured()
+    trial = run.cells[0].trials[0]
+    assert (run.state, run.cells[0].state, trial.void) == ("complete", "good", [])
+    assert trial.metrics.completed == 8
+    assert trial.metrics.output_tokens == 48
+    assert {row.number for row in rows} == set(range(8))
+    assert {mark.kind for mark in trial.marks} == {"client-unmeasured"}
+    assert run.server.engine == "stub"
+
+
+def test_prompts_have_the_asked_length_by_the_servers_count(measured: Measured) -> None:
+    _, rows = measured()
+    assert all(abs((row.input_tokens or 0) - 60) <= 2 for row in rows)
+
+
+def test_what_is_kept_is_what_was_computed(measured: Measured, tmp_path: Path) -> None:
+    run, rows = measured()
+    assert metrics_of(rows) == run.cells[0].trials[0].metrics
+    assert read_run(tmp_path) == run
+
+
+def test_no_two_prompts_are_alike_not_even_of_two_trials(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        _bench(server, tmp_path, _workload(repeats=2, warmup_requests=3)).run()
+        bodies = server.world.bodies
+    assert len(bodies) == len(set(bodies)) == 19
+    # after the settings, which are the same
+    starts = {body.partition(b'"content": "')[2][:14] for body in bodies}
+    assert len(starts) == len(bodies)
+
+
+def test_two_runs_share_no_prompt(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        for name in ("one", "two"):
+            _bench(server, tmp_path / name, _workload()).run()
+        bodies = server.world.bodies
+    assert len(bodies) == len(set(bodies)) == 16
+
+
+def test_connections_are_used_again(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        _bench(server, tmp_path, _workload()).run()
+        # two streams; the others ask small things between trials
+        assert server.world.connections < 12
+
+
+def test_a_server_that_closes_after_each_answer_is_no_failure(measured: Measured) -> None:
+    run, _ = measured("closes")
+    assert run.cells[0].state == "good"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "count"),
+    [
+        ("stalls", "stalled", 1),
+        ("malformed", "malformed", 1),
+        ("not-http", "malformed", 1),
+        ("cut", "lost", 1),
+        ("empty", "empty", 1),
+        ("error-event", "refused", 1),
+        ("always-busy", "refused", 8),
+        ("silent", "stalled", 8),
+    ],
+)
+def test_a_failed_stream_voids_its_cell_and_is_counted(
+    measured: Measured, fault: str, kind: str, count: int
+) -> None:
+    # all at a time: each waits for its limit
+    run, rows = measured(fault, loads=[{"concurrency": 8, "requests": 8}])
+    cell = run.cells[0]
+    assert cell.state == "void"
+    assert kind in cell.trials[0].void[0]
+    assert [row.failure for row in rows if row.failure] == [kind] * count
+    assert cell.trials[0].metrics.failed == count
+    assert cell.trials[0].metrics.completed == 8 - count
+    assert cell.intervals == {}
+
+
+def test_a_server_that_dies_leaves_a_partial_run_with_what_it_did(
+    tmp_path: Path, here: None
+) -> None:
+    with bench_server("dies") as server, pytest.raises(BenchUnanswered):
+        _bench(server, tmp_path, _workload(loads=[{"concurrency": 2, "requests": 200}])).run()
+    run = read_run(tmp_path)
+    trial = run.cells[0].trials[0]
+    assert (run.state, run.cells[0].state) == ("partial", "void")
+    assert "list of models" in run.why_partial
+    assert trial.metrics.completed >= 5
+    # most were not even tried: nobody was there
+    assert trial.metrics.requests < 100
+    assert "not sent" in trial.void[-1]
+
+
+def test_refused_requests_are_tried_again_and_the_wait_counts(measured: Measured) -> None:
+    run, rows = measured("busy")
+    trial = run.cells[0].trials[0]
+    assert run.cells[0].state == "good"
+    assert [row.retries for row in rows] == [1] * 8
+    assert trial.metrics.retries == 8
+    assert "retried" in {mark.kind for mark in trial.marks}
+
+
+@pytest.mark.parametrize("fault", ["usage-high", "usage-low"])
+def test_token_counts_that_cannot_be_true_are_not_used(measured: Measured, fault: str) -> None:
+    run, _ = measured(fault)
+    trial = run.cells[0].trials[0]
+    assert trial.metrics.output_tokens == 48
+    assert "usage-disagrees" in {mark.kind for mark in trial.marks}
+
+
+def test_without_token_counts_events_are_counted(measured: Measured) -> None:
+    run, _ = measured("usage-none")
+    assert run.cells[0].trials[0].metrics.output_tokens == 48
+    assert "usage-missing" in {mark.kind for mark in run.cells[0].trials[0].marks}
+
+
+def test_short_answers_are_marked(measured: Measured) -> None:
+    run, _ = measured("short")
+    assert "short-answers" in {mark.kind for mark in run.cells[0].trials[0].marks}
+
+
+def test_a_looping_answer_voids_its_cell_unless_the_workload_allows_it(measured: Measured) -> None:
+    run, _ = measured("loops", output={"kind": "fixed", "tokens": 30})
+    assert run.cells[0].state == "void"
+    assert "repeat themselves" in run.cells[0].trials[0].void[0]
+
+
+def test_a_looping_answer_is_marked_where_it_is_allowed(measured: Measured) -> None:
+    run, rows = measured("loops", output={"kind": "fixed", "tokens": 30}, looping="mark")
+    assert run.cells[0].state == "good"
+    assert all(row.looping for row in rows)
+
+
+def test_a_server_is_measured_by_a_process(tmp_path: Path) -> None:
+    with bench_server() as server:
+        run = _bench(server, tmp_path, _workload()).run()
+    assert run.cells[0].trials[0].metrics.completed == 8
+
+
+def test_an_error_of_a_worker_is_ours(tmp_path: Path) -> None:
+    prompts = {"kind": "file", "path": "missing.jsonl"}
+    with bench_server() as server, pytest.raises(WorkloadInvalid, match="cannot be read"):
+        _bench(server, tmp_path, _workload(prompts=prompts)).run()
+
+
+def test_nobody_there_is_said(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        bench = _bench(server, tmp_path, _workload())
+    with pytest.raises(BenchUnanswered, match="list of models"):
+        bench.run()
+
+
+def test_a_stopped_run_goes_on_where_it_was(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = _workload(repeats=3)
+    with bench_server() as server:
+        bench = _bench(server, tmp_path, workload)
+        whole = Bench._run_trial
+
+        def stopped(self: Bench, cell: Any, number: int, progress: Any) -> Any:
+            if number == 2:
+                raise KeyboardInterrupt
+            return whole(self, cell, number, progress)
+
+        monkeypatch.setattr(Bench, "_run_trial", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            bench.run()
+        monkeypatch.undo()
+        partial = read_run(tmp_path)
+        assert (partial.state, partial.cells[0].state) == ("partial", "partial")
+        assert len(partial.cells[0].trials) == 2
+        assert "Ctrl-C" in partial.why_partial
+        run = _bench(server, tmp_path, workload).run()
+        assert server.world.requests == 24
+    assert (run.state, run.cells[0].state, run.interruptions) == ("complete", "good", 1)
+    assert run.cells[0].trials[:2] == partial.cells[0].trials
+    assert run.nonce == partial.nonce
+    for trial in run.cells[0].trials:
+        assert len(list(read_rows(tmp_path, trial.requests))) == 8
+
+
+def test_void_trials_are_tried_again(tmp_path: Path, here: None) -> None:
+    with bench_server("malformed") as server:
+        assert _bench(server, tmp_path, _workload()).run().cells[0].state == "void"
+        # the fault was of its second request alone
+        assert _bench(server, tmp_path, _workload()).run().cells[0].state == "good"
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        _bench(server, tmp_path, _workload()).run()
+        with pytest.raises(RunInvalid, match="another"):
+            _bench(server, tmp_path, _workload(seed=7)).run()
+        with pytest.raises(RunInvalid, match="another"):
+            _bench(server, tmp_path, _workload(), model="other").run()
+
+
+def test_random_tokens_are_refused_with_speculation_and_where_it_is_unknown(
+    tmp_path: Path,
+    here: None,
+) -> None:
+    workload = _workload(prompts={"kind": "random-tokens", "vocabulary": 5000})
+    with bench_server() as server:
+        for speculates in (True, None):
+            with pytest.raises(WorkloadInvalid, match="51009"):
+                _bench(server, tmp_path, workload, speculates=speculates).run()
+        run = _bench(server, tmp_path, workload, speculates=False).run()
+    assert run.cells[0].trials[0].metrics.completed == 8
+
+
+def test_more_connections_than_the_machine_allows_are_refused_at_once(
+    tmp_path: Path, here: None
+) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    streams = min(most, 100_000)
+    loads = [{"concurrency": streams, "requests": streams}]
+    if most > streams:
+        pytest.skip("this machine allows any number of open files")
+    with bench_server() as server:
+        bench = _bench(server, tmp_path, _workload(loads=loads))
+        with pytest.raises(BenchNotMeasured, match="open files"):
+            bench.run()
+    assert server.world.requests == 0
+
+
+def test_a_conversation_carries_what_the_server_said(tmp_path: Path, here: None) -> None:
+    turn = {"input": {"kind": "fixed", "tokens": 20}, "output": {"kind": "fixed", "tokens": 4}}
+    prompts = {
+        "kind": "conversation",
+        "system_tokens": 30,
+        "turns": [turn, {**turn, "role": "tool", "times": 2, "think_s": 0.01}],
+    }
+    loads = [{"concurrency": 2, "requests": 3}]
+    with bench_server() as server:
+        run = _bench(server, tmp_path, _workload(prompts=prompts, loads=loads)).run()
+        last = max(server.world.bodies, key=len)
+    rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+    assert sorted((row.conversation, row.turn) for row in rows) == [
+        (c, t) for c in range(3) for t in range(3)
+    ]
+    assert last.count(b'"assistant"') == 2
+    assert last.count(b'"tool_calls"') == 2
+    assert last.count(b'"system"') == 1
+    inputs = [[r.input_tokens for r in rows if r.turn == t] for t in range(3)]
+    assert max(n or 0 for n in inputs[0]) < min(n or 0 for n in inputs[2])
+
+
+def test_a_rate_is_kept_and_shown(tmp_path: Path, here: None) -> None:
+    loads = [{"rate_per_s": 100, "arrivals": "even", "requests": 20}]
+    with bench_server() as server:
+        run = _bench(server, tmp_path, _workload(loads=loads)).run()
+    rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+    assert [row.planned_s for row in rows] == pytest.approx([n / 100 for n in range(20)])
+    assert all(row.sent_s >= (row.planned_s or 0) for row in rows)
+
+
+def test_the_engines_counters_are_compared_with_the_answers(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        server.world.metrics = (
+            "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+            "vllm:generation_tokens_total 100\n"
+        )
+        run = _bench(server, tmp_path, _workload()).run()
+    trial = run.cells[0].trials[0]
+    assert run.server.engine == "vllm"
+    assert run.server.speculation is False
+    assert trial.samples.engine is not None
+    # a counter that stands still while 48 tokens are written
+    assert "usage-disagrees" in {mark.kind for mark in trial.marks}
+    assert trial.drained_s is not None
+
+
+def test_a_server_that_others_use_is_marked(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        server.world.metrics = "vllm:num_requests_running 3\n"
+        run = _bench(server, tmp_path, _workload()).run()
+    assert "not-drained" in {mark.kind for mark in run.cells[0].trials[0].marks}
+
+
+def test_several_workers_share_the_requests(tmp_path: Path) -> None:
+    with bench_server() as server:
+        bench = _bench(server, tmp_path, _workload())
+        bench.settings = Settings(self_test=False, workers=2, drain_s=0.05)
+        run = bench.run()
+    rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+    assert {row.worker for row in rows} == {0, 1}
+    assert sorted(row.number for row in rows) == list(range(8))

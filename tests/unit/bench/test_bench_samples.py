@@ -1,0 +1,151 @@
+"""What engines and cards say while a trial runs, and what follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.bench.engine_metrics import read_metrics, series, speculated
+from pipeline.bench.gpu import energy_j, gpu_marks
+from pipeline.bench.marks import client_marks, engine_marks
+from pipeline.bench.metrics import metrics_of
+from pipeline.bench.model import EngineSeries, GpuSeries, SelfTest
+from pipeline.bench.record import read_run
+from pipeline.bench.workers import Effort
+from tests.unit.bench.example_run import FOLDER, example_rows
+
+_VLLM = """\
+# HELP vllm:num_requests_running Number of requests
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:generation_tokens_total{engine="0",model_name="m"} %d
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} %d
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} %d
+"""
+
+
+def _engine(**counters: float) -> EngineSeries:
+    return EngineSeries(at_s=[0], running=[0], waiting=[0], kv_use=[None], counters=counters)
+
+
+def test_vllms_metrics_are_added_up_over_engines_but_for_shares() -> None:
+    reading = read_metrics(_VLLM % (5, 0, 0))
+    assert (reading.engine, reading.busy, reading.gauge("kv_use")) == ("vllm", 6.0, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "busy"),
+    [
+        ('sglang:num_running_reqs{model_name="m"} 4\nsglang:num_queue_reqs 1\n', "sglang", 5),
+        ("llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n", "llama.cpp", 3),
+        ("python_gc_objects 5\nprocess_cpu_seconds_total 1\n", None, None),
+        ("vllm:num_requests_waiting 1\n", "vllm", None),
+        ("vllm:num_requests_running NaN\n", None, None),
+        ("", None, None),
+    ],
+)
+def test_each_engine_is_known_by_its_names(
+    text: str, engine: str | None, busy: float | None
+) -> None:
+    reading = read_metrics(text)
+    assert (reading.engine, reading.busy) == (engine, busy)
+
+
+def test_the_acceptance_length_counts_the_verifiers_own_token() -> None:
+    readings = [
+        (0.0, read_metrics(_VLLM % (0, 10, 20))),
+        (1.0, read_metrics(_VLLM % (9, 110, 270))),
+    ]
+    result = series(readings)
+    assert result is not None
+    assert result.counters["drafts"] == 100
+    assert speculated(result) == (3.5, 100)
+
+
+def test_sglang_says_its_acceptance_length_itself() -> None:
+    texts = ["sglang:spec_accept_length 0.0", "sglang:spec_accept_length 2.5"]
+    result = series([(float(n), read_metrics(text)) for n, text in enumerate(texts)])
+    assert speculated(result) == (2.5, None)
+
+
+def test_without_speculation_there_is_no_acceptance_length() -> None:
+    assert speculated(None) == (None, None)
+    assert speculated(_engine(drafts=0)) == (None, None)
+
+
+def test_counters_that_fell_are_of_another_process() -> None:
+    result = series(
+        [(0.0, read_metrics(_VLLM % (9, 5, 5))), (1.0, read_metrics(_VLLM % (2, 6, 6)))]
+    )
+    assert result is not None
+    assert "generated_tokens" not in result.counters
+    assert series([]) is None
+
+
+@pytest.mark.parametrize(("counted", "marked"), [(48, False), (49, False), (60, True), (24, True)])
+def test_the_engine_counts_what_was_answered(counted: int, marked: bool) -> None:
+    metrics = metrics_of(example_rows(1, 0))
+    assert bool(engine_marks(_engine(generated_tokens=counted), metrics)) == marked
+
+
+def _card(**changes: object) -> GpuSeries:
+    card = read_run(FOLDER).cells[0].trials[0].samples.gpus[0]
+    return GpuSeries.model_validate({**card.model_dump(), "throttle": [[], []], **changes})
+
+
+def test_a_card_at_full_speed_has_no_mark() -> None:
+    assert gpu_marks([_card()]) == []
+    # at rest it lowers its link by itself
+    assert gpu_marks([_card(pcie_generation=[1, 5])]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"throttle": [[], ["hw_thermal_slowdown"]]}, "throttled", "1 of 2"),
+        ({"pcie_replays": [3, 10]}, "link-errors", "7 PCIe replays"),
+        ({"pcie_width": [8, 8]}, "link-errors", "x8 of x16"),
+        ({"pcie_generation": [4, 4]}, "link-errors", "4.0 of 5.0"),
+    ],
+)
+def test_a_slowed_card_or_a_bad_link_marks_the_trial(
+    changes: dict[str, object], kind: str, text: str
+) -> None:
+    (mark,) = gpu_marks([_card(**changes)])
+    assert mark.kind == kind
+    assert text in mark.message
+
+
+def test_energy_is_power_over_time_of_all_cards() -> None:
+    assert energy_j([_card(), _card()]) == pytest.approx(2 * 0.5 * 415)
+    assert energy_j([_card(), _card(power_w=[None, None])]) is None
+    assert energy_j([]) is None
+
+
+def _test(trusted: bool) -> SelfTest:
+    test = read_run(FOLDER).self_tests[0]
+    return test.model_copy(update={"trusted": trusted, "message": "it reads wrong"})
+
+
+def test_a_client_that_kept_up_has_no_mark() -> None:
+    assert client_marks(_test(True), [Effort(0.5, 1.0, 0.01, 0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("test", "effort"),
+    [
+        (_test(False), Effort(0.1, 1.0, 0.0, 0)),
+        (_test(True), Effort(0.9, 1.0, 0.0, 0)),
+        (_test(True), Effort(0.1, 1.0, 0.5, 0)),
+    ],
+)
+def test_a_client_that_was_the_limit_marks_the_trial(test: SelfTest, effort: Effort) -> None:
+    (mark,) = client_marks(test, [effort])
+    assert mark.kind == "client-limited"
+
+
+def test_a_client_that_was_not_measured_is_said() -> None:
+    (mark,) = client_marks(None, [])
+    assert mark.kind == "client-unmeasured"
