@@ -181,7 +181,7 @@ class Bench:
                 return
 
     def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
-        warmed = self._warm_up(cell) if number == 0 else 0
+        warmed, cold = self._warm_up(cell) if number == 0 else (0, [])
         idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
         tally, started = Tally(self.workload), stamp(datetime.now(UTC))
@@ -212,25 +212,27 @@ class Bench:
             started=started,
             metrics=metrics,
             marks=marks,
-            void=tally.void(sum(effort.unsent for effort in workers.efforts)),
+            void=[*cold, *tally.void(sum(effort.unsent for effort in workers.efforts))],
             samples=samples,
             requests=lines,
             warmup_requests=warmed,
             drained_s=round(drained_s, 3) if idle is not None else None,
         )
 
-    def _warm_up(self, cell: Cell) -> int:
-        """The same kind of requests with other prompts; what they say is not kept."""
+    def _warm_up(self, cell: Cell) -> tuple[int, list[str]]:
+        """The same kind of requests with other prompts, not kept; how many, and what failed."""
         wanted = self.workload.warmup_requests
         count = min(_streams(cell), cell.requests) if wanted is None else wanted
-        if count:
-            with (
-                log.step(f"{cell.name}: warming up with {log.count(count, 'request')}"),
-                Workers(self._jobs(cell, 0, None, warm_up=count)) as workers,
-            ):
-                for _ in workers.rows():
-                    pass
-        return count
+        if not count:
+            return 0, []
+        tally = Tally(self.workload)
+        with (
+            log.step(f"{cell.name}: warming up with {log.count(count, 'request')}"),
+            Workers(self._jobs(cell, 0, None, warm_up=count)) as workers,
+        ):
+            for _ in tally.through(workers.rows()):
+                pass
+        return count, [f"warm-up: {why}" for why in tally.void(0)]
 
     def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
         address, prompt_file = self.server.address, self.settings.prompt_file

@@ -23,7 +23,8 @@ from pipeline.bench.loop import run_loop
 
 MODEL = "stub"
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
-_MAX_TOKENS = re.compile(rb'"max_tokens": *(\d+)')
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": *(\d+)')
+_STREAM = re.compile(rb'"stream": *true')
 _HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
@@ -135,14 +136,14 @@ class StubConnection(asyncio.Protocol):
         else:
             found = _MAX_TOKENS.search(request, end)
             tokens = int(found[1]) if found else 16
-            if b'"stream": true' in request[end:]:
+            if _STREAM.search(request, end):
                 self.answer(request, tokens)
             else:
                 self.answer_whole(request, tokens)
 
     def answer_get(self, request: bytes) -> None:
-        """The list of models; anything else is not there."""
-        if request.startswith(b"GET /v1/models "):
+        """The list of models, and health; anything else is not there."""
+        if request.startswith((b"GET /v1/models ", b"GET /health ")):
             self.write_json(b"200 OK", _MODELS)
         else:
             self.write_json(b"404 Not Found", b"{}")

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pipeline import log
+from pipeline import log, proc
 from pipeline.bench.model import CellResult, Inputs, Interval, Run
 from pipeline.bench.runner import Bench, Settings, workload_digest
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names
+from pipeline.bench.starts import Starter, measure_starts
 from pipeline.bench.workload import Fixed, Load, Workload
 from pipeline.cli.context import say_json, store_to_read
-from pipeline.cli.options import ANY_PATH, Numbers, json_option
+from pipeline.cli.options import ANY_PATH, EXISTING_FOLDER, Numbers, json_option
 from pipeline.cli.recipe.recipes import recipes_of, recipes_option
 from pipeline.cli.serve.options import engine_option
-from pipeline.errors import BenchVoid, NothingServed, WorkloadInvalid
+from pipeline.errors import BenchVoid, NothingServed, StartFailed, WorkloadInvalid
 from pipeline.model import Digest
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import Begun
@@ -76,6 +79,11 @@ class _Rates(click.ParamType[list[float]]):
 @click.option("--workers", type=click.IntRange(1, 256), help="Client processes [as needed].")
 @click.option("--no-self-test", is_flag=True, help="Do not measure the client first.")
 @click.option(
+    "--weights",
+    type=EXISTING_FOLDER,
+    help="Folder of the weights, for workloads that start the engine.",
+)
+@click.option(
     "--out", type=ANY_PATH, help="Folder for the results; a partial run there goes on [bench]."
 )
 @engine_option
@@ -91,6 +99,7 @@ def run(
     no_speculation: bool,
     workers: int | None,
     no_self_test: bool,
+    weights: Path | None,
     out: Path | None,
     engine: Wanted,
     as_json: bool,
@@ -103,12 +112,17 @@ def run(
     """
     is_url = "://" in target or ":" in target
     recipe = None if is_url else recipes_of(context, folders).read(target)
-    served = _served(context, recipe, engine) if recipe else None
-    url = target if served is None else f"http://127.0.0.1:{served.port}"
-    chosen = names or _named(recipe)
+    workloads = {name: changed(read_workload(name), **changes) for name in names or _named(recipe)}
     runs = []
-    for name in chosen:
-        workload = changed(read_workload(name), **changes)
+    for name, workload in workloads.items():
+        if workload.starts:
+            starter = _starter(context, recipe, engine, weights)
+            folder = (out or Path("bench")) / workload.name
+            runs.append(measure_starts(workload, starter, folder, _inputs(workload, recipe, None)))
+            _show_starts(runs[-1], as_json)
+            continue
+        served = _served(context, recipe, engine) if recipe else None
+        url = _url(served) if served else target
         bench = Bench(
             server=Server(Address.read(url), url, _headers()),
             workload=workload,
@@ -129,6 +143,50 @@ def run(
     if as_json:
         say_json([run.model_dump(mode="json") for run in runs])
     _require_good(runs)
+
+
+def _url(served: ServedStatus) -> str:
+    return f"http://127.0.0.1:{served.port}"
+
+
+def _starter(
+    context: click.Context, recipe: Recipe | None, engine: Wanted, weights: Path | None
+) -> Starter:
+    """Our own commands start and end it, with this checkout and store."""
+    if recipe is None or weights is None:
+        raise WorkloadInvalid(
+            "how long a start takes can be measured of a recipe with its --weights alone",
+            "Name the recipe in place of the address, and the folder of its weights.",
+        )
+    chosen = {"--checkout": context.obj["checkout"], "--store": context.obj["store"]}
+    head = [sys.executable, "-P", "-m", "pipeline"]
+    head += [word for name, path in chosen.items() if path for word in (name, str(path))]
+
+    def call(*words: str) -> None:
+        names = ("PYTHONPATH", "DOCKER_HOST", "SM120_STORE", "SM120_RECIPES")
+        command = [*head, *words, "--engine", engine]
+        done = proc.read(command, env=proc.environment(*names))
+        if done.returncode:
+            raise StartFailed(proc.last_line(done.stderr.decode(errors="replace")))
+
+    def start() -> Server:
+        call("serve", recipe.name, "--weights", str(weights))
+        url = _url(_served(context, recipe, engine))
+        return Server(Address.read(url), url, _headers())
+
+    def stop() -> None:
+        with suppress(NothingServed):
+            _served(context, recipe, engine)
+            call("recipe", "stop", recipe.name)
+
+    return Starter(start, stop, weights)
+
+
+def _show_starts(run: Run, as_json: bool) -> None:
+    if not as_json:
+        names = ("ready_s", "start_to_first_token_s")
+        rows = [[c.cell.name, *(_with_error(c.intervals.get(n)) for n in names)] for c in run.cells]
+        click.echo(log.table(("start", "ready s", "first token s"), rows))
 
 
 def _headers() -> dict[str, str]:

@@ -19,8 +19,6 @@ from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.files import explained
 
-_EPILOG = "`sm120 GROUP --help` lists the commands of a group."
-
 
 class _Door(VerbGroup):
     """A group that does not take a closed pipe (`| head`) for a failure."""
@@ -44,11 +42,13 @@ class _Door(VerbGroup):
     },
     parts={
         "Daily commands": list(DAILY),
-        "Groups of commands": [*(str(each.name) for each in GROUPS), "completion"],
+        "Groups of commands, listed by `sm120 GROUP --help`": [
+            *(str(each.name) for each in GROUPS),
+            "completion",
+        ],
     },
     # click has only --help by default
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=_EPILOG,
 )
 @click.version_option(__version__, prog_name="sm120")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")

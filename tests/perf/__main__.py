@@ -24,6 +24,7 @@ from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.perf import dockerfile
+from tests.perf.bench_clients import compare_clients
 from tests.perf.compiled import measure_ik_llama, measure_tiny
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Cost, Report, run
@@ -58,6 +59,14 @@ def main() -> None:
     parser.add_argument(
         "--only-sources", action="store_true", help="measure the row of a compiled source alone"
     )
+    parser.add_argument("--only-bench", action="store_true", help="measure the load clients alone")
+    parser.add_argument(
+        "--bench-environments",
+        type=Path,
+        metavar="DIR",
+        default=ROOT / ".nox" / "bench-clients",
+        help="folder with an environment for each load client; what is missing is installed",
+    )
     parser.add_argument(
         "--ik-llama", action="store_true", help="compile ik_llama.cpp, too (20 CPU-minutes)"
     )
@@ -72,6 +81,9 @@ def main() -> None:
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         scratch, store = Path(folder), open_store()
+        if options.only_bench:
+            compare_clients(report, scratch / "bench", options.bench_environments)
+            return print(report)
         if not (options.only_publish or options.only_docker or options.only_weights):
             measure_tiny(report, scratch / "source")
         if options.ik_llama:
@@ -86,6 +98,7 @@ def main() -> None:
         if not options.only_docker:
             measure_fetch(report, scratch)
             measure_verify(report, scratch)
+            compare_clients(report, scratch / "bench", options.bench_environments)
         if options.only_weights:
             return print(report)
         build = sm120(store, ROOT, "build", IMAGE)

@@ -1,0 +1,151 @@
+"""How long an engine takes from its start to its first token: cold, and once more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+from pipeline import log
+from pipeline.attest.statement import stamp
+from pipeline.bench.answer import Answer, Malformed
+from pipeline.bench.metrics import intervals, metrics_of
+from pipeline.bench.model import Cell, CellResult, Inputs, RequestRow, Run, Trial
+from pipeline.bench.plan import cells_of
+from pipeline.bench.record import append_rows, write_run
+from pipeline.bench.runner import client_facts
+from pipeline.bench.server import Server, server_facts
+from pipeline.bench.workload import Workload
+from pipeline.errors import BenchUnanswered
+from pipeline.files import files_below
+from pipeline.smoke.wire import Lost, send
+
+_TOKENS = 8
+_LIMIT_S = 600.0
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Starter:
+    """How the engine of a recipe is started and ended."""
+
+    start: Callable[[], Server]  # until it answers
+    stop: Callable[[], None]  # also where nothing runs
+    weights: Path
+
+
+def forget(folder: Path) -> None:
+    """Let the kernel drop its copies of the files, so that they are read from the disk again."""
+    for entry in files_below(folder):
+        # a cache of the Hub has links to its files
+        handle = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> Run:
+    """Every start of the workload; the last one is left running."""
+    started, at = stamp(datetime.now(UTC)), 0
+    cells = []
+    for cell in cells_of(workload):
+        trials = []
+        for number in range(workload.repeats):
+            with log.step(f"{cell.name}: start {number + 1} of {workload.repeats}"):
+                server, trial = _start(starter, cell, number, folder, at)
+            at += trial.requests.bytes
+            trials.append(trial)
+        cells.append(
+            CellResult(cell=cell, state="good", trials=trials, intervals=intervals(trials))
+        )
+    run = Run(
+        state="complete",
+        started=started,
+        ended=stamp(datetime.now(UTC)),
+        workload=workload,
+        inputs=inputs,
+        server=server_facts(server, None),
+        client=client_facts(),
+        self_tests=[],
+        cells=cells,
+    )
+    write_run(folder, run)
+    return run
+
+
+def _start(
+    starter: Starter, cell: Cell, number: int, folder: Path, at: int
+) -> tuple[Server, Trial]:
+    starter.stop()
+    if cell.start == "cold":
+        forget(starter.weights)
+    started, begun = stamp(datetime.now(UTC)), time.monotonic()
+    server = starter.start()
+    ready_s = time.monotonic() - begun
+    row = _first_answer(server, begun)
+    metrics = metrics_of([row])
+    first = row.sent_s + (row.first_token_s or 0.0)
+    trial = Trial(
+        number=number,
+        started=started,
+        metrics=metrics.model_copy(
+            update={"ready_s": round(ready_s, 3), "start_to_first_token_s": round(first, 3)}
+        ),
+        requests=append_rows(folder, [row], at),
+        warmup_requests=0,
+    )
+    return server, trial
+
+
+def _first_answer(server: Server, begun: float) -> RequestRow:
+    model = server_facts(server, None).model
+    body = {
+        "model": model,
+        "max_tokens": _TOKENS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": "Write one sentence about the sea."}],
+    }
+    sent = time.monotonic()
+    headers = {"Content-Type": "application/json", **server.headers}
+    request = send(
+        server.address,
+        "POST",
+        "/v1/chat/completions",
+        json.dumps(body).encode(),
+        headers,
+        limit_s=_LIMIT_S,
+        most_bytes=_MOST_BYTES,
+    )
+    try:
+        raw = asyncio.run(request)
+        answer = Answer()
+        answer.feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", 0.0)
+        for at, piece in raw.pieces:
+            answer.feed(piece, at)
+    except (Lost, Malformed) as error:
+        raise BenchUnanswered(f"{server.url}: no first answer: {error}") from error
+    if raw.status != 200 or not answer.times:
+        raise BenchUnanswered(f"{server.url}: status {raw.status}, and no first token")
+    micros = [round((t - answer.times[0]) * 1e6) for t in answer.times]
+    return RequestRow(
+        number=0,
+        sent_s=round(sent - begun, 6),
+        first_byte_s=round(raw.pieces[0][0], 6),
+        first_token_s=round(answer.times[0], 6),
+        end_s=round(raw.seconds, 6),
+        gaps_us=[b - a for a, b in pairwise(micros)],
+        chunks=len(answer.times),
+        asked_output=_TOKENS,
+        characters=answer.characters,
+        finish=answer.finish,
+        status=raw.status,
+    )

@@ -1,0 +1,62 @@
+"""How long a start takes, of an engine that is a server on loopback here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.bench.model import Inputs
+from pipeline.bench.record import read_rows, read_run
+from pipeline.bench.runner import workload_digest
+from pipeline.bench.server import Server
+from pipeline.bench.shipped import read_workload
+from pipeline.bench.starts import Starter, forget, measure_starts
+from pipeline.errors import BenchUnanswered
+from pipeline.smoke.wire import Address
+from tests.testbed.bench_faults import BenchServer, bench_server
+
+
+def _starter(server: BenchServer, weights: Path, calls: list[str]) -> Starter:
+    def start() -> Server:
+        calls.append("start")
+        return Server(Address.read(server.url), server.url)
+
+    return Starter(start, lambda: calls.append("stop"), weights)
+
+
+def test_each_start_begins_with_nothing_running_and_ends_with_a_token(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"weights" * 1000)
+    workload = read_workload("start")
+    calls: list[str] = []
+    with bench_server() as server:
+        inputs = Inputs(workload=workload_digest(workload))
+        run = measure_starts(workload, _starter(server, tmp_path, calls), tmp_path / "out", inputs)
+    assert calls == ["stop", "start", "stop", "start"]
+    assert [cell.cell.start for cell in run.cells] == ["cold", "warm"]
+    metrics = run.cells[0].trials[0].metrics
+    assert metrics.ready_s is not None
+    assert metrics.start_to_first_token_s is not None
+    assert metrics.start_to_first_token_s > metrics.ready_s
+    assert read_run(tmp_path / "out") == run
+    (row,) = read_rows(tmp_path / "out", run.cells[1].trials[0].requests)
+    assert row.chunks == 8
+
+
+@pytest.mark.parametrize("fault", ["always-busy", "not-http", "empty"])
+def test_a_start_without_a_first_token_is_none(tmp_path: Path, fault: str) -> None:
+    workload = read_workload("start")
+    inputs = Inputs(workload=workload_digest(workload))
+    with bench_server(fault) as server:
+        # the faults of single requests are of the second
+        server.world.requests = 1
+        starter = _starter(server, tmp_path, [])
+        with pytest.raises(BenchUnanswered):
+            measure_starts(workload, starter, tmp_path / "out", inputs)
+
+
+def test_files_are_forgotten_and_stay_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "part").write_bytes(b"bytes")
+    forget(tmp_path)
+    assert (tmp_path / "deep" / "part").read_bytes() == b"bytes"

@@ -1,0 +1,65 @@
+"""`sm120 bench` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.bench.record import read_run
+from tests.testbed.bench_faults import bench_server
+from tests.unit.support import Command
+
+_SMALL = ("--concurrency", "2", "--requests", "4", "--input", "60", "--output", "5")
+_FAST = ("--repeats", "1", "--no-self-test")
+
+
+def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
+    with bench_server() as server:
+        done = sm120("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path))
+    assert done.code == 0
+    assert "output tok/s" in done.out
+    assert "means of 1 trial" in done.out
+    run = read_run(tmp_path / "quick")
+    assert run.state == "complete"
+    assert run.cells[0].trials[0].metrics.completed == 4
+
+
+def test_a_void_cell_ends_with_a_code_of_its_own_and_the_result_is_kept(
+    sm120: Command, tmp_path: Path
+) -> None:
+    with bench_server("malformed") as server:
+        done = sm120("bench", "run", server.url, *_SMALL, *_FAST, "--json", "--out", str(tmp_path))
+    assert done.code == 93
+    assert json.loads(done.out)[0]["cells"][0]["state"] == "void"
+    assert "c2" in done.err
+    assert read_run(tmp_path / "quick").cells[0].state == "void"
+
+
+def test_workloads_are_listed(sm120: Command) -> None:
+    assert "k2-thinking-256-100" in sm120("bench", "list").out
+    names = [each["name"] for each in json.loads(sm120("bench", "list", "--json").out)]
+    assert "long-8192-2048" in names
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("http://127.0.0.1:9",), 93),
+        (("http://127.0.0.1:9", "--workload", "none"), 10),
+        (("http://127.0.0.1:9", "--workload", "missing.yaml"), 10),
+        (("http://127.0.0.1:9", "--workload", "start"), 10),
+        (("http://127.0.0.1:9", "--concurrency", "1", "--rate", "1"), 10),
+        (("http://127.0.0.1:9", "--concurrency", "0"), 2),
+        (("http://127.0.0.1:9", "--rate", "none"), 2),
+        (("ftp://host",), 10),
+        (("no-such-recipe",), 41),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    sm120: Command, tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    done = sm120("bench", *words, "--out", str(tmp_path))
+    assert done.code == code
+    assert not (tmp_path / "quick" / "bench.json").exists()
