@@ -18,7 +18,8 @@ from pipeline.smoke.wire import Address, Lost, Raw, send
 
 _LIMIT_S = 10.0
 _MOST_BYTES = 16 << 20
-_FEW_WORDS, _MANY_WORDS = 40, 440
+# Few enough for the smallest context: a prompt that a server cuts off is counted too short.
+_FEW_WORDS, _MANY_WORDS = 20, 120
 # What tells how a server was started, of all that SGLang reports.
 _SETTINGS = (
     *("quantization", "attention_backend", "kv_cache_dtype", "tp_size", "dp_size", "ep_size"),
@@ -160,7 +161,8 @@ def _engine(entry: Mapping[str, Any], info: Any, props: Any) -> Engine | None:
 def _version(server: Server, info: Any, props: Any) -> str | None:
     found = _at(info, "version") or _at(props, "build_info")
     found = found or _at(server.get_json("/version"), "version")
-    return str(found)[:100] if found else None
+    # ik_llama.cpp answers with the number of its interface, which is no version
+    return found[:100] if isinstance(found, str) else None
 
 
 def _context(entry: Mapping[str, Any], info: Any, props: Any) -> int | None:

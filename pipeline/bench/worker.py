@@ -67,6 +67,7 @@ class Share:
     events: int = 0
     unsent: int = 0
     behind_s: float = 0.0  # the longest that this process was late
+    keeps_connections: bool = True  # as far as the server has not shown otherwise
 
     @property
     def given_up(self) -> bool:
@@ -175,16 +176,19 @@ class Share:
             try:
                 await waiter
             except Failed as error:
-                # a server may close a connection that rested just when it is used again
-                is_unheard = was_used and error.kind == "lost" and not sent.answer.status
-                if not is_unheard or not self._may_retry(sent):
-                    raise
-                continue
+                # a server may close a connection that rested just when it is used again: it saw
+                # nothing of the request, so that another attempt is the first
+                if was_used and error.kind == "lost" and not connection.answer.status:
+                    self.keeps_connections = False
+                    continue
+                raise
             finally:
                 self.busy.discard(connection)
             sent.end = connection.last_byte
-            if connection.is_open:
+            if connection.is_open and self.keeps_connections:
                 self.idle.append(connection)
+            else:
+                connection.close()
             answer = connection.answer
             if answer.status in _RETRIED and self._may_retry(sent):
                 await asyncio.sleep(_asked_wait_s(answer, sent.retries))

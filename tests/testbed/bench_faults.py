@@ -147,6 +147,13 @@ class FaultyConnection(StubConnection):
         self.transport.close()
         return True
 
+    def fault_closes_silently(self, request: bytes, tokens: int) -> bool:
+        """The same, without a word of it in the head, and a moment later."""
+        events = b"".join(event(f" w{n}", n) for n in range(tokens))
+        self.transport.write(_HEAD + events + last_events(tokens, 10))
+        self.loop.call_later(0.001, self.transport.close)
+        return True
+
     def _at_once(self, tokens: int, counted: int) -> bool:
         events = b"".join(event(f" w{n}", n) for n in range(tokens))
         self.transport.write(_HEAD + events + last_events(counted, 10))

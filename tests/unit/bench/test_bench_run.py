@@ -149,9 +149,14 @@ def test_connections_are_used_again(tmp_path: Path, here: None) -> None:
         assert server.world.connections < 12
 
 
-def test_a_server_that_closes_after_each_answer_is_no_failure(measured: Measured) -> None:
-    run, _ = measured("closes")
+@pytest.mark.parametrize("fault", ["closes", "closes-silently"])
+def test_a_server_that_closes_after_each_answer_is_no_failure(
+    measured: Measured, fault: str
+) -> None:
+    run, rows = measured(fault)
     assert run.cells[0].state == "good"
+    # it never saw those that came too late, so that they were not refused
+    assert [row.retries for row in rows] == [0] * 8
 
 
 @pytest.mark.parametrize(
