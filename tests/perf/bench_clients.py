@@ -2,7 +2,8 @@
 
 Every one of them is told the same: so many streams, prompts and answers of a hundred tokens. The
 stub knows when it wrote each token; what a client reports is compared with that. CPU is of the
-client's whole process tree, its start included.
+client's whole process tree; a second run with few requests tells how much of it was its start,
+which is taken away.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pipeline.bench.self_test import stub, truth
 from tests.perf.measure import Report, run
 
 ROOT = Path(__file__).resolve().parents[2]
-_STREAMS, _REQUESTS, _TOKENS = 256, 1024, 100
+_STREAMS, _TOKENS = 256, 100
+_MANY, _FEW = 1024, 256
 _TTFT_S, _TPOT_S = 0.2, 0.02
 _WORDS = "perf/words"
 _COMMIT = "a" * 40
@@ -33,14 +35,14 @@ class Client:
 
     name: str
     packages: Sequence[str]
-    command: Callable[[Path, int, Path], list[str]]
+    command: Callable[[Path, int, Path, int], list[str]]
     read: Callable[[Path], Reading]
     # packages that it imports but whose own dependencies it does not need to send requests
     bare_packages: Sequence[str] = ()
 
 
-def _ours(programs: Path, port: int, out: Path) -> list[str]:
-    load = ["--concurrency", str(_STREAMS), "--requests", str(_REQUESTS), "--repeats", "1"]
+def _ours(programs: Path, port: int, out: Path, requests: int) -> list[str]:
+    load = ["--concurrency", str(_STREAMS), "--requests", str(requests), "--repeats", "1"]
     lengths = ["--input", str(_TOKENS), "--output", str(_TOKENS), "--no-self-test"]
     url = f"http://127.0.0.1:{port}"
     return [str(programs / "sm120"), "bench", url, *load, *lengths, "--out", str(out)]
@@ -51,11 +53,11 @@ def _read_ours(out: Path) -> Reading:
     return value["ttft_ms"]["mean"], value["tpot_ms"]["mean"]
 
 
-def _aiperf(programs: Path, port: int, out: Path) -> list[str]:
+def _aiperf(programs: Path, port: int, out: Path, requests: int) -> list[str]:
     return [
         *(str(programs / "aiperf"), "profile", "-m", "stub", "--endpoint-type", "chat"),
         *("--url", f"http://127.0.0.1:{port}", "--streaming", "--tokenizer", _WORDS),
-        *("--concurrency", str(_STREAMS), "--request-count", str(_REQUESTS)),
+        *("--concurrency", str(_STREAMS), "--request-count", str(requests)),
         *("--synthetic-input-tokens-mean", str(_TOKENS), "--output-tokens-mean", str(_TOKENS)),
         *("--artifact-dir", str(out), "--ui", "none"),
     ]
@@ -66,13 +68,13 @@ def _read_aiperf(out: Path) -> Reading:
     return value["time_to_first_token"]["avg"], value["inter_token_latency"]["avg"]
 
 
-def _guidellm(programs: Path, port: int, out: Path) -> list[str]:
+def _guidellm(programs: Path, port: int, out: Path, requests: int) -> list[str]:
     backend = f"kind=openai_http,target=http://127.0.0.1:{port},model=stub"
     data = f"kind=synthetic_text,prompt_tokens={_TOKENS},output_tokens={_TOKENS}"
     return [
         *(str(programs / "guidellm"), "run", "--backend", backend, "--data", data),
         *("--profile", f"kind=concurrent,streams={_STREAMS}", "--disable-console"),
-        *("--constraint", f"kind=max_requests,count={_REQUESTS}"),
+        *("--constraint", f"kind=max_requests,count={requests}"),
         *("--tokenizer", f"kind=hf_auto,model={_WORDS}"),
         *("--output", f"kind=json,path={out / 'guidellm.json'}"),
     ]
@@ -84,13 +86,13 @@ def _read_guidellm(out: Path) -> Reading:
     return ttft, metrics["inter_token_latency_ms"]["successful"]["mean"]
 
 
-def _sglang(programs: Path, port: int, out: Path) -> list[str]:
+def _sglang(programs: Path, port: int, out: Path, requests: int) -> list[str]:
     return [
         *(str(programs / "python"), "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"),
         *("--base-url", f"http://127.0.0.1:{port}", "--model", "stub", "--tokenizer", _WORDS),
         *("--dataset-name", "random-ids", "--random-range-ratio", "1"),
         *("--random-input-len", str(_TOKENS), "--random-output-len", str(_TOKENS)),
-        *("--num-prompts", str(_REQUESTS), "--max-concurrency", str(_STREAMS)),
+        *("--num-prompts", str(requests), "--max-concurrency", str(_STREAMS)),
         *("--warmup-requests", "0", "--disable-tqdm", "--output-file", str(out / "sglang.jsonl")),
     ]
 
@@ -110,7 +112,12 @@ OTHERS = (
     Client("guidellm", ["guidellm"], _guidellm, _read_guidellm),
     Client(
         "sglang",
-        ["aiohttp", "numpy", "requests", "tqdm", "transformers", "pybase64", "pillow", "torch"],
+        [
+            *("aiohttp", "numpy", "requests", "tqdm", "transformers", "pybase64", "pillow"),
+            *("torch", "torchvision", "datasets", "setproctitle", "psutil", "pydantic", "orjson"),
+            *("fastapi", "uvloop", "msgspec", "pyzmq", "ipython", "apache-tvm-ffi", "gguf"),
+            *("sentencepiece", "compressed_tensors"),
+        ],
         _sglang,
         _read_sglang,
         bare_packages=["sglang"],
@@ -139,19 +146,37 @@ def _sentence(measured: tuple[float, float, float]) -> str:
     return f"{micros:.0f} µs a token, TTFT {ttft:+.1%}, TPOT {tpot:+.1%}"
 
 
+@dataclass(frozen=True)
+class _Load:
+    """One run of a client."""
+
+    cpu_s: float
+    tokens: float
+    ttft_error: float
+    tpot_error: float
+
+
 def _measured(
     client: Client, environments: Path, scratch: Path, home: Path
 ) -> tuple[float, float, float]:
+    """Microseconds of CPU for each further token, and the errors with many requests."""
+    few = _run(client, environments, scratch, home, _FEW)
+    many = _run(client, environments, scratch, home, _MANY)
+    micros = 1e6 * (many.cpu_s - few.cpu_s) / (many.tokens - few.tokens)
+    return micros, many.ttft_error, many.tpot_error
+
+
+def _run(client: Client, environments: Path, scratch: Path, home: Path, requests: int) -> _Load:
     programs = _environment(client, environments)
-    out = scratch / client.name.replace(" ", "-")
+    out = scratch / f"{client.name.replace(' ', '-')}-{requests}"
     out.mkdir(parents=True)
     env = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     with stub(_TTFT_S, _TPOT_S) as (port, process):
-        cost = run(client.command(programs, port, out), env=env, cwd=scratch)
+        cost = run(client.command(programs, port, out, requests), env=env, cwd=scratch)
         true: Mapping[str, float] = truth(process)
     ttft, tpot = client.read(out)
-    micros = 1e6 * cost.cpu_s / max(1, true["tokens"])
-    return micros, ttft / true["ttft_ms"] - 1, tpot / true["tpot_ms"] - 1
+    ttft_error, tpot_error = ttft / true["ttft_ms"] - 1, tpot / true["tpot_ms"] - 1
+    return _Load(cost.cpu_s, true["tokens"], ttft_error, tpot_error)
 
 
 def _environment(client: Client, environments: Path) -> Path:
