@@ -17,6 +17,7 @@ from pipeline.bench.workload import Fixed, Normal, RandomTokens, Uniform, Worklo
 from pipeline.cli.bench import changed
 from pipeline.errors import WorkloadInvalid
 from pipeline.model import sha256_of
+from pipeline.recipe.find import Recipes
 
 _BASE: dict[str, Any] = {
     "name": "w",
@@ -64,6 +65,13 @@ def test_the_shipped_sweeps_are_those_of_their_sources() -> None:
     talk = read_workload("conversation-16").prompts
     assert talk.kind == "conversation"
     assert len(talk.each_turn()) == 16
+
+
+def test_every_workload_that_a_recipe_names_is_shipped() -> None:
+    recipes = Recipes([Path(__file__).resolve().parents[3] / "recipes"])
+    named = {name: recipes.read(name).bench for name in recipes.names()}
+    assert {w for each in named.values() for w in each} <= set(shipped_names())
+    assert named["kimi-k2-thinking-nvfp4-sglang-8x"] == ["k2-thinking-256-100"]
 
 
 @pytest.mark.parametrize(
