@@ -364,6 +364,11 @@ class UnknownRecipe(UnknownName):
     hint = "`sm120 recipe list` shows what there is; --recipes DIR adds a folder of your own."
 
 
+class UnknownReference(UnknownName):
+    meaning = "no published tables of that name ship with this tool"
+    hint = "`sm120 report --list-references` shows what there is."
+
+
 class NoCheckout(UnknownName):
     meaning = "no checkout was found"
     hint = "Run it in the checkout, or name it with --checkout."

@@ -1,0 +1,292 @@
+"""Charts of a report: what is drawn against what, with its legend and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipeline.report.bars import Bar, Part, bar_chart
+from pipeline.report.cells import by_concurrency, digits
+from pipeline.report.chart import Axis, Line, Point, line_chart, swatch
+from pipeline.report.markup import Markup, element, join
+from pipeline.report.model import Cell, Measured, Memory, Reference, Series, shown
+from pipeline.report.pointer import step
+from pipeline.report.view import Column, Row, View, table
+
+_CONCURRENCY = Axis("Concurrent requests", "stepped")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A series with its place in the data, and its colour on every chart."""
+
+    pointer: str
+    series: Series
+    style: int
+    is_document: bool
+
+
+def placed_series(view: View) -> list[Placed]:
+    """All series, runs first."""
+    places: list[Placed] = []
+    for pointer, measured in view.data.measured:
+        for index, series in enumerate(measured.series):
+            at = step(f"{pointer}/series", index)
+            is_document = isinstance(measured, Reference)
+            places.append(Placed(at, series, len(places), is_document))
+    return places
+
+
+def charts(view: View) -> Markup:
+    """Groups of one workload each: tokens a second of two workloads are not comparable."""
+    groups: dict[str, list[Placed]] = {}
+    for place in placed_series(view):
+        groups.setdefault(_group(place.series), []).append(place)
+    parts = [
+        join(element("h3", title), element("div", *_group_charts(view, n, places), class_="two"))
+        for n, (title, places) in enumerate(groups.items())
+    ]
+    return join(*parts)
+
+
+def _group(series: Series) -> str:
+    if series.lengths is None:
+        return series.workload
+    return f"{series.lengths.input:,.0f} input, {series.lengths.output:,.0f} output tokens"
+
+
+def _group_charts(view: View, number: int, places: Sequence[Placed]) -> list[Markup]:
+    sweeps = [p for p in places if by_concurrency(p.series)]
+    figures = [_own_throughput(view, f"g{number}s{i}", p) for i, p in enumerate(sweeps)]
+    figures += [
+        _compared(view, f"g{number}o", "Output throughput", "Output tok/s", "output_tok_s", sweeps),
+        _compared(
+            view, f"g{number}a", "Total throughput", "Total tok/s (in + out)", "total_tok_s", sweeps
+        ),
+        _compared(
+            view, f"g{number}t", "Time to first token", "TTFT mean, ms", "ttft_ms.mean", sweeps, "log"
+        ),
+        _compared(
+            view, f"g{number}p", "Time per output token", "TPOT mean, ms", "tpot_ms.mean", sweeps
+        ),
+        _pareto(view, f"g{number}f", sweeps),
+    ]
+    for i, place in enumerate(p for p in places if not by_concurrency(p.series)):
+        for name, title in (
+            ("decode_tok_s.mean", "Generation (TG), output tok/s"),
+            ("prefill_tok_s.mean", "Prefill (PP), input tok/s"),
+        ):
+            figures.append(_configurations(view, f"g{number}{name[0]}{i}", place, name, title))
+    return [figure for figure in figures if figure is not None]
+
+
+def _figure(title: str, text: str, chart: Markup, legend: Sequence[Markup], data: Markup) -> Markup:
+    caption = element("figcaption", element("h4", title), element("p", text) if text else None)
+    keys = element("ul", *legend, class_="legend") if legend else None
+    values = element("details", element("summary", "Values"), data, class_="chart-data")
+    return element("figure", caption, chart, keys, values)
+
+
+def _legend(lines: Sequence[Line]) -> list[Markup]:
+    return [
+        element("li", swatch(line.style, line.is_dashed), line.name, data_for=line.name)
+        for line in lines
+    ]
+
+
+def _points(place: Placed, name: str, unit: str) -> tuple[Point, ...]:
+    points = []
+    decimals = digits(place.series, name, is_exact=place.is_document)
+    for cell in place.series.cells:
+        measure = cell.numbers.get(name)
+        if measure is None or cell.concurrency is None:
+            continue
+        value = shown(measure.mean, decimals)
+        points.append(
+            Point(
+                x=cell.concurrency,
+                y=measure.mean,
+                about=f"{place.series.name}, {cell.concurrency:,} at once: {value} {unit}",
+                low=measure.low,
+                high=measure.high,
+                is_doubtful=bool(cell.notes),
+            )
+        )
+    return tuple(points)
+
+
+def _own_throughput(view: View, key: str, place: Placed) -> Markup | None:
+    """Output, total and peak of one series: they differ by a factor, and are often mixed up."""
+    kinds = (
+        ("output_tok_s", "Output"),
+        ("total_tok_s", "Total (in + out)"),
+        ("peak_output_tok_s", "Peak output over 1 s"),
+    )
+    named = [(name, title, _points(place, name, "tok/s")) for name, title in kinds]
+    lines = [Line(t, p, i) for i, (_, t, p) in enumerate(named) if p]
+    if not lines or len(lines[0].points) < 2:
+        return None
+    title = f"{place.series.name}: throughput vs concurrency"
+    chart = line_chart(key, title, _CONCURRENCY, Axis("Tokens per second"), lines)
+    metrics = [(name, title) for name, title, points in named if points]
+    data = _values(view, title, [(place, name, t) for name, t in metrics])
+    return _figure(title, "", chart, _legend(lines), data)
+
+
+def _compared(
+    view: View,
+    key: str,
+    title: str,
+    axis: str,
+    name: str,
+    places: Sequence[Placed],
+    kind: str = "linear",
+) -> Markup | None:
+    """One metric of all series of a group."""
+    unit = "ms" if name.endswith("ms.mean") else "tok/s"
+    named = [(place, _points(place, name, unit)) for place in places]
+    lines = [
+        Line(place.series.name, points, place.style, place.is_document)
+        for place, points in named
+        if points
+    ]
+    # a single series is already drawn by itself, but for its latency
+    if not lines or (len(lines) == 1 and (unit == "tok/s" or len(lines[0].points) < 2)):
+        return None
+    chart = line_chart(key, title, _CONCURRENCY, Axis(axis, "log" if kind == "log" else "linear"), lines)
+    data = _values(view, title, [(p, name, p.series.name) for p, points in named if points])
+    text = "Dashed: as a document states it." if any(line.is_dashed for line in lines) else ""
+    return _figure(f"{title} vs concurrency", text, chart, _legend(lines), data)
+
+
+def _pareto(view: View, key: str, places: Sequence[Placed]) -> Markup | None:
+    """What a user gets against what the box gives; up and to the right is better."""
+    lines = []
+    for place in places:
+        points = tuple(
+            Point(
+                x=user,
+                y=box,
+                about=f"{place.series.name}, {cell.concurrency:,} at once: {user:,.1f} tok/s for a user,"
+                f" {box:,.0f} tok/s of the box",
+                label=f"{cell.concurrency:,}",
+                is_doubtful=bool(cell.notes),
+            )
+            for cell in place.series.cells
+            if (user := cell.mean("user_tok_s")) and (box := cell.mean("output_tok_s"))
+            and cell.concurrency
+        )
+        if points:
+            lines.append(Line(place.series.name, points, place.style, place.is_document))
+    if sum(len(line.points) for line in lines) < 2:
+        return None
+    title = "Speed for a user against speed of the box"
+    axes = Axis("Output tok/s for one user (1 / TPOT)"), Axis("Output tok/s of the box")
+    chart = line_chart(key, title, *axes, lines)
+    pairs = [(p, n, f"{p.series.name}: {t}") for p in places for n, t in (("user_tok_s", "user"), ("output_tok_s", "box"))]
+    text = "Labels are concurrent requests. Up and to the right is better."
+    return _figure(title, text, chart, _legend(lines), _values(view, title, pairs))
+
+
+def _configurations(view: View, key: str, place: Placed, name: str, title: str) -> Markup | None:
+    decimals = digits(place.series, name, is_exact=place.is_document)
+    known = [cell for cell in place.series.cells if name in cell.numbers]
+    if not known:
+        return None
+    bars = [Bar(cell.name, (_bar_part(cell, name, title, decimals, place.style % 6),)) for cell in known]
+    caption = f"{place.series.name}: {title}"
+    chart = bar_chart(key, caption, title, bars)
+    return _figure(caption, "", chart, [], _values(view, caption, [(place, name, title)]))
+
+
+def _bar_part(cell: Cell, name: str, title: str, decimals: int, style: int) -> Part:
+    value = cell.mean(name) or 0.0
+    return Part(title, value, shown(value, decimals), style)
+
+
+def _values(view: View, title: str, wanted: Sequence[tuple[Placed, str, str]]) -> Markup:
+    """The table of a chart: a row for each load, a column for each line."""
+    first = wanted[0][0].series
+    is_sweep = by_concurrency(first)
+    key: Callable[[Cell], object] = (lambda c: c.concurrency) if is_sweep else (lambda c: c.name)
+    loads = dict.fromkeys(key(cell) for place, _, _ in wanted for cell in place.series.cells)
+    ordered = sorted(loads, key=lambda load: load if isinstance(load, int) else 0)
+    rows = [
+        Row([shown(load, 0), *(_at(view, place, name, key, load) for place, name, _ in wanted)])
+        for load in ordered
+    ]
+    columns = [
+        Column("Concurrency" if is_sweep else "Cell", is_number=is_sweep),
+        *(Column(title, is_number=True) for _, _, title in wanted),
+    ]
+    return table(title, columns, rows)
+
+
+def _at(
+    view: View, place: Placed, name: str, key: Callable[[Cell], object], load: object
+) -> Markup | str:
+    decimals = digits(place.series, name, is_exact=place.is_document)
+    for index, cell in enumerate(place.series.cells):
+        if key(cell) == load and name in cell.numbers:
+            at = step(f"{place.pointer}/cells/{index}/numbers", name)
+            return view.show(f"{at}/mean", decimals)
+    return "–"
+
+
+_MEMORY_PARTS = (
+    *(("weights", "Weights", 0), ("kv", "KV cache", 2), ("used", "Used", 5)),
+    *(("other", "Other", 3), ("free", "Free", 6)),
+)
+
+
+def memory_chart(view: View, key: str, pointer: str, measured: Measured) -> Markup:
+    """How the memory of each card is split."""
+    unit = measured.memory[0].unit
+    bars = [Bar(memory.name, _memory_parts(memory)) for memory in measured.memory]
+    title = "Memory per GPU"
+    chart = bar_chart(key, title, unit, bars)
+    seen = {part.name for bar in bars for part in bar.parts}
+    legend = [
+        element("li", _box(style), name) for _, name, style in _MEMORY_PARTS if name in seen
+    ]
+    text = "Other is the rest of the card: the engine's buffers, the driver, rounding." * ("Other" in seen)
+    return _figure(title, text, chart, legend, _memory_table(view, pointer, measured))
+
+
+def _memory_parts(memory: Memory) -> tuple[Part, ...]:
+    parts = []
+    for name, title, style in _MEMORY_PARTS:
+        value = getattr(memory, name)
+        if name == "free" and value is None and memory.total and memory.used:
+            value = memory.total - memory.used
+        if value:
+            parts.append(Part(title, value, f"{value:,.2f}".rstrip("0").rstrip("."), style))
+    return tuple(parts)
+
+
+def _box(style: int) -> Markup:
+    box = element("rect", width=14, height=12)
+    return element("svg", box, viewBox="0 0 14 12", aria_hidden="true", class_=f"box c{style}")
+
+
+def _memory_table(view: View, pointer: str, measured: Measured) -> Markup:
+    fields = (
+        *(("total", "Total", 2), ("weights", "Weights", 2), ("kv", "KV cache", 2)),
+        *(("used", "Used", 2), ("free", "Free", 2), ("kv_tokens", "KV tokens", 0)),
+    )
+    known = [f for f in fields if any(getattr(m, f[0]) is not None for m in measured.memory)]
+    unit = measured.memory[0].unit
+    columns = [Column("Card")] + [
+        Column(title if name == "kv_tokens" else f"{title} {unit}", is_number=True)
+        for name, title, _ in known
+    ]
+    rows = [
+        Row(
+            [
+                view.show(f"{pointer}/memory/{i}/name"),
+                *(view.show(f"{pointer}/memory/{i}/{name}", d) for name, _, d in known),
+            ]
+        )
+        for i in range(len(measured.memory))
+    ]
+    return table("Memory per GPU", columns, rows)

@@ -1,0 +1,344 @@
+"""What follows from the numbers: facts, warnings and advice, computed and never written by hand.
+
+`sm120 verify` computes them again: a finding that does not follow from the data is a changed page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from pipeline import log
+from pipeline.report.model import (
+    Cell,
+    Claim,
+    Finding,
+    Measured,
+    Memory,
+    Quantity,
+    Reference,
+    ReportData,
+    Series,
+)
+
+# Values of a table are rounded: this near counts as the same.
+_SAME = 0.005
+# Less than this more output for more load is not worth a wait that grows by that factor.
+_WORTH, _LONGER = 0.10, 1.5
+_FEW_IN_FLIGHT = 0.75
+_LENGTHS_OFF = 0.10
+_SEVERAL_AT_ONCE = 1.5
+# Peak last: it may by chance equal one of the others.
+_THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
+
+
+def find(data: ReportData) -> list[Finding]:
+    """All that can be said, what is wrong first."""
+    found = [finding for _, each in data.measured for finding in _about(each)]
+    found += _side_by_side(data)
+    order = {"flag": 0, "fact": 1, "advice": 2}
+    return sorted(found, key=lambda finding: order[finding.kind])
+
+
+def _about(measured: Measured) -> Iterator[Finding]:
+    if isinstance(measured, Reference):
+        for claim in measured.claims:
+            yield from _judge_claim(measured, claim)
+        for c in measured.corrections:
+            yield Finding(kind="flag", about=measured.name, text=f"{c.says} {c.but} ({c.source})")
+    for note in measured.notes:
+        yield Finding(kind="flag", about=measured.name, text=f"{note.kind}: {note.message}")
+    for series in measured.series:
+        yield from _about_series(series)
+    for memory in measured.memory:
+        yield from _idle_memory(memory)
+
+
+def _say(
+    kind: Literal["flag", "fact", "advice"], about: str, text: str, *numbers: tuple[float, int]
+) -> Finding:
+    quantities = [Quantity(value=round(value, 6), decimals=d) for value, d in numbers]
+    return Finding(kind=kind, about=about, text=text, numbers=quantities)
+
+
+def _whole(value: float) -> int:
+    """Digits behind the point that a reader can use."""
+    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+
+
+def _number(value: float) -> tuple[float, int]:
+    return value, 0 if value == int(value) else _whole(value)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a document's own tables its headline is."""
+
+    series: int
+    cell: int
+    metric: str
+    is_mislabelled: bool
+
+
+def claimed(reference: Reference, claim: Claim) -> Place | None:
+    """What a headline number is, by its own table; the last cell that has it."""
+    names = [series.name for series in reference.series]
+    if claim.series is None:
+        return None
+    at = names.index(claim.series)
+    for metric in _THROUGHPUT:
+        cells = [i for i, c in enumerate(reference.series[at].cells) if _is(c, metric, claim)]
+        if cells:
+            hidden = metric == "total_tok_s" and "total" not in claim.text.lower()
+            return Place(at, cells[-1], metric, hidden)
+    return None
+
+
+def _judge_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
+    place = claimed(reference, claim)
+    if place is None:
+        for series in reference.series:
+            if series.name == claim.series:
+                yield from _per_user(series, claim)
+    elif place.is_mislabelled:
+        series = reference.series[place.series]
+        yield _mislabelled(series, claim, series.cells[place.cell])
+
+
+def _is(cell: Cell, name: str, claim: Claim) -> bool:
+    value = cell.mean(name)
+    return value is not None and abs(value - claim.value) <= _SAME * claim.value
+
+
+def _mislabelled(series: Series, claim: Claim, cell: Cell) -> Finding:
+    text = (
+        f"The headline {{0}} {claim.unit}, printed as “{claim.text}”, is total throughput: input and"
+        " output tokens together, at concurrency {1}."
+    )
+    numbers = [_number(claim.value), (cell.concurrency or 1, 0)]
+    if (output := cell.mean("output_tok_s")) is not None:
+        text += " Output throughput there was {2} tok/s."
+        numbers.append(_number(output))
+        peaks = [(peak, c) for c in series.cells if (peak := c.mean("peak_output_tok_s"))]
+        if peaks:
+            peak, at = max(peaks, key=lambda pair: pair[0])
+            text += " The largest peak over one second in its table is {3} tok/s, at concurrency {4}."
+            numbers += [_number(peak), (at.concurrency or 1, 0)]
+    return _say("flag", series.name, text, *numbers)
+
+
+def _per_user(series: Series, claim: Claim) -> Iterator[Finding]:
+    for cell in series.cells:
+        output, tpot = cell.mean("output_tok_s"), cell.mean("tpot_ms.mean")
+        if output is None or tpot is None or not cell.concurrency:
+            continue
+        if abs(output / cell.concurrency - claim.value) <= _SAME * claim.value:
+            yield _say(
+                "flag",
+                series.name,
+                f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}} requests, waiting"
+                " included. While its answer streams, a user gets {2} tok/s (1 / TPOT).",
+                _number(claim.value),
+                (cell.concurrency, 0),
+                (1e3 / tpot, 1),
+            )
+
+
+def _about_series(series: Series) -> Iterator[Finding]:
+    yield from _voids(series)
+    yield from _marks(series)
+    yield from _other_lengths(series)
+    yield from _in_flight(series)
+    yield from _several_tokens_at_once(series)
+    yield from _best(series)
+    yield from _knee(series)
+
+
+def _voids(series: Series) -> Iterator[Finding]:
+    for cell in series.cells:
+        if cell.state == "void":
+            why = "; ".join(note.message for note in cell.notes) or "no trial is good"
+            yield _say("flag", series.name, f"{cell.name} counts for nothing: {why}")
+
+
+def _marks(series: Series) -> Iterator[Finding]:
+    """One sentence for each kind of doubt, however many cells have it."""
+    notes = [(note, cell) for cell in series.cells if cell.state != "void" for note in cell.notes]
+    for kind, times in Counter(note.kind for note, _ in notes).items():
+        first, cell = next((note, cell) for note, cell in notes if note.kind == kind)
+        more = f" (and {log.count(times - 1, 'more cell')})" if times > 1 else ""
+        yield _say("flag", series.name, f"{kind}, {cell.name}{more}: {first.message}")
+
+
+def _other_lengths(series: Series) -> Iterator[Finding]:
+    if series.lengths is None:
+        return
+    want = (series.lengths.input + series.lengths.output) / series.lengths.output
+    ratios = [
+        total / output
+        for cell in series.cells
+        if (total := cell.mean("total_tok_s")) and (output := cell.mean("output_tok_s"))
+    ]
+    if ratios and max(abs(ratio / want - 1) for ratio in ratios) > _LENGTHS_OFF:
+        yield _say(
+            "flag",
+            series.name,
+            "Total is {0} to {1} times output in the rows, where {2} input and {3} output tokens give"
+            " {4}: not every row had these lengths.",
+            (min(ratios), 2),
+            (max(ratios), 2),
+            _number(series.lengths.input),
+            _number(series.lengths.output),
+            (want, 2),
+        )
+
+
+def under_way(series: Series, cell: Cell) -> float | None:
+    """Requests under way on average: measured, or by Little's law from the other numbers."""
+    measured = cell.mean("concurrency")
+    if measured is not None or series.lengths is None:
+        return measured
+    output = cell.mean("output_tok_s")
+    ttft, tpot = cell.mean("ttft_ms.mean"), cell.mean("tpot_ms.mean")
+    if output is None or ttft is None or tpot is None:
+        return None
+    latency_s = (ttft + (series.lengths.output - 1) * tpot) / 1e3
+    return output / series.lengths.output * latency_s
+
+
+def _in_flight(series: Series) -> Iterator[Finding]:
+    shares = [
+        (under / cell.concurrency, under, cell)
+        for cell in series.cells
+        if cell.concurrency and (under := under_way(series, cell)) is not None
+    ]
+    if not shares:
+        return
+    share, under, cell = min(shares, key=lambda each: each[0])
+    if share < _FEW_IN_FLIGHT:
+        how = "measured" if cell.mean("concurrency") is not None else "by Little's law"
+        yield _say(
+            "flag",
+            series.name,
+            f"At concurrency {{0}} only {{1}} requests were under way on average ({how}): a lower"
+            " load than its name says. Ramp-up and drain do that, and answers shorter than stated.",
+            (cell.concurrency or 1, 0),
+            (under, 0),
+        )
+
+
+def _several_tokens_at_once(series: Series) -> Iterator[Finding]:
+    for cell in series.cells:
+        itl, tpot = cell.mean("itl_ms.mean"), cell.mean("tpot_ms.mean")
+        if itl and tpot and itl / tpot > _SEVERAL_AT_ONCE:
+            yield _say(
+                "fact",
+                series.name,
+                "ITL is {0} times TPOT: about so many tokens arrive at once, so ITL is not the time of"
+                " a token here.",
+                (itl / tpot, 1),
+            )
+            return
+
+
+def _with(series: Series, name: str) -> list[Cell]:
+    good = [c for c in series.cells if c.state != "void" and c.mean(name) is not None]
+    return sorted(good, key=lambda cell: cell.concurrency or 0)
+
+
+def _best(series: Series) -> Iterator[Finding]:
+    cells = _with(series, "output_tok_s")
+    if not cells:
+        return
+    best = max(cells, key=lambda cell: cell.mean("output_tok_s") or 0)
+    text = "Most output: {0} tok/s"
+    numbers = [_number(best.mean("output_tok_s") or 0)]
+    parts = (
+        (best.concurrency, " at concurrency {%d}"),
+        (best.mean("total_tok_s"), ", {%d} tok/s total"),
+        (best.mean("user_tok_s"), "; one user then gets {%d} tok/s"),
+        (best.mean("ttft_ms.mean"), " after {%d} ms until the first token"),
+    )
+    for value, part in parts:
+        if value is not None:
+            text += part % len(numbers)
+            numbers.append(_number(value))
+    yield _say("fact", series.name, f"{text}.", *numbers)
+    if (joules := best.mean("joules_per_output_token")) is not None:
+        yield _say("fact", series.name, "Energy: {0} J for each output token.", (joules, 2))
+
+
+def _knee(series: Series) -> Iterator[Finding]:
+    """The load beyond which users wait longer for next to nothing."""
+    for here, there in pairwise(_with(series, "output_tok_s")):
+        before, after = here.mean("output_tok_s") or 0, there.mean("output_tok_s") or 0
+        wait, longer = here.mean("ttft_ms.mean"), there.mean("ttft_ms.mean")
+        if not (before and wait and longer and here.concurrency and there.concurrency):
+            continue
+        if after / before - 1 < _WORTH and longer / wait > _LONGER:
+            yield _say(
+                "advice",
+                series.name,
+                "Stay at concurrency {0} or below: {1} changes output by {2} % and makes the first token"
+                " take {3} times as long.",
+                (here.concurrency, 0),
+                (there.concurrency, 0),
+                ((after / before - 1) * 100, 1),
+                (longer / wait, 1),
+            )
+            return
+
+
+def _idle_memory(memory: Memory) -> Iterator[Finding]:
+    if not memory.kv or not memory.free or not memory.kv_tokens or memory.free <= memory.kv:
+        return
+    yield _say(
+        "fact",
+        memory.name,
+        f"{{0}} {memory.unit} of each card stayed free beside {{1}} {memory.unit} of KV cache: at its own"
+        " size, room for {2} tokens more, as far as the engine needs it for nothing else.",
+        (memory.free, 2),
+        (memory.kv, 2),
+        (memory.free / memory.kv * memory.kv_tokens, 0),
+    )
+
+
+def _side_by_side(data: ReportData) -> Iterator[Finding]:
+    """A run against a document, only where load and lengths are the same."""
+    published = [s for reference in data.references for s in reference.series]
+    for mine in (s for run in data.runs for s in run.series):
+        for other in published:
+            if mine.lengths is not None and mine.lengths == other.lengths:
+                yield from _same_load(mine, other)
+
+
+def _same_load(mine: Series, other: Series) -> Iterator[Finding]:
+    theirs = {c.concurrency: c for c in _with(other, "output_tok_s")}
+    shared = [c for c in _with(mine, "output_tok_s") if c.concurrency in theirs]
+    if not shared:
+        return
+    cell = shared[-1]
+    own = cell.mean("output_tok_s") or 0
+    stated = theirs[cell.concurrency].mean("output_tok_s") or 0
+    yield _say(
+        "fact",
+        mine.name,
+        f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}. Another client, host"
+        " and stack: no comparison of engines.",
+        (cell.concurrency or 1, 0),
+        _number(own),
+        _number(stated),
+    )
+
+
+def with_findings(data: ReportData) -> ReportData:
+    """The data with all that follows from it."""
+    return data.model_copy(update={"findings": find(data)})
+
+
+def flags(findings: Iterable[Finding]) -> list[Finding]:
+    """What a reader must know first."""
+    return [finding for finding in findings if finding.kind == "flag"]

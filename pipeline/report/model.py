@@ -1,0 +1,260 @@
+"""The data of a report: all that a page shows, embedded in it, so that a page can be checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from pipeline.bench.metrics import DEFINITIONS
+from pipeline.bench.model import SelfTest
+from pipeline.model import Count, Digest, Frozen, Name, Stamp
+
+FORMAT = "sm120-report/1"
+# How far evidence holds, as `sm120 verify` says it, or what a report knows by itself.
+State: TypeAlias = Literal[
+    *("valid", "unsigned", "stale", "incomplete", "moved", "broken"),
+    *("named", "unknown"),  # a digest that nobody compared; nothing at all
+]
+CellState: TypeAlias = Literal["good", "void", "partial"]
+
+
+class Measure(Frozen):
+    """One number; low and high are its 95 % confidence interval, where there is one."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    trials: Count | None = None  # none: the source does not say
+
+
+class Note(Frozen):
+    """Something a reader must know before believing a number."""
+
+    kind: str
+    message: str
+
+
+class Cell(Frozen):
+    """A step of a sweep, or one of several configurations; numbers by bench's names."""
+
+    name: str
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    rate_per_s: float | None = None
+    state: CellState = "good"
+    numbers: dict[str, Measure] = {}
+    notes: list[Note] = []
+
+    def mean(self, name: str) -> float | None:
+        """A number, where it is known."""
+        measure = self.numbers.get(name)
+        return None if measure is None else measure.mean
+
+
+class Lengths(Frozen):
+    """Tokens of a request, as they were asked for."""
+
+    input: Annotated[float, Field(gt=0)]
+    output: Annotated[float, Field(gt=0)]
+
+
+class Series(Frozen):
+    """One server under one workload."""
+
+    name: str
+    model: str
+    workload: str
+    lengths: Lengths | None = None
+    recipe: Name | None = None
+    cells: list[Cell]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_table(cls, value: Any) -> Any:
+        """Files of reference data hold tables as their documents print them."""
+        if not isinstance(value, dict) or "columns" not in value:
+            return value
+        rest = {name: each for name, each in value.items() if name not in ("columns", "rows")}
+        cells = [_row_as_cell(value["columns"], row) for row in value.get("rows", [])]
+        return {**rest, "cells": cells}
+
+
+def _row_as_cell(columns: list[str], row: list[Any]) -> dict[str, Any]:
+    if len(row) != len(columns):
+        raise ValueError(f"a row has {len(row)} values for {len(columns)} columns")
+    values = dict(zip(columns, row, strict=True))
+    concurrency = values.pop("concurrency", None)
+    name = values.pop("name", f"c{concurrency}")
+    for metric in values:
+        if metric.split(".")[0] not in DEFINITIONS:
+            raise ValueError(f"{metric} is no metric of `sm120 bench`")
+    numbers = {metric: {"mean": v} for metric, v in values.items() if v is not None}
+    return {"name": name, "concurrency": concurrency, "numbers": numbers}
+
+
+class Memory(Frozen):
+    """How the memory of one card is split; what is not known is left out."""
+
+    name: str
+    unit: Literal["GB", "GiB"]
+    total: float | None = None
+    weights: float | None = None
+    kv: float | None = None
+    free: float | None = None
+    used: float | None = None  # sampled: all of it together
+    kv_tokens: Count | None = None
+    source: str = ""
+
+    @property
+    def other(self) -> float | None:
+        """What is left of the card: the engine's own buffers, the driver, other programs."""
+        known = (self.weights, self.kv, self.free)
+        if self.total is None or any(part is None for part in known):
+            return None
+        return max(0.0, self.total - sum(part or 0.0 for part in known))
+
+
+class Fact(Frozen):
+    """A row of a table about hardware or software."""
+
+    name: str
+    value: str
+
+
+class ModelRow(Frozen):
+    """A model that was tried."""
+
+    name: str
+    quantization: str = ""
+    size: str = ""
+    experts: str = ""
+    status: str = ""
+
+
+class AttemptRow(Frozen):
+    """One attempt, good or bad."""
+
+    name: str
+    at: Stamp | None = None
+    model: str
+    configuration: str
+    outcome: str
+    is_good: bool
+    message: str = ""
+    seconds: float | None = None
+
+
+class EvidenceLink(Frozen):
+    """One thing that stands behind the numbers."""
+
+    name: str
+    digest: Digest | None = None
+    state: State
+    message: str = ""
+
+
+class Measured(Frozen):
+    """What was measured in one place: by a run of ours, or as a document says."""
+
+    name: str
+    title: str
+    hardware: list[Fact] = []
+    software: list[Fact] = []
+    models: list[ModelRow] = []
+    series: list[Series] = []
+    memory: list[Memory] = []
+    attempts: list[AttemptRow] = []
+    evidence: list[EvidenceLink] = []
+    notes: list[Note] = []
+
+
+class RunData(Measured):
+    """A run of `sm120 bench`, or another tool's result that was read."""
+
+    file: str
+    digest: Digest  # of the run's file, byte for byte
+    requests: Digest | None = None  # of its raw requests
+    started: Stamp | None = None
+    tool: str
+    # how well the client reads what is known beforehand
+    self_tests: list[SelfTest] = []
+
+
+class Claim(Frozen):
+    """A number that a document puts above its tables, with the words that it has there."""
+
+    text: str
+    value: float
+    unit: str
+    series: str | None = None  # whose cells it should be found in
+
+
+class Correction(Frozen):
+    """Where a document's words differ from its own records; with the place that shows it."""
+
+    says: str
+    but: str
+    source: str
+
+
+class Reference(Measured):
+    """Published tables, word for word, with their source."""
+
+    published: str
+    link: str | None = None
+    claims: list[Claim] = []
+    corrections: list[Correction] = []
+
+    @model_validator(mode="after")
+    def _claims_name_series(self) -> Reference:
+        known = {series.name for series in self.series}
+        for claim in self.claims:
+            if claim.series is not None and claim.series not in known:
+                raise ValueError(f"the claim {claim.text!r} names no series of it")
+        return self
+
+
+class Quantity(Frozen):
+    """A number inside a sentence."""
+
+    value: float
+    decimals: Annotated[int, Field(ge=0, le=6)] = 0
+
+
+class Finding(Frozen):
+    """A sentence that was computed; `{0}` stands for its first number."""
+
+    kind: Literal["flag", "fact", "advice"]
+    about: str
+    text: str
+    numbers: list[Quantity] = []
+
+
+class ReportData(Frozen):
+    """Everything that a report shows."""
+
+    format: Literal["sm120-report/1"] = "sm120-report/1"
+    title: str
+    made: Stamp
+    tool: str
+    redacted: bool = False
+    runs: list[RunData] = []
+    references: list[Reference] = []
+    attempts: list[AttemptRow] = []
+    findings: list[Finding] = []
+
+    @property
+    def measured(self) -> list[tuple[str, Measured]]:
+        """Runs, then documents, each with its place in the data."""
+        runs = [(f"/runs/{i}", run) for i, run in enumerate(self.runs)]
+        documents = [(f"/references/{i}", each) for i, each in enumerate(self.references)]
+        return [*runs, *documents]
+
+
+def shown(value: object, decimals: int | None) -> str:
+    """A value as pages print it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.{decimals or 0}f}"
