@@ -90,6 +90,11 @@ class RunInvalid(InputInvalid):
     hint = "Name the folder of a run, which has bench.json and requests.jsonl."
 
 
+class ReportInvalid(InputInvalid):
+    meaning = "a file is no report of this tool, or its embedded data cannot be read"
+    hint = "`sm120 report RUN` makes it again from the run."
+
+
 # A code of its own: CI tells "lock again and commit" from a spec that a person must correct.
 class LockUnusable(PipelineError):
     exit_code = 11
@@ -396,6 +401,11 @@ class ToolUnavailable(PipelineError):
 
 class MissingTool(ToolUnavailable):
     meaning = "a program this step needs is not installed"
+
+
+class PrintFailed(ToolUnavailable):
+    meaning = "the browser that was asked to print a PDF failed"
+    hint = "Open the HTML file in a browser and print it: its style sheet has rules for paper."
 
 
 class DockerUnavailable(ToolUnavailable):

@@ -103,7 +103,12 @@ def _value(view: View, at: str, cell: Cell, metric: Metric, decimals: int) -> Ma
 def _state(view: View, at: str, cell: Cell) -> Markup:
     kind = {"good": "good", "partial": "warn", "void": "bad"}[cell.state]
     notes = [
-        join(" ", tag(view.show(f"{at}/notes/{i}/kind"), "warn"), " ", view.show(f"{at}/notes/{i}/message"))
+        join(
+            " ",
+            tag(view.show(f"{at}/notes/{i}/kind"), "warn"),
+            " ",
+            view.show(f"{at}/notes/{i}/message"),
+        )
         for i in range(len(cell.notes))
     ]
     return join(tag(view.show(f"{at}/state"), kind), *notes)

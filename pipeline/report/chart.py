@@ -17,7 +17,17 @@ from pipeline.report.scale import Scale, linear, logarithmic, stepped, tick_labe
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 46
 _LETTER, _LINE = 6.6, 13.0  # of a 12 px font, for labels that must not touch
-SHAPES = 6
+# A sign of its own for each line, so that colour is not the only difference: circle, square,
+# triangles, diamond, cross.
+_SIGNS = (
+    "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0Z",
+    "m-4-4h8v8h-8Z",
+    "m0-5l5.3 9h-10.6Z",
+    "m0-5.5l5.5 5.5l-5.5 5.5l-5.5-5.5Z",
+    "m0 5l5.3-9h-10.6Z",
+    "m-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3Z",
+)
+SHAPES = len(_SIGNS)
 Kind: TypeAlias = Literal["linear", "log", "stepped"]
 
 
@@ -132,7 +142,9 @@ def _titles(x: Axis, y: Axis) -> Markup:
     below = element(
         "text", x.title, x=(_LEFT + WIDTH - _RIGHT) / 2, y=HEIGHT - 8, text_anchor="middle"
     )
-    beside = element("text", y.title, text_anchor="middle", transform=f"translate(12 {middle:g}) rotate(-90)")
+    beside = element(
+        "text", y.title, text_anchor="middle", transform=f"translate(12 {middle:g}) rotate(-90)"
+    )
     return element("g", below, beside, aria_hidden="true", class_="titles")
 
 
@@ -164,17 +176,9 @@ def _point(point: Point, style: int, x: float, y: float) -> Markup:
     return element("path", about, d=shape(style, x, y), class_="dot" + " open" * point.is_doubtful)
 
 
-def shape(style: int, x: float, y: float, r: float = 4.5) -> str:
-    """A sign of its own for each line, so that colour is not the only difference."""
-    signs = (
-        f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z",
-        f"M{x - r + 0.6:.1f} {y - r + 0.6:.1f}h{2 * r - 1.2:.1f}v{2 * r - 1.2:.1f}h{1.2 - 2 * r:.1f}Z",
-        f"M{x:.1f} {y - r - 0.5:.1f}l{r + 0.8:.1f} {2 * r:.1f}h{-2 * r - 1.6:.1f}Z",
-        f"M{x:.1f} {y - r - 1:.1f}l{r + 1:.1f} {r + 1:.1f}l{-r - 1:.1f} {r + 1:.1f}l{-r - 1:.1f} {-r - 1:.1f}Z",
-        f"M{x:.1f} {y + r + 0.5:.1f}l{r + 0.8:.1f} {-2 * r:.1f}h{-2 * r - 1.6:.1f}Z",
-        f"M{x - 1.5:.1f} {y - r:.1f}h3v{r - 1.5:.1f}h{r - 1.5:.1f}v3h{1.5 - r:.1f}v{r - 1.5:.1f}h-3v{1.5 - r:.1f}h{1.5 - r:.1f}v-3h{r - 1.5:.1f}Z",
-    )
-    return signs[style % SHAPES]
+def shape(style: int, x: float, y: float) -> str:
+    """The sign of a line, drawn around a point."""
+    return f"M{x:.1f} {y:.1f}{_SIGNS[style % SHAPES]}"
 
 
 @dataclass(frozen=True)

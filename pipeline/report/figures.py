@@ -64,7 +64,13 @@ def _group_charts(view: View, number: int, places: Sequence[Placed]) -> list[Mar
             view, f"g{number}a", "Total throughput", "Total tok/s (in + out)", "total_tok_s", sweeps
         ),
         _compared(
-            view, f"g{number}t", "Time to first token", "TTFT mean, ms", "ttft_ms.mean", sweeps, "log"
+            view,
+            f"g{number}t",
+            "Time to first token",
+            "TTFT mean, ms",
+            "ttft_ms.mean",
+            sweeps,
+            "log",
         ),
         _compared(
             view, f"g{number}p", "Time per output token", "TPOT mean, ms", "tpot_ms.mean", sweeps
@@ -153,7 +159,9 @@ def _compared(
     # a single series is already drawn by itself, but for its latency
     if not lines or (len(lines) == 1 and (unit == "tok/s" or len(lines[0].points) < 2)):
         return None
-    chart = line_chart(key, title, _CONCURRENCY, Axis(axis, "log" if kind == "log" else "linear"), lines)
+    chart = line_chart(
+        key, title, _CONCURRENCY, Axis(axis, "log" if kind == "log" else "linear"), lines
+    )
     data = _values(view, title, [(p, name, p.series.name) for p, points in named if points])
     text = "Dashed: as a document states it." if any(line.is_dashed for line in lines) else ""
     return _figure(f"{title} vs concurrency", text, chart, _legend(lines), data)
@@ -167,13 +175,14 @@ def _pareto(view: View, key: str, places: Sequence[Placed]) -> Markup | None:
             Point(
                 x=user,
                 y=box,
-                about=f"{place.series.name}, {cell.concurrency:,} at once: {user:,.1f} tok/s for a user,"
-                f" {box:,.0f} tok/s of the box",
+                about=f"{place.series.name}, {cell.concurrency:,} at once: {user:,.1f} tok/s for a"
+                f" user, {box:,.0f} tok/s of the box",
                 label=f"{cell.concurrency:,}",
                 is_doubtful=bool(cell.notes),
             )
             for cell in place.series.cells
-            if (user := cell.mean("user_tok_s")) and (box := cell.mean("output_tok_s"))
+            if (user := cell.mean("user_tok_s"))
+            and (box := cell.mean("output_tok_s"))
             and cell.concurrency
         )
         if points:
@@ -183,7 +192,11 @@ def _pareto(view: View, key: str, places: Sequence[Placed]) -> Markup | None:
     title = "Speed for a user against speed of the box"
     axes = Axis("Output tok/s for one user (1 / TPOT)"), Axis("Output tok/s of the box")
     chart = line_chart(key, title, *axes, lines)
-    pairs = [(p, n, f"{p.series.name}: {t}") for p in places for n, t in (("user_tok_s", "user"), ("output_tok_s", "box"))]
+    pairs = [
+        (p, n, f"{p.series.name}: {t}")
+        for p in places
+        for n, t in (("user_tok_s", "user"), ("output_tok_s", "box"))
+    ]
     text = "Labels are concurrent requests. Up and to the right is better."
     return _figure(title, text, chart, _legend(lines), _values(view, title, pairs))
 
@@ -193,7 +206,9 @@ def _configurations(view: View, key: str, place: Placed, name: str, title: str) 
     known = [cell for cell in place.series.cells if name in cell.numbers]
     if not known:
         return None
-    bars = [Bar(cell.name, (_bar_part(cell, name, title, decimals, place.style % 6),)) for cell in known]
+    bars = [
+        Bar(cell.name, (_bar_part(cell, name, title, decimals, place.style % 6),)) for cell in known
+    ]
     caption = f"{place.series.name}: {title}"
     chart = bar_chart(key, caption, title, bars)
     return _figure(caption, "", chart, [], _values(view, caption, [(place, name, title)]))
@@ -246,10 +261,10 @@ def memory_chart(view: View, key: str, pointer: str, measured: Measured) -> Mark
     title = "Memory per GPU"
     chart = bar_chart(key, title, unit, bars)
     seen = {part.name for bar in bars for part in bar.parts}
-    legend = [
-        element("li", _box(style), name) for _, name, style in _MEMORY_PARTS if name in seen
-    ]
-    text = "Other is the rest of the card: the engine's buffers, the driver, rounding." * ("Other" in seen)
+    legend = [element("li", _box(style), name) for _, name, style in _MEMORY_PARTS if name in seen]
+    text = "Other is the rest of the card: the engine's buffers, the driver, rounding." * (
+        "Other" in seen
+    )
     return _figure(title, text, chart, legend, _memory_table(view, pointer, measured))
 
 

@@ -115,8 +115,8 @@ def _is(cell: Cell, name: str, claim: Claim) -> bool:
 
 def _mislabelled(series: Series, claim: Claim, cell: Cell) -> Finding:
     text = (
-        f"The headline {{0}} {claim.unit}, printed as “{claim.text}”, is total throughput: input and"
-        " output tokens together, at concurrency {1}."
+        f"The headline {{0}} {claim.unit}, printed as “{claim.text}”, is total throughput: input"
+        " and output tokens together, at concurrency {1}."
     )
     numbers = [_number(claim.value), (cell.concurrency or 1, 0)]
     if (output := cell.mean("output_tok_s")) is not None:
@@ -125,7 +125,9 @@ def _mislabelled(series: Series, claim: Claim, cell: Cell) -> Finding:
         peaks = [(peak, c) for c in series.cells if (peak := c.mean("peak_output_tok_s"))]
         if peaks:
             peak, at = max(peaks, key=lambda pair: pair[0])
-            text += " The largest peak over one second in its table is {3} tok/s, at concurrency {4}."
+            text += (
+                " The largest peak over one second in its table is {3} tok/s, at concurrency {4}."
+            )
             numbers += [_number(peak), (at.concurrency or 1, 0)]
     return _say("flag", series.name, text, *numbers)
 
@@ -139,8 +141,8 @@ def _per_user(series: Series, claim: Claim) -> Iterator[Finding]:
             yield _say(
                 "flag",
                 series.name,
-                f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}} requests, waiting"
-                " included. While its answer streams, a user gets {2} tok/s (1 / TPOT).",
+                f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}} requests,"
+                " waiting included. While its answer streams, a user gets {2} tok/s (1 / TPOT).",
                 _number(claim.value),
                 (cell.concurrency, 0),
                 (1e3 / tpot, 1),
@@ -186,8 +188,8 @@ def _other_lengths(series: Series) -> Iterator[Finding]:
         yield _say(
             "flag",
             series.name,
-            "Total is {0} to {1} times output in the rows, where {2} input and {3} output tokens give"
-            " {4}: not every row had these lengths.",
+            "Total is {0} to {1} times output in the rows, where {2} input and {3} output tokens"
+            " give {4}: not every row had these lengths.",
             (min(ratios), 2),
             (max(ratios), 2),
             _number(series.lengths.input),
@@ -237,8 +239,8 @@ def _several_tokens_at_once(series: Series) -> Iterator[Finding]:
             yield _say(
                 "fact",
                 series.name,
-                "ITL is {0} times TPOT: about so many tokens arrive at once, so ITL is not the time of"
-                " a token here.",
+                "ITL is {0} times TPOT: about so many tokens arrive at once, so ITL is not the"
+                " time of a token here.",
                 (itl / tpot, 1),
             )
             return
@@ -282,8 +284,8 @@ def _knee(series: Series) -> Iterator[Finding]:
             yield _say(
                 "advice",
                 series.name,
-                "Stay at concurrency {0} or below: {1} changes output by {2} % and makes the first token"
-                " take {3} times as long.",
+                "Stay at concurrency {0} or below: {1} changes output by {2} % and makes the first"
+                " token take {3} times as long.",
                 (here.concurrency, 0),
                 (there.concurrency, 0),
                 ((after / before - 1) * 100, 1),
@@ -298,8 +300,8 @@ def _idle_memory(memory: Memory) -> Iterator[Finding]:
     yield _say(
         "fact",
         memory.name,
-        f"{{0}} {memory.unit} of each card stayed free beside {{1}} {memory.unit} of KV cache: at its own"
-        " size, room for {2} tokens more, as far as the engine needs it for nothing else.",
+        f"{{0}} {memory.unit} of each card stayed free beside {{1}} {memory.unit} of KV cache:"
+        " at its own size, room for {2} tokens more, as far as the engine does not need it.",
         (memory.free, 2),
         (memory.kv, 2),
         (memory.free / memory.kv * memory.kv_tokens, 0),
@@ -326,8 +328,8 @@ def _same_load(mine: Series, other: Series) -> Iterator[Finding]:
     yield _say(
         "fact",
         mine.name,
-        f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}. Another client, host"
-        " and stack: no comparison of engines.",
+        f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}. Another"
+        " client, host and stack: no comparison of engines.",
         (cell.concurrency or 1, 0),
         _number(own),
         _number(stated),

@@ -35,7 +35,11 @@ _PARTS = ("mean", "p50", "p90", "p95", "p99")
 NUMBERS = (
     *("requests", "completed", "failed", "retries", "concurrency"),
     *("output_tok_s", "total_tok_s", "peak_output_tok_s", "requests_s", "goodput_s"),
-    *(f"{name}.{part}" for name in ("ttft_ms", "tpot_ms", "itl_ms", "latency_ms") for part in _PARTS),
+    *(
+        f"{name}.{part}"
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "latency_ms")
+        for part in _PARTS
+    ),
     *("prefill_tok_s.mean", "decode_tok_s.mean", "acceptance_length"),
     *("joules_per_output_token", "ready_s", "start_to_first_token_s"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
@@ -13,8 +14,15 @@ from pipeline.model import Count, Digest, Frozen, Name, Stamp
 FORMAT = "sm120-report/1"
 # How far evidence holds, as `sm120 verify` says it, or what a report knows by itself.
 State: TypeAlias = Literal[
-    *("valid", "unsigned", "stale", "incomplete", "moved", "broken"),
-    *("named", "unknown"),  # a digest that nobody compared; nothing at all
+    "valid",
+    "unsigned",
+    "stale",
+    "incomplete",
+    "moved",
+    "changed",
+    "broken",
+    "named",  # a digest that nobody compared
+    "unknown",
 ]
 CellState: TypeAlias = Literal["good", "void", "partial"]
 
@@ -228,6 +236,13 @@ class Finding(Frozen):
     about: str
     text: str
     numbers: list[Quantity] = []
+
+    @model_validator(mode="after")
+    def _has_its_numbers(self) -> Finding:
+        places = re.findall(r"\{(\d)\}", self.text) if self.numbers else []
+        if any(int(place) >= len(self.numbers) for place in places):
+            raise ValueError("the text has a place without a number")
+        return self
 
 
 class ReportData(Frozen):

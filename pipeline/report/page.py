@@ -101,7 +101,14 @@ def _footer(view: View) -> Markup:
     check = element("code", "sm120 verify")
     return element(
         "footer",
-        element("p", "Data of this page: ", digest, ". ", check, " compares it with what is shown and with the runs."),
+        element(
+            "p",
+            "Data of this page: ",
+            digest,
+            ". ",
+            check,
+            " compares it with what is shown and with the runs.",
+        ),
     )
 
 

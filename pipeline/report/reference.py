@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def named_reference(name: str) -> Reference:
     raise UnknownReference(f"there are no reference tables named {name}")
 
 
-def fitting(runs: list[RunData]) -> list[Reference]:
+def fitting(runs: Sequence[RunData]) -> list[Reference]:
     """Those that a run can be drawn beside: a series of theirs has a recipe or lengths of a run's.
 
     Tokens a second of another workload say nothing about this one.

@@ -16,7 +16,8 @@ from pipeline.report.view import Column, Row, View, table, tag
 
 _STATE_KIND = {
     **{"valid": "good", "unsigned": "warn", "named": "warn", "stale": "warn"},
-    **{"incomplete": "warn", "unknown": "bad", "moved": "bad", "broken": "bad"},
+    **{"incomplete": "warn", "unknown": "bad", "moved": "bad", "changed": "bad"},
+    "broken": "bad",
 }
 
 # Warnings that stand beside the headline; all are among the findings.
@@ -45,11 +46,19 @@ def _run_cards(view: View, index: int) -> Iterable[Markup]:
         alone = _best(series, "user_tok_s")
         if best is not None:
             yield _card(
-                view, f"{at}/cells/{best}", series, "output_tok_s", "tok/s output, most of all cells"
+                view,
+                f"{at}/cells/{best}",
+                series,
+                "output_tok_s",
+                "tok/s output, most of all cells",
             )
         if alone is not None:
             yield _card(
-                view, f"{at}/cells/{alone}", series, "user_tok_s", "tok/s output for one user, at best"
+                view,
+                f"{at}/cells/{alone}",
+                series,
+                "user_tok_s",
+                "tok/s output for one user, at best",
             )
 
 
@@ -64,7 +73,10 @@ def _card(view: View, at: str, series: Series, name: str, label: str) -> Markup:
     cell, lines = series.cells[index], []
     if cell.concurrency:
         lines.append(join("concurrency ", view.show(f"{at}/concurrency", 0)))
-    for other, text in (("total_tok_s", "tok/s total (in + out)"), ("ttft_ms.mean", "ms TTFT mean")):
+    for other, text in (
+        ("total_tok_s", "tok/s total (in + out)"),
+        ("ttft_ms.mean", "ms TTFT mean"),
+    ):
         if other in cell.numbers:
             places = digits(series, other, is_exact=False)
             lines.append(join(view.show(f"{at}/numbers/{other}/mean", places), f" {text}"))
@@ -102,7 +114,15 @@ def _claim_card(view: View, at: str, reference: Reference, index: int, claim: Cl
         "div",
         element("b", output),
         element("p", "tok/s output, concurrency ", load),
-        element("p", tag("headline", "bad"), " printed as ", printed, " “", text, "”: total, input and output."),
+        element(
+            "p",
+            tag("headline", "bad"),
+            " printed as ",
+            printed,
+            " “",
+            text,
+            "”: total, input and output.",
+        ),
         class_="card flagged",
     )
 
@@ -124,7 +144,11 @@ def findings(view: View) -> Markup:
 def _finding(view: View, index: int, finding: Finding) -> Markup:
     about = view.show(f"/findings/{index}/about")
     return element(
-        "li", element("span", about, class_="about"), ": ", sentence(view, index, finding), class_=finding.kind
+        "li",
+        element("span", about, class_="about"),
+        ": ",
+        sentence(view, index, finding),
+        class_=finding.kind,
     )
 
 
@@ -228,7 +252,10 @@ def memory(view: View) -> Markup | None:
     for n, (pointer, measured) in enumerate(view.data.measured):
         if measured.memory:
             chart = memory_chart(view, f"m{n}", pointer, measured)
-            parts += [element("h3", view.show(f"{pointer}/title")), element("div", chart, class_="two")]
+            parts += [
+                element("h3", view.show(f"{pointer}/title")),
+                element("div", chart, class_="two"),
+            ]
     return join(*parts) if parts else None
 
 
@@ -245,7 +272,9 @@ def attempts(view: View) -> Markup | None:
 
 
 def _timeline(view: View, pointer: str, rows: Sequence[AttemptRow]) -> Markup:
-    return element("ol", *(_attempt(view, f"{pointer}/{i}", r) for i, r in enumerate(rows)), class_="timeline")
+    return element(
+        "ol", *(_attempt(view, f"{pointer}/{i}", r) for i, r in enumerate(rows)), class_="timeline"
+    )
 
 
 def _attempt(view: View, at: str, row: AttemptRow) -> Markup:
@@ -269,10 +298,20 @@ def evidence(view: View) -> Markup:
     """What stands behind each source, and how far it was checked."""
     parts = []
     for pointer, measured in view.data.measured:
-        rows = [_evidence_row(view, f"{pointer}/evidence/{i}", link.state, bool(link.digest)) for i, link in enumerate(measured.evidence)]
+        rows = [
+            _evidence_row(view, f"{pointer}/evidence/{i}", link.state, bool(link.digest))
+            for i, link in enumerate(measured.evidence)
+        ]
         columns = [Column("What"), Column("State"), Column("Digest"), Column("Message")]
         if pointer.startswith("/runs"):
-            run = Row(["this run", tag("embedded", "good"), element("code", view.show(f"{pointer}/digest")), view.show(f"{pointer}/file")])
+            run = Row(
+                [
+                    "this run",
+                    tag("embedded", "good"),
+                    element("code", view.show(f"{pointer}/digest")),
+                    view.show(f"{pointer}/file"),
+                ]
+            )
             rows = [run, *rows]
         parts.append(table(measured.title, columns, rows))
     return join(*parts)
@@ -299,6 +338,8 @@ def definitions(view: View) -> Markup:
         for name in asked
         if name in names and name in DEFINITIONS
     ]
-    own = Row(["Output per user", "tok/s", "1 / mean TPOT: what one user reads while an answer streams."])
+    own = Row(
+        ["Output per user", "tok/s", "1 / mean TPOT: what one user reads while an answer streams."]
+    )
     rows += [own] if "user_tok_s" in names else []
     return table("Metrics", [Column("Metric"), Column("Unit"), Column("Definition")], rows)

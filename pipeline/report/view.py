@@ -31,7 +31,7 @@ class View:
     def show(self, pointer: str, decimals: int | None = None) -> Shown:
         """A value of the data, with its place; `sm120 verify` compares both."""
         text = shown(look_up(self.json, pointer), decimals)
-        attributes = {"data_ref": pointer, "data_decimals": decimals}
+        attributes: dict[str, Attribute] = {"data_ref": pointer, "data_decimals": decimals}
         value = Shown(element("span", text, **attributes))
         value.text, value.attributes = text, attributes
         return value
@@ -62,7 +62,10 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Row]) -> Marku
     """A table that can be scrolled by itself where the screen is narrow."""
     head = element(
         "tr",
-        *(element("th", c.title, scope="col", class_="n" if c.is_number else None) for c in columns),
+        *(
+            element("th", c.title, scope="col", class_="n" if c.is_number else None)
+            for c in columns
+        ),
     )
     body = [_row(row, columns) for row in rows]
     whole = element(
@@ -81,8 +84,9 @@ def _row(row: Row, columns: Sequence[Column]) -> Markup:
         style = "n" if column.is_number else "wide" if column.is_wide else None
         more: dict[str, Attribute] = {"class_": style, "scope": None if index else "row"}
         if isinstance(cell, Shown):
-            cell, more = cell.text, {**more, **cell.attributes}
-        cells.append(element("td" if index else "th", cell, **more))
+            more |= cell.attributes
+        text = cell.text if isinstance(cell, Shown) else cell
+        cells.append(element("td" if index else "th", text, **more))
     return element("tr", *cells, class_=row.style or None)
 
 

@@ -1,0 +1,158 @@
+"""`sm120 report`: results as one page that people open, and as PDF, Markdown and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import say_json, store_to_read
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
+from pipeline.errors import StoreUnusable
+from pipeline.files import write_bytes
+from pipeline.report.build import report_data
+from pipeline.report.engine_memory import memory_of_log
+from pipeline.report.from_run import read_run_data
+from pipeline.report.model import Reference, ReportData, RunData
+from pipeline.report.page import data_digest, render_page
+from pipeline.report.pdf import print_pdf
+from pipeline.report.redact import redact
+from pipeline.report.reference import all_references, fitting, named_reference
+from pipeline.report.text import render_csv, render_markdown
+from pipeline.serve.attempts import Attempt, stamp
+from pipeline.serve.run import attempts_of
+
+_FORMATS: dict[str, Callable[[ReportData], bytes]] = {
+    ".html": render_page,
+    ".md": render_markdown,
+    ".csv": render_csv,
+}
+_MOST_LOG_BYTES = 64 << 20
+
+
+class _Target(click.ParamType[Path]):
+    """A file whose ending says its format."""
+
+    name = "file"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
+        """The path."""
+        path = Path(str(value))
+        if path.suffix not in (*_FORMATS, ".pdf"):
+            self.fail(f"{path}: must end with .html, .pdf, .md or .csv", param, ctx)
+        return path
+
+
+@click.command()
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=ANY_PATH)
+@click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    type=_Target(),
+    default=["report.html"],
+    show_default=True,
+    help="File to write; its ending says what: .html, .pdf, .md, .csv. Repeatable.",
+)
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    metavar="NAME|none|all",
+    help="Published tables to draw beside [default: those of the same workload]. Repeatable.",
+)
+@click.option("--list-references", is_flag=True, help="List the published tables, and stop.")
+@click.option("--title", help="Title of the report.")
+@click.option(
+    "--log",
+    "log_path",
+    type=EXISTING_FILE,
+    help="Log of the engine's start, for how it split the GPUs' memory.",
+)
+@click.option(
+    "--redact",
+    "is_redacted",
+    is_flag=True,
+    help="Leave out host names, addresses, paths, serial numbers and user names.",
+)
+@json_option
+@click.pass_context
+def report(
+    context: click.Context,
+    runs: tuple[Path, ...],
+    targets: tuple[Path, ...],
+    references: tuple[str, ...],
+    list_references: bool,
+    title: str | None,
+    log_path: Path | None,
+    is_redacted: bool,
+    as_json: bool,
+) -> None:
+    """Show runs of `sm120 bench` as one HTML file, with charts, findings and evidence.
+
+    The file needs no network. It holds its data, and `sm120 verify` compares what it shows with
+    that data and with the runs. Without a RUN, it shows the published tables that --reference
+    names.
+    """
+    if list_references:
+        return _list()
+    if not runs and not references:
+        raise click.UsageError("Name a RUN, or published tables with --reference.")
+    read = [_with_memory(read_run_data(path), log_path) for path in runs]
+    beside = _chosen(references, read)
+    data = report_data(
+        read, beside, _attempts(context) if read else [], made=stamp(datetime.now(UTC)), title=title
+    )
+    data = redact(data) if is_redacted else data
+    for target in targets:
+        _write(data, target)
+    if as_json:
+        files = [str(target) for target in targets]
+        say_json({"files": files, "data": data_digest(data), "findings": len(data.findings)})
+
+
+def _list() -> None:
+    rows = [(r.name, len(r.series), r.title) for r in all_references()]
+    click.echo(log.table(("name", "tables", "title"), rows))
+
+
+def _chosen(names: Sequence[str], runs: Sequence[RunData]) -> list[Reference]:
+    if not names:
+        return fitting(runs)
+    if "all" in names:
+        return list(all_references())
+    return [named_reference(name) for name in names if name != "none"]
+
+
+def _with_memory(run: RunData, path: Path | None) -> RunData:
+    if path is None:
+        return run
+    with path.open("rb") as file:
+        lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
+    memory = memory_of_log(lines)
+    if not memory:
+        log.say(f"{path}: no line tells how memory was split")
+        return run
+    return run.model_copy(update={"memory": memory})
+
+
+def _attempts(context: click.Context) -> list[Attempt]:
+    """What was tried on this machine; none where there is no store."""
+    try:
+        return attempts_of(store_to_read(context)).read().attempts
+    except StoreUnusable:
+        return []
+
+
+def _write(data: ReportData, target: Path) -> None:
+    if target.suffix == ".pdf":
+        with log.step(f"Printing {target}"):
+            print_pdf(render_page(data), target)
+    else:
+        write_bytes(target, _FORMATS[target.suffix](data))
+    click.echo(f"{target}  {log.size(target.stat().st_size)}", err=True)

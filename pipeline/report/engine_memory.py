@@ -1,0 +1,88 @@
+"""How an engine split each card's memory, read from the log of its start."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pipeline.report.model import Memory
+
+# Workers name themselves in each line: `[… TP3]` in SGLang, `(Worker_TP3 pid=…)` in vLLM.
+_RANK = re.compile(r"TP(\d+)")
+_CUDA = re.compile(r"CUDA(\d+)")
+
+
+class _Sign(NamedTuple):
+    """A line of an engine; its groups are added up."""
+
+    field: str
+    pattern: re.Pattern[str]
+    scale: float = 1.0  # to GiB
+    adds: bool = False
+
+
+def _sign(field: str, pattern: str, scale: float = 1.0, adds: bool = False) -> _Sign:
+    return _Sign(field, re.compile(pattern), scale, adds)
+
+
+_MIB = 1 / 1024
+# SGLang divides by 1 << 30 and writes GB.
+_SIGNS = (
+    _sign("weights", r"Load weight end\..*\bmem usage=([\d.]+) GB"),
+    _sign("kv", r"KV Cache is allocated\..*\bKV size: ([\d.]+) GB"),
+    _sign("kv", r"KV Cache is allocated\..*\bK size: ([\d.]+) GB, V size: ([\d.]+) GB"),
+    _sign("kv_tokens", r"KV Cache is allocated\..*#tokens: ([\d,]+)"),
+    _sign("free", r"Memory pool end\. avail mem=([\d.]+) GB"),
+    _sign("free", r"\bavailable_gpu_mem=([\d.]+) GB"),
+    _sign("weights", r"Model loading took ([\d.]+) GiB"),
+    _sign("kv", r"Available KV cache memory: ([\d.]+) GiB"),
+    _sign("kv_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
+    # llama.cpp writes a line for each card, and one more for each draft model
+    _sign("weights", r"CUDA\d+ model buffer size = +([\d.]+) MiB", _MIB, adds=True),
+    _sign("kv", r"CUDA\d+ KV buffer size = +([\d.]+) MiB", _MIB, adds=True),
+)
+
+
+def memory_of_log(lines: Iterable[str], total_gib: float | None = None) -> list[Memory]:
+    """One entry for each card whose weights the log tells; empty where it tells none."""
+    cards: dict[int, dict[str, float]] = defaultdict(dict)
+    tokens: int | None = None
+    for line in lines:
+        for sign in _SIGNS:
+            match = sign.pattern.search(line)
+            if match is None:
+                continue
+            amount = sum(float(group.replace(",", "")) for group in match.groups()) * sign.scale
+            if sign.field == "kv_tokens":
+                tokens = round(amount)
+                continue
+            card = cards[_index(line)]
+            card[sign.field] = amount + (card.get(sign.field, 0.0) if sign.adds else 0.0)
+    return [
+        _memory(index, values, tokens, total_gib)
+        for index, values in sorted(cards.items())
+        if "weights" in values
+    ]
+
+
+def _index(line: str) -> int:
+    match = _CUDA.search(line) or _RANK.search(line)
+    return int(match[1]) if match else 0
+
+
+def _memory(
+    index: int, values: dict[str, float], tokens: int | None, total_gib: float | None
+) -> Memory:
+    rounded = {name: round(value, 3) for name, value in values.items()}
+    return Memory.model_validate(
+        {
+            **rounded,
+            "name": f"GPU {index}",
+            "unit": "GiB",
+            "total": total_gib,
+            "kv_tokens": tokens,
+            "source": "the engine's log",
+        }
+    )

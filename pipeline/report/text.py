@@ -1,0 +1,170 @@
+"""The same report as Markdown, to paste, and its numbers as CSV, to calculate with."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from pipeline.report.cells import LATENCY, THROUGHPUT, by_concurrency, digits
+from pipeline.report.model import (
+    AttemptRow,
+    Finding,
+    Measured,
+    Reference,
+    ReportData,
+    RunData,
+    Series,
+    shown,
+)
+
+_CSV = (
+    *("source", "kind", "series", "model", "workload", "input_tokens", "output_tokens", "cell"),
+    *("concurrency", "state", "metric", "mean", "low", "high", "trials"),
+)
+
+
+def render_csv(data: ReportData) -> bytes:
+    """A row for each number, with its name in full: `output_tok_s` is never `total_tok_s`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_CSV)
+    for _, measured in data.measured:
+        for series in measured.series:
+            writer.writerows(_csv_rows(measured, series))
+    return out.getvalue().encode()
+
+
+def _csv_rows(measured: Measured, series: Series) -> Iterator[list[object]]:
+    kind = "document" if isinstance(measured, Reference) else "run"
+    sizes = (series.lengths.input, series.lengths.output) if series.lengths else ("", "")
+    head = [measured.name, kind, series.name, series.model, series.workload, *sizes]
+    for cell in series.cells:
+        about = [*map(_plain, head), _plain(cell.name), cell.concurrency or "", cell.state]
+        if not cell.numbers:
+            yield [*about, "", "", "", "", ""]
+        for name, m in cell.numbers.items():
+            values = ("" if v is None else v for v in (m.mean, m.low, m.high, m.trials))
+            yield [*about, name, *values]
+
+
+def _plain(value: object) -> object:
+    """A text that no spreadsheet takes for a formula."""
+    # owasp.org/www-community/attacks/CSV_Injection
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
+
+
+def render_markdown(data: ReportData) -> bytes:
+    """Tables and findings; charts are in the page."""
+    parts = [
+        f"# {_escaped(data.title)}",
+        f"Made {data.made} by {_escaped(data.tool)}.",
+        *_findings(data.findings),
+        *(part for _, measured in data.measured for part in _measured(measured)),
+    ]
+    if data.attempts:
+        parts += ["## Attempts", _attempts(data.attempts)]
+    return ("\n\n".join(parts) + "\n").encode()
+
+
+def _escaped(text: str) -> str:
+    """Text of a run cannot end a cell, or become HTML or a link."""
+    for sign in "\\`*_[]<>|#":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """A table whose last `numbers` columns stand at their right edge."""
+    aligned = [*["---"] * (len(head) - numbers), *["--:"] * numbers]
+    lines = [head, aligned, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def filled(finding: Finding) -> str:
+    """A finding as a sentence."""
+    text = finding.text
+    for index, number in enumerate(finding.numbers):
+        text = text.replace(f"{{{index}}}", shown(number.value, number.decimals))
+    return text
+
+
+def _findings(findings: Sequence[Finding]) -> list[str]:
+    titles = {"flag": "Warnings", "fact": "Facts", "advice": "Recommendations"}
+    parts = []
+    for kind, title in titles.items():
+        lines = [
+            f"- **{_escaped(f.about)}**: {_escaped(filled(f))}" for f in findings if f.kind == kind
+        ]
+        parts += [f"## {title}", "\n".join(lines)] if lines else []
+    return parts
+
+
+def _measured(measured: Measured) -> list[str]:
+    parts = [f"## {_escaped(measured.title)}", _source(measured)]
+    for title, facts in (("Hardware", measured.hardware), ("Software", measured.software)):
+        if facts:
+            rows = [(_escaped(fact.name), _escaped(fact.value)) for fact in facts]
+            parts.append(_table((title, ""), rows))
+    exact = isinstance(measured, Reference)
+    parts += [part for each in measured.series for part in _series(each, is_exact=exact)]
+    if measured.memory:
+        parts.append(_memory(measured))
+    if measured.attempts:
+        parts += ["### Attempts", _attempts(measured.attempts)]
+    links = [
+        (link.name, link.state, link.digest or "–", _escaped(link.message))
+        for link in measured.evidence
+    ]
+    return [*parts, "### Evidence", _table(("What", "State", "Digest", "Message"), links)]
+
+
+def _source(measured: Measured) -> str:
+    if isinstance(measured, RunData):
+        return f"Run {_escaped(measured.file)}, `{measured.digest}`"
+    assert isinstance(measured, Reference)
+    link = f" {_escaped(measured.link)}" if measured.link else ""
+    return f"Published {_escaped(measured.published)}.{link}"
+
+
+def _series(series: Series, *, is_exact: bool) -> list[str]:
+    metrics = [m for m in (*THROUGHPUT, *LATENCY) if any(m.name in c.numbers for c in series.cells)]
+    places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
+    is_sweep = by_concurrency(series)
+    has_states = any(cell.state != "good" for cell in series.cells)
+    rows = []
+    for cell in series.cells:
+        load = shown(cell.concurrency, 0) if is_sweep else _escaped(cell.name)
+        values = [shown(cell.mean(m.name), places[m.name]) for m in metrics]
+        rows.append([load, *([cell.state] if has_states else []), *values])
+    head = ["Concurrency" if is_sweep else "Cell", *(["State"] if has_states else [])]
+    titles = [*head, *(metric.title for metric in metrics)]
+    title = f"### {_escaped(series.name)} ({_escaped(series.workload)})"
+    return [title, _table(titles, rows, len(metrics))]
+
+
+def _memory(measured: Measured) -> str:
+    fields = ("total", "weights", "kv", "used", "free", "kv_tokens")
+    known = [f for f in fields if any(getattr(m, f) is not None for m in measured.memory)]
+    rows = [
+        [_escaped(m.name), *(shown(getattr(m, f), 0 if f == "kv_tokens" else 2) for f in known)]
+        for m in measured.memory
+    ]
+    unit = measured.memory[0].unit
+    titles = ["Memory per GPU", *(f if f == "kv_tokens" else f"{f} {unit}" for f in known)]
+    return _table(titles, rows, len(known))
+
+
+def _attempts(rows: Sequence[AttemptRow]) -> str:
+    cells = [
+        (
+            _escaped(row.name),
+            _escaped(row.model),
+            _escaped(row.configuration),
+            _escaped(row.outcome),
+            _escaped(row.message),
+        )
+        for row in rows
+    ]
+    return _table(("Attempt", "Model", "Configuration", "Result", "Message"), cells)
