@@ -43,10 +43,16 @@ def charts(view: View) -> Markup:
     for place in placed_series(view):
         groups.setdefault(_group(place.series), []).append(place)
     parts = [
-        join(element("h3", title), element("div", *_group_charts(view, n, places), class_="two"))
+        join(element("h3", title), _drawn(_group_charts(view, n, places)))
         for n, (title, places) in enumerate(groups.items())
     ]
     return join(*parts)
+
+
+def _drawn(figures: Sequence[Markup]) -> Markup:
+    if not figures:
+        return element("p", "Fewer than two loads were measured: the table has them.")
+    return element("div", *figures, class_="two")
 
 
 def _group(series: Series) -> str:
@@ -86,10 +92,14 @@ def _group_charts(view: View, number: int, places: Sequence[Placed]) -> list[Mar
     return [figure for figure in figures if figure is not None]
 
 
-def _figure(title: str, text: str, chart: Markup, legend: Sequence[Markup], data: Markup) -> Markup:
+def _figure(
+    title: str, text: str, chart: Markup, legend: Sequence[Markup], data: Markup | None
+) -> Markup:
     caption = element("figcaption", element("h4", title), element("p", text) if text else None)
     keys = element("ul", *legend, class_="legend") if legend else None
-    values = element("details", element("summary", "Values"), data, class_="chart-data")
+    values = None
+    if data is not None:
+        values = element("details", element("summary", "Values"), data, class_="chart-data")
     return element("figure", caption, chart, keys, values)
 
 
@@ -265,7 +275,7 @@ def memory_chart(view: View, key: str, pointer: str, measured: Measured) -> Mark
     text = "Other is the rest of the card: the engine's buffers, the driver, rounding." * (
         "Other" in seen
     )
-    return _figure(title, text, chart, legend, _memory_table(view, pointer, measured))
+    return join(_figure(title, text, chart, legend, None), _memory_table(view, pointer, measured))
 
 
 def _memory_parts(memory: Memory) -> tuple[Part, ...]:

@@ -162,7 +162,8 @@ def _about_series(series: Series) -> Iterator[Finding]:
 def _voids(series: Series) -> Iterator[Finding]:
     for cell in series.cells:
         if cell.state == "void":
-            why = "; ".join(note.message for note in cell.notes) or "no trial is good"
+            reasons = [note.message for note in cell.notes if note.kind == "void"]
+            why = "; ".join(dict.fromkeys(reasons)) or "no trial is good"
             yield _say("flag", series.name, f"{cell.name} counts for nothing: {why}")
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from pipeline.report.model import ReportData
 
-_URL = re.compile(r"\b(https?://)([^/\s:\"'<>]+)")
+_URL = re.compile(r"\b(https?://)(?:[^/\s@]*@)?(\[[^]\s]*\]|[^/\s:\"'<>]+)")
 _ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 _ADDRESS6 = re.compile(
-    r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])|(?<![\w:])[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})*::[0-9a-fA-F:]*"
+    r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])"
+    r"|(?<![\w:])[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})*::[0-9a-fA-F:]*"
 )
 _UUID = re.compile(r"\b(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"\b[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}\b")
@@ -25,7 +26,6 @@ _SERIAL = re.compile(r"(?i)\b(serial(?: ?number)?[:= ] ?)([A-Z0-9-]{5,})")
 _MAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
 # From the root, at least two levels; not a part of a name such as org/model.
 _PATH = re.compile(r"(?<![\w./:~-])(?:~|/[\w.@+-]+)(?:/[\w.@+:-]+)+/?")
-_USER = re.compile(r"(?<![\w-])(?:/home/|/Users/|/root)([\w.-]*)")
 _LOOPBACK = ("127.0.0.1", "localhost", "0.0.0.0", "::1")  # noqa: S104
 _RUN_FOLDER = re.compile(r"^[^/]+/bench\.json$")
 
@@ -59,8 +59,8 @@ class Redactor:
         return text
 
     def _url(self, match: re.Match[str]) -> str:
-        host = match[2].rpartition("@")[2]
-        return match[1] + (host if host in _LOOPBACK else self.name("host", host))
+        host = match[2]
+        return match[1] + (host if host.strip("[]") in _LOOPBACK else self.name("host", host))
 
     def _address(self, match: re.Match[str]) -> str:
         return match[0] if match[0] in _LOOPBACK else self.name("address", match[0])
@@ -87,11 +87,12 @@ def own_names() -> set[str]:
 
 def redact(data: ReportData, names: Collection[str] = ()) -> ReportData:
     """The same report to paste in public; published documents stay as they are."""
-    redactor = Redactor({*own_names(), *names})
+    # the name of a folder is often that of a machine or a customer; it tells runs apart
+    folders = {f"({run.file.partition('/')[0]})" for run in data.runs}
+    redactor = Redactor({*own_names(), *names, *folders})
     body = data.model_dump(mode="json")
     for part in ("title", "runs", "attempts", "findings"):
         body[part] = redactor.value(body[part])
     for run in body["runs"]:
-        # the name of a folder is often that of a machine or a customer
         run["file"] = _RUN_FOLDER.sub("run/bench.json", run["file"])
     return ReportData.model_validate({**body, "redacted": True})

@@ -1,0 +1,88 @@
+"""`sm120 report`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.report.check import check_report, open_report
+from tests.unit.bench.example_run import FOLDER
+from tests.unit.support import Command
+
+
+def test_a_run_becomes_a_page_that_holds_its_data(sm120: Command, tmp_path: Path) -> None:
+    sm120("report", FOLDER)
+    page = open_report((tmp_path / "report.html").read_bytes())
+    assert page.data.runs[0].file == "example/bench.json"
+    assert check_report(page) == []
+
+
+def test_the_ending_of_a_file_says_its_format(sm120: Command, tmp_path: Path) -> None:
+    ended = sm120("report", FOLDER, "--to", "a.md", "--to", "b.csv", "--to", "c.html", "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out)["files"] == ["a.md", "b.csv", "c.html"]
+    assert (tmp_path / "a.md").read_text().startswith("# Benchmark of example-model")
+    assert (tmp_path / "b.csv").read_text().startswith("source,kind,")
+
+
+def test_published_tables_need_no_run(sm120: Command, tmp_path: Path) -> None:
+    assert sm120("report", "--reference", "kimi-k2-sm120", "--to", "k.md").code == 0
+    assert "5,816" in (tmp_path / "k.md").read_text()
+
+
+def test_published_tables_are_listed(sm120: Command) -> None:
+    assert "kimi-k2-sm120" in sm120("report", "--list-references").out
+
+
+def test_tables_of_another_workload_are_drawn_only_where_they_are_named(
+    sm120: Command, tmp_path: Path
+) -> None:
+    sm120("report", FOLDER)
+    assert open_report((tmp_path / "report.html").read_bytes()).data.references == []
+    sm120("report", FOLDER, "--reference", "all")
+    assert len(open_report((tmp_path / "report.html").read_bytes()).data.references) == 3
+
+
+def test_the_engine_s_log_tells_how_memory_was_split(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("Model loading took 70.14 GiB memory and 61.2 seconds\n")
+    sm120("report", FOLDER, "--log", "log")
+    (memory,) = open_report((tmp_path / "report.html").read_bytes()).data.runs[0].memory
+    assert memory.weights == 70.14
+
+
+def test_a_redacted_report_has_no_name_of_this_machine(
+    sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "example-model")
+    sm120("report", FOLDER, "--redact")
+    assert b"example-model" not in (tmp_path / "report.html").read_bytes()
+
+
+def test_nothing_to_show_is_a_usage_error(sm120: Command) -> None:
+    assert sm120("report").code == 2
+
+
+def test_an_unknown_format_is_a_usage_error(sm120: Command) -> None:
+    ended = sm120("report", FOLDER, "--to", "report.docx")
+    assert ended.code == 2
+    assert "must end with .html, .pdf, .md or .csv" in ended.err
+
+
+def test_a_folder_that_is_no_run_is_named(sm120: Command, tmp_path: Path) -> None:
+    ended = sm120("report", tmp_path)
+    assert (ended.code, ended.error) == (10, "RunInvalid")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_tables_that_do_not_ship_are_an_error(sm120: Command) -> None:
+    assert sm120("report", "--reference", "kimi-k3").error == "UnknownReference"
+
+
+def test_a_pdf_without_a_browser_is_an_error_that_says_what_to_do(
+    sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    ended = sm120("report", FOLDER, "--to", "r.pdf")
+    assert (ended.code, ended.error) == (42, "MissingTool")
