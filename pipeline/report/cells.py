@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.report.markup import Markup, element, join
-from pipeline.report.model import Cell, Reference, Series
+from pipeline.report.model import Cell, Series
 from pipeline.report.pointer import step
 from pipeline.report.view import Column, Row, View, table, tag
 
@@ -24,68 +24,112 @@ THROUGHPUT = (
     Metric("total_tok_s", "Total tok/s (in + out)"),
     Metric("peak_output_tok_s", "Peak output tok/s (1 s)"),
     Metric("user_tok_s", "Output tok/s per user"),
+    Metric("decode_tok_s.mean", "Generation (TG) output tok/s"),
+    Metric("prefill_tok_s.mean", "Prefill (PP) input tok/s"),
     Metric("requests_s", "Requests/s"),
     Metric("goodput_s", "Goodput requests/s"),
-    Metric("decode_tok_s.mean", "Generation (TG) tok/s"),
-    Metric("prefill_tok_s.mean", "Prefill (PP) tok/s"),
     Metric("acceptance_length", "Acceptance length"),
     Metric("joules_per_output_token", "J per output token"),
     Metric("failed", "Failed requests"),
     Metric("ready_s", "Ready after s"),
     Metric("start_to_first_token_s", "First token after s"),
 )
-LATENCY = (
+FIRST_TOKEN = (
     Metric("ttft_ms.mean", "TTFT mean ms", has_interval=True),
     Metric("ttft_ms.p50", "TTFT p50 ms"),
     Metric("ttft_ms.p90", "TTFT p90 ms"),
     Metric("ttft_ms.p99", "TTFT p99 ms"),
     Metric("tpot_ms.mean", "TPOT mean ms", has_interval=True),
     Metric("tpot_ms.p50", "TPOT p50 ms"),
+    Metric("tpot_ms.p90", "TPOT p90 ms"),
     Metric("tpot_ms.p99", "TPOT p99 ms"),
+)
+REST = (
     Metric("itl_ms.mean", "ITL mean ms"),
+    Metric("itl_ms.p50", "ITL p50 ms"),
     Metric("itl_ms.p99", "ITL p99 ms"),
-    Metric("latency_ms.mean", "Latency mean ms"),
+    Metric("latency_ms.mean", "Latency mean ms", has_interval=True),
+    Metric("latency_ms.p50", "Latency p50 ms"),
     Metric("latency_ms.p99", "Latency p99 ms"),
 )
+METRICS = (*THROUGHPUT, *FIRST_TOKEN, *REST)
 # More columns than this do not fit on a printed page.
-_MOST_COLUMNS = 10
+_MOST_COLUMNS = 9
 
 
 def series_tables(view: View, pointer: str, series: Series, *, is_exact: bool) -> Markup:
     """All numbers of a series; `is_exact` keeps the digits of a document."""
-    throughput, latency = _known(series, THROUGHPUT), _known(series, LATENCY)
+    groups = (("throughput", THROUGHPUT), ("TTFT and TPOT", FIRST_TOKEN), ("ITL and latency", REST))
+    known = [(title, known_metrics(series, metrics)) for title, metrics in groups]
     title = f"{series.name} ({series.workload})"
-    if len(throughput) + len(latency) <= _MOST_COLUMNS:
-        return _table(view, pointer, series, title, [*throughput, *latency], is_exact)
-    return join(
-        _table(view, pointer, series, f"{title}: throughput", throughput, is_exact),
-        _table(view, pointer, series, f"{title}: latency", latency, is_exact),
-    )
+    together = [metric for _, metrics in known for metric in metrics]
+    states = _states(view, pointer, series)
+    if len(together) <= _MOST_COLUMNS:
+        return join(_table(view, pointer, series, title, together, is_exact), states)
+    tables = [
+        _table(view, pointer, series, f"{title}: {part}", metrics, is_exact)
+        for part, metrics in known
+        if metrics
+    ]
+    return join(*tables, states)
 
 
-def _known(series: Series, metrics: Sequence[Metric]) -> list[Metric]:
-    return [m for m in metrics if any(m.name in cell.numbers for cell in series.cells)]
+def known_metrics(series: Series, metrics: Sequence[Metric] = METRICS) -> list[Metric]:
+    """Columns that have something to say."""
+    return [metric for metric in metrics if _is_told(series, metric.name)]
+
+
+def _is_told(series: Series, name: str) -> bool:
+    values = [value for cell in series.cells if (value := cell.mean(name)) is not None]
+    if name == "failed":
+        return any(values)
+    # 1 / TPOT of each request; its mean over requests says the same as that of TPOT
+    if name == "decode_tok_s.mean" and any("user_tok_s" in cell.numbers for cell in series.cells):
+        return False
+    return bool(values)
 
 
 def _table(
     view: View, pointer: str, series: Series, title: str, metrics: Sequence[Metric], is_exact: bool
 ) -> Markup:
-    is_sweep = by_concurrency(series)
-    has_notes = any(cell.notes or cell.state != "good" for cell in series.cells)
-    columns = [
-        Column("Concurrency" if is_sweep else "Cell", is_number=is_sweep),
-        *(Column(metric.title, is_number=True) for metric in metrics),
-        *([Column("State", is_wide=True)] if has_notes else []),
-    ]
+    columns = [_head(series), *(Column(metric.title, is_number=True) for metric in metrics)]
     decimals = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
     rows = []
     for index, cell in enumerate(series.cells):
-        at = step(step(step(pointer, "cells"), index), "")[:-1]
-        head = view.show(f"{at}/concurrency", 0) if is_sweep else view.show(f"{at}/name")
+        at = f"{pointer}/cells/{index}"
         values = [_value(view, at, cell, metric, decimals[metric.name]) for metric in metrics]
-        notes = [_state(view, at, cell)] if has_notes else []
-        rows.append(Row([head, *values, *notes], "void" if cell.state == "void" else ""))
+        style = "void" if cell.state == "void" else ""
+        rows.append(Row([_load(view, at, series), *values], style))
     return table(title, columns, rows)
+
+
+def _head(series: Series) -> Column:
+    is_sweep = by_concurrency(series)
+    return Column("Concurrency" if is_sweep else "Cell", is_number=is_sweep, is_wide=not is_sweep)
+
+
+def _load(view: View, at: str, series: Series) -> Markup:
+    if by_concurrency(series):
+        return view.show(f"{at}/concurrency", 0)
+    return view.show(f"{at}/name")
+
+
+def _states(view: View, pointer: str, series: Series) -> Markup | None:
+    """Cells that are void, or to be taken with care."""
+    rows = [
+        Row(
+            [
+                _load(view, f"{pointer}/cells/{i}", series),
+                *_state(view, f"{pointer}/cells/{i}", cell),
+            ]
+        )
+        for i, cell in enumerate(series.cells)
+        if cell.notes or cell.state != "good"
+    ]
+    if not rows:
+        return None
+    columns = [_head(series), Column("State"), Column("Marks", is_wide=True)]
+    return table(f"{series.name}: to be taken with care", columns, rows)
 
 
 def _value(view: View, at: str, cell: Cell, metric: Metric, decimals: int) -> Markup | str:
@@ -100,18 +144,18 @@ def _value(view: View, at: str, cell: Cell, metric: Metric, decimals: int) -> Ma
     return join(mean, element("br"), element("span", low, "–", high, class_="ci"))
 
 
-def _state(view: View, at: str, cell: Cell) -> Markup:
+def _state(view: View, at: str, cell: Cell) -> tuple[Markup, Markup]:
     kind = {"good": "good", "partial": "warn", "void": "bad"}[cell.state]
     notes = [
-        join(
-            " ",
-            tag(view.show(f"{at}/notes/{i}/kind"), "warn"),
+        element(
+            "div",
+            tag(view.show(f"{at}/notes/{i}/kind"), "bad" if note.kind == "void" else "warn"),
             " ",
             view.show(f"{at}/notes/{i}/message"),
         )
-        for i in range(len(cell.notes))
+        for i, note in enumerate(cell.notes)
     ]
-    return join(tag(view.show(f"{at}/state"), kind), *notes)
+    return tag(view.show(f"{at}/state"), kind), join(*notes)
 
 
 def by_concurrency(series: Series) -> bool:
@@ -131,8 +175,3 @@ def digits(series: Series, name: str, *, is_exact: bool) -> int:
         return 0
     smallest = min(abs(value) for value in values)
     return 0 if smallest >= 100 else 1 if smallest >= 10 else 2
-
-
-def is_document(measured: object) -> bool:
-    """Whether digits are to be kept as they were printed."""
-    return isinstance(measured, Reference)

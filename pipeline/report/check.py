@@ -18,7 +18,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
 from pipeline.report.findings import find
 from pipeline.report.from_run import read_run_data
-from pipeline.report.model import ReportData, RunData, shown
+from pipeline.report.model import ReportData, RunData, as_json, shown
 from pipeline.report.page import DATA_ID, render_page
 from pipeline.report.pointer import differences, look_up, step
 from pipeline.report.reference import all_references
@@ -69,6 +69,7 @@ class _Reader(HTMLParser):
         self._in_data = False
         # elements that are open: the place that each names, and its text so far
         self._open: list[tuple[str, ShownValue | None, list[str]]] = []
+        self._bases: list[tuple[int, str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
@@ -79,8 +80,15 @@ class _Reader(HTMLParser):
         value = None
         if "data-ref" in given:
             decimals = given.get("data-decimals", "")
-            value = ShownValue(given["data-ref"], int(decimals) if decimals.isdigit() else None, "")
+            place = self._place(given["data-ref"])
+            value = ShownValue(place, int(decimals) if decimals.isdigit() else None, "")
         self._open.append((tag, value, []))
+        if "data-base" in given:
+            self._bases.append((len(self._open), given["data-base"]))
+
+    def _place(self, ref: str) -> str:
+        """A place that does not begin at the top begins where its table does."""
+        return ref if ref.startswith("/") or not self._bases else f"{self._bases[-1][1]}/{ref}"
 
     def handle_data(self, data: str) -> None:
         if self._in_data:
@@ -94,6 +102,8 @@ class _Reader(HTMLParser):
             self._in_data = False
         while self._open:
             name, value, texts = self._open.pop()
+            if self._bases and self._bases[-1][0] > len(self._open):
+                self._bases.pop()
             if value is not None:
                 self.found.append(ShownValue(value.pointer, value.decimals, "".join(texts)))
             if name == tag:
@@ -170,7 +180,7 @@ def _check_references(report: OpenedReport) -> Iterator[Problem]:
         if reference.name not in shipped:
             yield Problem(at, f"{reference.name} is no document that ships with this tool")
             continue
-        want = shipped[reference.name].model_dump(mode="json")
+        want = as_json(shipped[reference.name])
         yield from _told(differences(want, report.json["references"][index], at), "as published")
 
 
@@ -178,7 +188,7 @@ def _check_findings(report: OpenedReport) -> Iterator[Problem]:
     if report.data.redacted:
         # computed before names were taken out of their texts
         return
-    want = [finding.model_dump(mode="json") for finding in find(report.data)]
+    want = [as_json(finding) for finding in find(report.data)]
     yield from _told(differences(want, report.json["findings"], "/findings"), "as computed")
 
 
@@ -214,4 +224,4 @@ def check_run(report: OpenedReport, index: int, folder: Path) -> list[Problem]:
 
 
 def _dumped(run: RunData, name: str) -> Any:
-    return run.model_dump(mode="json", include={name})[name]
+    return as_json(run).get(name)

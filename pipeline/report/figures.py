@@ -110,6 +110,16 @@ def _legend(lines: Sequence[Line]) -> list[Markup]:
     ]
 
 
+def _signs(lines: Sequence[Line]) -> str:
+    """What dashes and hollow signs mean, where there are any."""
+    texts = []
+    if any(line.is_dashed for line in lines):
+        texts.append("Dashed: as a document states it.")
+    if any(point.is_doubtful for line in lines for point in line.points):
+        texts.append("Hollow: with a mark, see the tables.")
+    return " ".join(texts)
+
+
 def _points(place: Placed, name: str, unit: str) -> tuple[Point, ...]:
     points = []
     decimals = digits(place.series, name, is_exact=place.is_document)
@@ -146,7 +156,7 @@ def _own_throughput(view: View, key: str, place: Placed) -> Markup | None:
     chart = line_chart(key, title, _CONCURRENCY, Axis("Tokens per second"), lines)
     metrics = [(name, title) for name, title, points in named if points]
     data = _values(view, title, [(place, name, t) for name, t in metrics])
-    return _figure(title, "", chart, _legend(lines), data)
+    return _figure(title, _signs(lines), chart, _legend(lines), data)
 
 
 def _compared(
@@ -173,8 +183,7 @@ def _compared(
         key, title, _CONCURRENCY, Axis(axis, "log" if kind == "log" else "linear"), lines
     )
     data = _values(view, title, [(p, name, p.series.name) for p, points in named if points])
-    text = "Dashed: as a document states it." if any(line.is_dashed for line in lines) else ""
-    return _figure(f"{title} vs concurrency", text, chart, _legend(lines), data)
+    return _figure(f"{title} vs concurrency", _signs(lines), chart, _legend(lines), data)
 
 
 def _pareto(view: View, key: str, places: Sequence[Placed]) -> Markup | None:
@@ -309,9 +318,13 @@ def _memory_table(view: View, pointer: str, measured: Measured) -> Markup:
         Row(
             [
                 view.show(f"{pointer}/memory/{i}/name"),
-                *(view.show(f"{pointer}/memory/{i}/{name}", d) for name, _, d in known),
+                *(_amount(view, f"{pointer}/memory/{i}", m, name, d) for name, _, d in known),
             ]
         )
-        for i in range(len(measured.memory))
+        for i, m in enumerate(measured.memory)
     ]
     return table("Memory per GPU", columns, rows)
+
+
+def _amount(view: View, at: str, memory: Memory, name: str, decimals: int) -> Markup | str:
+    return "–" if getattr(memory, name) is None else view.show(f"{at}/{name}", decimals)

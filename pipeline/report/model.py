@@ -266,6 +266,11 @@ class ReportData(Frozen):
         return [*runs, *documents]
 
 
+def as_json(value: Frozen) -> dict[str, Any]:
+    """The data as pages embed it: what has no value is left out."""
+    return value.model_dump(mode="json", exclude_none=True)
+
+
 def shown(value: object, decimals: int | None) -> str:
     """A value as pages print it."""
     if value is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from pipeline import log
 from pipeline.bench.metrics import DEFINITIONS
-from pipeline.report.cells import LATENCY, THROUGHPUT, digits, series_tables
+from pipeline.report.cells import METRICS, digits, series_tables
 from pipeline.report.figures import charts, memory_chart
 from pipeline.report.findings import claimed, flags
 from pipeline.report.markup import Markup, element, join
@@ -332,7 +332,7 @@ def definitions(view: View) -> Markup:
         for cell in series.cells
         for name in cell.numbers
     }
-    asked = dict.fromkeys(metric.name.split(".")[0] for metric in (*THROUGHPUT, *LATENCY))
+    asked = dict.fromkeys(metric.name.split(".")[0] for metric in METRICS)
     rows = [
         Row([DEFINITIONS[name].title, DEFINITIONS[name].unit, DEFINITIONS[name].text])
         for name in asked

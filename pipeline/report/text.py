@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from pipeline.report.cells import LATENCY, THROUGHPUT, by_concurrency, digits
+from pipeline.report.cells import by_concurrency, digits, known_metrics
 from pipeline.report.model import (
     AttemptRow,
     Finding,
@@ -129,7 +129,7 @@ def _source(measured: Measured) -> str:
 
 
 def _series(series: Series, *, is_exact: bool) -> list[str]:
-    metrics = [m for m in (*THROUGHPUT, *LATENCY) if any(m.name in c.numbers for c in series.cells)]
+    metrics = known_metrics(series)
     places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
     is_sweep = by_concurrency(series)
     has_states = any(cell.state != "good" for cell in series.cells)

@@ -140,7 +140,7 @@ def test_text_of_a_run_stays_text(name: str) -> None:
 
 def test_every_table_has_a_caption_and_heads_for_its_columns_and_rows() -> None:
     text = render_page(KIMI).decode()
-    assert text.count("<table>") == text.count("<caption>")
+    assert text.count("<table") == text.count("<caption>")
     assert 'scope="col"' in text
     assert 'scope="row"' in text
 
