@@ -18,7 +18,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
 from pipeline.report.findings import find
 from pipeline.report.from_run import read_run_data
-from pipeline.report.model import ReportData, RunData, as_json, shown
+from pipeline.report.model import ReportData, RunData, shown
 from pipeline.report.page import DATA_ID, render_page
 from pipeline.report.pointer import differences, look_up, step
 from pipeline.report.reference import all_references
@@ -180,7 +180,7 @@ def _check_references(report: OpenedReport) -> Iterator[Problem]:
         if reference.name not in shipped:
             yield Problem(at, f"{reference.name} is no document that ships with this tool")
             continue
-        want = as_json(shipped[reference.name])
+        want = shipped[reference.name].model_dump(mode="json")
         yield from _told(differences(want, report.json["references"][index], at), "as published")
 
 
@@ -188,7 +188,7 @@ def _check_findings(report: OpenedReport) -> Iterator[Problem]:
     if report.data.redacted:
         # computed before names were taken out of their texts
         return
-    want = [as_json(finding) for finding in find(report.data)]
+    want = [finding.model_dump(mode="json") for finding in find(report.data)]
     yield from _told(differences(want, report.json["findings"], "/findings"), "as computed")
 
 
@@ -224,4 +224,4 @@ def check_run(report: OpenedReport, index: int, folder: Path) -> list[Problem]:
 
 
 def _dumped(run: RunData, name: str) -> Any:
-    return as_json(run).get(name)
+    return run.model_dump(mode="json").get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from pipeline.bench.metrics import DEFINITIONS
 from pipeline.bench.model import SelfTest
@@ -27,7 +27,15 @@ State: TypeAlias = Literal[
 CellState: TypeAlias = Literal["good", "void", "partial"]
 
 
-class Measure(Frozen):
+class _Sparse(Frozen):
+    """A value whose JSON leaves out what it does not have: pages hold many of them."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in whole(self).items() if value is not None}
+
+
+class Measure(_Sparse):
     """One number; low and high are its 95 % confidence interval, where there is one."""
 
     mean: float
@@ -36,14 +44,14 @@ class Measure(Frozen):
     trials: Count | None = None  # none: the source does not say
 
 
-class Note(Frozen):
+class Note(_Sparse):
     """Something a reader must know before believing a number."""
 
     kind: str
     message: str
 
 
-class Cell(Frozen):
+class Cell(_Sparse):
     """A step of a sweep, or one of several configurations; numbers by bench's names."""
 
     name: str
@@ -59,14 +67,14 @@ class Cell(Frozen):
         return None if measure is None else measure.mean
 
 
-class Lengths(Frozen):
+class Lengths(_Sparse):
     """Tokens of a request, as they were asked for."""
 
     input: Annotated[float, Field(gt=0)]
     output: Annotated[float, Field(gt=0)]
 
 
-class Series(Frozen):
+class Series(_Sparse):
     """One server under one workload."""
 
     name: str
@@ -100,7 +108,7 @@ def _row_as_cell(columns: list[str], row: list[Any]) -> dict[str, Any]:
     return {"name": name, "concurrency": concurrency, "numbers": numbers}
 
 
-class Memory(Frozen):
+class Memory(_Sparse):
     """How the memory of one card is split; what is not known is left out."""
 
     name: str
@@ -122,14 +130,14 @@ class Memory(Frozen):
         return max(0.0, self.total - sum(part or 0.0 for part in known))
 
 
-class Fact(Frozen):
+class Fact(_Sparse):
     """A row of a table about hardware or software."""
 
     name: str
     value: str
 
 
-class ModelRow(Frozen):
+class ModelRow(_Sparse):
     """A model that was tried."""
 
     name: str
@@ -139,7 +147,7 @@ class ModelRow(Frozen):
     status: str = ""
 
 
-class AttemptRow(Frozen):
+class AttemptRow(_Sparse):
     """One attempt, good or bad."""
 
     name: str
@@ -152,7 +160,7 @@ class AttemptRow(Frozen):
     seconds: float | None = None
 
 
-class EvidenceLink(Frozen):
+class EvidenceLink(_Sparse):
     """One thing that stands behind the numbers."""
 
     name: str
@@ -161,7 +169,7 @@ class EvidenceLink(Frozen):
     message: str = ""
 
 
-class Measured(Frozen):
+class Measured(_Sparse):
     """What was measured in one place: by a run of ours, or as a document says."""
 
     name: str
@@ -188,7 +196,7 @@ class RunData(Measured):
     self_tests: list[SelfTest] = []
 
 
-class Claim(Frozen):
+class Claim(_Sparse):
     """A number that a document puts above its tables, with the words that it has there."""
 
     text: str
@@ -197,7 +205,7 @@ class Claim(Frozen):
     series: str | None = None  # whose cells it should be found in
 
 
-class Correction(Frozen):
+class Correction(_Sparse):
     """Where a document's words differ from its own records; with the place that shows it."""
 
     says: str
@@ -222,14 +230,14 @@ class Reference(Measured):
         return self
 
 
-class Quantity(Frozen):
+class Quantity(_Sparse):
     """A number inside a sentence."""
 
     value: float
     decimals: Annotated[int, Field(ge=0, le=6)] = 0
 
 
-class Finding(Frozen):
+class Finding(_Sparse):
     """A sentence that was computed; `{0}` stands for its first number."""
 
     kind: Literal["flag", "fact", "advice"]
@@ -245,7 +253,7 @@ class Finding(Frozen):
         return self
 
 
-class ReportData(Frozen):
+class ReportData(_Sparse):
     """Everything that a report shows."""
 
     format: Literal["sm120-report/1"] = "sm120-report/1"
@@ -264,11 +272,6 @@ class ReportData(Frozen):
         runs = [(f"/runs/{i}", run) for i, run in enumerate(self.runs)]
         documents = [(f"/references/{i}", each) for i, each in enumerate(self.references)]
         return [*runs, *documents]
-
-
-def as_json(value: Frozen) -> dict[str, Any]:
-    """The data as pages embed it: what has no value is left out."""
-    return value.model_dump(mode="json", exclude_none=True)
 
 
 def shown(value: object, decimals: int | None) -> str:

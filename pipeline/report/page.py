@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.model import canonical_json, sha256_of
 from pipeline.report import sections
 from pipeline.report.markup import Markup, element, join
-from pipeline.report.model import ReportData, as_json
+from pipeline.report.model import ReportData
 from pipeline.report.view import View
 
 _HERE = Path(__file__).parent
@@ -114,7 +114,7 @@ def _footer(view: View) -> Markup:
 
 def data_digest(data: ReportData) -> str:
     """Of the embedded data, however it is spelled."""
-    return sha256_of(canonical_json(as_json(data)))
+    return sha256_of(canonical_json(data.model_dump(mode="json")))
 
 
 def _embedded(view: View) -> Markup:

@@ -217,7 +217,8 @@ def performance(view: View) -> Markup:
 
 def tables(view: View) -> Markup:
     """All numbers, and how well the client reads."""
-    parts = []
+    about = "A small range below a number is its 95 % confidence interval over the trials."
+    parts = [element("p", about, class_="soft")] if view.data.runs else []
     for pointer, measured in view.data.measured:
         parts.append(element("h3", view.show(f"{pointer}/title")))
         for i, series in enumerate(measured.series):

@@ -8,7 +8,7 @@ from posixpath import commonpath
 from typing import Any
 
 from pipeline.report.markup import Attribute, Child, Markup, element
-from pipeline.report.model import ReportData, as_json, shown
+from pipeline.report.model import ReportData, shown
 from pipeline.report.pointer import look_up
 
 
@@ -27,7 +27,7 @@ class View:
     json: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "json", as_json(self.data))
+        object.__setattr__(self, "json", self.data.model_dump(mode="json"))
 
     def show(self, pointer: str, decimals: int | None = None) -> Shown:
         """A value of the data, with its place; `sm120 verify` compares both."""
