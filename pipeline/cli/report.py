@@ -13,8 +13,10 @@ from pipeline.cli.context import say_json, store_to_read
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
 from pipeline.errors import StoreUnusable
 from pipeline.files import write_bytes
+from pipeline.host.facts.drift import read_facts
 from pipeline.report.build import report_data
 from pipeline.report.engine_memory import memory_of_log
+from pipeline.report.from_host import with_host
 from pipeline.report.from_run import read_run_data
 from pipeline.report.model import Reference, ReportData, RunData
 from pipeline.report.page import data_digest, render_page
@@ -75,6 +77,12 @@ class _Target(click.ParamType[Path]):
     help="Log of the engine's start, for how it split the GPUs' memory.",
 )
 @click.option(
+    "--host",
+    "host_path",
+    type=EXISTING_FILE,
+    help="Recorded facts of the server's host (`sm120 host facts --json`).",
+)
+@click.option(
     "--redact",
     "is_redacted",
     is_flag=True,
@@ -90,6 +98,7 @@ def report(
     list_references: bool,
     title: str | None,
     log_path: Path | None,
+    host_path: Path | None,
     is_redacted: bool,
     as_json: bool,
 ) -> None:
@@ -104,6 +113,9 @@ def report(
     if not runs and not references:
         raise click.UsageError("Name a RUN, or published tables with --reference.")
     read = [_with_memory(read_run_data(path), log_path) for path in runs]
+    if host_path is not None:
+        facts = read_facts(host_path)
+        read = [with_host(run, facts) for run in read]
     beside = _chosen(references, read)
     data = report_data(
         read, beside, _attempts(context) if read else [], made=stamp(datetime.now(UTC)), title=title

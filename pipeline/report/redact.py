@@ -12,6 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
+from pipeline.report.from_host import HOST
 from pipeline.report.model import ReportData
 
 _URL = re.compile(r"\b(https?://)(?:[^/\s@]*@)?(\[[^]\s]*\]|[^/\s:\"'<>]+)")
@@ -89,10 +90,13 @@ def redact(data: ReportData, names: Collection[str] = ()) -> ReportData:
     """The same report to paste in public; published documents stay as they are."""
     # the name of a folder is often that of a machine or a customer; it tells runs apart
     folders = {f"({run.file.partition('/')[0]})" for run in data.runs}
-    redactor = Redactor({*own_names(), *names, *folders})
+    hosts = {f.value for run in data.runs for f in run.hardware if f.name == HOST}
+    redactor = Redactor({*own_names(), *names, *folders, *hosts})
     body = data.model_dump(mode="json")
     for part in ("title", "runs", "attempts", "findings"):
         body[part] = redactor.value(body[part])
     for run in body["runs"]:
+        for fact in (fact for fact in run["hardware"] if fact["name"] == HOST):
+            fact["value"] = "redacted"
         run["file"] = _RUN_FOLDER.sub("run/bench.json", run["file"])
     return ReportData.model_validate({**body, "redacted": True})

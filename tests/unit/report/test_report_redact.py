@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.report.build import report_data
+from pipeline.report.from_host import with_host
 from pipeline.report.redact import Redactor, redact
+from tests.unit.host.machines import facts
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
 
@@ -71,3 +73,10 @@ def test_the_folder_of_a_run_is_left_out() -> None:
 def test_published_documents_stay_word_for_word() -> None:
     data = published("kimi-k2-sm120")
     assert redact(data).references == data.references
+
+
+def test_the_name_of_the_host_is_left_out_wherever_it_stands() -> None:
+    named = facts().model_copy(update={"host": "rack7-node3"})
+    run = with_host(as_data(sweep(1)), named).model_copy(update={"title": "night on rack7-node3"})
+    clean = redact(report_data([run], [], [], made=MADE))
+    assert "rack7" not in clean.model_dump_json()

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.report.from_host import with_host
+from pipeline.report.model import Memory
+from tests.unit.bench.example_run import FOLDER
+from tests.unit.host.machines import facts
+from tests.unit.report.reports import as_data, sweep
+from tests.unit.support import Command
+
+
+def test_a_run_shows_the_machine_of_its_server() -> None:
+    run = with_host(as_data(sweep(1)), facts())
+    hardware = {fact.name: fact.value for fact in run.hardware}
+    assert hardware["CPU"]
+    assert hardware["GPUs"][0].isdigit()
+    assert "x86_64" in hardware["Client's machine"]
+    assert "NVIDIA driver" in {fact.name for fact in run.software}
+
+
+def test_what_could_not_be_found_out_is_said_with_its_reason() -> None:
+    run = with_host(as_data(sweep(1)), facts())
+    unknown = [fact.value for fact in run.hardware if fact.value.startswith("unknown")]
+    assert all(len(value) > len("unknown: ") for value in unknown)
+
+
+def test_cards_get_their_whole_memory_and_only_those_that_are_there() -> None:
+    cards = [Memory(name="GPU 0", unit="GiB", used=90), Memory(name="GPU 99", unit="GiB", used=1)]
+    run = as_data(sweep(1)).model_copy(update={"memory": cards})
+    first, other = with_host(run, facts()).memory
+    assert first.total
+    assert first.total > 90
+    assert other.total is None
+
+
+def test_facts_are_read_from_their_file(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "facts.json").write_text(facts().model_dump_json())
+    assert sm120("report", FOLDER, "--host", "facts.json", "--to", "r.md").code == 0
+    assert "NVIDIA driver" in (tmp_path / "r.md").read_text()
+
+
+def test_a_file_that_holds_no_facts_is_an_error(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "facts.json").write_text("{}")
+    assert sm120("report", FOLDER, "--host", "facts.json").error == "FactsUnreadable"
