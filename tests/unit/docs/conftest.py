@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.docs.walks import World
 from tests.testbed.deb_file import Item
 from tests.testbed.hub import test_hub
 from tests.testbed.oci_door import Door
+from tests.unit.bench.example_run import FOLDER as EXAMPLE
 from tests.unit.host.machines import blackwell
 from tests.unit.support import ROOT, Command
 
@@ -79,4 +81,11 @@ def host(sm120: Command, tmp_path: Path) -> World:
         (tmp_path / f"{name}.json").write_text(facts, encoding="utf-8")
     log = "NCCL WARN Call to posix_fallocate failed : No space left on device\n"
     (tmp_path / "engine.log").write_text(log, encoding="utf-8")
+    return World(sm120)
+
+
+@pytest.fixture
+def measured(sm120: Command, tmp_path: Path) -> World:
+    """A folder with a small run of a benchmark."""
+    shutil.copytree(EXAMPLE, tmp_path / "runs" / "night")
     return World(sm120)
