@@ -22,11 +22,17 @@ class JsonInvalid(ValueError):
 
 
 def read_json(
-    data: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH, any_int: bool = False
+    data: bytes,
+    *,
+    most_bytes: int,
+    most_depth: int = MOST_DEPTH,
+    any_int: bool = False,
+    no_number_is_null: bool = False,
 ) -> Any:
     """A JSON value that every reader understands alike, or an error with the reason.
 
     `any_int` is for texts whose numbers are not used: some models have 10**30 in their settings.
+    `no_number_is_null` is for programs that write NaN or Infinity, as Python's json does.
     """
     if len(data) > most_bytes:
         raise JsonInvalid(f"larger than {most_bytes} bytes")
@@ -38,7 +44,7 @@ def read_json(
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_unique,
-            parse_constant=_no_constant,
+            parse_constant=_null if no_number_is_null else _no_constant,
             parse_float=_finite,
             parse_int=_long if any_int else _small,
         )
@@ -85,6 +91,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _no_constant(text: str) -> Any:
     # Python reads NaN and Infinity, which JSON does not have
     raise JsonInvalid(f"{text} is not a number")
+
+
+def _null(_: str) -> None:
+    return None
 
 
 def _finite(text: str) -> float:

@@ -1,0 +1,160 @@
+"""What is read out of a foreign result: numbers under their own names, and what they are like."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from pipeline.attest.strict import plain
+from pipeline.model import Digest, Frozen
+
+Program: TypeAlias = Literal[
+    "vllm bench", "sglang.bench_serving", "aiperf", "guidellm", "llama-bench", "lil-bench"
+]
+# a run may name hundreds of settings, and somebody's file may name millions
+_MOST_SETTINGS = 200
+_MOST_TEXT = 200
+_QUANTILES = {"mean": "mean", "avg": "mean", "median": "p50", "p50": "p50"}
+_QUANTILES |= {name: name for name in ("p90", "p95", "p99")}
+
+
+class ForeignNumber(Frozen):
+    """One number; several values where the program repeated the measurement."""
+
+    name: str  # as its program calls it
+    unit: str
+    values: list[float]
+    like: str | None = None  # the nearest metric of ours, such as `ttft_ms.p99`
+    difference: str = ""  # how its definition differs from that one; empty: not at all
+
+    @property
+    def ours(self) -> str | None:
+        """The metric of ours that it may be compared with."""
+        return self.like if not self.difference else None
+
+
+class ForeignCell(Frozen):
+    """One step of a foreign benchmark."""
+
+    name: str  # as our cells are called, where it has a concurrency or a rate
+    settings: dict[str, str]
+    numbers: list[ForeignNumber]
+
+
+class ForeignRun(Frozen):
+    """A file or folder of another program."""
+
+    program: Program
+    file: str
+    digest: Digest
+    cells: list[ForeignCell]
+
+
+class Rule(NamedTuple):
+    """What a number of theirs means in our terms."""
+
+    like: str | None
+    unit: str
+    difference: str = ""
+    factor: float = 1.0
+
+
+def number_of(name: str, value: Any, rule: Rule) -> ForeignNumber | None:
+    """A number by its rule; none where there is no number."""
+    values = [v for v in (value if isinstance(value, list) else [value]) if is_number(v)]
+    if not values:
+        return None
+    scaled = [float(v) * rule.factor for v in values]
+    return ForeignNumber(
+        name=name, unit=rule.unit, values=scaled, like=rule.like, difference=rule.difference
+    )
+
+
+def is_number(value: Any) -> bool:
+    """A finite number; True is none."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
+    except OverflowError:
+        return False
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(float(value))
+
+
+def numbers_of(
+    values: Mapping[str, Any], rule_of: Callable[[str], Rule | None]
+) -> list[ForeignNumber]:
+    """Every number of a flat object that a rule knows, in its own order."""
+    found = ((name, value, rule_of(name)) for name, value in values.items())
+    read = (number_of(name, value, rule) for name, value, rule in found if rule)
+    return [number for number in read if number]
+
+
+_STATISTIC = re.compile(r"(mean|median|p\d+(?:\.\d+)?)_(\w+)_ms")
+
+
+def statistic_rule(name: str, like: Mapping[str, tuple[str, str]]) -> Rule | None:
+    """`p99_ttft_ms` by what `ttft` is like, and how it differs."""
+    match = _STATISTIC.fullmatch(name)
+    if match is None or match[2] not in like:
+        return None
+    metric, difference = like[match[2]]
+    return Rule(quantile_of(metric, match[1]), "ms", difference)
+
+
+def quantile_of(metric: str, statistic: str) -> str | None:
+    """`ttft_ms.p99` for a statistic that we compute, too."""
+    ours = _QUANTILES.get(statistic)
+    return f"{metric}.{ours}" if ours else None
+
+
+def settings_of(values: Mapping[str, Any], leave: Iterable[str] = ()) -> dict[str, str]:
+    """Everything that is one value, as text: what was set, and fields that nobody here knows."""
+    left = frozenset(leave)
+    settings = {
+        plain(str(name))[:_MOST_TEXT]: plain(_text(value))[:_MOST_TEXT]
+        for name, value in values.items()
+        if name not in left and isinstance(value, str | int | float) and value != ""
+    }
+    return dict(sorted(settings.items())[:_MOST_SETTINGS])
+
+
+def _text(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}" if _is_float(value) else str(value)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float)
+
+
+def cell_name(concurrency: Any, rate: Any, fallback: str = "all") -> str:
+    """As our own cells are called: c128, r4."""
+    if is_number(concurrency) and concurrency:
+        return f"c{concurrency:g}"
+    if is_number(rate) and rate:
+        return f"r{rate:g}"
+    return fallback
+
+
+def merged(cells: Iterable[ForeignCell]) -> list[ForeignCell]:
+    """Repeats of one cell as one; cells of one name with other settings get names of their own."""
+    kept: dict[str, ForeignCell] = {}
+    for cell in cells:
+        name, number = cell.name, 2
+        while name in kept and kept[name].settings != cell.settings:
+            name, number = f"{cell.name}-{number}", number + 1
+        before = kept.get(name)
+        kept[name] = _joined(before, cell) if before else cell.model_copy(update={"name": name})
+    return list(kept.values())
+
+
+def _joined(one: ForeignCell, other: ForeignCell) -> ForeignCell:
+    more = {number.name: number.values for number in other.numbers}
+    numbers = [
+        n.model_copy(update={"values": [*n.values, *more.pop(n.name, [])]}) for n in one.numbers
+    ]
+    numbers += [n for n in other.numbers if n.name in more]
+    return one.model_copy(update={"numbers": numbers})
