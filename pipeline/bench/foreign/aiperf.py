@@ -49,15 +49,19 @@ def is_aiperf(value: Any) -> bool:
     )
 
 
-def read_aiperf(summary: dict[str, Any]) -> list[ForeignCell]:
-    """The one cell of a run."""
+def read_aiperf(summaries: list[dict[str, Any]]) -> list[ForeignCell]:
+    """A cell for each summary."""
+    return [_cell(summary) for summary in summaries]
+
+
+def _cell(summary: dict[str, Any]) -> ForeignCell:
     config = summary.get("input_config")
     flat = _leaves(config if isinstance(config, dict) else {})
     by_server = flat.get("endpoint.use_server_token_count") is True
     numbers = [n for name, block in summary.items() for n in _numbers(name, block, by_server)]
     name = cell_name(_last(flat, "concurrency"), _last(flat, "request_rate"))
     settings = settings_of({**settings_of(summary, ("start_time", "end_time")), **flat})
-    return [ForeignCell(name=name, settings=settings, numbers=numbers)]
+    return ForeignCell(name=name, settings=settings, numbers=numbers)
 
 
 def _numbers(name: str, block: Any, by_server: bool) -> list[ForeignNumber]:
@@ -66,7 +70,7 @@ def _numbers(name: str, block: Any, by_server: bool) -> list[ForeignNumber]:
     if name in _SINGLE:
         like, unit, difference = _SINGLE[name]
         rule = Rule(like, unit, "" if by_server and difference == _TOKENS else difference)
-        number = number_of(name, block.get("avg"), rule)
+        number = number_of(name, [block.get("avg")], rule)
         return [number] if number else []
     if name not in _SPREAD:
         return []
@@ -76,10 +80,10 @@ def _numbers(name: str, block: Any, by_server: bool) -> list[ForeignNumber]:
     # a unit that nobody here knows would make a number of another size
     if factor is None:
         return []
-    read = (
-        number_of(f"{name}.{each}", block.get(each), Rule(quantile_of(like, each), "ms", difference, factor))
-        for each in _STATISTICS
-    )
+    read = []
+    for each in _STATISTICS:
+        rule = Rule(quantile_of(like, each), "ms", difference, factor)
+        read.append(number_of(f"{name}.{each}", [block.get(each)], rule))
     return [number for number in read if number]
 
 

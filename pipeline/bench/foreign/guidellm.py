@@ -13,11 +13,12 @@ from pipeline.bench.foreign.model import (
     ForeignNumber,
     Rule,
     cell_name,
+    inner,
     is_number,
-    merged,
     number_of,
     quantile_of,
     settings_of,
+    short,
 )
 
 FILE = "benchmarks.json"
@@ -45,22 +46,23 @@ def is_guidellm(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("benchmarks"), list):
         return False
     return any(
-        isinstance(each, dict) and "time_to_first_token_ms" in _object(each, "metrics")
+        isinstance(each, dict) and "time_to_first_token_ms" in inner(each, "metrics")
         for each in value["benchmarks"]
     )
 
 
-def read_guidellm(report: dict[str, Any]) -> list[ForeignCell]:
-    """A cell for each benchmark of the report."""
-    return merged(_cell(each) for each in report["benchmarks"] if isinstance(each, dict))
+def read_guidellm(reports: list[dict[str, Any]]) -> list[ForeignCell]:
+    """A cell for each benchmark of a report."""
+    benchmarks = [each for report in reports for each in report["benchmarks"]]
+    return [_cell(each) for each in benchmarks if isinstance(each, dict)]
 
 
 def _cell(benchmark: dict[str, Any]) -> ForeignCell:
-    metrics, config = _object(benchmark, "metrics"), _object(benchmark, "config")
-    strategy = _object(config, "strategy")
+    metrics, config = inner(benchmark, "metrics"), inner(benchmark, "config")
+    strategy = inner(config, "strategy")
     streams = next((strategy[k] for k in ("streams", "max_concurrency") if strategy.get(k)), None)
-    kind = str(strategy.get("type_") or strategy.get("kind") or "all")
-    settings = {**settings_of(_object(config, "backend")), **settings_of(strategy)}
+    kind = short(strategy.get("type_") or strategy.get("kind") or "all")
+    settings = {**settings_of(inner(config, "backend")), **settings_of(strategy)}
     return ForeignCell(
         name=cell_name(streams if kind == "concurrent" else None, strategy.get("rate"), kind),
         settings=settings,
@@ -69,24 +71,26 @@ def _cell(benchmark: dict[str, Any]) -> ForeignCell:
 
 
 def _numbers(name: str, block: Any) -> list[ForeignNumber]:
-    good = _object(block, "successful")
+    good = inner(block, "successful")
     if name == "request_totals":
         return _counts(block)
     if name in _MEANS:
-        number = number_of(name, good.get("mean"), _MEANS[name])
+        number = number_of(name, [good.get("mean")], _MEANS[name])
         return [number] if number else []
     if name not in _SPREAD:
         return []
     rule = _SPREAD[name]
     assert rule.like is not None
-    values = {"mean": good.get("mean"), **_object(good, "percentiles")}
+    values = {"mean": good.get("mean"), **inner(good, "percentiles")}
     found = []
     for each in ("mean", "p50", "p90", "p95", "p99"):
         both = (rule.difference, "" if each == "mean" else _STEP)
         difference = "; ".join(x for x in both if x)
         like = quantile_of(rule.like, each)
         found.append(
-            number_of(f"{name}.{each}", values.get(each), Rule(like, "ms", difference, rule.factor))
+            number_of(
+                f"{name}.{each}", [values.get(each)], Rule(like, "ms", difference, rule.factor)
+            )
         )
     return [number for number in found if number]
 
@@ -98,8 +102,3 @@ def _counts(block: Any) -> list[ForeignNumber]:
         for theirs, ours in pairs
         if isinstance(block, dict) and is_number(block.get(theirs))
     ]
-
-
-def _object(value: Any, name: str) -> dict[str, Any]:
-    inner = value.get(name) if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else {}

@@ -10,13 +10,13 @@ from typing import Any
 
 from pipeline.bench.foreign.model import (
     ForeignCell,
-    ForeignNumber,
     Rule,
+    inner,
     is_number,
-    merged,
     numbers_of,
     quantile_of,
     settings_of,
+    short,
 )
 
 SCHEMA = "lil-bench-result/"
@@ -52,24 +52,29 @@ def is_lil_bench(value: Any) -> bool:
     )
 
 
-def read_lil_bench(document: dict[str, Any]) -> list[ForeignCell]:
+def read_lil_bench(documents: list[dict[str, Any]]) -> list[ForeignCell]:
     """A cell for each concurrency and context, and for each prefill."""
+    return [cell for document in documents for cell in _cells(document)]
+
+
+def _cells(document: dict[str, Any]) -> list[ForeignCell]:
     bench = document
     if "schema" in document:
-        bench = _object(_object(document, "results"), "bench")
-    settings = settings_of(_object(bench, "metadata"), ("timestamp",))
+        bench = inner(inner(document, "results"), "bench")
+    settings = settings_of(inner(bench, "metadata"), ("timestamp",))
     rows = bench.get("results")
-    cells = [_decode(row, settings) for row in rows if isinstance(row, dict)] if rows else []
-    return merged([*cells, *_prefills(_object(bench, "prefill"), settings)])
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    cells = [_decode(row, settings) for row in rows]
+    return [*cells, *_prefills(inner(bench, "prefill"), settings)]
 
 
 def _decode(row: dict[str, Any], settings: dict[str, str]) -> ForeignCell:
-    speed = row.get("aggregate_tps")
+    speed: Any = row.get("aggregate_tps")
     is_measured = is_number(speed) and speed >= 0
     # zero is what the program writes for a time that it does not know
     known = {k: v for k, v in row.items() if v} if is_measured else {}
     return ForeignCell(
-        name=f"c{row.get('concurrency')}-in{row.get('context_tokens')}",
+        name=short(f"c{row.get('concurrency')}-in{row.get('context_tokens')}"),
         settings={**settings, **settings_of({"failure": row.get("failure_reason") or ""})},
         numbers=numbers_of(known, lambda name: _FLAT.get(name) or _TIMED.get(name)),
     )
@@ -81,16 +86,7 @@ def _prefills(prefill: dict[str, Any], settings: dict[str, str]) -> list[Foreign
         "ttft_seconds": Rule("ttft_ms.mean", "ms", "", 1e3),
     }
     return [
-        ForeignCell(name=f"prefill-in{context}", settings=settings, numbers=numbers)
+        ForeignCell(name=short(f"prefill-in{context}"), settings=settings, numbers=numbers)
         for context, row in prefill.items()
-        if isinstance(row, dict) and (numbers := _known(row, rules))
+        if isinstance(row, dict) and (numbers := numbers_of(row, rules.get))
     ]
-
-
-def _known(row: dict[str, Any], rules: dict[str, Rule]) -> list[ForeignNumber]:
-    return numbers_of(row, rules.get)
-
-
-def _object(value: Any, name: str) -> dict[str, Any]:
-    inner = value.get(name) if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else {}

@@ -11,7 +11,6 @@ from pipeline.bench.foreign.model import (
     ForeignCell,
     Rule,
     is_number,
-    merged,
     number_of,
     settings_of,
 )
@@ -26,9 +25,9 @@ def is_llama_bench(value: Any) -> bool:
     return isinstance(value, dict) and {"avg_ts", "n_prompt", "n_gen"} <= value.keys()
 
 
-def read_llama_bench(tests: list[Any]) -> list[ForeignCell]:
+def read_llama_bench(tests: list[dict[str, Any]]) -> list[ForeignCell]:
     """A cell for each test, called as llama-bench's own table calls it."""
-    return merged(_cell(test) for test in tests if is_llama_bench(test))
+    return [_cell(test) for test in tests]
 
 
 def _cell(test: dict[str, Any]) -> ForeignCell:
@@ -40,7 +39,7 @@ def _cell(test: dict[str, Any]) -> ForeignCell:
     else:
         rule = Rule("prefill_tok_s.mean" if prompt else "decode_tok_s.mean", "tok/s", _INSIDE)
     samples = test.get("samples_ts")
-    number = number_of("avg_ts", samples or test["avg_ts"], rule)
+    number = number_of("avg_ts", samples if isinstance(samples, list) else [test["avg_ts"]], rule)
     settings = settings_of(test, (*_NO_SETTING, "stddev_ts"))
     return ForeignCell(name=name or "all", settings=settings, numbers=[number] if number else [])
 

@@ -61,12 +61,11 @@ class Rule(NamedTuple):
     factor: float = 1.0
 
 
-def number_of(name: str, value: Any, rule: Rule) -> ForeignNumber | None:
+def number_of(name: str, values: Iterable[Any], rule: Rule) -> ForeignNumber | None:
     """A number by its rule; none where there is no number."""
-    values = [v for v in (value if isinstance(value, list) else [value]) if is_number(v)]
-    if not values:
+    scaled = [float(value) * rule.factor for value in values if is_number(value)]
+    if not scaled:
         return None
-    scaled = [float(v) * rule.factor for v in values]
     return ForeignNumber(
         name=name, unit=rule.unit, values=scaled, like=rule.like, difference=rule.difference
     )
@@ -75,13 +74,22 @@ def number_of(name: str, value: Any, rule: Rule) -> ForeignNumber | None:
 def is_number(value: Any) -> bool:
     """A finite number; True is none."""
     try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
+        is_one = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_one and math.isfinite(float(value))
+    # an int may have more digits than any float
     except OverflowError:
         return False
 
 
-def _finite(value: float) -> bool:
-    return math.isfinite(float(value))
+def inner(value: Any, name: str) -> dict[str, Any]:
+    """An object within an object; an empty one where there is none."""
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def short(value: Any) -> str:
+    """A foreign text that can be shown in one line."""
+    return plain(str(value)).replace("\n", " ")[:_MOST_TEXT]
 
 
 def numbers_of(
@@ -89,7 +97,7 @@ def numbers_of(
 ) -> list[ForeignNumber]:
     """Every number of a flat object that a rule knows, in its own order."""
     found = ((name, value, rule_of(name)) for name, value in values.items())
-    read = (number_of(name, value, rule) for name, value, rule in found if rule)
+    read = (number_of(name, [value], rule) for name, value, rule in found if rule)
     return [number for number in read if number]
 
 
@@ -115,19 +123,11 @@ def settings_of(values: Mapping[str, Any], leave: Iterable[str] = ()) -> dict[st
     """Everything that is one value, as text: what was set, and fields that nobody here knows."""
     left = frozenset(leave)
     settings = {
-        plain(str(name))[:_MOST_TEXT]: plain(_text(value))[:_MOST_TEXT]
+        short(name): short(f"{value:g}" if isinstance(value, float) else value)
         for name, value in values.items()
         if name not in left and isinstance(value, str | int | float) and value != ""
     }
     return dict(sorted(settings.items())[:_MOST_SETTINGS])
-
-
-def _text(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:g}" if _is_float(value) else str(value)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, float)
 
 
 def cell_name(concurrency: Any, rate: Any, fallback: str = "all") -> str:

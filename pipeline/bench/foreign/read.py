@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pipeline.bench.foreign import aiperf, guidellm
 from pipeline.bench.foreign.aiperf import is_aiperf, read_aiperf
 from pipeline.bench.foreign.guidellm import is_guidellm, read_guidellm
 from pipeline.bench.foreign.lil_bench import is_lil_bench, read_lil_bench
 from pipeline.bench.foreign.llama_bench import is_llama_bench, read_llama_bench
-from pipeline.bench.foreign.model import ForeignCell, ForeignRun, Program
+from pipeline.bench.foreign.model import ForeignCell, ForeignRun, Program, merged
 from pipeline.bench.foreign.sglang import is_sglang, read_sglang
 from pipeline.bench.foreign.vllm import is_vllm, read_vllm
 from pipeline.errors import RunInvalid
@@ -20,11 +20,21 @@ from pipeline.files import read_plain
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import sha256_of
 
+_IsOf: TypeAlias = Callable[[Any], bool]
+_Read: TypeAlias = Callable[[list[Any]], list[ForeignCell]]
 # with every text and gap of thousands of requests in it
 _MOST_BYTES = 64 << 20
 _MOST_RESULTS = 10_000  # lines of a file, or runs of a sweep
 _GZIP = b"\x1f\x8b"
 _SWEEP = "run=*.json"
+_READERS: tuple[tuple[Program, _IsOf, _Read], ...] = (
+    ("vllm bench", is_vllm, read_vllm),
+    ("sglang.bench_serving", is_sglang, read_sglang),
+    ("aiperf", is_aiperf, read_aiperf),
+    ("guidellm", is_guidellm, read_guidellm),
+    ("llama-bench", is_llama_bench, read_llama_bench),
+    ("lil-bench", is_lil_bench, read_lil_bench),
+)
 _HINT = (
     "Known are vllm bench serve and sweep, sglang.bench_serving, aiperf, guidellm, llama-bench"
     " (-o json, -o jsonl) and lil-bench."
@@ -108,23 +118,11 @@ def _json(data: bytes) -> Any:
     return read_json(data, most_bytes=_MOST_BYTES, any_int=True, no_number_is_null=True)
 
 
-def _recognised(path: Path, values: Sequence[Any]) -> tuple[Program, list[ForeignCell]]:
-    first = values[0] if values else None
-    program: Program
-    if is_vllm(first):
-        program, cells = "vllm bench", read_vllm(list(values))
-    elif is_sglang(first):
-        program, cells = "sglang.bench_serving", read_sglang(list(values))
-    elif is_llama_bench(first):
-        program, cells = "llama-bench", read_llama_bench(list(values))
-    elif is_aiperf(first):
-        program, cells = "aiperf", read_aiperf(first)
-    elif is_guidellm(first):
-        program, cells = "guidellm", read_guidellm(first)
-    elif is_lil_bench(first):
-        program, cells = "lil-bench", read_lil_bench(first)
-    else:
-        raise RunInvalid(f"{path}: is not a result of a program that is known here", _HINT)
-    if not any(cell.numbers for cell in cells):
-        raise RunInvalid(f"{path}: is of {program}, but holds no numbers")
-    return program, cells
+def _recognised(path: Path, values: list[Any]) -> tuple[Program, list[ForeignCell]]:
+    for program, is_of, read in _READERS:
+        if values and is_of(values[0]):
+            cells = read([value for value in values if is_of(value)])
+            if not any(cell.numbers for cell in cells):
+                raise RunInvalid(f"{path}: is of {program}, but holds no numbers")
+            return program, merged(cells)
+    raise RunInvalid(f"{path}: is not a result of a program that is known here", _HINT)

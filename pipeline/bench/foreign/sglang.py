@@ -12,7 +12,6 @@ from pipeline.bench.foreign.model import (
     ForeignCell,
     Rule,
     cell_name,
-    merged,
     numbers_of,
     settings_of,
     statistic_rule,
@@ -37,9 +36,9 @@ def is_sglang(value: Any) -> bool:
     )
 
 
-def read_sglang(results: list[Any]) -> list[ForeignCell]:
+def read_sglang(results: list[dict[str, Any]]) -> list[ForeignCell]:
     """Cells by their concurrency or rate; lines with the same settings are repeats."""
-    return merged(_cell(result) for result in results if is_sglang(result))
+    return [_cell(result) for result in results]
 
 
 def _cell(result: dict[str, Any]) -> ForeignCell:
@@ -66,7 +65,9 @@ def _rules(result: dict[str, Any]) -> dict[str, Rule]:
         "completed": Rule("completed", ""),
         "total_input_tokens": Rule("input_tokens", "tok", _INPUT),
         "total_output_tokens": Rule("output_tokens", "tok", output),
-        "accept_length": Rule("acceptance_length", "tok", "is the server's average since its start"),
+        "accept_length": Rule(
+            "acceptance_length", "tok", "is the server's average since its start"
+        ),
     }
 
 

@@ -13,7 +13,6 @@ from pipeline.bench.foreign.model import (
     ForeignCell,
     Rule,
     cell_name,
-    merged,
     numbers_of,
     settings_of,
     statistic_rule,
@@ -49,9 +48,9 @@ def is_vllm(value: Any) -> bool:
     return isinstance(value, dict) and "model_id" in value and "total_token_throughput" in value
 
 
-def read_vllm(results: list[Any]) -> list[ForeignCell]:
+def read_vllm(results: list[dict[str, Any]]) -> list[ForeignCell]:
     """Cells by their concurrency or rate; runs with the same settings are repeats."""
-    return merged(_cell(result) for result in results if is_vllm(result))
+    return [_cell(result) for result in results]
 
 
 def _cell(result: dict[str, Any]) -> ForeignCell:

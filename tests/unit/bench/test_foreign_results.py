@@ -1,0 +1,231 @@
+"""Other programs' results: which numbers may be compared with ours, and what hostile files do.
+
+The files have the shape that the programs' own sources write (named in pipeline/bench/foreign),
+with small made-up numbers; llama-bench.json is the example of llama-bench's own README.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
+from pipeline.bench.foreign.read import read_foreign
+from pipeline.bench.metrics import DEFINITIONS
+from pipeline.bench.model import Quantiles
+from pipeline.errors import RunInvalid
+
+FOLDER = Path(__file__).parent / "foreign_results"
+FILES = {
+    "vllm-serve.json": "vllm bench",
+    "vllm-sweep": "vllm bench",
+    "sglang.jsonl": "sglang.bench_serving",
+    "profile_export_aiperf.json": "aiperf",
+    "benchmarks.json": "guidellm",
+    "llama-bench.json": "llama-bench",
+    "lil-bench.json": "lil-bench",
+}
+
+
+def _cells(name: str) -> dict[str, ForeignCell]:
+    return {cell.name: cell for cell in read_foreign(FOLDER / name).cells}
+
+
+def _number(cell: ForeignCell, name: str) -> ForeignNumber:
+    return next(number for number in cell.numbers if number.name == name)
+
+
+@pytest.mark.parametrize(("file", "program"), FILES.items())
+def test_each_program_is_recognised_by_its_file(file: str, program: str) -> None:
+    run = read_foreign(FOLDER / file)
+    assert run.program == program
+    assert run.cells
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_a_number_is_like_is_a_metric_of_ours(file: str) -> None:
+    for number in (n for cell in read_foreign(FOLDER / file).cells for n in cell.numbers):
+        if number.like is None:
+            continue
+        name, _, part = number.like.partition(".")
+        assert name in DEFINITIONS
+        assert not part or part in Quantiles.model_fields
+
+
+def test_throughput_of_vllm_is_ours_and_its_latency_ends_elsewhere() -> None:
+    (cell,) = _cells("vllm-sweep").values()
+    assert cell.name == "c8"
+    assert _number(cell, "output_throughput").ours == "output_tok_s"
+    assert _number(cell, "total_token_throughput").ours == "total_tok_s"
+    assert _number(cell, "median_tpot_ms").ours == "tpot_ms.p50"
+    latency = _number(cell, "mean_e2el_ms")
+    assert (latency.like, latency.ours) == ("latency_ms.mean", None)
+    assert "last byte" in latency.difference
+
+
+def test_runs_of_a_sweep_with_the_same_settings_are_repeats() -> None:
+    (cell,) = _cells("vllm-sweep").values()
+    assert _number(cell, "mean_ttft_ms").values == [210.0, 211.0, 212.0]
+    (same,) = _cells("vllm-sweep/20260301_101500/BENCH--max_concurrency=8/summary.json").values()
+    assert same == cell
+
+
+def test_the_first_chunk_of_vllms_chat_has_no_text_so_its_ttft_is_not_ours() -> None:
+    (cell,) = _cells("vllm-serve.json").values()
+    for name in ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms"):
+        assert "role" in _number(cell, name).difference
+    assert _number(cell, "output_throughput").ours == "output_tok_s"
+
+
+def test_an_infinite_rate_of_sglang_is_no_number_and_lines_may_be_repeats() -> None:
+    cells = _cells("sglang.jsonl")
+    assert list(cells) == ["c8", "c8-2", "r4"]
+    assert _number(cells["c8"], "output_throughput").values == [1600 / 9, 160.0]
+    assert cells["c8"].settings["backend"] == "sglang"
+    assert "request_rate" not in cells["c8"].settings
+
+
+def test_tokens_that_sglang_did_not_count_are_not_ours() -> None:
+    cells = _cells("sglang.jsonl")
+    assert _number(cells["c8"], "output_throughput").ours == "output_tok_s"
+    assert "asked for" in _number(cells["c8-2"], "output_throughput").difference
+    assert _number(cells["c8"], "mean_itl_ms").ours is None
+    assert _number(cells["c8-2"], "mean_itl_ms").ours == "itl_ms.mean"
+
+
+def test_what_aiperf_calls_itl_is_our_tpot_only_with_the_servers_tokens(tmp_path: Path) -> None:
+    (cell,) = _cells("profile_export_aiperf.json").values()
+    assert cell.name == "c8"
+    assert _number(cell, "time_to_first_token.p99").ours == "ttft_ms.p99"
+    itl = _number(cell, "inter_token_latency.avg")
+    assert (itl.like, itl.ours) == ("tpot_ms.mean", None)
+    summary = json.loads((FOLDER / "profile_export_aiperf.json").read_text())
+    summary["input_config"]["endpoint"]["use_server_token_count"] = True
+    (tmp_path / "a.json").write_text(json.dumps(summary))
+    (other,) = read_foreign(tmp_path / "a.json").cells
+    assert _number(other, "inter_token_latency.avg").ours == "tpot_ms.mean"
+    assert _number(other, "output_token_throughput").ours == "output_tok_s"
+
+
+def test_the_unit_of_aiperf_decides_and_an_unknown_one_gives_no_number(tmp_path: Path) -> None:
+    summary = json.loads((FOLDER / "profile_export_aiperf.json").read_text())
+    summary["time_to_first_token"]["unit"] = "sec"
+    summary["request_latency"]["unit"] = "fortnights"
+    (tmp_path / "a.json").write_text(json.dumps(summary))
+    (cell,) = read_foreign(tmp_path / "a.json").cells
+    assert _number(cell, "time_to_first_token.avg").values == [215_000.0]
+    assert not [n for n in cell.numbers if n.name.startswith("request_latency")]
+
+
+def test_what_guidellm_calls_tpot_has_the_first_token_in_it() -> None:
+    (cell,) = _cells("benchmarks.json").values()
+    assert cell.name == "c8"
+    assert "first token" in _number(cell, "time_per_output_token_ms.mean").difference
+    assert "weighs" in _number(cell, "inter_token_latency_ms.mean").difference
+    assert _number(cell, "time_to_first_token_ms.mean").ours == "ttft_ms.mean"
+    assert _number(cell, "time_to_first_token_ms.p99").ours is None
+    # in seconds there, and in milliseconds here
+    assert _number(cell, "request_latency.mean").values == [4050.0]
+
+
+def test_llama_bench_keeps_every_repetition_and_is_never_ours() -> None:
+    cells = _cells("llama-bench.json")
+    assert list(cells) == ["pp512", "tg128"]
+    number = _number(cells["tg128"], "avg_ts")
+    assert number.values == [119.03, 120.178, 119.43, 118.307, 117.464]
+    assert (number.like, number.ours) == ("decode_tok_s.mean", None)
+    assert cells["tg128"].settings["n_ubatch"] == "512"
+
+
+def test_a_failed_cell_of_lil_bench_has_no_numbers() -> None:
+    cells = _cells("lil-bench.json")
+    assert list(cells) == ["c1-in0", "c2-in8192", "prefill-in8192"]
+    assert cells["c2-in8192"].numbers == []
+    assert cells["c2-in8192"].settings["failure"] == "no stable window"
+    assert _number(cells["c1-in0"], "inter_token_latency_p50").ours == "tpot_ms.p50"
+    assert _number(cells["c1-in0"], "ttft_avg").values == [52.0]
+    # zero stands for a time that was not measured
+    assert not [n for n in cells["c1-in0"].numbers if n.name == "request_latency_avg"]
+
+
+def test_lil_bench_may_be_packed(tmp_path: Path) -> None:
+    packed = tmp_path / "run.json.gz"
+    packed.write_bytes(gzip.compress((FOLDER / "lil-bench.json").read_bytes()))
+    assert read_foreign(packed).cells == read_foreign(FOLDER / "lil-bench.json").cells
+
+
+@pytest.mark.parametrize("name", ["profile_export_aiperf.json", "benchmarks.json"])
+def test_a_folder_is_read_by_the_file_that_its_program_leaves(name: str, tmp_path: Path) -> None:
+    shutil.copy(FOLDER / name, tmp_path / name)
+    (tmp_path / "inputs.json").write_text("{}")
+    assert read_foreign(tmp_path).cells == read_foreign(FOLDER / name).cells
+
+
+def test_unknown_fields_do_not_matter_and_are_kept_as_settings(tmp_path: Path) -> None:
+    result = json.loads((FOLDER / "vllm-serve.json").read_text())
+    result |= {"new_in_2027": "yes", "deep": {"er": [1]}, "odd": None}
+    (tmp_path / "a.json").write_text(json.dumps(result))
+    (cell,) = read_foreign(tmp_path / "a.json").cells
+    assert cell.settings["new_in_2027"] == "yes"
+    assert cell.numbers == _cells("vllm-serve.json")["c8"].numbers
+
+
+def _changed(**changes: Any) -> bytes:
+    result = json.loads((FOLDER / "vllm-serve.json").read_text())
+    return json.dumps({**result, **changes}).encode()
+
+
+@pytest.mark.parametrize("value", ["fast", True, None, [1.0], {"a": 1}, 10**400])
+def test_a_number_that_is_none_is_left_out(value: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(_changed(output_throughput=value))
+    (cell,) = read_foreign(tmp_path / "a.json").cells
+    assert not [n for n in cell.numbers if n.name == "output_throughput"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"[1, 2]",
+        b'{"a": 1}\n{"a": 2}',
+        b'{"model_id": 1, "total_token_throughput": "none"}',
+        b'{"benchmarks": [1, {"metrics": []}]}',
+        b'{"benchmarks": [{"metrics": {"time_to_first_token_ms": 4}}]}',
+        b'{"schema": "lil-bench-result/1", "results": {"bench": {"results": 7}}}',
+        b'{"schema": "lil-bench-result/1"}',
+        b"[" * 100_000,
+        b'{"a": 1, "a": 2}',
+        b"\x1f\x8b\x08damaged",
+        gzip.compress(b" " * (65 << 20)),
+        b'{"avg_ts": "x", "n_prompt": [], "n_gen": {}}',
+        _changed()[:-20],
+    ],
+)
+def test_what_is_no_result_is_refused_in_one_sentence(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(data)
+    with pytest.raises(RunInvalid):
+        read_foreign(tmp_path / "a.json")
+
+
+def test_a_file_that_is_not_there_and_a_folder_without_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunInvalid, match="cannot be read"):
+        read_foreign(tmp_path / "none.json")
+    with pytest.raises(RunInvalid, match="no result"):
+        read_foreign(tmp_path)
+
+
+def test_settings_are_bounded_and_plain(tmp_path: Path) -> None:
+    many = {f"x{n}": "y" * 1000 for n in range(1000)}
+    (tmp_path / "a.json").write_bytes(_changed(**many, **{"dir\u202eection": "\x1b[31m"}))
+    (cell,) = read_foreign(tmp_path / "a.json").cells
+    assert len(cell.settings) == 200
+    assert all(len(k) <= 200 and len(v) <= 200 for k, v in cell.settings.items())
+    assert cell.settings["dir ection"] == " [31m"
