@@ -720,6 +720,19 @@ class BenchUnanswered(BenchNotMeasured):
     hint = "Start the server first, and name it as http://HOST:PORT."
 
 
+# 94 and 95 as 50 and 51: CI stops at the first, and may measure again after the second.
+class BenchWorse(PipelineError):
+    exit_code = 94
+    meaning = "a benchmark is worse than its baseline by more than is allowed"
+    hint = "The rows above show which number of which cell; `--allow` sets what is allowed."
+
+
+class BenchUndecided(PipelineError):
+    exit_code = 95
+    meaning = "two benchmarks cannot be told apart well enough to judge, or not be compared at all"
+    hint = "Measure both with more repeats of the same workload; unknown never counts as passed."
+
+
 # 128 + SIGINT, as shells report it: gnu.org/software/bash/manual/html_node/Exit-Status.html
 class Interrupted(PipelineError):
     exit_code = 130

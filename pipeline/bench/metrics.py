@@ -330,10 +330,11 @@ def interval(values: Sequence[float]) -> Interval:
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean=_rounded(mean), low=None, high=None, trials=len(values))
-    half = _t95(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = t95(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     low, high = _rounded(mean - half), _rounded(mean + half)
     return Interval(mean=_rounded(mean), low=low, high=high, trials=len(values))
 
 
-def _t95(freedom: int) -> float:
+def t95(freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t; of degrees between, the lower: it is wider."""
     return _T95[max(each for each in _T95 if each <= freedom)]

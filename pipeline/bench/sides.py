@@ -1,0 +1,109 @@
+"""What is compared: a run of ours or a foreign result, brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
+from pipeline.bench.foreign.read import read_foreign
+from pipeline.bench.metrics import DEFINITIONS, flat
+from pipeline.bench.model import RUN_FILE, CellResult, Run
+from pipeline.bench.record import read_run, run_bytes, run_folder
+from pipeline.model import Digest, Frozen, canonical_json, sha256_of
+
+OWN = "sm120 bench"
+
+
+class SideCell(Frozen):
+    """One cell: the values of each number, one for each trial that counts."""
+
+    load: str  # equal only for equal loads
+    settings: dict[str, str] = {}
+    values: dict[str, list[float]]
+    notes: list[str] = []
+    client_limited: bool = False
+    others: list[ForeignNumber] = []  # numbers that are defined in another way than ours
+
+
+class Side(Frozen):
+    """One of two results."""
+
+    name: str
+    program: str
+    digest: Digest
+    inputs: dict[str, str]
+    cells: dict[str, SideCell]
+
+
+def read_side(path: Path) -> Side:
+    """A run by its folder or file, or the result of another program."""
+    if (run_folder(path) / RUN_FILE).is_file() and (path.is_dir() or path.name == RUN_FILE):
+        return side_of(read_run(path), str(path))
+    foreign = read_foreign(path)
+    shared = _common([cell.settings for cell in foreign.cells])
+    cells = {cell.name: _foreign_cell(cell, shared, foreign.program) for cell in foreign.cells}
+    return Side(
+        name=str(path), program=foreign.program, digest=foreign.digest, inputs=shared, cells=cells
+    )
+
+
+def _common(settings: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Settings that all cells have alike."""
+    first, *rest = settings
+    return {k: v for k, v in first.items() if all(each.get(k) == v for each in rest)}
+
+
+def _foreign_cell(cell: ForeignCell, shared: dict[str, str], program: str) -> SideCell:
+    own = {k: v for k, v in cell.settings.items() if k not in shared}
+    values = {n.ours: n.values for n in cell.numbers if n.ours and _is_judged(n.ours)}
+    others = [number for number in cell.numbers if not number.ours]
+    return SideCell(load=f"{program} {cell.name}", settings=own, values=values, others=others)
+
+
+def side_of(run: Run, name: str) -> Side:
+    """A run of ours."""
+    return Side(
+        name=name,
+        program=OWN,
+        digest=sha256_of(run_bytes(run)),
+        inputs=_inputs(run),
+        cells={result.cell.name: _cell(run, result) for result in run.cells},
+    )
+
+
+def _inputs(run: Run) -> dict[str, str]:
+    known = {
+        **run.inputs.model_dump(exclude_none=True),
+        **{f"server.{k}": v for k, v in run.server.model_dump(exclude={"settings"}).items()},
+        **{f"server.settings.{k}": v for k, v in run.server.settings.items()},
+        **{f"client.{k}": v for k, v in run.client.model_dump().items()},
+    }
+    return {k: str(v) for k, v in sorted(known.items()) if v is not None}
+
+
+def _cell(run: Run, result: CellResult) -> SideCell:
+    good = result.good_trials
+    numbers = [flat(trial.metrics) for trial in good]
+    names = [name for name in (numbers[0] if numbers else {}) if _is_judged(name)]
+    marks = [mark for trial in good for mark in trial.marks]
+    notes = [f"{mark.kind}: {mark.message}" for mark in marks]
+    notes += [reason for trial in result.trials for reason in trial.void]
+    return SideCell(
+        load=_load(run, result),
+        values={name: [each[name] for each in numbers if name in each] for name in names},
+        notes=list(dict.fromkeys(notes)),
+        client_limited=any(mark.kind == "client-limited" for mark in marks),
+    )
+
+
+def _is_judged(name: str) -> bool:
+    return DEFINITIONS[name.partition(".")[0]].better != "none"
+
+
+def _load(run: Run, result: CellResult) -> str:
+    """What was asked of the server; not how often, nor what it was called."""
+    asked = run.workload.model_dump(
+        mode="json", include={"prompts", "sampling", "objectives", "limits", "seed"}
+    )
+    return sha256_of(canonical_json({**asked, "cell": result.cell.model_dump(mode="json")}))

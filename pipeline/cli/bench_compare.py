@@ -1,0 +1,134 @@
+"""`sm120 bench compare`: two results side by side, and a gate for CI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.bench.compare import STATISTIC, Comparison, InputChange, NumberChange, compare
+from pipeline.bench.gate import GATED, GateRow, judge
+from pipeline.bench.metrics import DEFINITIONS
+from pipeline.bench.model import Interval
+from pipeline.bench.sides import read_side
+from pipeline.cli.context import say_json
+from pipeline.cli.options import json_option
+from pipeline.errors import BenchUndecided, BenchWorse, InputInvalid
+
+# what a person asks first; --all and --json have every number
+_SHOWN = (
+    *("output_tok_s", "total_tok_s", "requests_s", "goodput_s", "ttft_ms.mean", "ttft_ms.p50"),
+    *("ttft_ms.p99", "tpot_ms.mean", "tpot_ms.p50", "tpot_ms.p99", "latency_ms.p50"),
+    *("latency_ms.p99", "acceptance_length", "joules_per_output_token"),
+)
+_RESULT = click.Path(exists=True, path_type=Path)
+
+
+@click.command("compare")
+@click.argument("first", type=_RESULT)
+@click.argument("second", type=_RESULT)
+@click.option("--all", "everything", is_flag=True, help="Show every number.")
+@click.option("--gate", is_flag=True, help="Fail where SECOND is worse than FIRST, the baseline.")
+@click.option(
+    "--allow",
+    type=click.FloatRange(0, 100),
+    default=5.0,
+    show_default=True,
+    help="With --gate: percent by which a number may be worse.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    help=f"With --gate: judge this number. Repeatable [default: {', '.join(GATED)}].",
+)
+@json_option
+def bench_compare(
+    first: Path,
+    second: Path,
+    everything: bool,
+    gate: bool,
+    allow: float,
+    metrics: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show what changed between two results in inputs and numbers, and how sure that is.
+
+    A result is the folder of a run, or a file of vllm bench, sglang.bench_serving, aiperf,
+    guidellm, llama-bench or lil-bench. No winner is named where confidence intervals overlap.
+    """
+    _require_known(metrics)
+    comparison = compare(read_side(first), read_side(second))
+    rows = judge(comparison, allow, metrics or GATED) if gate else []
+    if as_json:
+        say_json({**comparison.model_dump(), "gate": [row.model_dump() for row in rows]})
+    else:
+        click.echo("\n".join(_text(comparison, rows, everything)))
+    if gate:
+        _require_passed(comparison, rows)
+
+
+def _require_known(metrics: Sequence[str]) -> None:
+    for name in metrics:
+        definition = DEFINITIONS.get(name.partition(".")[0])
+        if definition is None or definition.better == "none":
+            raise InputInvalid(
+                f"{name}: is no number that can be better or worse",
+                "Write it as output_tok_s, ttft_ms.mean or tpot_ms.p99.",
+            )
+
+
+def _text(comparison: Comparison, gate: Sequence[GateRow], everything: bool) -> Iterator[str]:
+    yield from _inputs("inputs that differ", comparison.inputs)
+    if not comparison.inputs:
+        yield "inputs: the same, as far as both name them"
+    rows = [
+        _row(cell.name, number)
+        for cell in comparison.cells
+        for number in cell.numbers
+        if everything or number.name in _SHOWN
+    ]
+    if rows:
+        head = ["cell", "number", "first", "second", "change", "verdict"]
+        yield f"\n{log.table(head, rows)}"
+    for cell in comparison.cells:
+        yield from _inputs(f"\n{cell.name}: settings that differ", cell.inputs)
+        yield from (f"{cell.name}: {note}" for note in cell.notes)
+    yield from (f"{name}: only in {comparison.first}" for name in comparison.only_first)
+    yield from (f"{name}: only in {comparison.second}" for name in comparison.only_second)
+    if gate:
+        verdicts = [[row.verdict, row.cell, row.number, row.message] for row in gate]
+        yield f"\n{log.table(['gate', 'cell', 'number', 'message'], verdicts)}"
+    yield f"\nStatistic: {STATISTIC}."
+
+
+def _inputs(title: str, changes: Sequence[InputChange]) -> Iterator[str]:
+    if changes:
+        rows = [[each.name, each.first or "–", each.second or "–"] for each in changes]
+        yield log.table([title, "first", "second"], rows)
+
+
+def _row(cell: str, number: NumberChange) -> list[str]:
+    change = number.change
+    verdict = f"no winner: {number.why}" if number.why else number.verdict
+    percent = f"{change.percent:+.1f} %" if change else ""
+    if change and change.low is not None:
+        percent += f" ({change.low:+.1f} to {change.high:+.1f})"
+    return [cell, number.name, _mean(number.first), _mean(number.second), percent, verdict]
+
+
+def _mean(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:.5g}"
+    return f"{interval.mean:.5g} ± {(interval.high - interval.low) / 2:.2g}"
+
+
+def _require_passed(comparison: Comparison, rows: Sequence[GateRow]) -> None:
+    where = f"{comparison.second} against {comparison.first}"
+    for verdict, error in (("worse", BenchWorse), ("undecided", BenchUndecided)):
+        found = [row for row in rows if row.verdict == verdict]
+        if found or (verdict == "undecided" and not rows):
+            first = f"{found[0].cell} {found[0].number}: {found[0].message}" if found else "no cell"
+            raise error(f"{where}: {first}")

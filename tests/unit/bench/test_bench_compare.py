@@ -1,0 +1,224 @@
+"""No winner where trials do not decide, and a gate that passes only what it can see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.bench.compare import NumberChange, change_of, compare
+from pipeline.bench.gate import GATED, judge
+from pipeline.bench.model import CellResult, Mark, Run, Trial
+from pipeline.bench.record import read_run
+from pipeline.bench.sides import Side, SideCell, read_side, side_of
+from pipeline.model import sha256_of
+from tests.unit.bench.example_run import FOLDER
+
+FOREIGN = Path(__file__).parent / "foreign_results"
+
+
+def _side(**values: list[float]) -> Side:
+    cell = SideCell(load="same", values={k.replace("__", "."): v for k, v in values.items()})
+    return Side(
+        name="a", program="sm120 bench", digest=sha256_of(b""), inputs={}, cells={"c1": cell}
+    )
+
+
+def _number(first: list[float], second: list[float], name: str = "output_tok_s") -> NumberChange:
+    key = name.replace(".", "__")
+    (found,) = compare(_side(**{key: first}), _side(**{key: second})).numbers()
+    return found[1]
+
+
+def _with_first_cell(run: Run, cell: CellResult) -> Run:
+    return run.model_copy(update={"cells": [cell, *run.cells[1:]]})
+
+
+def test_intervals_that_do_not_touch_name_a_winner() -> None:
+    number = _number([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
+    assert (number.verdict, number.why) == ("better", "")
+    assert number.change is not None
+    assert number.change.percent == 20.0
+
+
+def test_less_is_better_for_times() -> None:
+    assert _number([100, 101, 99], [120, 121, 119], "ttft_ms.p99").verdict == "worse"
+    assert _number([120, 121, 119], [100, 101, 99], "tpot_ms.mean").verdict == "better"
+
+
+def test_intervals_that_overlap_name_none_however_far_the_means_are() -> None:
+    number = _number([100.0, 140.0, 60.0], [120.0, 160.0, 80.0])
+    assert (number.verdict, number.why) == ("undecided", "the intervals overlap")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [([100.0], [200.0, 201.0]), ([100.0, 101.0], [200.0])]
+)
+def test_one_trial_names_none(first: list[float], second: list[float]) -> None:
+    number = _number(first, second)
+    assert number.verdict == "undecided"
+    assert "one trial" in number.why
+    assert number.change is not None
+    assert number.change.low is None
+
+
+def test_the_change_has_the_interval_of_welch() -> None:
+    # variances 1 and 4, three trials each: se = sqrt(5/3), df = 2.94, so t of 2 degrees
+    change = change_of([99.0, 100.0, 101.0], [108.0, 110.0, 112.0])
+    assert change is not None
+    assert change.percent == 10.0
+    assert change.high == pytest.approx(10.0 + 4.303 * (5 / 3) ** 0.5, abs=0.001)
+    assert change_of([0.0, 0.0], [1.0, 1.0]) is None
+
+
+def test_a_run_against_itself_has_no_winner_and_no_changed_input() -> None:
+    side = read_side(FOLDER)
+    comparison = compare(side, side)
+    assert comparison.inputs == []
+    assert {number.verdict for _, number in comparison.numbers()} == {"undecided"}
+
+
+def test_changed_inputs_are_named() -> None:
+    run = read_run(FOLDER)
+    inputs = run.inputs.model_copy(update={"image": sha256_of(b"new")})
+    server = run.server.model_copy(update={"settings": {"tp": "8"}})
+    other = run.model_copy(update={"inputs": inputs, "server": server})
+    changes = compare(side_of(run, "a"), side_of(other, "b")).inputs
+    named = {c.name: (c.first, c.second) for c in changes}
+    assert named == {"image": ("", sha256_of(b"new")), "server.settings.tp": ("", "8")}
+
+
+def _faster(run: Run, **cell_changes: object) -> Run:
+    """The first cell with ten times the output throughput in every trial."""
+    result = run.cells[0]
+    trials = [_scaled(trial) for trial in result.trials]
+    cell = result.cell.model_copy(update=cell_changes)
+    return _with_first_cell(run, result.model_copy(update={"trials": trials, "cell": cell}))
+
+
+def _scaled(trial: Trial) -> Trial:
+    output = trial.metrics.output_tok_s * 10
+    return trial.model_copy(
+        update={"metrics": trial.metrics.model_copy(update={"output_tok_s": output})}
+    )
+
+
+def _output(first: Run, second: Run) -> NumberChange:
+    numbers = compare(side_of(first, "a"), side_of(second, "b")).numbers()
+    return next(n for cell, n in numbers if (cell, n.name) == ("c1", "output_tok_s"))
+
+
+def test_cells_that_asked_for_different_things_have_no_winner() -> None:
+    run = read_run(FOLDER)
+    assert _output(run, _faster(run)).verdict == "better"
+    other = _output(run, _faster(run, requests=7))
+    assert (other.verdict, other.why) == ("undecided", "the two cells asked for different things")
+
+
+def test_prompts_of_another_kind_are_another_load() -> None:
+    run = read_run(FOLDER)
+    prompts = run.workload.prompts.model_copy(update={"unique": False})
+    changed = {"workload": run.workload.model_copy(update={"prompts": prompts})}
+    assert "different things" in _output(run, _faster(run).model_copy(update=changed)).why
+
+
+def test_a_name_and_more_repeats_are_the_same_load() -> None:
+    run = read_run(FOLDER)
+    renamed = run.workload.model_copy(update={"name": "other", "repeats": 9})
+    assert _output(run, _faster(run).model_copy(update={"workload": renamed})).verdict == "better"
+
+
+def test_a_client_that_was_the_limit_names_none() -> None:
+    run = read_run(FOLDER)
+    faster = _faster(run)
+    mark = Mark(kind="client-limited", message="100 % of a core")
+    trials = [t.model_copy(update={"marks": [mark]}) for t in faster.cells[0].trials]
+    cell = faster.cells[0].model_copy(update={"trials": trials})
+    assert "client was the limit" in _output(run, _with_first_cell(faster, cell)).why
+
+
+def test_void_trials_do_not_count_and_are_said() -> None:
+    comparison = compare(read_side(FOLDER), read_side(FOLDER))
+    (cell,) = [cell for cell in comparison.cells if cell.name == "c2"]
+    assert "first: 1 of 6 requests failed: lost" in cell.notes
+    assert cell.numbers[0].first.trials == 2
+
+
+def test_two_programs_are_shown_side_by_side_without_a_winner() -> None:
+    vllm, aiperf = (
+        read_side(FOREIGN / name) for name in ("vllm-sweep", "profile_export_aiperf.json")
+    )
+    comparison = compare(vllm, aiperf)
+    assert {n.why for _, n in comparison.numbers()} == {"measured by vllm bench and by aiperf"}
+    notes = "\n".join(comparison.cells[0].notes)
+    assert "aiperf: inter_token_latency.avg 38.75 ms, like tpot_ms.mean, but counts tokens" in notes
+
+
+def test_two_results_of_one_foreign_program_may_have_a_winner() -> None:
+    cells = compare(read_side(FOREIGN / "vllm-sweep"), read_side(FOREIGN / "vllm-sweep")).cells
+    assert {n.why for n in cells[0].numbers} == {"the intervals overlap"}
+
+
+def test_cells_of_one_side_only_are_named() -> None:
+    other = _side(output_tok_s=[1.0, 2.0])
+    renamed = other.model_copy(update={"cells": {"c2": other.cells["c1"]}})
+    comparison = compare(_side(output_tok_s=[1.0, 2.0]), renamed)
+    assert (comparison.only_first, comparison.only_second) == (["c1"], ["c2"])
+
+
+def _gate(first: list[float], second: list[float], name: str = "output_tok_s") -> str:
+    key = name.replace(".", "__")
+    comparison = compare(_side(**{key: first}), _side(**{key: second}))
+    (row,) = judge(comparison, 5.0, [name])
+    return row.verdict
+
+
+def test_a_gate_passes_what_is_surely_not_worse() -> None:
+    assert _gate([100.0, 101.0, 99.0], [100.5, 101.0, 100.0]) == "passed"
+    assert _gate([100.0, 101.0, 99.0], [150.0, 151.0, 149.0]) == "passed"
+    # within what is allowed, and surely so
+    assert _gate([100.0, 100.1, 99.9], [98.0, 98.1, 97.9]) == "passed"
+
+
+def test_a_gate_stops_what_is_surely_worse() -> None:
+    assert _gate([100.0, 101.0, 99.0], [80.0, 81.0, 79.0]) == "worse"
+    assert _gate([10.0, 10.1, 9.9], [12.0, 12.1, 11.9], "tpot_ms.mean") == "worse"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([100.0], [50.0]),  # one trial
+        ([100.0, 101.0, 99.0], [50.0]),
+        ([100.0, 140.0, 60.0], [90.0, 130.0, 50.0]),  # too noisy to see five percent
+        ([100.0, 100.4, 99.6], [95.0, 95.4, 94.6]),  # just at the border
+        ([0.0, 0.0], [0.0, 0.0]),
+    ],
+)
+def test_what_a_gate_cannot_see_is_never_passed(first: list[float], second: list[float]) -> None:
+    assert _gate(first, second) == "undecided"
+
+
+def test_a_gate_misses_cells_and_numbers_that_are_gone() -> None:
+    first = _side(output_tok_s=[100.0, 101.0])
+    gone = first.model_copy(update={"cells": {}})
+    rows = judge(compare(first, gone), 5.0, GATED)
+    assert [(row.cell, row.verdict) for row in rows] == [("c1", "undecided")]
+    rows = judge(compare(first, first), 5.0, ["ttft_ms.mean"])
+    assert [row.verdict for row in rows] == ["undecided"]
+
+
+def test_more_failed_requests_are_worse_at_any_speed() -> None:
+    first = _side(failed=[0.0, 0.0], output_tok_s=[100.0, 101.0, 99.0])
+    second = _side(failed=[1.0, 1.0], output_tok_s=[200.0, 201.0, 199.0])
+    assert [row.verdict for row in judge(compare(first, second), 5.0, ["output_tok_s"])] == [
+        "worse",
+        "passed",
+    ]
+
+
+def test_a_gate_over_different_loads_is_undecided() -> None:
+    run = read_run(FOLDER)
+    comparison = compare(side_of(run, "a"), side_of(_faster(run, requests=7), "b"))
+    rows = [row for row in judge(comparison, 5.0, ["output_tok_s"]) if row.cell == "c1"]
+    assert [row.verdict for row in rows] == ["undecided"]
