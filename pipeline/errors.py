@@ -559,6 +559,15 @@ class PublishRefused(RefusedByPolicy):
     hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes it anyway."
 
 
+# Not EvidenceBroken: nobody need have forged anything, and one number tells where to look.
+class NumberChanged(PipelineError):
+    exit_code = 77
+    meaning = "verify: a number of a benchmark or report is not what was signed or follows from it"
+    hint = (
+        "The tree above names the field and what it was; get the run again from where it was made."
+    )
+
+
 class HostNotFit(PipelineError):
     exit_code = 80
     meaning = "a host is not set up as it should be, or no longer is"

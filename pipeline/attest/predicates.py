@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from pipeline.attest.fields import Fields, Pointer
 from pipeline.attest.names import (
     BENCHMARK_RUN,
     EVIDENCE_SET,
@@ -21,6 +22,7 @@ from pipeline.attest.strict import as_model
 from pipeline.known import Known
 from pipeline.model import Count, Digest, Frozen, HubRepository, Identity, Platform, Sha1, Stamp
 
+Checksums = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{8})*$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 
 
@@ -128,62 +130,32 @@ class HostSummary(Frozen):
     gpus: Known[list[GpuSummary]]
 
 
-class Metric(Frozen):
-    """One number, with all that keeps it from being taken for another."""
-
-    name: Identity  # such as output_tokens_per_s; total tokens are another metric
-    value: Known[float]
-    unit: Identity
-    statistic: Identity  # mean, median, p99, total …
-    samples: Known[Count]
-
-
-class BenchmarkWorkload(Frozen):
-    """What the client asked for, and what it got."""
-
-    requests: Known[Count]
-    concurrency: Known[Count]
-    prompt_tokens: Known[Count]
-    output_tokens: Known[Count]
-    warmup_requests: Known[Count]
-    errors: Known[Count]
-
-
 class BenchmarkRun(Frozen):
-    """A measurement: what ran, on what, against what, and what came out."""
+    """A measurement: what stood behind it, and every value of its result.
+
+    Its subjects are the result and the raw requests. With the values a changed digit can be named;
+    the digests of the subjects prove that there is none.
+    """
 
     image: Known[Digest]
     weights: Known[Digest]
     recipe: Known[Digest]
     host_facts: Known[Digest]
-    client: Known[Text]
-    client_digest: Known[Digest]
-    server_arguments: Known[list[str]]  # as run, not as meant
-    workload: BenchmarkWorkload
-    metrics: list[Metric]
-    started: Known[Stamp]
-    finished: Known[Stamp]
-    raw_output: Known[Digest]
-    outcome: Literal["finished", "failed", "stopped"]
-    outcome_words: Known[Text]
-
-
-class ShownNumber(Frozen):
-    """A number of a report and the run that it came from."""
-
-    label: Text
-    metric: Identity
-    value: float
-    unit: Identity
-    run: Digest  # of the benchmark run's statement
+    client: Digest  # of the code that measured
+    workload: Digest
+    outcome: Literal["complete", "partial"]
+    fields: Fields
+    # of each request the first eight digits of its line's SHA-256, by the trial's place
+    lines: Annotated[dict[Pointer, Checksums], Field(max_length=10_000)]
 
 
 class Report(Frozen):
-    """A document with numbers, each with its run."""
+    """A document with numbers: the runs they came from, and every value of its data."""
 
     title: Text
-    numbers: list[ShownNumber]
-    runs: list[Digest]
+    runs: list[Digest]  # of the files of the runs
+    data: Digest
+    fields: Fields
 
 
 class Ungated(Frozen):

@@ -12,6 +12,8 @@ from pipeline.attest.envelope import SUFFIX, enclose, read_kept
 from pipeline.attest.names import HOST_FACTS, KINDS
 from pipeline.attest.predicates import check_predicate
 from pipeline.attest.statement import Statement, make_statement, moment
+from pipeline.bench.model import RUN_FILE
+from pipeline.bench.statement import benchmark_statement
 from pipeline.cli.signing import Signing
 from pipeline.errors import (
     DiskFull,
@@ -68,6 +70,12 @@ def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     return _keep_beside(
         target, make_statement(path.name, digest, HOST_FACTS, summary, moment()), signing
     )
+
+
+def leave_run_statement(folder: Path, signing: Signing) -> LeftBeside:
+    """State a benchmark with all of its values, beside its result."""
+    statement = benchmark_statement(folder, moment())
+    return _keep_beside(folder / f"{RUN_FILE}{SUFFIX}", statement, signing)
 
 
 def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:

@@ -12,6 +12,7 @@ from pipeline.errors import (
     EvidenceIncomplete,
     EvidenceStale,
     EvidenceUnsigned,
+    NumberChanged,
     PipelineError,
     TagMoved,
 )
@@ -25,6 +26,7 @@ class Verdict(Enum):
     STALE = "stale"
     INCOMPLETE = "incomplete"
     MOVED = "moved"  # a tag, since it was signed
+    CHANGED = "changed"  # a number, since it was signed or computed
     BROKEN = "broken"
 
 
@@ -35,6 +37,7 @@ _ERRORS: dict[Verdict, type[PipelineError]] = {
     Verdict.INCOMPLETE: EvidenceIncomplete,
     Verdict.UNSIGNED: EvidenceUnsigned,
     Verdict.MOVED: TagMoved,
+    Verdict.CHANGED: NumberChanged,
     Verdict.BROKEN: EvidenceBroken,
 }
 

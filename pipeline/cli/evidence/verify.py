@@ -11,6 +11,8 @@ import click
 
 from pipeline import log
 from pipeline.attest.envelope import SUFFIX
+from pipeline.bench.model import RUN_FILE
+from pipeline.bench.record import run_folder
 from pipeline.cli.context import (
     checkout_or_none,
     named_platform,
@@ -21,6 +23,7 @@ from pipeline.cli.context import (
 )
 from pipeline.cli.options import (
     ANY_PATH,
+    EXISTING_FOLDER,
     json_option,
     platform_option,
     registry_options,
@@ -41,11 +44,13 @@ from pipeline.evidence.evidence_set import kept
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.registry.client import Access
 from pipeline.verify.artifact import open_file, open_image, open_layout
+from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
 from pipeline.verify.evidence import attached_in, beside, gather
 from pipeline.verify.naming import Memory
 from pipeline.verify.policy import judge_policy, read_policy
 from pipeline.verify.remote import open_remote
+from pipeline.verify.runs import judge_run
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from pipeline.verify.walk import walk
 from pipeline.verify.weights import judge_weights
@@ -57,13 +62,20 @@ _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 
 
 @click.command()
-@click.argument("artifact", metavar="IMAGE|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
+@click.argument("artifact", metavar="IMAGE|RUN|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
 @click.option(
     "--evidence",
     "places",
     multiple=True,
     type=ANY_PATH,
     help="Statement file or folder of them [default: those beside it]. Repeatable.",
+)
+@click.option(
+    "--look-in",
+    "folders",
+    multiple=True,
+    type=EXISTING_FOLDER,
+    help="Folder of weights, host facts, recipes or a layout that a benchmark names. Repeatable.",
 )
 @trust_option
 @click.option(
@@ -81,6 +93,7 @@ def verify(
     context: click.Context,
     artifact: str,
     places: tuple[Path, ...],
+    folders: tuple[Path, ...],
     trust_path: Path | None,
     policy_path: Path | None,
     deep: bool,
@@ -112,7 +125,7 @@ def verify(
                 remote = open_remote(repository, reference, chosen)
                 chain = judge_remote(remote, judge, gather(places))
         else:
-            chain = _local(context, artifact, places, chosen, judge)
+            chain = _local(context, artifact, places, folders, chosen, judge)
     asked = [judge_policy(policy, w, now) for w in chain.walks] if policy else []
     if as_json:
         answer = chain.node.as_json()
@@ -162,11 +175,12 @@ def _local(
     context: click.Context,
     artifact: str,
     places: tuple[Path, ...],
+    folders: tuple[Path, ...],
     platform: str | None,
     judge: Judge,
 ) -> Chain:
     path = Path(artifact)
-    if path.is_dir():
+    if path.is_dir() and not (path / RUN_FILE).is_file():
         return _folder(path, places, platform, judge)
     if path.exists():
         # who names a statement means the file that it lies beside
@@ -176,10 +190,26 @@ def _local(
             return Chain(walked.node, (walked,))
         if about != path:
             path, places = about, (path,)
+        if path.is_dir() or path.name == RUN_FILE:
+            return _run(context, run_folder(path), places, folders, judge)
         items = gather(places or beside(path))
         walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
         return Chain(walked.node, (walked,))
     return _built(context, artifact, places, platform, judge)
+
+
+def _run(
+    context: click.Context,
+    folder: Path,
+    places: tuple[Path, ...],
+    folders: tuple[Path, ...],
+    judge: Judge,
+) -> Chain:
+    """A benchmark, by the folder of its result."""
+    items = gather(places or beside(folder / RUN_FILE))
+    behind = Behind(store_to_read(context), (*folders, folder, folder.parent))
+    walked = judge_run(folder, items, judge, behind)
+    return Chain(walked.node, (walked,))
 
 
 def _folder(path: Path, places: tuple[Path, ...], platform: str | None, judge: Judge) -> Chain:

@@ -57,8 +57,8 @@ SCHEMAS = {
     "rebuild": "sha256:34bc5b6010b6556a2c70efc22f70895d6c67647afc0b6c6e92d25cb030f44bde",
     "weights": "sha256:db8c5cf81285b98528692a0605f3192e40b7c810fc9bf22187f578900e47f829",
     "host-facts": "sha256:0ad6592829716461276eb3181566d79c591a5259ab33a35fc6660a6376489969",
-    "benchmark-run": "sha256:1136f730d3ea3fbf44be7e8f7e2d03c31f5e42b9844dc918998e244f291c377b",
-    "report": "sha256:8df279e0d4ffa0329cfc8c4cd45f1ed5f41b20e980cbe113b0c8cbe1347036d7",
+    "benchmark-run": "sha256:206e295cd53aeab137ae3f2f533c1d2c119bd4a33840b7c4185906b46f55c8aa",
+    "report": "sha256:17111782bd3610c7ace1abb0f158a0d21fea33a6beae93c8ab22e8c02b6dffb1",
     "ungated": "sha256:4084bbb2bb47da7a43acabce347926f2c289dced4cd9b704b47465d39a5a7845",
     "evidence-set": "sha256:482959a6b15d7ce820eb2affa0a0b209b6b74799db428125f7caf03b8d84ef8f",
 }
@@ -342,26 +342,12 @@ def test_the_form_of_a_predicate_has_not_changed(kind: str) -> None:
 
 UNKNOWN = {"unknown": "this machine has no card"}
 BENCHMARK: dict[str, Any] = {
-    **dict.fromkeys(("image", "weights", "recipe", "host_facts", "client_digest"), UNKNOWN),
-    "client": "sm120 bench 1",
-    "server_arguments": ["--tp", "8"],
-    "workload": {
-        "requests": 10,
-        "concurrency": 1,
-        "prompt_tokens": UNKNOWN,
-        "output_tokens": 100,
-        "warmup_requests": 1,
-        "errors": 0,
-    },
-    "metrics": [
-        {"name": "output_tokens_per_s", "value": 1.5, "unit": "1/s", "statistic": "mean"}
-        | {"samples": 10}
-    ],
-    "started": "2026-01-01T00:00:00Z",
-    "finished": UNKNOWN,
-    "raw_output": UNKNOWN,
-    "outcome": "finished",
-    "outcome_words": UNKNOWN,
+    **dict.fromkeys(("image", "weights", "recipe", "host_facts"), UNKNOWN),
+    "client": sha256_of(b"client"),
+    "workload": sha256_of(b"workload"),
+    "outcome": "complete",
+    "fields": {"/cells/0/trials/0/metrics/output_tok_s": 1.5, "/cells/0/cell/start": None},
+    "lines": {"/cells/0/trials/0": "0123456789abcdef"},
 }
 
 
@@ -381,8 +367,10 @@ def test_a_field_is_there_or_says_why_not() -> None:
         {"image": {"unknown": "why", "digest": "x"}},
         {"image": "latest"},
         {"outcome": "fine"},
-        {"metrics": [{"name": "x"}]},
-        {"started": "now"},
+        {"client": UNKNOWN},
+        {"fields": {"/a": [1]}},
+        {"fields": {"a": 1}},
+        {"lines": {"/cells/0/trials/0": "0123"}},
         {"tokens_per_s": 5816},
     ],
 )

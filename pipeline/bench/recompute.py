@@ -1,0 +1,108 @@
+"""A run's numbers, computed again from its raw requests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from pipeline.attest.fields import ChangedField, Scalar, changed_fields, fields_of
+from pipeline.bench.metrics import Speculated, intervals, metrics_of
+from pipeline.bench.model import REQUESTS_FILE, RequestRow, Run, Trial
+from pipeline.errors import RunInvalid
+from pipeline.model import canonical_json, sha256_of
+
+# numbers have six digits after the point, and other machines may add up in another order
+_NEAR, _NEAR_SHARE = 2e-6, 1e-12
+_MOST_LINE_BYTES = 64 << 20
+
+
+class RecomputedTrial(NamedTuple):
+    """One trial: which of its numbers do not follow, and the lines that it was computed from."""
+
+    place: str  # a JSON pointer
+    name: str  # for people
+    changed: list[ChangedField]
+    digest: str  # of the lines as they are now
+    sums: str  # eight digits of each line's hash
+
+
+def recomputed(folder: Path, run: Run) -> Iterator[RecomputedTrial]:
+    """Every trial in order."""
+    for c, cell in enumerate(run.cells):
+        for t, trial in enumerate(cell.trials):
+            place, name = f"/cells/{c}/trials/{t}", f"{cell.cell.name}, trial {trial.number}"
+            yield _trial(folder, run, trial, place, name)
+
+
+def _trial(folder: Path, run: Run, trial: Trial, place: str, name: str) -> RecomputedTrial:
+    lines = _Lines(folder, trial)
+    now = trial.metrics
+    again = metrics_of(
+        lines.rows(),
+        run.workload.objectives,
+        # sampled, so that no request tells them
+        energy_j=now.energy_j,
+        speculated=Speculated(now.acceptance_length, now.verifier_steps),
+    ).model_copy(
+        update={"ready_s": now.ready_s, "start_to_first_token_s": now.start_to_first_token_s}
+    )
+    changed = _changed(now.model_dump(mode="json"), again.model_dump(mode="json"))
+    moved = [c._replace(place=f"{place}/metrics{c.place}") for c in changed]
+    return RecomputedTrial(place, name, moved, f"sha256:{lines.sha.hexdigest()}", lines.sums)
+
+
+class _Lines:
+    """The requests of a trial as they lie on the disk, hashed while they are read."""
+
+    def __init__(self, folder: Path, trial: Trial) -> None:
+        self._path, self._lines = folder / REQUESTS_FILE, trial.requests
+        self.sha, self.sums = hashlib.sha256(), ""
+
+    def rows(self) -> Iterator[RequestRow]:
+        left, sums = self._lines.bytes, []
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._lines.first_byte)
+                while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
+                    left -= len(line)
+                    self.sha.update(line)
+                    sums.append(hashlib.sha256(line).hexdigest()[:8])
+                    yield RequestRow.model_validate_json(line)
+        except OSError as error:
+            raise RunInvalid(f"{self._path}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            message = f"{self._path}: line {len(sums)} of the trial is no request"
+            raise RunInvalid(f"{message}: {error.errors()[0]['msg']}") from error
+        self.sums = "".join(sums)
+
+
+def recomputed_intervals(run: Run) -> list[ChangedField]:
+    """Intervals that do not follow from the trials."""
+    changed = []
+    for c, cell in enumerate(run.cells):
+        now = {n: i.model_dump(mode="json") for n, i in cell.intervals.items()}
+        again = {n: i.model_dump(mode="json") for n, i in intervals(cell.trials).items()}
+        place = f"/cells/{c}/intervals"
+        changed += [x._replace(place=f"{place}{x.place}") for x in _changed(now, again)]
+    return changed
+
+
+def workload_digest(run: Run) -> str:
+    """The digest of the workload that the run holds."""
+    return sha256_of(canonical_json(run.workload.model_dump(mode="json")))
+
+
+def _changed(now: object, again: object) -> list[ChangedField]:
+    one, other = fields_of(now), fields_of(again)
+    found = changed_fields(one, other)
+    return [c for c in found if not _is_near(one.get(c.place), other.get(c.place))]
+
+
+def _is_near(one: Scalar, other: Scalar) -> bool:
+    if not isinstance(one, float) or not isinstance(other, float):
+        return False
+    return abs(one - other) <= _NEAR + abs(other) * _NEAR_SHARE

@@ -1,0 +1,227 @@
+"""A benchmark's run: its statement, its numbers computed again, and what stood behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import foreign_json, log
+from pipeline.attest.fields import ChangedField, changed_fields, fields_of
+from pipeline.attest.names import BENCHMARK_RUN, kind_of
+from pipeline.attest.predicates import BenchmarkRun, check_predicate
+from pipeline.attest.statement import RECORDED, Statement
+from pipeline.attest.strict import plain
+from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
+from pipeline.bench.recompute import (
+    RecomputedTrial,
+    recomputed,
+    recomputed_intervals,
+    workload_digest,
+)
+from pipeline.bench.record import read_run
+from pipeline.errors import RecordInvalid, RunInvalid
+from pipeline.files import read_at_most, sha256_of_file
+from pipeline.model import sha256_of
+from pipeline.verify.behind import Behind, judge_behind
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import EvidenceItem, distinct
+from pipeline.verify.signature import TrustedStatement, judge_signatures
+from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.walk import Walk
+
+_MOST_BYTES = 256 << 20
+_MOST_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A run as it lies on the disk; nothing in it is believed yet."""
+
+    folder: Path
+    digest: str
+    json: Any
+    requests: str | None  # digest of the raw requests; none where they are not there
+
+
+def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind: Behind) -> Walk:
+    """From the numbers of a run to who signed them, and to all that they depend on."""
+    try:
+        files = _read(folder)
+    except RunInvalid as error:
+        return Walk(Node(str(folder), Verdict.BROKEN, str(error)), ())
+    walks = [_statement(item, files, judge) for item in distinct(items)]
+    nodes = [walked.node for walked in walks]
+    believed = tuple(each for walked in walks for each in walked.believed)
+    if not items:
+        message = "there is none: nobody says that this was measured"
+        nodes.append(Node("statement", Verdict.INCOMPLETE, message))
+    try:
+        run = read_run(folder)
+    except RunInvalid as error:
+        nodes.append(Node("result", Verdict.BROKEN, str(error)))
+    else:
+        nodes += [_numbers(files, run, believed), _workload(run)]
+        more = judge_behind(run, behind, judge)
+        nodes += [walked.node for walked in more]
+        believed += tuple(each for walked in more for each in walked.believed)
+    return Walk(Node(f"{folder / RUN_FILE} {files.digest}", children=tuple(nodes)), believed)
+
+
+def _read(folder: Path) -> _Files:
+    path, requests = folder / RUN_FILE, folder / REQUESTS_FILE
+    try:
+        data = read_at_most(path, _MOST_BYTES)
+    except OSError as error:
+        raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
+    if data is None:
+        raise RunInvalid(f"{path}: larger than {_MOST_BYTES} bytes")
+    try:
+        value = foreign_json.read_json(data, most_bytes=_MOST_BYTES)
+    except foreign_json.JsonInvalid as error:
+        raise RunInvalid(f"{path}: {error}") from error
+    digest = sha256_of_file(requests) if requests.is_file() else None
+    return _Files(folder, sha256_of(data), value, digest)
+
+
+def _statement(item: EvidenceItem, files: _Files, judge: Judge) -> Walk:
+    """One envelope beside a run."""
+    if item.envelope is None:
+        return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
+    statement = item.envelope.statement
+    title = f"{kind_of(statement.predicate_type)} ({item.name})"
+    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
+    nodes = [signature]
+    if statement.predicate_type != BENCHMARK_RUN:
+        message = "is no statement about a benchmark"
+        return Walk(Node(title, children=(signature, Node("subject", Verdict.BROKEN, message))), ())
+    try:
+        check_predicate(BENCHMARK_RUN, statement.predicate)
+    except RecordInvalid as error:
+        nodes.append(Node("predicate", Verdict.BROKEN, str(error)))
+        return Walk(Node(title, children=tuple(nodes)), ())
+    # what an unbelieved statement says was changed may be its own lie: then it counts for nothing
+    if signature.verdict is not Verdict.BROKEN:
+        nodes += _compared(statement, files)
+    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
+    return Walk(Node(title, children=tuple(nodes)), believed)
+
+
+def claims_of(statement: Statement) -> BenchmarkRun:
+    """What a statement says of a run."""
+    # the time is beside the fields of the model
+    body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
+    return BenchmarkRun.model_validate(body)
+
+
+def _compared(statement: Statement, files: _Files) -> list[Node]:
+    """The files of a run against what was signed of them."""
+    claims = claims_of(statement)
+    nodes = []
+    if statement.is_about(files.digest):
+        count = log.count(len(claims.fields), "value")
+        nodes.append(Node("result", message=f"{count}, each as signed"))
+    else:
+        changed = changed_fields(fields_of(files.json), claims.fields)
+        nodes.append(changed_node("result", changed, "signed as", files.json))
+    if files.requests is None:
+        message = f"{REQUESTS_FILE} is not beside the run"
+        nodes.append(Node("requests", Verdict.INCOMPLETE, message))
+    elif statement.is_about(files.requests):
+        nodes.append(Node("requests", message="every byte as signed"))
+    else:
+        message = f"{REQUESTS_FILE} has {files.requests}, which was not signed"
+        nodes.append(Node("requests", Verdict.CHANGED, message))
+    return nodes
+
+
+def changed_node(
+    title: str, changed: Sequence[ChangedField], how: str, document: Any = None
+) -> Node:
+    """Fields that are not what they were; the first of them one by one."""
+    if not changed:
+        return Node(title, Verdict.CHANGED, "other bytes, although each value is the same")
+    children = [
+        Node(
+            plain(f"{c.place}{_cell_of(c.place, document)}"),
+            Verdict.CHANGED,
+            plain(f"is {c.now}, {how} {c.then}"),
+        )
+        for c in changed[:_MOST_SHOWN]
+    ]
+    message = f"{log.count(len(changed), 'value')} changed"
+    if len(changed) > _MOST_SHOWN:
+        message += f", the first {_MOST_SHOWN} are shown"
+    return Node(title, message=message, children=tuple(children))
+
+
+def _cell_of(place: str, document: Any) -> str:
+    """The name of the cell that a place is in: people know it by that."""
+    parts = place.split("/")
+    if len(parts) < 3 or parts[1] != "cells" or not isinstance(document, dict):
+        return ""
+    try:
+        return f" (cell {document['cells'][int(parts[2])]['cell']['name']})"
+    except (LookupError, TypeError, ValueError):
+        return ""
+
+
+def _numbers(files: _Files, run: Run, believed: Sequence[TrustedStatement]) -> Node:
+    """Every metric computed again from the raw requests."""
+    title = "numbers"
+    if files.requests is None:
+        message = f"cannot be computed again: {REQUESTS_FILE} is not beside the run"
+        return Node(title, Verdict.INCOMPLETE, message)
+    nodes: list[Node] = []
+    changed: list[ChangedField] = []
+    trials = 0
+    try:
+        for trial in recomputed(files.folder, run):
+            trials += 1
+            changed += trial.changed
+            nodes += _lines(trial, run, believed)
+    except RunInvalid as error:
+        return Node(title, Verdict.CHANGED, str(error))
+    changed += recomputed_intervals(run)
+    if changed:
+        how = "by the requests it is"
+        nodes.append(changed_node("recomputed", changed, how, files.json))
+    if nodes:
+        return Node(title, children=tuple(nodes))
+    requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)
+    counts = f"{log.count(requests, 'request')} of {log.count(trials, 'trial')}"
+    return Node(title, message=f"the same again from {counts}")
+
+
+def _lines(trial: RecomputedTrial, run: Run, believed: Sequence[TrustedStatement]) -> list[Node]:
+    """Raw requests that are not those which the run names."""
+    _, _, c, _, t = trial.place.split("/")
+    lines = run.cells[int(c)].trials[int(t)].requests
+    if trial.digest == lines.digest:
+        return []
+    signed = [
+        claims_of(each.statement).lines.get(trial.place, "")
+        for each in believed
+        if each.statement.predicate_type == BENCHMARK_RUN
+    ]
+    where = _first_changed(trial.sums, signed[0]) if signed else ""
+    message = f"the requests have {trial.digest}, the run names {lines.digest}{where}"
+    return [Node(f"{trial.place}/requests ({trial.name})", Verdict.CHANGED, message)]
+
+
+def _first_changed(now: str, then: str) -> str:
+    pairs = [(now[i : i + 8], then[i : i + 8]) for i in range(0, max(len(now), len(then)), 8)]
+    wrong = [number for number, (one, other) in enumerate(pairs) if one != other]
+    if not then or not wrong:
+        return ""
+    shown = ", ".join(map(str, wrong[:_MOST_SHOWN]))
+    return f"; changed since it was signed: {log.count(len(wrong), 'request')} ({shown})"
+
+
+def _workload(run: Run) -> Node:
+    now, named = workload_digest(run), run.inputs.workload
+    if now != named:
+        message = f"is {now}, the run names {named}"
+        return Node("workload", Verdict.CHANGED, message)
+    return Node(f"workload {run.workload.name}", message=f"{named}, part of the run")

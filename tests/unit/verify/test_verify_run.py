@@ -1,0 +1,298 @@
+"""A benchmark's numbers walked back: a changed digit is named, a missing link is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.attest.envelope import SUFFIX, enclose
+from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
+from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
+from pipeline.bench.record import read_run, write_run
+from pipeline.bench.statement import benchmark_statement
+from pipeline.errors import NumberChanged
+from pipeline.model import canonical_json, sha256_of
+from pipeline.recipe import tiny
+from pipeline.verify.behind import Behind
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import gather
+from pipeline.verify.runs import judge_run
+from pipeline.verify.verdict import Node, Verdict, error_of, show
+from tests.unit.bench.example_run import write_example
+from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
+
+KEY, TINY = new_key(), sha256_of(tiny.tiny_gguf())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, world: World) -> Path:
+    """A signed run whose every input is known."""
+    run = write_example(tmp_path / "run")
+    facts = tmp_path / "facts.json"
+    facts.write_text('{"host": "a"}')
+    inputs = {"image": world.built.digest, "weights": TINY}
+    inputs |= {"host": sha256_of(facts.read_bytes())}
+    write_run(tmp_path / "run", _with_inputs(run, **inputs))
+    _sign(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _with_inputs(run: Run, **inputs: Any) -> Run:
+    return run.model_copy(update={"inputs": run.inputs.model_copy(update=inputs)})
+
+
+def _sign(folder: Path, key: PrivateKey | None = KEY) -> None:
+    statement = benchmark_statement(folder, WHEN)
+    envelope = enclose(statement, [LocalSigner(key)] if key else [])
+    (folder / f"{RUN_FILE}{SUFFIX}").write_bytes(envelope.dump())
+
+
+def _judged(folder: Path, world: World, judge: Judge | None = None) -> Node:
+    judge = judge or Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
+    statements = sorted(folder.glob(f"*{SUFFIX}"))
+    behind = Behind(world.store, [folder, folder.parent])
+    return judge_run(folder, gather(statements), judge, behind).node
+
+
+def _find(node: Node, title: str) -> Node:
+    """The first node whose title begins so."""
+    found = [n for n in _all(node) if n.title.startswith(title)]
+    assert found, show(node, everything=True)
+    return found[0]
+
+
+def _all(node: Node) -> list[Node]:
+    return [node, *(each for child in node.children for each in _all(child))]
+
+
+def _edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the result's file and leave all else as it is."""
+    body = json.loads((folder / RUN_FILE).read_text())
+    change(body)
+    (folder / RUN_FILE).write_bytes(canonical_json(body) + b"\n")
+
+
+def test_an_untouched_run_is_as_signed_and_its_numbers_follow(folder: Path, world: World) -> None:
+    node = _judged(folder, world)
+    assert _find(node, "benchmark-run").verdict is Verdict.VALID
+    assert _find(node, "result").message.endswith("each as signed")
+    assert _find(node, "numbers").message == "the same again from 36 requests of 6 trials"
+    assert _find(node, "workload example").verdict is Verdict.VALID
+
+
+def test_an_image_is_followed_to_its_statements_wheels_and_patches(
+    folder: Path, world: World
+) -> None:
+    image = _find(_judged(folder, world), "image engine")
+    assert world.built.digest in image.title
+    assert _find(_judged(folder, world), "weights").message.startswith("the tiny model")
+
+
+def test_a_recipe_that_nobody_named_and_facts_without_a_statement_are_missing(
+    folder: Path, world: World
+) -> None:
+    node = _judged(folder, world)
+    assert _find(node, "recipe").verdict is Verdict.INCOMPLETE
+    facts = _find(node, "host facts")
+    assert facts.verdict is Verdict.INCOMPLETE
+    assert "no evidence" in facts.message
+
+
+PLACES = [
+    ("/cells/0/trials/1/metrics/ttft_ms/p99", 0.5, "c1"),
+    ("/cells/0/trials/2/metrics/output_tok_s", 9999.0, "c1"),
+    ("/cells/1/trials/0/metrics/failed", 1, "c2"),
+    ("/cells/0/intervals/output_tok_s/mean", 5816.0, "c1"),
+    ("/cells/0/intervals/tpot_ms.p50/high", 1.0, "c1"),
+]
+UNCOMPUTED = [
+    ("/cells/0/trials/0/metrics/energy_j", 1.0),
+    ("/server/model", "another-model"),
+    ("/self_tests/0/ttft_error", 0.0),
+    ("/cells/0/trials/0/samples/gpus/0/power_w/1", 1.0),
+    ("/cells/1/trials/1/void", []),
+    ("/cells/0/trials/0/marks", []),
+    ("/inputs/image", "sha256:" + "0" * 64),
+    ("/started", "2026-11-02T08:00:01Z"),
+]
+
+
+def _put(place: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(body: Any) -> None:
+        *above, last = place.split("/")[1:]
+        for part in above:
+            body = body[int(part)] if isinstance(body, list) else body[part]
+        body[int(last) if isinstance(body, list) else last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(("place", "value", "cell"), PLACES)
+def test_a_changed_number_is_named_with_what_was_signed_and_what_follows(
+    place: str, value: Any, cell: str, folder: Path, world: World
+) -> None:
+    before = json.loads((folder / RUN_FILE).read_text())
+    _edit(folder, _put(place, value))
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.CHANGED
+    error = error_of(node)
+    assert isinstance(error, NumberChanged)
+    assert error.exit_code == 77
+    assert f"{place} (cell {cell})" in str(error)
+    assert "signed as" in str(error)
+    assert before != json.loads((folder / RUN_FILE).read_text())
+    again = _find(_find(node, "recomputed"), f"{place} ")
+    assert re.search(r"is .*, by the requests it is ", again.message)
+
+
+@pytest.mark.parametrize(("place", "value"), UNCOMPUTED)
+def test_what_no_request_tells_is_still_as_signed_or_changed(
+    place: str, value: Any, folder: Path, world: World
+) -> None:
+    _edit(folder, _put(place, value))
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.CHANGED
+    assert _find(_find(node, "result"), place).own is Verdict.CHANGED
+
+
+def test_without_a_statement_the_requests_still_tell(folder: Path, world: World) -> None:
+    (folder / f"{RUN_FILE}{SUFFIX}").unlink()
+    assert _judged(folder, world).verdict is Verdict.INCOMPLETE
+    _edit(folder, _put("/cells/0/trials/1/metrics/ttft_ms/p99", 0.5))
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.CHANGED
+    assert _find(node, "/cells/0/trials/1/metrics/ttft_ms/p99").message.startswith("is 0.5, by the")
+
+
+def test_a_changed_request_is_found_and_counted(folder: Path, world: World) -> None:
+    path = folder / REQUESTS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[8] = lines[8].replace(b'"gaps_us":[1', b'"gaps_us":[2', 1)
+    path.write_bytes(b"".join(lines))
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.CHANGED
+    # the ninth line is the third request of the second trial
+    changed = _find(node, "/cells/0/trials/1/requests")
+    assert "changed since it was signed: 1 request (2)" in changed.message
+    assert _find(_find(node, "recomputed"), "/cells/0/trials/1/metrics").own is Verdict.CHANGED
+
+
+@pytest.mark.parametrize("how", ["shorter", "no request", "gone", "longer"])
+def test_requests_that_are_cut_or_no_requests_never_pass(
+    how: str, folder: Path, world: World
+) -> None:
+    path = folder / REQUESTS_FILE
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        new = {"shorter": data[:-300], "no request": b"x" * len(data), "longer": data + b"{}\n"}
+        path.write_bytes(new[how])
+    verdict = _judged(folder, world).verdict
+    assert verdict is (Verdict.INCOMPLETE if how == "gone" else Verdict.CHANGED)
+
+
+def test_a_statement_and_run_changed_together_are_not_believed(folder: Path, world: World) -> None:
+    _edit(folder, _put("/cells/0/trials/0/metrics/energy_j", 1.0))
+    _sign(folder, new_key())
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.BROKEN
+    assert _find(node, "signature").own is Verdict.BROKEN
+    _sign(folder, None)
+    assert _find(_judged(folder, world), "signature").own is Verdict.UNSIGNED
+
+
+def test_a_signed_statement_over_a_recomputed_lie_is_changed(folder: Path, world: World) -> None:
+    """Who signs a number that does not follow from the requests has signed a lie."""
+    _edit(folder, _put("/cells/0/trials/1/metrics/ttft_ms/p99", 0.5))
+    _sign(folder)
+    node = _judged(folder, world)
+    assert _find(node, "benchmark-run").verdict is Verdict.VALID
+    assert node.verdict is Verdict.CHANGED
+
+
+def test_an_edited_envelope_is_broken(folder: Path, world: World) -> None:
+    path = folder / f"{RUN_FILE}{SUFFIX}"
+    body = json.loads(path.read_text())
+    body["payload"] = body["payload"][:100] + "AAAA" + body["payload"][104:]
+    path.write_text(json.dumps(body))
+    assert _judged(folder, world).verdict is Verdict.BROKEN
+
+
+def test_without_a_trust_file_nothing_is_valid(folder: Path, world: World) -> None:
+    judge = Judge(None, world.checkout, NOW)
+    assert _judged(folder, world, judge).verdict is Verdict.INCOMPLETE
+
+
+def test_the_same_values_in_other_bytes_are_noticed(folder: Path, world: World) -> None:
+    body = json.loads((folder / RUN_FILE).read_text())
+    (folder / RUN_FILE).write_text(json.dumps(body, indent=1))
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.CHANGED
+    assert "each value is the same" in _find(node, "result").message
+
+
+def test_a_workload_that_is_not_the_one_it_names_is_changed(folder: Path, world: World) -> None:
+    _edit(folder, _put("/workload/seed", 1))
+    assert _find(_judged(folder, world), "workload").own is Verdict.CHANGED
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": "sm120-bench/2"}', b"\xff"])
+def test_what_is_no_result_is_broken(data: bytes, folder: Path, world: World) -> None:
+    (folder / RUN_FILE).write_bytes(data)
+    assert _judged(folder, world).verdict is Verdict.BROKEN
+
+
+def test_an_image_that_is_not_here_is_missing(folder: Path, world: World) -> None:
+    run = read_run(folder)
+    write_run(folder, _with_inputs(run, image="sha256:" + "1" * 64, weights="sha256:" + "2" * 64))
+    _sign(folder)
+    node = _judged(folder, world)
+    assert _find(node, "image").verdict is Verdict.INCOMPLETE
+    assert "not in the store" in _find(node, "image").message
+    assert "no lock here has the seal" in _find(node, "weights").message
+    assert node.verdict is Verdict.INCOMPLETE
+
+
+def test_a_damaged_image_in_the_store_breaks_the_chain(
+    folder: Path, world: World, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(world.store.root, root, symlinks=True)
+    store = type(world.store)(root)
+    layer = world.artifact.layers[0] if world.artifact.layers else ""
+    path = store.blob_path(layer)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    damaged = replace(world, store=store)
+    image = _find(_judged(folder, damaged), "image engine")
+    assert image.verdict is Verdict.BROKEN
+
+
+def test_a_recipe_that_changed_since_is_stale(folder: Path, world: World, tmp_path: Path) -> None:
+    recipes = Path(__file__).parents[3] / "recipes"
+    name = sorted(path.stem for path in recipes.glob("*.yaml") if not path.stem.startswith("_"))[0]
+    for path in recipes.glob("*.yaml"):
+        shutil.copy(path, tmp_path / path.name)
+    run = read_run(folder)
+    write_run(folder, _with_inputs(run, recipe=sha256_of(b"old"), recipe_name=name))
+    _sign(folder)
+    recipe = _find(_judged(folder, world), "recipe")
+    assert recipe.own is Verdict.STALE
+    now = re.search(r"it is (sha256:\w+)", recipe.message)
+    assert now
+    write_run(folder, _with_inputs(run, recipe=now[1], recipe_name=name))
+    assert _find(_judged(folder, world), "recipe").own is Verdict.VALID
+
+
+def test_a_statement_of_another_kind_beside_a_run_is_broken(folder: Path, world: World) -> None:
+    envelope = world.signed("provenance", KEY)
+    (folder / f"{RUN_FILE}{SUFFIX}").write_bytes(envelope.dump())
+    assert _find(_judged(folder, world), "provenance").verdict is Verdict.BROKEN
