@@ -24,6 +24,8 @@ from pipeline.errors import (
 from pipeline.files import write_bytes
 from pipeline.host.facts.drift import read_facts
 from pipeline.host.facts.summary import summarise
+from pipeline.report.model import ReportData
+from pipeline.report.statement import report_statement
 from pipeline.verify.artifact import open_file
 from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path, verification_from, weights_statement
@@ -76,6 +78,12 @@ def leave_run_statement(folder: Path, signing: Signing) -> LeftBeside:
     """State a benchmark with all of its values, beside its result."""
     statement = benchmark_statement(folder, moment())
     return _keep_beside(folder / f"{RUN_FILE}{SUFFIX}", statement, signing)
+
+
+def leave_report_statement(path: Path, data: ReportData, signing: Signing) -> LeftBeside:
+    """State a page with all of its values, beside it."""
+    statement = report_statement(path.name, path.read_bytes(), data, moment())
+    return _keep_beside(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)
 
 
 def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:

@@ -10,7 +10,9 @@ import click
 
 from pipeline import log
 from pipeline.cli.context import say_json, store_to_read
+from pipeline.cli.file_statements import leave_report_statement
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
+from pipeline.cli.signing import Signing
 from pipeline.errors import StoreUnusable
 from pipeline.files import write_bytes
 from pipeline.host.facts.drift import read_facts
@@ -168,3 +170,7 @@ def _write(data: ReportData, target: Path) -> None:
     else:
         write_bytes(target, _FORMATS[target.suffix](data))
     click.echo(f"{target}  {log.size(target.stat().st_size)}", err=True)
+    # the others are made of the page's data, and hold none that could be compared
+    if target.suffix == ".html":
+        left = leave_report_statement(target, data, Signing())
+        click.echo(f"{left.file}  {left.state}", err=True)

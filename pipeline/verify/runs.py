@@ -103,7 +103,8 @@ def _statement(item: EvidenceItem, files: _Files, judge: Judge) -> Walk:
         return Walk(Node(title, children=tuple(nodes)), ())
     # what an unbelieved statement says was changed may be its own lie: then it counts for nothing
     if signature.verdict is not Verdict.BROKEN:
-        nodes += _compared(statement, files)
+        how = "signed" if item.envelope.signatures else "stated"
+        nodes += _compared(statement, files, how)
     believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
     return Walk(Node(title, children=tuple(nodes)), believed)
 
@@ -115,23 +116,23 @@ def claims_of(statement: Statement) -> BenchmarkRun:
     return BenchmarkRun.model_validate(body)
 
 
-def _compared(statement: Statement, files: _Files) -> list[Node]:
-    """The files of a run against what was signed of them."""
+def _compared(statement: Statement, files: _Files, how: str) -> list[Node]:
+    """The files of a run against what was signed or only stated of them."""
     claims = claims_of(statement)
     nodes = []
     if statement.is_about(files.digest):
         count = log.count(len(claims.fields), "value")
-        nodes.append(Node("result", message=f"{count}, each as signed"))
+        nodes.append(Node("result", message=f"{count}, each as {how}"))
     else:
         changed = changed_fields(fields_of(files.json), claims.fields)
-        nodes.append(changed_node("result", changed, "signed as", files.json))
+        nodes.append(changed_node("result", changed, f"{how} as", files.json))
     if files.requests is None:
         message = f"{REQUESTS_FILE} is not beside the run"
         nodes.append(Node("requests", Verdict.INCOMPLETE, message))
     elif statement.is_about(files.requests):
-        nodes.append(Node("requests", message="every byte as signed"))
+        nodes.append(Node("requests", message=f"every byte as {how}"))
     else:
-        message = f"{REQUESTS_FILE} has {files.requests}, which was not signed"
+        message = f"{REQUESTS_FILE} has {files.requests}, which was not {how}"
         nodes.append(Node("requests", Verdict.CHANGED, message))
     return nodes
 

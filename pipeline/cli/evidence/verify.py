@@ -43,6 +43,7 @@ from pipeline.errors import (
 from pipeline.evidence.evidence_set import kept
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.registry.client import Access
+from pipeline.report.check import is_report
 from pipeline.verify.artifact import open_file, open_image, open_layout
 from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
@@ -50,6 +51,7 @@ from pipeline.verify.evidence import attached_in, beside, gather
 from pipeline.verify.naming import Memory
 from pipeline.verify.policy import judge_policy, read_policy
 from pipeline.verify.remote import open_remote
+from pipeline.verify.reports import judge_report
 from pipeline.verify.runs import judge_run
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from pipeline.verify.walk import walk
@@ -58,11 +60,12 @@ from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
 from pipeline.weights.sign.record import record_path
 
+_HEAD = 4096  # bytes of a file that tell a report
 _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 
 
 @click.command()
-@click.argument("artifact", metavar="IMAGE|RUN|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
+@click.argument("artifact", metavar="IMAGE|RUN|REPORT|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
 @click.option(
     "--evidence",
     "places",
@@ -75,7 +78,7 @@ _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
     "folders",
     multiple=True,
     type=EXISTING_FOLDER,
-    help="Folder of weights, host facts, recipes or a layout that a benchmark names. Repeatable.",
+    help="Folder of runs, weights, host facts, recipes or a layout, for a benchmark. Repeatable.",
 )
 @trust_option
 @click.option(
@@ -193,9 +196,20 @@ def _local(
         if path.is_dir() or path.name == RUN_FILE:
             return _run(context, run_folder(path), places, folders, judge)
         items = gather(places or beside(path))
+        if _is_report(path):
+            walked = judge_report(path, items, judge, Behind(store_to_read(context), folders))
+            return Chain(walked.node, (walked,))
         walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
         return Chain(walked.node, (walked,))
     return _built(context, artifact, places, platform, judge)
+
+
+def _is_report(path: Path) -> bool:
+    """A page of `sm120 report`; its name may be anything."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return is_report(file.read(_HEAD))
 
 
 def _run(

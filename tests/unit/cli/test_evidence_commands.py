@@ -254,7 +254,9 @@ def test_a_statement_beside_its_file_is_judged_with_it(
 ) -> None:
     report, predicate = tmp_path / "report.md", tmp_path / "predicate.json"
     report.write_text("# Numbers\n")
-    predicate.write_text(json.dumps({"title": "Numbers", "numbers": [], "runs": []}))
+    predicate.write_text(
+        json.dumps({"title": "Numbers", "data": f"sha256:{'0' * 64}", "fields": {}, "runs": []})
+    )
     options = ("--type", "report", "--predicate", predicate, *key_in(tmp_path))
     path = sm120("evidence", "attest", report, *options).out.strip()
     assert sm120("verify", path).code == sm120("verify", report).code == 0

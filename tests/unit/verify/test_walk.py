@@ -209,7 +209,7 @@ def test_evidence_of_a_file_needs_no_provenance(world: World, tmp_path: Path) ->
     path = tmp_path / "report.html"
     path.write_bytes(b"numbers")
     artifact = open_file(path)
-    body = {"title": "numbers", "numbers": [], "runs": []}
+    body = {"title": "numbers", "data": f"sha256:{'0' * 64}", "fields": {}, "runs": []}
     statement = make_statement("report.html", artifact.digest, REPORT, body, WHEN)
     envelope = enclose(statement, [LocalSigner(world.key)])
     assert world.walk({"report": envelope}, artifact=artifact).node.verdict is Verdict.VALID

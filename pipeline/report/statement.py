@@ -1,0 +1,25 @@
+"""The statement about a page: the runs behind it, and every value of its data."""
+
+from __future__ import annotations
+
+from pipeline.attest.fields import fields_of
+from pipeline.attest.names import REPORT
+from pipeline.attest.predicates import Report
+from pipeline.attest.statement import Moment, Statement, make_statement
+from pipeline.attest.strict import plain
+from pipeline.model import sha256_of
+from pipeline.report.model import ReportData
+from pipeline.report.page import data_digest
+
+
+def report_statement(
+    name: str, page: bytes, data: ReportData, when: Moment | None = None
+) -> Statement:
+    """What is claimed of a page."""
+    claims = Report(
+        title=plain(data.title),
+        runs=[run.digest for run in data.runs],
+        data=data_digest(data),
+        fields=fields_of(data.model_dump(mode="json")),
+    )
+    return make_statement(name, sha256_of(page), REPORT, claims.model_dump(mode="json"), when)

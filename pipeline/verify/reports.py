@@ -1,0 +1,142 @@
+"""A report: what it shows, the data inside of it, who signed that, and the runs behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pipeline import log
+from pipeline.attest.fields import changed_fields, fields_of
+from pipeline.attest.names import REPORT, kind_of
+from pipeline.attest.predicates import Report, check_predicate
+from pipeline.attest.statement import RECORDED
+from pipeline.attest.strict import plain
+from pipeline.bench.model import RUN_FILE
+from pipeline.errors import RecordInvalid, ReportInvalid
+from pipeline.files import read_plain, sha256_of_file
+from pipeline.model import sha256_of
+from pipeline.report.check import OpenedReport, Problem, check_report, check_run, open_report
+from pipeline.verify.behind import Behind
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import EvidenceItem, beside, distinct, gather
+from pipeline.verify.runs import changed_node, judge_run
+from pipeline.verify.signature import TrustedStatement, judge_signatures
+from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.walk import Walk
+
+_MOST_BYTES = 64 << 20
+_MOST_SHOWN = 10
+_MOST_FOLDERS = 1000
+_PAGE = "page"
+
+
+def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, behind: Behind) -> Walk:
+    """From a page to its data, from there to the runs, and from each to all that it names."""
+    try:
+        page = read_plain(path, _MOST_BYTES)
+        if page is None:
+            raise ReportInvalid(f"larger than {_MOST_BYTES} bytes")
+        report = open_report(page)
+    except (ReportInvalid, OSError) as error:
+        return Walk(Node(str(path), Verdict.BROKEN, str(error)), ())
+    # before its statement: where only the page was changed, this names the place
+    walks = [Walk(_page(report), ())] if _is_as_stated(report, items) else []
+    walks += [_statement(item, report, judge) for item in distinct(items)]
+    if not items:
+        message = "there is none: nobody says that this report is theirs"
+        walks.append(Walk(Node("statement", Verdict.INCOMPLETE, message), ()))
+    if walks[0].node.title != _PAGE:
+        walks.append(Walk(_page(report), ()))
+    walks += [_run(report, i, path, judge, behind) for i in range(len(report.data.runs))]
+    node = Node(f"{path} {sha256_of(page)}", children=tuple(w.node for w in walks))
+    return Walk(node, tuple(each for walked in walks for each in walked.believed))
+
+
+def _is_as_stated(report: OpenedReport, items: Sequence[EvidenceItem]) -> bool:
+    """Whether the data is what some statement says."""
+    now = fields_of(report.json)
+    stated = [i.envelope.statement.predicate.get("fields") for i in items if i.envelope]
+    return any(fields == now for fields in stated)
+
+
+def _statement(item: EvidenceItem, report: OpenedReport, judge: Judge) -> Walk:
+    """One envelope beside a page."""
+    if item.envelope is None:
+        return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
+    statement = item.envelope.statement
+    title = f"{kind_of(statement.predicate_type)} ({item.name})"
+    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
+    try:
+        if statement.predicate_type != REPORT:
+            raise RecordInvalid("is no statement about a report")
+        check_predicate(REPORT, statement.predicate)
+    except RecordInvalid as error:
+        broken = Node("predicate", Verdict.BROKEN, str(error))
+        return Walk(Node(title, children=(signature, broken)), ())
+    nodes = [signature]
+    if signature.verdict is not Verdict.BROKEN:
+        body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
+        claims = Report.model_validate(body)
+        changed = changed_fields(fields_of(report.json), claims.fields)
+        count = log.count(len(claims.fields), "value")
+        how = "signed" if item.envelope.signatures else "stated"
+        if changed:
+            nodes.append(changed_node("data", changed, f"{how} as"))
+        elif statement.is_about(sha256_of(report.page)):
+            nodes.append(Node("data", message=f"{count}, each as {how}"))
+        else:
+            message = f"other bytes, although each value of its data is as {how}"
+            nodes.append(Node("bytes", Verdict.CHANGED, message))
+    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
+    return Walk(Node(title, children=tuple(nodes)), believed)
+
+
+def _page(report: OpenedReport) -> Node:
+    """What the page shows against the data inside of it."""
+    problems = check_report(report)
+    shown = log.count(len(report.shown), "value")
+    return _problems(_PAGE, problems, f"shows {shown}, each as in its data")
+
+
+def _problems(title: str, problems: Sequence[Problem], otherwise: str) -> Node:
+    if not problems:
+        return Node(title, message=otherwise)
+    children = [
+        Node(plain(each.where) or "data", Verdict.CHANGED, plain(each.message).replace("\n", " "))
+        for each in problems[:_MOST_SHOWN]
+    ]
+    message = f"{log.count(len(problems), 'place')} changed"
+    return Node(title, message=message, children=tuple(children))
+
+
+def _run(report: OpenedReport, index: int, path: Path, judge: Judge, behind: Behind) -> Walk:
+    """One run of a report, compared with it and then walked back."""
+    named = report.data.runs[index]
+    title = f"run {plain(named.name)}"
+    folder = _find(named.file, named.digest, path, behind)
+    if folder is None:
+        message = f"{named.digest} is in none of the folders here (--look-in DIR)"
+        return Walk(Node(title, Verdict.INCOMPLETE, message), ())
+    same = _problems("numbers of the report", check_run(report, index, folder), "as in the run")
+    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
+    walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
+    return Walk(Node(title, children=(same, walked.node)), walked.believed)
+
+
+def _find(file: str, digest: str, page: Path, behind: Behind) -> Path | None:
+    """The folder of a run by its digest; by its name where the run itself was changed."""
+    folders = list(dict.fromkeys(_candidates(page, behind)))
+    for folder in folders:
+        if sha256_of_file(folder / RUN_FILE) == digest:
+            return folder
+    name = Path(file).parent.name
+    return next((f for f in folders if f.resolve().name == name), None)
+
+
+def _candidates(page: Path, behind: Behind) -> Iterator[Path]:
+    for place in (*behind.folders, page.parent):
+        for number, folder in enumerate((place, *sorted(p for p in place.iterdir() if p.is_dir()))):
+            if number > _MOST_FOLDERS:
+                break
+            if (folder / RUN_FILE).is_file():
+                yield folder

@@ -1,0 +1,188 @@
+"""A report walked back: one changed digit anywhere is named, whoever else agrees with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.attest.envelope import SUFFIX, enclose
+from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
+from pipeline.bench.model import REQUESTS_FILE, RUN_FILE
+from pipeline.bench.statement import benchmark_statement
+from pipeline.errors import NumberChanged
+from pipeline.report.build import report_data
+from pipeline.report.check import open_report
+from pipeline.report.from_run import read_run_data
+from pipeline.report.page import render_page
+from pipeline.report.statement import report_statement
+from pipeline.verify.behind import Behind
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import beside, gather
+from pipeline.verify.reports import judge_report
+from pipeline.verify.verdict import Node, Verdict, error_of, show
+from tests.unit.bench.example_run import FOLDER
+from tests.unit.verify.world import NOW, WHEN, trust_in, trusted
+
+KEY = new_key()
+JUDGE = Judge(trust_in(trusted(KEY)), None, NOW)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A signed report beside its signed run."""
+    run = tmp_path / "run"
+    shutil.copytree(FOLDER, run)
+    signer = LocalSigner(KEY)
+    envelope = enclose(benchmark_statement(run, WHEN), [signer])
+    (run / f"{RUN_FILE}{SUFFIX}").write_bytes(envelope.dump())
+    data = report_data([read_run_data(run)], [], [], made="2026-05-31T08:00:00Z", title=None)
+    path = tmp_path / "report.html"
+    path.write_bytes(render_page(data))
+    _sign(path)
+    return path
+
+
+def _sign(path: Path, key: PrivateKey = KEY) -> None:
+    page = path.read_bytes()
+    statement = report_statement(path.name, page, open_report(page).data, WHEN)
+    envelope = enclose(statement, [LocalSigner(key)])
+    path.with_name(f"{path.name}{SUFFIX}").write_bytes(envelope.dump())
+
+
+def _judged(path: Path, behind: Behind | None = None) -> Node:
+    return judge_report(path, gather(beside(path)), JUDGE, behind or Behind(None)).node
+
+
+def _all(node: Node) -> list[Node]:
+    return [node, *(each for child in node.children for each in _all(child))]
+
+
+def _find(node: Node, title: str) -> Node:
+    found = [n for n in _all(node) if n.title.startswith(title)]
+    assert found, show(node, everything=True)
+    return found[0]
+
+
+MEAN = "/runs/0/series/0/cells/0/numbers/output_tok_s/mean"
+
+
+def _change_data(path: Path) -> None:
+    """One digit of the embedded data, as an editor would change it."""
+    text = path.read_text()
+    new = re.sub(r'("output_tok_s":\{[^}]*"mean":)6', r"\g<1>9", text, count=1)
+    assert new != text
+    path.write_text(new)
+
+
+def _change_shown(path: Path) -> str:
+    """One digit of what people see."""
+    text = path.read_text()
+    match = re.search(rf'data-ref="{MEAN}"[^>]*>(\d)', text)
+    assert match
+    path.write_text(text[: match.start(1)] + "9" + text[match.end(1) :])
+    return MEAN
+
+
+def test_an_untouched_report_is_as_signed_and_its_run_is_walked(page: Path) -> None:
+    node = _judged(page)
+    assert _find(node, "report (").verdict is Verdict.VALID
+    assert _find(node, "page").verdict is Verdict.VALID
+    run = _find(node, "run ")
+    assert _find(run, "numbers of the report").message == "as in the run"
+    assert _find(run, "benchmark-run").verdict is Verdict.VALID
+    # the example was served from nothing that has a digest
+    assert node.verdict is Verdict.INCOMPLETE
+
+
+def test_a_changed_digit_in_the_data_is_named_with_all_that_contradict_it(page: Path) -> None:
+    _change_data(page)
+    node = _judged(page)
+    error = error_of(node)
+    assert isinstance(error, NumberChanged)
+    assert MEAN in str(error)
+    assert re.search(r"is 9\d\.\d+, signed as 6\d\.\d+", str(error))
+    assert _find(_find(node, "page"), MEAN).own is Verdict.CHANGED
+    assert "the run" in _find(_find(node, "numbers of the report"), MEAN).message
+
+
+def test_a_changed_digit_that_people_see_is_named(page: Path) -> None:
+    place = _change_shown(page)
+    node = _judged(page)
+    error = error_of(node)
+    assert isinstance(error, NumberChanged)
+    assert re.search(rf"{place}: shows '9.*', the data has '6", str(error))
+    # the data itself is as it was
+    assert "each value of its data is as signed" in _find(node, "report (").children[1].message
+
+
+def test_without_a_statement_the_run_still_tells(page: Path) -> None:
+    page.with_name(f"{page.name}{SUFFIX}").unlink()
+    _change_data(page)
+    node = _judged(page)
+    assert node.verdict is Verdict.CHANGED
+    assert _find(_find(node, "numbers of the report"), MEAN).own is Verdict.CHANGED
+
+
+def test_a_report_signed_again_over_a_changed_number_contradicts_its_run(page: Path) -> None:
+    report = open_report(page.read_bytes())
+    body = report.data.model_dump(mode="json")
+    body["runs"][0]["series"][0]["cells"][0]["numbers"]["output_tok_s"]["mean"] = 5816.0
+    page.write_bytes(render_page(type(report.data).model_validate(body)))
+    _sign(page)
+    node = _judged(page)
+    assert _find(node, "report (").verdict is Verdict.VALID
+    assert node.verdict is Verdict.CHANGED
+    assert _find(_find(node, "numbers of the report"), MEAN).own is Verdict.CHANGED
+
+
+@pytest.mark.parametrize("file", [RUN_FILE, REQUESTS_FILE])
+def test_a_run_that_was_changed_under_its_report_is_found(file: str, page: Path) -> None:
+    path = page.parent / "run" / file
+    old, new = {
+        RUN_FILE: (b'"ended":"2026-11-02T08:01', b'"ended":"2026-11-02T08:02'),
+        REQUESTS_FILE: (b'"chunks":8', b'"chunks":9'),
+    }[file]
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+    node = _judged(page)
+    assert node.verdict is Verdict.CHANGED
+    assert _find(node, "run ").verdict is Verdict.CHANGED
+
+
+def test_a_run_that_is_not_here_is_missing_and_can_be_looked_for(page: Path) -> None:
+    shutil.move(page.parent / "run", page.parent / "away" / "other")
+    node = _judged(page)
+    assert _find(node, "run ").own is Verdict.INCOMPLETE
+    found = _judged(page, Behind(None, [page.parent / "away"]))
+    assert _find(found, "numbers of the report").verdict is Verdict.VALID
+
+
+def test_a_report_signed_by_a_stranger_is_broken(page: Path) -> None:
+    _change_data(page)
+    _sign(page, new_key())
+    assert _judged(page).verdict is Verdict.BROKEN
+
+
+def test_a_statement_about_something_else_is_broken(page: Path) -> None:
+    run = page.parent / "run" / f"{RUN_FILE}{SUFFIX}"
+    shutil.copy(run, page.with_name(f"{page.name}{SUFFIX}"))
+    node = _judged(page)
+    assert _find(node, "benchmark-run (report.html").verdict is Verdict.BROKEN
+
+
+@pytest.mark.parametrize("data", [b"", b"<!doctype html>", b"\xff\xfe", b"<html></html>"])
+def test_what_is_no_report_is_broken(data: bytes, page: Path) -> None:
+    page.write_bytes(data)
+    assert _judged(page).verdict is Verdict.BROKEN
+
+
+def test_data_of_another_form_is_broken(page: Path) -> None:
+    text = page.read_text()
+    page.write_text(text.replace('"format":"sm120-report/1"', '"format":"sm120-report/9"', 1))
+    assert _judged(page).verdict is Verdict.BROKEN
+    assert json.dumps("sm120-report/9")[1:-1] in page.read_text()
