@@ -36,7 +36,7 @@ class Change(Frozen):
 class NumberChange(Frozen):
     """One number of one cell on both sides."""
 
-    name: str
+    name: str  # of ours; where a side defines it in another way, the names of both sides
     first: Interval
     second: Interval
     change: Change | None  # none where the first is zero
@@ -104,11 +104,12 @@ def _cell(name: str, first: Side, second: Side) -> CellChange:
     why = _objection(first, second, one, other)
     names = [each for each in one.values if each in other.values]
     notes = [f"first: {note}" for note in one.notes] + [f"second: {note}" for note in other.notes]
+    numbers = [_number(each, one.values[each], other.values[each], why) for each in names]
     return CellChange(
         name=name,
         inputs=input_changes(one.settings, other.settings),
-        numbers=[_number(each, one.values[each], other.values[each], why) for each in names],
-        notes=[*notes, *_other_definitions(first, one), *_other_definitions(second, other)],
+        numbers=[*numbers, *_alike(one, other)],
+        notes=notes,
     )
 
 
@@ -123,13 +124,19 @@ def _objection(first: Side, second: Side, one: SideCell, other: SideCell) -> str
     return ""
 
 
-def _other_definitions(side: Side, cell: SideCell) -> list[str]:
-    return [
-        f"{side.program}: {n.name} {fmean(n.values):.6g} {n.unit}".rstrip()
-        + (f", like {n.like}, but {n.difference}" if n.difference else "")
-        for n in cell.others
-        if n.like
-    ]
+def _alike(one: SideCell, other: SideCell) -> list[NumberChange]:
+    """Numbers that are near each other, and that at least one side defines in its own way."""
+    first, second = one.nearest(), other.nearest()
+    found = []
+    for like in (like for like in first if like in second):
+        a, b = first[like], second[like]
+        if not (a.difference or b.difference):
+            continue
+        differences = [f"{n.name} {n.difference}" for n in (a, b) if n.difference]
+        number = _number(like, a.values, b.values, "; ".join(dict.fromkeys(differences)))
+        label = a.name if a.name == b.name else f"{a.name} / {b.name}"
+        found.append(number.model_copy(update={"name": label}))
+    return found
 
 
 def _number(name: str, first: list[float], second: list[float], why: str) -> NumberChange:

@@ -1,4 +1,4 @@
-"""A run's numbers, computed again from its raw requests."""
+"""A run's numbers, computed again from its raw requests and from what was sampled beside them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from pipeline.attest.fields import ChangedField, Scalar, changed_fields, fields_of
-from pipeline.bench.metrics import Speculated, intervals, metrics_of
+from pipeline.bench.engine_metrics import speculated
+from pipeline.bench.gpu import energy_j
+from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import REQUESTS_FILE, RequestRow, Run, Trial
 from pipeline.errors import RunInvalid
-from pipeline.model import canonical_json, sha256_of
 
 # numbers have six digits after the point, and other machines may add up in another order
 _NEAR, _NEAR_SHARE = 2e-6, 1e-12
@@ -27,7 +28,12 @@ class RecomputedTrial(NamedTuple):
     name: str  # for people
     changed: list[ChangedField]
     digest: str  # of the lines as they are now
+    named: str  # their digest as the run has it
     sums: str  # eight digits of each line's hash
+
+    @property
+    def is_as_named(self) -> bool:
+        return self.digest == self.named
 
 
 def recomputed(folder: Path, run: Run) -> Iterator[RecomputedTrial]:
@@ -44,15 +50,16 @@ def _trial(folder: Path, run: Run, trial: Trial, place: str, name: str) -> Recom
     again = metrics_of(
         lines.rows(),
         run.workload.objectives,
-        # sampled, so that no request tells them
-        energy_j=now.energy_j,
-        speculated=Speculated(now.acceptance_length, now.verifier_steps),
+        energy_j=energy_j(trial.samples.gpus),
+        speculated=speculated(trial.samples.engine),
     ).model_copy(
+        # of the engine's start, so that no request tells them
         update={"ready_s": now.ready_s, "start_to_first_token_s": now.start_to_first_token_s}
     )
     changed = _changed(now.model_dump(mode="json"), again.model_dump(mode="json"))
     moved = [c._replace(place=f"{place}/metrics{c.place}") for c in changed]
-    return RecomputedTrial(place, name, moved, f"sha256:{lines.sha.hexdigest()}", lines.sums)
+    digest = f"sha256:{lines.sha.hexdigest()}"
+    return RecomputedTrial(place, name, moved, digest, trial.requests.digest, lines.sums)
 
 
 class _Lines:
@@ -89,11 +96,6 @@ def recomputed_intervals(run: Run) -> list[ChangedField]:
         place = f"/cells/{c}/intervals"
         changed += [x._replace(place=f"{place}{x.place}") for x in _changed(now, again)]
     return changed
-
-
-def workload_digest(run: Run) -> str:
-    """The digest of the workload that the run holds."""
-    return sha256_of(canonical_json(run.workload.model_dump(mode="json")))
 
 
 def _changed(now: object, again: object) -> list[ChangedField]:

@@ -10,10 +10,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, RequestLines, RequestRow, Run
+from pipeline.bench.workload import Workload
 from pipeline.errors import RunInvalid
 from pipeline.files import atomic_file, os_errors_explained, read_at_most
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.model import canonical_json
+from pipeline.model import canonical_json, sha256_of
 
 _MOST_RUN_BYTES = 256 << 20
 _MOST_LINE_BYTES = 64 << 20
@@ -41,6 +42,11 @@ def read_run(path: Path) -> Run:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
         raise RunInvalid(f"{file}: {field}: {first['msg']}") from error
+
+
+def workload_digest(workload: Workload) -> str:
+    """What was asked, by digest."""
+    return sha256_of(canonical_json(workload.model_dump(mode="json")))
 
 
 def run_bytes(run: Run) -> bytes:

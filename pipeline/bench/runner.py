@@ -42,7 +42,7 @@ from pipeline.bench.server import Server, server_facts
 from pipeline.bench.workers import Workers
 from pipeline.bench.workload import RandomTokens, Workload
 from pipeline.errors import BenchNotMeasured, RunInvalid, WorkloadInvalid
-from pipeline.model import canonical_json, sha256_of
+from pipeline.model import sha256_of
 
 _DRAIN_S = 120.0
 # Of a rate without a bound, the streams that the client measures itself with.
@@ -328,8 +328,3 @@ def code_digest() -> str:
     folder = Path(__file__).parent
     sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
     return sha256_of(b"".join(path.read_bytes() for path in sources))
-
-
-def workload_digest(workload: Workload) -> str:
-    """What was asked, by digest."""
-    return sha256_of(canonical_json(workload.model_dump(mode="json")))

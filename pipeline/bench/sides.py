@@ -25,6 +25,15 @@ class SideCell(Frozen):
     client_limited: bool = False
     others: list[ForeignNumber] = []  # numbers that are defined in another way than ours
 
+    def nearest(self) -> dict[str, ForeignNumber]:
+        """Every number by the metric of ours that it is nearest to."""
+        own = {
+            name: ForeignNumber(name=name, unit="", values=values, like=name)
+            for name, values in self.values.items()
+        }
+        near = {n.like: n for n in self.others if n.like and is_judged(n.like)}
+        return {**near, **own}
+
 
 class Side(Frozen):
     """One of two results."""
@@ -56,7 +65,7 @@ def _common(settings: Sequence[dict[str, str]]) -> dict[str, str]:
 
 def _foreign_cell(cell: ForeignCell, shared: dict[str, str], program: str) -> SideCell:
     own = {k: v for k, v in cell.settings.items() if k not in shared}
-    values = {n.ours: n.values for n in cell.numbers if n.ours and _is_judged(n.ours)}
+    values = {n.ours: n.values for n in cell.numbers if n.ours and is_judged(n.ours)}
     others = [number for number in cell.numbers if not number.ours]
     return SideCell(load=f"{program} {cell.name}", settings=own, values=values, others=others)
 
@@ -85,7 +94,7 @@ def _inputs(run: Run) -> dict[str, str]:
 def _cell(run: Run, result: CellResult) -> SideCell:
     good = result.good_trials
     numbers = [flat(trial.metrics) for trial in good]
-    names = [name for name in (numbers[0] if numbers else {}) if _is_judged(name)]
+    names = [name for name in (numbers[0] if numbers else {}) if is_judged(name)]
     marks = [mark for trial in good for mark in trial.marks]
     notes = [f"{mark.kind}: {mark.message}" for mark in marks]
     notes += [reason for trial in result.trials for reason in trial.void]
@@ -97,7 +106,8 @@ def _cell(run: Run, result: CellResult) -> SideCell:
     )
 
 
-def _is_judged(name: str) -> bool:
+def is_judged(name: str) -> bool:
+    """Whether more or less of it is better."""
     return DEFINITIONS[name.partition(".")[0]].better != "none"
 
 

@@ -13,16 +13,26 @@ import click
 
 from pipeline import log, proc
 from pipeline.bench.model import CellResult, Inputs, Interval, Run
-from pipeline.bench.runner import Bench, Settings, workload_digest
+from pipeline.bench.record import workload_digest
+from pipeline.bench.runner import Bench, Settings
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names
 from pipeline.bench.starts import Starter, measure_starts
 from pipeline.bench.workload import Fixed, Load, Workload
 from pipeline.cli.context import say_json, store_to_read
-from pipeline.cli.options import ANY_PATH, EXISTING_FOLDER, Numbers, json_option
+from pipeline.cli.file_statements import leave_run_statement, show_statement
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    Numbers,
+    json_option,
+)
 from pipeline.cli.recipe.recipes import recipes_of, recipes_option
 from pipeline.cli.serve.options import engine_option
+from pipeline.cli.signing import Signing
 from pipeline.errors import BenchVoid, NothingServed, StartFailed, WorkloadInvalid
+from pipeline.files import sha256_of_file
 from pipeline.model import Digest
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import Begun
@@ -77,6 +87,11 @@ class _Rates(click.ParamType[list[float]]):
 )
 @click.option("--allow-loops", is_flag=True, help="Mark answers that loop, and count them.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Client processes [as needed].")
+@click.option(
+    "--host-facts",
+    type=EXISTING_FILE,
+    help="Facts of the server's host, as `sm120 host facts --json` writes them.",
+)
 @click.option("--no-self-test", is_flag=True, help="Do not measure the client first.")
 @click.option(
     "--weights",
@@ -100,6 +115,7 @@ def run(
     workers: int | None,
     no_self_test: bool,
     weights: Path | None,
+    host_facts: Path | None,
     out: Path | None,
     engine: Wanted,
     as_json: bool,
@@ -110,6 +126,7 @@ def run(
     Every raw request is kept. The same command goes on with a run that was stopped. A key for the
     server is read from SM120_API_KEY.
     """
+    signing = Signing()  # first: a key that cannot be read must not be found out after an hour
     is_url = "://" in target or ":" in target
     recipe = None if is_url else recipes_of(context, folders).read(target)
     workloads = {name: changed(read_workload(name), **changes) for name in names or _named(recipe)}
@@ -118,8 +135,10 @@ def run(
         if workload.starts:
             starter = _starter(context, recipe, engine, weights)
             folder = (out or Path("bench")) / workload.name
-            runs.append(measure_starts(workload, starter, folder, _inputs(workload, recipe, None)))
+            inputs = _inputs(workload, recipe, None, host_facts)
+            runs.append(measure_starts(workload, starter, folder, inputs))
             _show_starts(runs[-1], as_json)
+            _state(folder, signing, as_json)
             continue
         served = _served(context, recipe, engine) if recipe else None
         url = _url(served) if served else target
@@ -127,7 +146,7 @@ def run(
             server=Server(Address.read(url), url, _headers()),
             workload=workload,
             folder=(out or Path("bench")) / workload.name,
-            inputs=_inputs(workload, recipe, _begun(context, served)),
+            inputs=_inputs(workload, recipe, _begun(context, served), host_facts),
             settings=Settings(
                 workers=workers,
                 self_test=not no_self_test,
@@ -140,9 +159,16 @@ def run(
         runs.append(bench.run())
         if not as_json:
             _show(runs[-1], bench.folder)
+        _state(bench.folder, signing, as_json)
     if as_json:
         say_json([run.model_dump(mode="json") for run in runs])
     _require_good(runs)
+
+
+def _state(folder: Path, signing: Signing, as_json: bool) -> None:
+    left = leave_run_statement(folder, signing)
+    if not as_json:
+        show_statement(left)
 
 
 def _url(served: ServedStatus) -> str:
@@ -219,10 +245,12 @@ def _begun(context: click.Context, served: ServedStatus | None) -> Begun | None:
     return next((each.begun for each in attempts if each.begun.id == served.attempt), None)
 
 
-def _inputs(workload: Workload, recipe: Recipe | None, begun: Begun | None) -> Inputs:
-    digests: dict[str, Digest | None] = {}
+def _inputs(
+    workload: Workload, recipe: Recipe | None, begun: Begun | None, host_facts: Path | None
+) -> Inputs:
+    digests: dict[str, Digest | None] = {"host": sha256_of_file(host_facts) if host_facts else None}
     if begun:
-        digests = {
+        digests |= {
             "image": begun.image_digest,
             "weights": begun.weights_digest,
             "recipe": begun.recipe_digest,

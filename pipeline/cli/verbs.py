@@ -98,6 +98,8 @@ RECIPE = {
 BENCH = {
     "run": Verb("bench:run", "Measure a served recipe or any server; the word may be left out."),
     "list": Verb("bench:list_workloads", "List the workloads that are shipped."),
+    "compare": Verb("bench_results:compare", "Compare two results; a gate for CI."),
+    "attest": Verb("bench_results:attest", "State and sign the results of benchmarks."),
 }
 HOST = {
     "lock": Verb("host.lock:lock", "Look up the exact packages that hosts get."),

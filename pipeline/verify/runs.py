@@ -14,13 +14,8 @@ from pipeline.attest.predicates import BenchmarkRun, check_predicate
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
-from pipeline.bench.recompute import (
-    RecomputedTrial,
-    recomputed,
-    recomputed_intervals,
-    workload_digest,
-)
-from pipeline.bench.record import read_run
+from pipeline.bench.recompute import RecomputedTrial, recomputed, recomputed_intervals
+from pipeline.bench.record import read_run, workload_digest
 from pipeline.errors import RecordInvalid, RunInvalid
 from pipeline.files import read_at_most, sha256_of_file
 from pipeline.model import sha256_of
@@ -181,12 +176,12 @@ def _numbers(files: _Files, run: Run, believed: Sequence[TrustedStatement]) -> N
         for trial in recomputed(files.folder, run):
             trials += 1
             changed += trial.changed
-            nodes += _lines(trial, run, believed)
+            nodes += _lines(trial, believed)
     except RunInvalid as error:
         return Node(title, Verdict.CHANGED, str(error))
     changed += recomputed_intervals(run)
     if changed:
-        how = "by the requests it is"
+        how = "by its requests and samples it is"
         nodes.append(changed_node("recomputed", changed, how, files.json))
     if nodes:
         return Node(title, children=tuple(nodes))
@@ -195,11 +190,9 @@ def _numbers(files: _Files, run: Run, believed: Sequence[TrustedStatement]) -> N
     return Node(title, message=f"the same again from {counts}")
 
 
-def _lines(trial: RecomputedTrial, run: Run, believed: Sequence[TrustedStatement]) -> list[Node]:
+def _lines(trial: RecomputedTrial, believed: Sequence[TrustedStatement]) -> list[Node]:
     """Raw requests that are not those which the run names."""
-    _, _, c, _, t = trial.place.split("/")
-    lines = run.cells[int(c)].trials[int(t)].requests
-    if trial.digest == lines.digest:
+    if trial.is_as_named:
         return []
     signed = [
         claims_of(each.statement).lines.get(trial.place, "")
@@ -207,7 +200,7 @@ def _lines(trial: RecomputedTrial, run: Run, believed: Sequence[TrustedStatement
         if each.statement.predicate_type == BENCHMARK_RUN
     ]
     where = _first_changed(trial.sums, signed[0]) if signed else ""
-    message = f"the requests have {trial.digest}, the run names {lines.digest}{where}"
+    message = f"the requests have {trial.digest}, the run names {trial.named}{where}"
     return [Node(f"{trial.place}/requests ({trial.name})", Verdict.CHANGED, message)]
 
 
@@ -221,7 +214,7 @@ def _first_changed(now: str, then: str) -> str:
 
 
 def _workload(run: Run) -> Node:
-    now, named = workload_digest(run), run.inputs.workload
+    now, named = workload_digest(run.workload), run.inputs.workload
     if now != named:
         message = f"is {now}, the run names {named}"
         return Node("workload", Verdict.CHANGED, message)

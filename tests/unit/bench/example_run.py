@@ -104,7 +104,7 @@ def _trial(folder: Path, concurrency: int, number: int, at: int) -> Trial:
     return Trial(
         number=number,
         started=_STARTED,
-        metrics=metrics_of(rows, example_workload().objectives, energy_j=180.0),
+        metrics=metrics_of(rows, example_workload().objectives, energy_j=207.5),
         marks=[Mark(kind="throttled", message="GPU 0: sw_power_cap in 1 of 2 samples")],
         void=["1 of 6 requests failed: lost"] if failed else [],
         samples=Samples(gpus=[_gpu()], engine=engine),

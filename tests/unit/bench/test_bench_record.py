@@ -30,7 +30,7 @@ def test_metrics_can_be_computed_again_from_the_requests() -> None:
     run = read_run(FOLDER)
     for trial in (trial for cell in run.cells for trial in cell.trials):
         rows = read_rows(FOLDER, trial.requests)
-        assert metrics_of(rows, run.workload.objectives, energy_j=180.0) == trial.metrics
+        assert metrics_of(rows, run.workload.objectives, energy_j=207.5) == trial.metrics
 
 
 def test_a_run_is_named_by_its_folder_or_its_file() -> None:

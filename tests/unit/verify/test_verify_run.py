@@ -106,6 +106,7 @@ def test_a_recipe_that_nobody_named_and_facts_without_a_statement_are_missing(
 
 
 PLACES = [
+    ("/cells/0/trials/0/metrics/energy_j", 1.0, "c1"),
     ("/cells/0/trials/1/metrics/ttft_ms/p99", 0.5, "c1"),
     ("/cells/0/trials/2/metrics/output_tok_s", 9999.0, "c1"),
     ("/cells/1/trials/0/metrics/failed", 1, "c2"),
@@ -113,7 +114,6 @@ PLACES = [
     ("/cells/0/intervals/tpot_ms.p50/high", 1.0, "c1"),
 ]
 UNCOMPUTED = [
-    ("/cells/0/trials/0/metrics/energy_j", 1.0),
     ("/server/model", "another-model"),
     ("/self_tests/0/ttft_error", 0.0),
     ("/cells/0/trials/0/samples/gpus/0/power_w/1", 1.0),
@@ -149,7 +149,7 @@ def test_a_changed_number_is_named_with_what_was_signed_and_what_follows(
     assert "signed as" in str(error)
     assert before != json.loads((folder / RUN_FILE).read_text())
     again = _find(_find(node, "recomputed"), f"{place} ")
-    assert re.search(r"is .*, by the requests it is ", again.message)
+    assert re.search(r"is .*, by its requests and samples it is ", again.message)
 
 
 @pytest.mark.parametrize(("place", "value"), UNCOMPUTED)
@@ -168,7 +168,7 @@ def test_without_a_statement_the_requests_still_tell(folder: Path, world: World)
     _edit(folder, _put("/cells/0/trials/1/metrics/ttft_ms/p99", 0.5))
     node = _judged(folder, world)
     assert node.verdict is Verdict.CHANGED
-    assert _find(node, "/cells/0/trials/1/metrics/ttft_ms/p99").message.startswith("is 0.5, by the")
+    assert _find(node, "/cells/0/trials/1/metrics/ttft_ms/p99").message.startswith("is 0.5, by its")
 
 
 def test_a_changed_request_is_found_and_counted(folder: Path, world: World) -> None:
@@ -200,7 +200,7 @@ def test_requests_that_are_cut_or_no_requests_never_pass(
 
 
 def test_a_statement_and_run_changed_together_are_not_believed(folder: Path, world: World) -> None:
-    _edit(folder, _put("/cells/0/trials/0/metrics/energy_j", 1.0))
+    _edit(folder, _put("/server/model", "faster"))
     _sign(folder, new_key())
     node = _judged(folder, world)
     assert node.verdict is Verdict.BROKEN

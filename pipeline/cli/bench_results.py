@@ -1,4 +1,4 @@
-"""`sm120 bench compare`: two results side by side, and a gate for CI."""
+"""Results of `sm120 bench`: two side by side, a gate for CI, and statements about them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.bench.compare import STATISTIC, Comparison, InputChange, NumberChange, compare
+from pipeline.bench.compare import STATISTIC, Comparison, InputChange, NumberChange
+from pipeline.bench.compare import compare as compare_sides
 from pipeline.bench.gate import GATED, GateRow, judge
 from pipeline.bench.metrics import DEFINITIONS
-from pipeline.bench.model import Interval
+from pipeline.bench.model import RUN_FILE, Interval
+from pipeline.bench.recompute import recomputed, recomputed_intervals
+from pipeline.bench.record import read_run, run_folder
 from pipeline.bench.sides import read_side
 from pipeline.cli.context import say_json
+from pipeline.cli.file_statements import leave_run_statement, show_statement
 from pipeline.cli.options import json_option
-from pipeline.errors import BenchUndecided, BenchWorse, InputInvalid
+from pipeline.cli.signing import Signing
+from pipeline.errors import BenchUndecided, BenchWorse, InputInvalid, NumberChanged
 
 # what a person asks first; --all and --json have every number
 _SHOWN = (
@@ -23,6 +28,8 @@ _SHOWN = (
     *("ttft_ms.p99", "tpot_ms.mean", "tpot_ms.p50", "tpot_ms.p99", "latency_ms.p50"),
     *("latency_ms.p99", "acceptance_length", "joules_per_output_token"),
 )
+_LONG = 60
+_PARTS = ("mean", "p50", "p90", "p95", "p99", "least", "most")
 _RESULT = click.Path(exists=True, path_type=Path)
 
 
@@ -45,7 +52,7 @@ _RESULT = click.Path(exists=True, path_type=Path)
     help=f"With --gate: judge this number. Repeatable [default: {', '.join(GATED)}].",
 )
 @json_option
-def bench_compare(
+def compare(
     first: Path,
     second: Path,
     everything: bool,
@@ -60,7 +67,7 @@ def bench_compare(
     guidellm, llama-bench or lil-bench. No winner is named where confidence intervals overlap.
     """
     _require_known(metrics)
-    comparison = compare(read_side(first), read_side(second))
+    comparison = compare_sides(read_side(first), read_side(second))
     rows = judge(comparison, allow, metrics or GATED) if gate else []
     if as_json:
         say_json({**comparison.model_dump(), "gate": [row.model_dump() for row in rows]})
@@ -68,6 +75,41 @@ def bench_compare(
         click.echo("\n".join(_text(comparison, rows, everything)))
     if gate:
         _require_passed(comparison, rows)
+
+
+@click.command("attest")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_RESULT)
+@json_option
+def attest(runs: tuple[Path, ...], as_json: bool) -> None:
+    """State what stood behind results and every value of them, and sign that.
+
+    A run is stated as soon as it is measured; this is for one that was measured without a key.
+    What does not follow from its requests is not signed.
+    """
+    signing = Signing()
+    left = []
+    for path in runs:
+        folder = run_folder(path)
+        _require_sound(folder)
+        left.append(leave_run_statement(folder, signing))
+    if as_json:
+        return say_json([each._asdict() for each in left])
+    for each in left:
+        show_statement(each)
+
+
+def _require_sound(folder: Path) -> None:
+    run = read_run(folder)
+    wrong = recomputed_intervals(run)
+    for trial in recomputed(folder, run):
+        wrong += trial.changed
+        if not trial.is_as_named:
+            raise NumberChanged(f"{folder}: {trial.name}: holds other requests than the run names")
+    if wrong:
+        first = wrong[0]
+        raise NumberChanged(
+            f"{folder / RUN_FILE}: {first.place} is {first.now}, by its requests {first.then}"
+        )
 
 
 def _require_known(metrics: Sequence[str]) -> None:
@@ -84,15 +126,19 @@ def _text(comparison: Comparison, gate: Sequence[GateRow], everything: bool) -> 
     yield from _inputs("inputs that differ", comparison.inputs)
     if not comparison.inputs:
         yield "inputs: the same, as far as both name them"
-    rows = [
-        _row(cell.name, number)
-        for cell in comparison.cells
-        for number in cell.numbers
-        if everything or number.name in _SHOWN
+    # those with names of their own are what somebody put two programs side by side for
+    every = {f"{name}.{part}" for name in DEFINITIONS for part in _PARTS} | {*DEFINITIONS}
+    shown = [
+        (cell, number)
+        for cell, number in comparison.numbers()
+        if everything or number.name not in every or number.name in _SHOWN
     ]
-    if rows:
+    # long reasons stand below the table, each once
+    reasons = list(dict.fromkeys(n.why for _, n in shown if len(n.why) > _LONG))
+    if shown:
         head = ["cell", "number", "first", "second", "change", "verdict"]
-        yield f"\n{log.table(head, rows)}"
+        yield f"\n{log.table(head, [_row(cell, number, reasons) for cell, number in shown])}"
+    yield from (f"[{number}] {why}" for number, why in enumerate(reasons, 1))
     for cell in comparison.cells:
         yield from _inputs(f"\n{cell.name}: settings that differ", cell.inputs)
         yield from (f"{cell.name}: {note}" for note in cell.notes)
@@ -110,9 +156,12 @@ def _inputs(title: str, changes: Sequence[InputChange]) -> Iterator[str]:
         yield log.table([title, "first", "second"], rows)
 
 
-def _row(cell: str, number: NumberChange) -> list[str]:
-    change = number.change
-    verdict = f"no winner: {number.why}" if number.why else number.verdict
+def _row(cell: str, number: NumberChange, reasons: Sequence[str]) -> list[str]:
+    change, verdict = number.change, str(number.verdict)
+    if number.why in reasons:
+        verdict = f"no winner [{reasons.index(number.why) + 1}]"
+    elif number.why:
+        verdict = f"no winner: {number.why}"
     percent = f"{change.percent:+.1f} %" if change else ""
     if change and change.low is not None:
         percent += f" ({change.low:+.1f} to {change.high:+.1f})"

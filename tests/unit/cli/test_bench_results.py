@@ -1,0 +1,171 @@
+"""Results as a user handles them: compared, gated, signed, verified, and one digit changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.attest.envelope import SUFFIX
+from pipeline.bench.metrics import intervals
+from pipeline.bench.model import RUN_FILE, Run, Trial
+from pipeline.bench.record import read_run, write_run
+from pipeline.spec.checkout import Checkout
+from tests.unit.bench.example_run import FOLDER
+from tests.unit.support import Command
+
+FOREIGN = FOLDER.parent / "foreign_results"
+PLACE = "/cells/0/trials/1/metrics/ttft_ms/p99"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    shutil.copytree(FOLDER, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def key(
+    checkout: Checkout, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that signs, and a trust file that knows it."""
+    entry = sm120("evidence", "new-key", "bench", "--to", tmp_path / "keys").out
+    (checkout.root / "lockfiles" / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
+    monkeypatch.setenv("SM120_SIGNING_KEY", (tmp_path / "keys" / "bench.pem").read_text())
+
+
+def _slower(folder: Path, times: float) -> Path:
+    """A copy with another output throughput in every trial."""
+    target = folder.with_name(f"times-{times}")
+    shutil.copytree(folder, target)
+    run = read_run(folder)
+    write_run(target, _scaled(run, times))
+    return target
+
+
+def _scaled(run: Run, times: float) -> Run:
+    def scaled(trial: Trial) -> Trial:
+        speed = {"output_tok_s": trial.metrics.output_tok_s * times}
+        return trial.model_copy(update={"metrics": trial.metrics.model_copy(update=speed)})
+
+    cells = []
+    for cell in run.cells:
+        trials = [scaled(trial) for trial in cell.trials]
+        more = {"trials": trials, "intervals": intervals(trials)}
+        cells.append(cell.model_copy(update=more))
+    return run.model_copy(update={"cells": cells})
+
+
+def _edit(folder: Path, old: str, new: str) -> None:
+    path = folder / RUN_FILE
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_a_comparison_says_what_changed_and_names_its_statistic(sm120: Command, run: Path) -> None:
+    done = sm120("bench", "compare", run, _slower(run, 0.5))
+    assert done.code == 0
+    assert "inputs: the same" in done.out
+    assert "-50.0 %" in done.out
+    assert "worse" in done.out
+    assert "no winner: the intervals overlap" in done.out
+    assert "Welch's t" in done.out
+
+
+def test_a_comparison_is_there_for_programs_too(sm120: Command, run: Path) -> None:
+    body = sm120("bench", "compare", run, _slower(run, 2.0), "--json").json
+    numbers = {n["name"]: n for n in body["cells"][0]["numbers"]}
+    assert numbers["output_tok_s"]["verdict"] == "better"
+    assert numbers["ttft_ms.mean"]["why"] == "the intervals overlap"
+
+
+def test_a_gate_has_an_exit_code_for_worse_and_one_for_undecided(sm120: Command, run: Path) -> None:
+    only = ("--metric", "output_tok_s")
+    assert sm120("bench", "compare", run, run, "--gate", *only).code == 0
+    worse = sm120("bench", "compare", run, _slower(run, 0.5), "--gate", *only)
+    assert (worse.code, worse.error) == (94, "BenchWorse")
+    assert "c1 output_tok_s: -50.0 %" in worse.err
+    near = sm120("bench", "compare", run, _slower(run, 0.95), "--gate", *only)
+    assert (near.code, near.error) == (95, "BenchUndecided")
+    assert (
+        sm120("bench", "compare", run, _slower(run, 0.9), "--gate", *only, "--allow", "20").code
+        == 0
+    )
+
+
+@pytest.mark.parametrize("name", ["speed", "duration_s", "ttft"])
+def test_a_gate_over_no_number_is_refused(sm120: Command, run: Path, name: str) -> None:
+    assert sm120("bench", "compare", run, run, "--gate", "--metric", name).code == 10
+
+
+def test_results_of_others_are_put_beside_without_a_winner(sm120: Command, run: Path) -> None:
+    done = sm120("bench", "compare", FOREIGN / "sglang.jsonl", FOREIGN / "benchmarks.json")
+    assert done.code == 0
+    assert "mean_tpot_ms / inter_token_latency_ms.mean" in done.out
+    assert "inter_token_latency_ms.mean weighs each request by its tokens" in done.out
+    assert "  better" not in done.out
+    gate = sm120(
+        "bench", "compare", FOREIGN / "sglang.jsonl", FOREIGN / "benchmarks.json", "--gate"
+    )
+    assert gate.code == 95
+
+
+@pytest.mark.usefixtures("key")
+def test_a_run_is_signed_and_verified_and_a_changed_digit_is_named(
+    sm120: Command, run: Path
+) -> None:
+    signed = sm120("bench", "attest", run)
+    assert signed.code == 0
+    assert "signed by" in signed.out
+    good = sm120("verify", run)
+    assert good.code == 73  # served from nothing that has a digest
+    assert "benchmark-run (bench.json.dsse.json)  valid" in good.out
+    assert "numbers  valid: the same again from 36 requests of 6 trials" in good.out
+    was = read_run(run).cells[0].trials[1].metrics.ttft_ms
+    assert was is not None
+    _edit(run, f'"p99":{was.p99}', '"p99":0.5')
+    for named in (run, run / RUN_FILE, run / f"{RUN_FILE}{SUFFIX}"):
+        changed = sm120("verify", named)
+        assert (changed.code, changed.error) == (77, "NumberChanged")
+        assert f"{PLACE} (cell c1)  changed: is 0.5, signed as {was.p99}" in changed.out
+        assert f"is 0.5, by its requests and samples it is {was.p99}" in changed.out
+
+
+@pytest.mark.usefixtures("key")
+def test_a_number_that_does_not_follow_is_not_signed(sm120: Command, run: Path) -> None:
+    write_run(run, _scaled(read_run(run), 2.0))
+    refused = sm120("bench", "attest", run)
+    assert refused.code == 77
+    assert "output_tok_s" in refused.err
+    assert not (run / f"{RUN_FILE}{SUFFIX}").exists()
+    requests = run / "requests.jsonl"
+    shutil.copy(FOLDER / RUN_FILE, run / RUN_FILE)
+    requests.write_bytes(requests.read_bytes().replace(b'"worker":0', b'"worker":1', 1))
+    data = requests.read_bytes().replace(b'"characters":32', b'"characters":33', 1)
+    requests.write_bytes(data)
+    assert "other requests" in sm120("bench", "attest", run).err
+
+
+@pytest.mark.usefixtures("key")
+def test_one_changed_digit_in_a_reports_data_is_named(sm120: Command, run: Path) -> None:
+    assert sm120("bench", "attest", run).code == 0
+    page = run.parent / "report.html"
+    assert sm120("report", run, "--to", page).code == 0
+    assert sm120("verify", page).code == 73
+    text = page.read_text()
+    mean = json.dumps(read_run(run).cells[0].intervals["output_tok_s"].mean)
+    assert f'"mean":{mean}' in text
+    page.write_text(text.replace(f'"mean":{mean}', f'"mean":9{mean[1:]}', 1))
+    changed = sm120("verify", page, "--json")
+    assert (changed.code, changed.error) == (77, "NumberChanged")
+    assert "/numbers/output_tok_s/mean" in changed.err
+    assert f"signed as {mean}" in changed.err
+
+
+def test_a_run_that_is_none_is_refused_in_one_sentence(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    assert sm120("bench", "attest", tmp_path / "x").code == 10
+    assert sm120("bench", "compare", tmp_path / "x", tmp_path / "x").code == 10
