@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.bench.compare import STATISTIC, Comparison, InputChange, NumberChange
-from pipeline.bench.compare import compare as compare_sides
-from pipeline.bench.gate import GATED, GateRow, judge
 from pipeline.bench.metrics import DEFINITIONS
 from pipeline.bench.model import RUN_FILE, Interval
-from pipeline.bench.recompute import recomputed, recomputed_intervals
 from pipeline.bench.record import read_run, run_folder
-from pipeline.bench.sides import read_side
+from pipeline.bench.results.compare import STATISTIC, Comparison, InputChange, NumberChange
+from pipeline.bench.results.compare import compare as compare_sides
+from pipeline.bench.results.gate import GATED, GateRow, judge
+from pipeline.bench.results.recompute import recomputed, recomputed_intervals
+from pipeline.bench.results.sides import read_side
 from pipeline.cli.context import say_json
 from pipeline.cli.file_statements import leave_run_statement, show_statement
 from pipeline.cli.options import json_option
@@ -100,12 +100,11 @@ def attest(runs: tuple[Path, ...], as_json: bool) -> None:
 
 def _require_sound(folder: Path) -> None:
     run = read_run(folder)
-    wrong = recomputed_intervals(run)
-    for trial in recomputed(folder, run):
-        wrong += trial.changed
-        if not trial.is_as_named:
-            raise NumberChanged(f"{folder}: {trial.name}: holds other requests than the run names")
-    if wrong:
+    trials = list(recomputed(folder, run))
+    for trial in (trial for trial in trials if not trial.is_as_named):
+        raise NumberChanged(f"{folder}: {trial.name}: holds other requests than the run names")
+    wrong = [change for trial in trials for change in trial.changed]
+    if wrong := wrong + recomputed_intervals(run, trials):
         first = wrong[0]
         raise NumberChanged(
             f"{folder / RUN_FILE}: {first.place} is {first.now}, by its requests {first.then}"
@@ -171,7 +170,7 @@ def _row(cell: str, number: NumberChange, reasons: Sequence[str]) -> list[str]:
 def _mean(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.mean:.5g}"
-    return f"{interval.mean:.5g} ± {(interval.high - interval.low) / 2:.2g}"
+    return f"{interval.mean:.5g} ± {(interval.high - interval.low) / 2:.3g}"
 
 
 def _require_passed(comparison: Comparison, rows: Sequence[GateRow]) -> None:

@@ -13,7 +13,7 @@ from pipeline.attest.names import HOST_FACTS, KINDS
 from pipeline.attest.predicates import check_predicate
 from pipeline.attest.statement import Statement, make_statement, moment
 from pipeline.bench.model import RUN_FILE
-from pipeline.bench.statement import benchmark_statement
+from pipeline.bench.results.statement import benchmark_statement
 from pipeline.cli.signing import Signing
 from pipeline.errors import (
     DiskFull,

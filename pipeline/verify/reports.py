@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from pipeline import log
@@ -135,8 +136,7 @@ def _find(file: str, digest: str, page: Path, behind: Behind) -> Path | None:
 
 def _candidates(page: Path, behind: Behind) -> Iterator[Path]:
     for place in (*behind.folders, page.parent):
-        for number, folder in enumerate((place, *sorted(p for p in place.iterdir() if p.is_dir()))):
-            if number > _MOST_FOLDERS:
-                break
-            if (folder / RUN_FILE).is_file():
-                yield folder
+        # `sm120 bench` keeps runs as bench/WORKLOAD
+        for depth in ("", "*/", "*/*/"):
+            found = islice(place.glob(f"{depth}{RUN_FILE}"), _MOST_FOLDERS)
+            yield from sorted(path.parent for path in found if path.is_file())

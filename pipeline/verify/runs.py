@@ -14,8 +14,8 @@ from pipeline.attest.predicates import BenchmarkRun, check_predicate
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
-from pipeline.bench.recompute import RecomputedTrial, recomputed, recomputed_intervals
 from pipeline.bench.record import read_run, workload_digest
+from pipeline.bench.results.recompute import RecomputedTrial, recomputed, recomputed_intervals
 from pipeline.errors import RecordInvalid, RunInvalid
 from pipeline.files import read_at_most, sha256_of_file
 from pipeline.model import sha256_of
@@ -169,24 +169,20 @@ def _numbers(files: _Files, run: Run, believed: Sequence[TrustedStatement]) -> N
     if files.requests is None:
         message = f"cannot be computed again: {REQUESTS_FILE} is not beside the run"
         return Node(title, Verdict.INCOMPLETE, message)
-    nodes: list[Node] = []
-    changed: list[ChangedField] = []
-    trials = 0
     try:
-        for trial in recomputed(files.folder, run):
-            trials += 1
-            changed += trial.changed
-            nodes += _lines(trial, believed)
+        trials = list(recomputed(files.folder, run))
     except RunInvalid as error:
         return Node(title, Verdict.CHANGED, str(error))
-    changed += recomputed_intervals(run)
+    nodes = [node for trial in trials for node in _lines(trial, believed)]
+    changed = [change for trial in trials for change in trial.changed]
+    changed += recomputed_intervals(run, trials)
     if changed:
         how = "by its requests and samples it is"
         nodes.append(changed_node("recomputed", changed, how, files.json))
     if nodes:
         return Node(title, children=tuple(nodes))
     requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)
-    counts = f"{log.count(requests, 'request')} of {log.count(trials, 'trial')}"
+    counts = f"{log.count(requests, 'request')} of {log.count(len(trials), 'trial')}"
     return Node(title, message=f"the same again from {counts}")
 
 

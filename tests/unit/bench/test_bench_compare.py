@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.compare import NumberChange, change_of, compare
-from pipeline.bench.gate import GATED, judge
 from pipeline.bench.model import CellResult, Mark, Run, Trial
 from pipeline.bench.record import read_run
-from pipeline.bench.sides import Side, SideCell, read_side, side_of
+from pipeline.bench.results.compare import NumberChange, change_of, compare
+from pipeline.bench.results.gate import GATED, judge
+from pipeline.bench.results.sides import Side, SideCell, read_side, side_of
 from pipeline.model import sha256_of
 from tests.unit.bench.example_run import FOLDER
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.attest.envelope import SUFFIX, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE
-from pipeline.bench.statement import benchmark_statement
+from pipeline.bench.results.statement import benchmark_statement
 from pipeline.errors import NumberChanged
 from pipeline.report.build import report_data
 from pipeline.report.check import open_report
@@ -155,11 +155,17 @@ def test_a_run_that_was_changed_under_its_report_is_found(file: str, page: Path)
 
 
 def test_a_run_that_is_not_here_is_missing_and_can_be_looked_for(page: Path) -> None:
-    shutil.move(page.parent / "run", page.parent / "away" / "other")
+    away = page.parent / "far" / "away" / "from"
+    shutil.move(page.parent / "run", away / "here")
     node = _judged(page)
     assert _find(node, "run ").own is Verdict.INCOMPLETE
-    found = _judged(page, Behind(None, [page.parent / "away"]))
+    found = _judged(page, Behind(None, [away]))
     assert _find(found, "numbers of the report").verdict is Verdict.VALID
+
+
+def test_a_run_two_folders_below_is_found(page: Path) -> None:
+    shutil.move(page.parent / "run", page.parent / "bench" / "example")
+    assert _find(_judged(page), "numbers of the report").verdict is Verdict.VALID
 
 
 def test_a_report_signed_by_a_stranger_is_broken(page: Path) -> None:

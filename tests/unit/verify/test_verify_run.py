@@ -16,7 +16,7 @@ from pipeline.attest.envelope import SUFFIX, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
 from pipeline.bench.record import read_run, write_run
-from pipeline.bench.statement import benchmark_statement
+from pipeline.bench.results.statement import benchmark_statement
 from pipeline.errors import NumberChanged
 from pipeline.model import canonical_json, sha256_of
 from pipeline.recipe import tiny
@@ -150,6 +150,12 @@ def test_a_changed_number_is_named_with_what_was_signed_and_what_follows(
     assert before != json.loads((folder / RUN_FILE).read_text())
     again = _find(_find(node, "recomputed"), f"{place} ")
     assert re.search(r"is .*, by its requests and samples it is ", again.message)
+
+
+def test_intervals_are_judged_by_sound_trials(folder: Path, world: World) -> None:
+    _edit(folder, _put("/cells/0/trials/1/metrics/ttft_ms/p99", 0.5))
+    places = [node.title for node in _find(_judged(folder, world), "recomputed").children]
+    assert places == ["/cells/0/trials/1/metrics/ttft_ms/p99 (cell c1)"]
 
 
 @pytest.mark.parametrize(("place", "value"), UNCOMPUTED)

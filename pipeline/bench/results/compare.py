@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from pipeline.bench.metrics import DEFINITIONS, interval, t95
 from pipeline.bench.model import Interval
-from pipeline.bench.sides import OWN, Side, SideCell
+from pipeline.bench.results.sides import OWN, Side, SideCell
 from pipeline.model import Frozen
 
 STATISTIC = (

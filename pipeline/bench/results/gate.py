@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from pipeline.bench.compare import Comparison, NumberChange
 from pipeline.bench.metrics import DEFINITIONS
+from pipeline.bench.results.compare import Comparison, NumberChange
 from pipeline.model import Frozen
 
 # means: of a few hundred requests the 99th percentile is two or three of them

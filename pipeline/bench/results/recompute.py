@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ class RecomputedTrial(NamedTuple):
 
     place: str  # a JSON pointer
     name: str  # for people
+    trial: Trial  # with the numbers as they follow
     changed: list[ChangedField]
     digest: str  # of the lines as they are now
     named: str  # their digest as the run has it
@@ -59,7 +60,8 @@ def _trial(folder: Path, run: Run, trial: Trial, place: str, name: str) -> Recom
     changed = _changed(now.model_dump(mode="json"), again.model_dump(mode="json"))
     moved = [c._replace(place=f"{place}/metrics{c.place}") for c in changed]
     digest = f"sha256:{lines.sha.hexdigest()}"
-    return RecomputedTrial(place, name, moved, digest, trial.requests.digest, lines.sums)
+    sound = trial.model_copy(update={"metrics": again})
+    return RecomputedTrial(place, name, sound, moved, digest, trial.requests.digest, lines.sums)
 
 
 class _Lines:
@@ -87,12 +89,13 @@ class _Lines:
         self.sums = "".join(sums)
 
 
-def recomputed_intervals(run: Run) -> list[ChangedField]:
-    """Intervals that do not follow from the trials."""
-    changed = []
+def recomputed_intervals(run: Run, sound: Sequence[RecomputedTrial]) -> list[ChangedField]:
+    """Intervals that do not follow from the trials, as these are computed again."""
+    changed, trials = [], iter(sound)
     for c, cell in enumerate(run.cells):
+        own = [next(trials).trial for _ in cell.trials]
         now = {n: i.model_dump(mode="json") for n, i in cell.intervals.items()}
-        again = {n: i.model_dump(mode="json") for n, i in intervals(cell.trials).items()}
+        again = {n: i.model_dump(mode="json") for n, i in intervals(own).items()}
         place = f"/cells/{c}/intervals"
         changed += [x._replace(place=f"{place}{x.place}") for x in _changed(now, again)]
     return changed
