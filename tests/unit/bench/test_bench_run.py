@@ -15,8 +15,8 @@ from pipeline.bench import runner
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
 from pipeline.bench.plan import Job
-from pipeline.bench.record import read_rows, read_run
-from pipeline.bench.runner import Bench, Settings, workload_digest
+from pipeline.bench.record import read_rows, read_run, workload_digest
+from pipeline.bench.runner import Bench, Settings
 from pipeline.bench.server import Server
 from pipeline.bench.worker import Share, prepared
 from pipeline.bench.workers import Effort
