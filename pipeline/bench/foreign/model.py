@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ Program: TypeAlias = Literal[
 # a run may name hundreds of settings, and somebody's file may name millions
 _MOST_SETTINGS = 200
 _MOST_TEXT = 200
+_LARGEST = 1e18  # of anything that is measured; squares of it are still numbers
 _QUANTILES = {"mean": "mean", "avg": "mean", "median": "p50", "p50": "p50"}
 _QUANTILES |= {name: name for name in ("p90", "p95", "p99")}
 
@@ -72,10 +72,10 @@ def number_of(name: str, values: Iterable[Any], rule: Rule) -> ForeignNumber | N
 
 
 def is_number(value: Any) -> bool:
-    """A finite number; True is none."""
+    """A number that can be computed with; True is none."""
     try:
         is_one = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_one and math.isfinite(float(value))
+        return is_one and abs(float(value)) <= _LARGEST
     # an int may have more digits than any float
     except OverflowError:
         return False

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +232,48 @@ def test_settings_are_bounded_and_plain(tmp_path: Path) -> None:
     assert len(cell.settings) == 200
     assert all(len(k) <= 200 and len(v) <= 200 for k, v in cell.settings.items())
     assert cell.settings["dir ection"] == " [31m"
+
+
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    10**30,
+    1.5,
+    "",
+    "x" * 300,
+    [],
+    {},
+    [[1]],
+    {"a": {"b": 1}},
+    [None, {}],
+]
+
+
+@pytest.mark.parametrize("file", [name for name in FILES if name.endswith("json")])
+def test_any_value_in_any_place_is_read_or_refused(file: str, tmp_path: Path) -> None:
+    text = (FOLDER / file).read_text()
+    places = list(_places(json.loads(text)))
+    chosen = random.Random(file).sample(places, min(len(places), 120))
+    for number, place in enumerate(chosen):
+        document = json.loads(text)
+        _put(document, place, STRANGE[number % len(STRANGE)])
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        # any other error than this one would be a stack trace in front of somebody
+        with suppress(RunInvalid):
+            read_foreign(tmp_path / "a.json")
+
+
+def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if not isinstance(value, dict | list):
+        return
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*place, name)
+        yield from _places(each, (*place, name))
+
+
+def _put(document: Any, place: tuple[str | int, ...], value: Any) -> None:
+    *above, last = place
+    for part in above:
+        document = document[part]
+    document[last] = value
