@@ -45,10 +45,11 @@ def _title(runs: Sequence[RunData], references: Sequence[Reference]) -> str:
 def _told_apart(runs: Sequence[RunData]) -> list[RunData]:
     """Runs of one name get the names of their folders: a legend must tell them apart."""
     times = Counter(run.name for run in runs)
-    return [_renamed(run) if times[run.name] > 1 else run for run in runs]
+    return [renamed(run) if times[run.name] > 1 else run for run in runs]
 
 
-def _renamed(run: RunData) -> RunData:
+def renamed(run: RunData) -> RunData:
+    """A run with its folder in its name."""
     name = f"{run.name} ({run.file.partition('/')[0]})"
     series: list[Series] = [each.model_copy(update={"name": name}) for each in run.series]
     return run.model_copy(update={"name": name, "series": series})

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
+from pipeline.report.build import renamed
 from pipeline.report.findings import find
 from pipeline.report.from_run import read_run_data
 from pipeline.report.model import ReportData, RunData, shown
@@ -210,6 +211,9 @@ def check_run(report: OpenedReport, index: int, folder: Path) -> list[Problem]:
     except RunInvalid as error:
         return [Problem(at, str(error))]
     got = report.data.runs[index]
+    # of several runs of one name, each has its folder in it
+    apart = renamed(want.model_copy(update={"file": got.file}))
+    want = apart if apart.name == got.name else want
     problems = [
         Problem(where, f"the report has {_short(was)}, the run {_short(should)}")
         for name in _OF_THE_RUN

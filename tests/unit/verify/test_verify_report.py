@@ -163,6 +163,17 @@ def test_a_run_that_is_not_here_is_missing_and_can_be_looked_for(page: Path) -> 
     assert _find(found, "numbers of the report").verdict is Verdict.VALID
 
 
+def test_two_runs_of_one_name_are_each_as_in_their_run(page: Path) -> None:
+    shutil.copytree(page.parent / "run", page.parent / "again")
+    runs = [read_run_data(page.parent / name) for name in ("run", "again")]
+    data = report_data(runs, [], [], made="2026-05-31T08:00:00Z", title=None)
+    page.write_bytes(render_page(data))
+    _sign(page)
+    node = _judged(page)
+    compared = [n for n in _all(node) if n.title == "numbers of the report"]
+    assert [n.verdict for n in compared] == [Verdict.VALID, Verdict.VALID]
+
+
 def test_a_run_two_folders_below_is_found(page: Path) -> None:
     shutil.move(page.parent / "run", page.parent / "bench" / "example")
     assert _find(_judged(page), "numbers of the report").verdict is Verdict.VALID
