@@ -1,6 +1,8 @@
 """`llama-bench -o json` and `-o jsonl`: an object for each test, with every repetition.
 
-Read in tools/llama-bench of ggml-org/llama.cpp, whose README shows the form.
+Read in tools/llama-bench of ggml-org/llama.cpp, whose README shows the form, and in
+examples/llama-bench of ikawrakow/ik_llama.cpp, which names each test in a field of its own: with
+`-gp` it reads a prompt first, and measures only what it writes then.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from pipeline.bench.foreign.model import (
     is_number,
     number_of,
     settings_of,
+    short,
 )
 
 _INSIDE = "is measured inside the engine: no server, no sampling, random tokens, one sequence"
 _BOTH = "counts the tokens that are read and those that are written, by the time of both"
-_NO_SETTING = ("test_time", "n_prompt", "n_gen", "n_depth", "avg_ns", "stddev_ns", "avg_ts")
+_NO_SETTING = ("test", "test_time", "n_prompt", "n_gen", "n_depth", "avg_ns", "stddev_ns", "avg_ts")
 
 
 def is_llama_bench(value: Any) -> bool:
@@ -34,6 +37,9 @@ def _cell(test: dict[str, Any]) -> ForeignCell:
     prompt, output, depth = (_count(test.get(n)) for n in ("n_prompt", "n_gen", "n_depth"))
     parts = [f"pp{prompt}" if prompt else "", f"tg{output}" if output else ""]
     name = "+".join(part for part in parts if part) + (f" @ d{depth}" if depth else "")
+    if isinstance(test.get("test"), str):
+        name = short(test["test"])
+        prompt = 0 if name.startswith("tg") else prompt
     if prompt and output:
         rule = Rule("total_tok_s", "tok/s", f"{_INSIDE}; {_BOTH}")
     else:

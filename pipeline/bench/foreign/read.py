@@ -25,6 +25,8 @@ _Read: TypeAlias = Callable[[list[Any]], list[ForeignCell]]
 # with every text and gap of thousands of requests in it
 _MOST_BYTES = 64 << 20
 _MOST_RESULTS = 10_000  # lines of a file, or runs of a sweep
+_TEST = b'"avg_ts"'  # only llama-bench has it
+_JSON_STARTS = (b"[", b"]", b"{", b"}", b'"')  # of a line; it writes a field on each
 _GZIP = b"\x1f\x8b"
 _SWEEP = "run=*.json"
 _READERS: tuple[tuple[Program, _IsOf, _Read], ...] = (
@@ -99,10 +101,16 @@ def _values(file: Path, data: bytes) -> list[Any]:
     try:
         if len(lines) > 1 and _is_whole(lines[0]):
             return [_json(line) for line in lines if line.strip()]
-        value = _json(data)
+        value = _json(_without_log(data) if _TEST in data else data)
     except JsonInvalid as error:
         raise RunInvalid(f"{file}: {error}", _HINT) from error
     return value if isinstance(value, list) else [value]
+
+
+def _without_log(data: bytes) -> bytes:
+    """ik_llama.cpp prints lines of its log into what llama-bench writes."""
+    lines = data.splitlines(keepends=True)
+    return b"".join(line for line in lines if line.lstrip()[:1] in _JSON_STARTS)
 
 
 def _is_whole(line: bytes) -> bool:

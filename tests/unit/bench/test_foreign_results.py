@@ -1,7 +1,8 @@
 """Other programs' results: which numbers may be compared with ours, and what hostile files do.
 
 The files have the shape that the programs' own sources write (named in pipeline/bench/foreign),
-with small made-up numbers; llama-bench.json is the example of llama-bench's own README.
+with small made-up numbers; llama-bench.json is the example of llama-bench's own README, and
+ik-llama-bench.json what the one of ik_llama.cpp (55d3c05b) wrote.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FILES = {
     "profile_export_aiperf.json": "aiperf",
     "benchmarks.json": "guidellm",
     "llama-bench.json": "llama-bench",
+    "ik-llama-bench.json": "llama-bench",
     "lil-bench.json": "lil-bench",
 }
 
@@ -145,6 +147,19 @@ def test_llama_bench_keeps_every_repetition_and_is_never_ours() -> None:
     assert cells["tg128"].settings["n_ubatch"] == "512"
 
 
+def test_the_llama_bench_of_ik_llama_has_its_log_in_it_and_names_its_tests(tmp_path: Path) -> None:
+    text = (FOLDER / "ik-llama-bench.json").read_text()
+    assert "Adjusted mainline llama.cpp MLA tensors" in text
+    cells = _cells("ik-llama-bench.json")
+    assert list(cells) == ["pp64", "tg16"]
+    assert _number(cells["pp64"], "avg_ts").values == [1247.9, 1187.09, 729.625]
+    # -gp: what comes after a prompt, and not the prompt
+    after = text.replace('"n_prompt": 0', '"n_prompt": 64').replace('"tg16"', '"tg16@pp64"')
+    (tmp_path / "a.json").write_text(after)
+    (_, cell) = read_foreign(tmp_path / "a.json").cells
+    assert (cell.name, cell.numbers[0].like) == ("tg16@pp64", "decode_tok_s.mean")
+
+
 def test_a_failed_cell_of_lil_bench_has_no_numbers() -> None:
     cells = _cells("lil-bench.json")
     assert list(cells) == ["c1-in0", "c2-in8192", "prefill-in8192"]
@@ -250,7 +265,9 @@ STRANGE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("file", [name for name in FILES if name.endswith("json")])
+@pytest.mark.parametrize(
+    "file", [name for name in FILES if name.endswith("json") and not name.startswith("ik")]
+)
 def test_any_value_in_any_place_is_read_or_refused(file: str, tmp_path: Path) -> None:
     text = (FOLDER / file).read_text()
     places = list(_places(json.loads(text)))
