@@ -79,10 +79,10 @@ class _Target(click.ParamType[Path]):
     help="Log of the engine's start, for how it split the GPUs' memory.",
 )
 @click.option(
-    "--host",
+    "--host-facts",
     "host_path",
     type=EXISTING_FILE,
-    help="Recorded facts of the server's host (`sm120 host facts --json`).",
+    help="Facts of the server's host, as `sm120 host facts --json` writes them.",
 )
 @click.option(
     "--redact",
@@ -128,6 +128,9 @@ def report(
     if as_json:
         files = [str(target) for target in targets]
         say_json({"files": files, "data": data_digest(data), "findings": len(data.findings)})
+    else:
+        rows = [(target, log.size(target.stat().st_size)) for target in targets]
+        click.echo(log.table(("file", "size"), rows))
 
 
 def _list() -> None:
@@ -169,8 +172,7 @@ def _write(data: ReportData, target: Path) -> None:
             print_pdf(render_page(data), target)
     else:
         write_bytes(target, _FORMATS[target.suffix](data))
-    click.echo(f"{target}  {log.size(target.stat().st_size)}", err=True)
     # the others are made of the page's data, and hold none that could be compared
     if target.suffix == ".html":
         left = leave_report_statement(target, data, Signing())
-        click.echo(f"{left.file}  {left.state}", err=True)
+        log.say(f"statement: {left.file}, {left.state}")

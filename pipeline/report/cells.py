@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.report.markup import Markup, element, join
-from pipeline.report.model import Cell, Series
+from pipeline.report.model import Cell, Series, shown
 from pipeline.report.pointer import step
 from pipeline.report.view import Column, Row, View, table, tag
 
@@ -19,6 +19,31 @@ class Metric(NamedTuple):
     has_interval: bool = False
 
 
+class Load(NamedTuple):
+    """How much was asked of a server at a time: the first column of tables, the axis of charts."""
+
+    field: str
+    title: str
+    axis: str
+    point: str  # what is said of one value
+
+    def of(self, cell: Cell) -> float | None:
+        """How much it was in a cell."""
+        value: float | None = getattr(cell, self.field)
+        return value
+
+    def text(self, cell: Cell) -> str:
+        """The same for people."""
+        return shown(self.of(cell), self.decimals(cell))
+
+    def decimals(self, cell: Cell) -> int:
+        """Digits behind the point."""
+        value = self.of(cell) or 0
+        return 0 if value == int(value) else 2
+
+
+_CONCURRENCY = Load("concurrency", "Concurrency", "Concurrent requests", "at once")
+_RATE = Load("rate_per_s", "Requests/s sent", "Requests per second, as sent", "requests/s")
 THROUGHPUT = (
     Metric("output_tok_s", "Output tok/s", has_interval=True),
     Metric("total_tok_s", "Total tok/s (in + out)"),
@@ -99,19 +124,20 @@ def _table(
         at = f"{pointer}/cells/{index}"
         values = [_value(view, at, cell, metric, decimals[metric.name]) for metric in metrics]
         style = "void" if cell.state == "void" else ""
-        rows.append(Row([_load(view, at, series), *values], style))
+        rows.append(Row([_load(view, at, series, cell), *values], style))
     return table(title, columns, rows)
 
 
 def _head(series: Series) -> Column:
-    is_sweep = by_concurrency(series)
-    return Column("Concurrency" if is_sweep else "Cell", is_number=is_sweep, is_wide=not is_sweep)
+    load = load_of(series)
+    return Column(load.title, is_number=True) if load else Column("Cell", is_wide=True)
 
 
-def _load(view: View, at: str, series: Series) -> Markup:
-    if by_concurrency(series):
-        return view.show(f"{at}/concurrency", 0)
-    return view.show(f"{at}/name")
+def _load(view: View, at: str, series: Series, cell: Cell) -> Markup:
+    load = load_of(series)
+    if load is None:
+        return view.show(f"{at}/name")
+    return view.show(f"{at}/{load.field}", load.decimals(cell))
 
 
 def _states(view: View, pointer: str, series: Series) -> Markup | None:
@@ -119,7 +145,7 @@ def _states(view: View, pointer: str, series: Series) -> Markup | None:
     rows = [
         Row(
             [
-                _load(view, f"{pointer}/cells/{i}", series),
+                _load(view, f"{pointer}/cells/{i}", series, cell),
                 *_state(view, f"{pointer}/cells/{i}", cell),
             ]
         )
@@ -158,10 +184,13 @@ def _state(view: View, at: str, cell: Cell) -> tuple[Markup, Markup]:
     return tag(view.show(f"{at}/state"), kind), join(*notes)
 
 
-def by_concurrency(series: Series) -> bool:
-    """Whether its cells differ by their load alone."""
-    loads = [cell.concurrency for cell in series.cells]
-    return None not in loads and len(set(loads)) == len(loads)
+def load_of(series: Series) -> Load | None:
+    """By what its cells differ; none where they are configurations with names."""
+    for load in (_RATE, _CONCURRENCY):
+        values = [load.of(cell) for cell in series.cells]
+        if None not in values and len(set(values)) == len(values):
+            return load
+    return None
 
 
 def digits(series: Series, name: str, *, is_exact: bool) -> int:

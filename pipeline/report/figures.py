@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.report.bars import Bar, Part, bar_chart
-from pipeline.report.cells import by_concurrency, digits
+from pipeline.report.cells import Load, digits, load_of
 from pipeline.report.chart import Axis, Line, Point, line_chart, swatch
 from pipeline.report.markup import Markup, element, join
 from pipeline.report.model import Cell, Measured, Memory, Reference, Series, shown
 from pipeline.report.pointer import step
 from pipeline.report.view import Column, Row, View, table
 
-_CONCURRENCY = Axis("Concurrent requests", "stepped")
+# What is drawn of a series whose cells are no loads.
+_CONFIGURATIONS = (
+    ("decode_tok_s.mean", "Generation (TG), output tok/s"),
+    ("prefill_tok_s.mean", "Prefill (PP), input tok/s"),
+    ("start_to_first_token_s", "Start to first token, s"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,34 +67,34 @@ def _group(series: Series) -> str:
 
 
 def _group_charts(view: View, number: int, places: Sequence[Placed]) -> list[Markup]:
-    sweeps = [p for p in places if by_concurrency(p.series)]
-    figures = [_own_throughput(view, f"g{number}s{i}", p) for i, p in enumerate(sweeps)]
-    figures += [
-        _compared(view, f"g{number}o", "Output throughput", "Output tok/s", "output_tok_s", sweeps),
-        _compared(
-            view, f"g{number}a", "Total throughput", "Total tok/s (in + out)", "total_tok_s", sweeps
-        ),
-        _compared(
-            view,
-            f"g{number}t",
-            "Time to first token",
-            "TTFT mean, ms",
-            "ttft_ms.mean",
-            sweeps,
-            "log",
-        ),
-        _compared(
-            view, f"g{number}p", "Time per output token", "TPOT mean, ms", "tpot_ms.mean", sweeps
-        ),
-        _pareto(view, f"g{number}f", sweeps),
-    ]
-    for i, place in enumerate(p for p in places if not by_concurrency(p.series)):
-        for name, title in (
-            ("decode_tok_s.mean", "Generation (TG), output tok/s"),
-            ("prefill_tok_s.mean", "Prefill (PP), input tok/s"),
-        ):
-            figures.append(_configurations(view, f"g{number}{name[0]}{i}", place, name, title))
+    """Sweeps by their loads, then configurations."""
+    by_load: dict[Load | None, list[Placed]] = {}
+    for place in places:
+        by_load.setdefault(load_of(place.series), []).append(place)
+    figures: list[Markup | None] = []
+    for load, sweeps in by_load.items():
+        if load is not None:
+            figures += _sweep_charts(view, f"g{number}{load.field[0]}", load, sweeps)
+    for i, place in enumerate(by_load.get(None, [])):
+        for j, (name, title) in enumerate(_CONFIGURATIONS):
+            figures.append(_configurations(view, f"g{number}b{i}{j}", place, name, title))
     return [figure for figure in figures if figure is not None]
+
+
+def _sweep_charts(
+    view: View, key: str, load: Load, sweeps: Sequence[Placed]
+) -> list[Markup | None]:
+    output, total = Axis("Output tok/s"), Axis("Total tok/s (in + out)")
+    # waiting grows by orders of magnitude once a server is full
+    ttft, tpot = Axis("TTFT mean, ms", "log"), Axis("TPOT mean, ms")
+    return [
+        *(_own_throughput(view, f"{key}s{i}", load, p) for i, p in enumerate(sweeps)),
+        _compared(view, f"{key}o", "Output throughput", output, "output_tok_s", load, sweeps),
+        _compared(view, f"{key}a", "Total throughput", total, "total_tok_s", load, sweeps),
+        _compared(view, f"{key}t", "Time to first token", ttft, "ttft_ms.mean", load, sweeps),
+        _compared(view, f"{key}p", "Time per output token", tpot, "tpot_ms.mean", load, sweeps),
+        _pareto(view, f"{key}f", load, sweeps),
+    ]
 
 
 def _figure(
@@ -120,40 +125,37 @@ def _signs(lines: Sequence[Line]) -> str:
     return " ".join(texts)
 
 
-def _points(place: Placed, name: str, unit: str) -> tuple[Point, ...]:
-    points = []
+def _points(place: Placed, name: str, unit: str, load: Load) -> tuple[Point, ...]:
     decimals = digits(place.series, name, is_exact=place.is_document)
-    for cell in place.series.cells:
-        measure = cell.numbers.get(name)
-        if measure is None or cell.concurrency is None:
-            continue
-        value = shown(measure.mean, decimals)
-        points.append(
-            Point(
-                x=cell.concurrency,
-                y=measure.mean,
-                about=f"{place.series.name}, {cell.concurrency:,} at once: {value} {unit}",
-                low=measure.low,
-                high=measure.high,
-                is_doubtful=bool(cell.notes),
-            )
+    return tuple(
+        Point(
+            x=load.of(cell) or 0.0,
+            y=measure.mean,
+            about=f"{place.series.name}, {load.text(cell)} {load.point}:"
+            f" {shown(measure.mean, decimals)} {unit}",
+            low=measure.low,
+            high=measure.high,
+            is_doubtful=bool(cell.notes),
         )
-    return tuple(points)
+        for cell in place.series.cells
+        if (measure := cell.numbers.get(name)) is not None
+    )
 
 
-def _own_throughput(view: View, key: str, place: Placed) -> Markup | None:
+def _own_throughput(view: View, key: str, load: Load, place: Placed) -> Markup | None:
     """Output, total and peak of one series: they differ by a factor, and are often mixed up."""
     kinds = (
         ("output_tok_s", "Output"),
         ("total_tok_s", "Total (in + out)"),
         ("peak_output_tok_s", "Peak output over 1 s"),
     )
-    named = [(name, title, _points(place, name, "tok/s")) for name, title in kinds]
+    named = [(name, title, _points(place, name, "tok/s", load)) for name, title in kinds]
     lines = [Line(t, p, i) for i, (_, t, p) in enumerate(named) if p]
     if not lines or len(lines[0].points) < 2:
         return None
-    title = f"{place.series.name}: throughput vs concurrency"
-    chart = line_chart(key, title, _CONCURRENCY, Axis("Tokens per second"), lines)
+    title = f"{place.series.name}: throughput vs {load.title.lower()}"
+    axis = Axis(load.axis, "stepped")
+    chart = line_chart(key, title, axis, Axis("Tokens per second"), lines)
     metrics = [(name, title) for name, title, points in named if points]
     data = _values(view, title, [(place, name, t) for name, t in metrics])
     return _figure(title, _signs(lines), chart, _legend(lines), data)
@@ -163,14 +165,14 @@ def _compared(
     view: View,
     key: str,
     title: str,
-    axis: str,
+    axis: Axis,
     name: str,
+    load: Load,
     places: Sequence[Placed],
-    kind: str = "linear",
 ) -> Markup | None:
     """One metric of all series of a group."""
     unit = "ms" if name.endswith("ms.mean") else "tok/s"
-    named = [(place, _points(place, name, unit)) for place in places]
+    named = [(place, _points(place, name, unit, load)) for place in places]
     lines = [
         Line(place.series.name, points, place.style, place.is_document)
         for place, points in named
@@ -179,45 +181,43 @@ def _compared(
     # a single series is already drawn by itself, but for its latency
     if not lines or (len(lines) == 1 and (unit == "tok/s" or len(lines[0].points) < 2)):
         return None
-    chart = line_chart(
-        key, title, _CONCURRENCY, Axis(axis, "log" if kind == "log" else "linear"), lines
-    )
+    chart = line_chart(key, title, Axis(load.axis, "stepped"), axis, lines)
     data = _values(view, title, [(p, name, p.series.name) for p, points in named if points])
-    return _figure(f"{title} vs concurrency", _signs(lines), chart, _legend(lines), data)
+    caption = f"{title} vs {load.title.lower()}"
+    return _figure(caption, _signs(lines), chart, _legend(lines), data)
 
 
-def _pareto(view: View, key: str, places: Sequence[Placed]) -> Markup | None:
+def _pareto(view: View, key: str, load: Load, places: Sequence[Placed]) -> Markup | None:
     """What a user gets against what the box gives; up and to the right is better."""
-    lines = []
-    for place in places:
-        points = tuple(
-            Point(
-                x=user,
-                y=box,
-                about=f"{place.series.name}, {cell.concurrency:,} at once: {user:,.1f} tok/s for a"
-                f" user, {box:,.0f} tok/s of the box",
-                label=f"{cell.concurrency:,}",
-                is_doubtful=bool(cell.notes),
-            )
-            for cell in place.series.cells
-            if (user := cell.mean("user_tok_s"))
-            and (box := cell.mean("output_tok_s"))
-            and cell.concurrency
-        )
-        if points:
-            lines.append(Line(place.series.name, points, place.style, place.is_document))
+    lines = [
+        Line(place.series.name, points, place.style, place.is_document)
+        for place in places
+        if (points := _user_and_box(place, load))
+    ]
     if sum(len(line.points) for line in lines) < 2:
         return None
     title = "Speed for a user against speed of the box"
     axes = Axis("Output tok/s for one user (1 / TPOT)"), Axis("Output tok/s of the box")
     chart = line_chart(key, title, *axes, lines)
-    pairs = [
-        (p, n, f"{p.series.name}: {t}")
-        for p in places
-        for n, t in (("user_tok_s", "user"), ("output_tok_s", "box"))
-    ]
-    text = "Labels are concurrent requests. Up and to the right is better."
-    return _figure(title, text, chart, _legend(lines), _values(view, title, pairs))
+    both = (("user_tok_s", "user"), ("output_tok_s", "box"))
+    columns = [(p, name, f"{p.series.name}: {t}") for p in places for name, t in both]
+    text = f"Labels: {load.axis.lower()}. Up and to the right is better."
+    return _figure(title, text, chart, _legend(lines), _values(view, title, columns))
+
+
+def _user_and_box(place: Placed, load: Load) -> tuple[Point, ...]:
+    return tuple(
+        Point(
+            x=user,
+            y=box,
+            about=f"{place.series.name}, {load.text(cell)} {load.point}: {user:,.1f} tok/s for a"
+            f" user, {box:,.0f} tok/s of the box",
+            label=load.text(cell),
+            is_doubtful=bool(cell.notes),
+        )
+        for cell in place.series.cells
+        if (user := cell.mean("user_tok_s")) and (box := cell.mean("output_tok_s"))
+    )
 
 
 def _configurations(view: View, key: str, place: Placed, name: str, title: str) -> Markup | None:
@@ -240,28 +240,34 @@ def _bar_part(cell: Cell, name: str, title: str, decimals: int, style: int) -> P
 
 def _values(view: View, title: str, wanted: Sequence[tuple[Placed, str, str]]) -> Markup:
     """The table of a chart: a row for each load, a column for each line."""
-    first = wanted[0][0].series
-    is_sweep = by_concurrency(first)
-    key: Callable[[Cell], object] = (lambda c: c.concurrency) if is_sweep else (lambda c: c.name)
-    loads = dict.fromkeys(key(cell) for place, _, _ in wanted for cell in place.series.cells)
-    ordered = sorted(loads, key=lambda load: load if isinstance(load, int) else 0)
+    load = load_of(wanted[0][0].series)
+    cells: dict[tuple[float, str], Cell] = {}
+    for cell in (cell for place, _, _ in wanted for cell in place.series.cells):
+        cells.setdefault(_key(load, cell), cell)
     rows = [
-        Row([shown(load, 0), *(_at(view, place, name, key, load) for place, name, _ in wanted)])
-        for load in ordered
+        Row(
+            [
+                load.text(cells[key]) if load else cells[key].name,
+                *(_at(view, place, name, load, key) for place, name, _ in wanted),
+            ]
+        )
+        for key in (sorted(cells) if load else cells)
     ]
-    columns = [
-        Column("Concurrency" if is_sweep else "Cell", is_number=is_sweep),
-        *(Column(title, is_number=True) for _, _, title in wanted),
-    ]
-    return table(title, columns, rows)
+    head = Column(load.title, is_number=True) if load else Column("Cell")
+    return table(title, [head, *(Column(name, is_number=True) for _, _, name in wanted)], rows)
+
+
+def _key(load: Load | None, cell: Cell) -> tuple[float, str]:
+    """What tells a cell from others: its load, or its name."""
+    return (load.of(cell) or 0.0, "") if load else (0.0, cell.name)
 
 
 def _at(
-    view: View, place: Placed, name: str, key: Callable[[Cell], object], load: object
+    view: View, place: Placed, name: str, load: Load | None, key: tuple[float, str]
 ) -> Markup | str:
     decimals = digits(place.series, name, is_exact=place.is_document)
     for index, cell in enumerate(place.series.cells):
-        if key(cell) == load and name in cell.numbers:
+        if _key(load, cell) == key and name in cell.numbers:
             at = step(f"{place.pointer}/cells/{index}/numbers", name)
             return view.show(f"{at}/mean", decimals)
     return "–"

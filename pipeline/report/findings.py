@@ -216,9 +216,11 @@ def _in_flight(series: Series) -> Iterator[Finding]:
     shares = [
         (under / cell.concurrency, under, cell)
         for cell in series.cells
-        if cell.concurrency and (under := under_way(series, cell)) is not None
+        # a rate has its load from elsewhere; in conversations users think
+        if cell.concurrency and cell.rate_per_s is None
+        if (under := under_way(series, cell)) is not None
     ]
-    if not shares:
+    if not shares or series.lengths is None:
         return
     share, under, cell = min(shares, key=lambda each: each[0])
     if share < _FEW_IN_FLIGHT:
@@ -260,7 +262,8 @@ def _best(series: Series) -> Iterator[Finding]:
     text = "Most output: {0} tok/s"
     numbers = [_number(best.mean("output_tok_s") or 0)]
     parts = (
-        (best.concurrency, " at concurrency {%d}"),
+        (None if best.rate_per_s else best.concurrency, " at concurrency {%d}"),
+        (best.rate_per_s, " at {%d} requests/s sent"),
         (best.mean("total_tok_s"), ", {%d} tok/s total"),
         (best.mean("user_tok_s"), "; one user then gets {%d} tok/s"),
         (best.mean("ttft_ms.mean"), " after {%d} ms until the first token"),
@@ -276,6 +279,8 @@ def _best(series: Series) -> Iterator[Finding]:
 
 def _knee(series: Series) -> Iterator[Finding]:
     """The load beyond which users wait longer for next to nothing."""
+    if any(cell.rate_per_s for cell in series.cells):
+        return
     for here, there in pairwise(_with(series, "output_tok_s")):
         before, after = here.mean("output_tok_s") or 0, there.mean("output_tok_s") or 0
         wait, longer = here.mean("ttft_ms.mean"), there.mean("ttft_ms.mean")

@@ -71,7 +71,9 @@ def _card(view: View, at: str, series: Series, name: str, label: str) -> Markup:
     decimals = digits(series, name, is_exact=False)
     index = int(at.rsplit("/", 1)[1])
     cell, lines = series.cells[index], []
-    if cell.concurrency:
+    if cell.rate_per_s:
+        lines.append(join(view.show(f"{at}/rate_per_s", 2), " requests/s sent"))
+    elif cell.concurrency:
         lines.append(join("concurrency ", view.show(f"{at}/concurrency", 0)))
     for other, text in (
         ("total_tok_s", "tok/s total (in + out)"),

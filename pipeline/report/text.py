@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from pipeline.report.cells import by_concurrency, digits, known_metrics
+from pipeline.report.cells import digits, known_metrics, load_of
 from pipeline.report.model import (
     AttemptRow,
     Finding,
@@ -20,7 +20,7 @@ from pipeline.report.model import (
 
 _CSV = (
     *("source", "kind", "series", "model", "workload", "input_tokens", "output_tokens", "cell"),
-    *("concurrency", "state", "metric", "mean", "low", "high", "trials"),
+    *("concurrency", "rate_per_s", "state", "metric", "mean", "low", "high", "trials"),
 )
 
 
@@ -40,7 +40,8 @@ def _csv_rows(measured: Measured, series: Series) -> Iterator[list[object]]:
     sizes = (series.lengths.input, series.lengths.output) if series.lengths else ("", "")
     head = [measured.name, kind, series.name, series.model, series.workload, *sizes]
     for cell in series.cells:
-        about = [*map(_plain, head), _plain(cell.name), cell.concurrency or "", cell.state]
+        loads = (cell.concurrency or "", cell.rate_per_s or "")
+        about = [*map(_plain, head), _plain(cell.name), *loads, cell.state]
         if not cell.numbers:
             yield [*about, "", "", "", "", ""]
         for name, m in cell.numbers.items():
@@ -131,14 +132,14 @@ def _source(measured: Measured) -> str:
 def _series(series: Series, *, is_exact: bool) -> list[str]:
     metrics = known_metrics(series)
     places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
-    is_sweep = by_concurrency(series)
+    by = load_of(series)
     has_states = any(cell.state != "good" for cell in series.cells)
     rows = []
     for cell in series.cells:
-        load = shown(cell.concurrency, 0) if is_sweep else _escaped(cell.name)
+        load = by.text(cell) if by else _escaped(cell.name)
         values = [shown(cell.mean(m.name), places[m.name]) for m in metrics]
         rows.append([load, *([cell.state] if has_states else []), *values])
-    head = ["Concurrency" if is_sweep else "Cell", *(["State"] if has_states else [])]
+    head = [by.title if by else "Cell", *(["State"] if has_states else [])]
     titles = [*head, *(metric.title for metric in metrics)]
     title = f"### {_escaped(series.name)} ({_escaped(series.workload)})"
     return [title, _table(titles, rows, len(metrics))]

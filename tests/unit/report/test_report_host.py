@@ -36,10 +36,10 @@ def test_cards_get_their_whole_memory_and_only_those_that_are_there() -> None:
 
 def test_facts_are_read_from_their_file(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text(facts().model_dump_json())
-    assert sm120("report", FOLDER, "--host", "facts.json", "--to", "r.md").code == 0
+    assert sm120("report", FOLDER, "--host-facts", "facts.json", "--to", "r.md").code == 0
     assert "NVIDIA driver" in (tmp_path / "r.md").read_text()
 
 
 def test_a_file_that_holds_no_facts_is_an_error(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text("{}")
-    assert sm120("report", FOLDER, "--host", "facts.json").error == "FactsUnreadable"
+    assert sm120("report", FOLDER, "--host-facts", "facts.json").error == "FactsUnreadable"

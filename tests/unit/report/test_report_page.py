@@ -149,3 +149,35 @@ def test_a_report_without_memory_or_attempts_has_no_empty_parts() -> None:
     text = render_page(published("kimi-k26-b200")).decode()
     assert 'id="memory"' not in text
     assert 'id="attempts"' not in text
+
+
+def by_rate() -> ReportData:
+    """A sweep of request rates under one cap of concurrency."""
+    run = as_data(sweep(1, 2, 4))
+    cells = [
+        cell.model_copy(update={"name": f"r{rate}", "rate_per_s": rate, "concurrency": 64})
+        for cell, rate in zip(run.series[0].cells, (0.5, 1.0, 2.0), strict=True)
+    ]
+    series = run.series[0].model_copy(update={"cells": cells})
+    return report_data([run.model_copy(update={"series": [series]})], [], [], made=MADE)
+
+
+def test_a_sweep_of_rates_is_drawn_over_its_rates() -> None:
+    page = render_page(by_rate())
+    titles = re.findall(r"<h4>(.*?)</h4>", page.decode())
+    assert titles[0] == "example-model: throughput vs requests/s sent"
+    shown = {value.pointer: value.text for value in open_report(page).shown}
+    assert shown["/runs/0/series/0/cells/0/rate_per_s"] == "0.50"
+    assert shown["/runs/0/series/0/cells/2/rate_per_s"] == "2"
+
+
+def test_a_cap_of_concurrency_is_not_taken_for_the_load() -> None:
+    assert [finding.text for finding in by_rate().findings if finding.kind == "flag"] == []
+
+
+def test_configurations_are_drawn_as_bars_in_the_order_of_their_document() -> None:
+    text = render_page(published("kimi-k26-ik-llama")).decode()
+    rows = re.findall(r'<text [^>]*class="row">(.*?)</text>', text)
+    assert rows[:2] == ["Baseline (--cpu-moe), 0 layers", "6-layer head/tail split (3+3)"]
+    values = re.findall(r'<th class="wide"[^>]*>([^<]*)</th>', text)
+    assert values[:2] == rows[:2]
