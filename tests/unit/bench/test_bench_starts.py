@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.model import Inputs
-from pipeline.bench.record import read_rows, read_run
-from pipeline.bench.runner import workload_digest
+from pipeline.bench.record import read_rows, read_run, workload_digest
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import read_workload
 from pipeline.bench.starts import Starter, forget, measure_starts
