@@ -38,7 +38,6 @@ DAILY = {
     "render": _RENDER,
     "serve": _SERVE,
     "smoke": Verb("smoke.smoke:smoke", "Prove what a served model answers, rung by rung."),
-    "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung."),
     "report": Verb("report:report", "Show benchmark results as a page, PDF, Markdown or CSV."),
     "verify": _VERIFY,
     "publish": _PUBLISH,

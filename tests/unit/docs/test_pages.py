@@ -14,6 +14,7 @@ from pipeline.errors import (
     EvidenceIncomplete,
     EvidenceStale,
     EvidenceUnsigned,
+    NumberChanged,
     TagMoved,
 )
 from pipeline.host.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
@@ -130,6 +131,7 @@ def test_the_verdicts_of_verify_have_the_exit_codes_of_their_errors() -> None:
     kinds = (TagMoved, EvidenceStale, EvidenceBroken, EvidenceUnsigned, EvidenceIncomplete)
     names = ("moved", "stale", "broken", "unsigned", "incomplete")
     codes = {name: kind.exit_code for name, kind in zip(names, kinds, strict=True)}
+    codes["changed"] = NumberChanged.exit_code
     assert {name: int(code) for name, code in rows} == {"valid": 0, **codes}
 
 
