@@ -106,6 +106,13 @@ trust_option = click.option(
     type=ANY_PATH,
     help="Trust file [SM120_TRUST; default: lockfiles/trust.yaml and your own keys].",
 )
+look_in_option = click.option(
+    "--look-in",
+    "folders",
+    multiple=True,
+    type=EXISTING_FOLDER,
+    help="Folder of runs, weights, host facts, recipes or a layout, for a benchmark. Repeatable.",
+)
 locking_dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show what would change and write nothing."
 )

@@ -9,10 +9,17 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.cli.context import say_json, store_to_read
+from pipeline.cli.context import checkout_or_none, say_json, store_to_read
 from pipeline.cli.file_statements import leave_report_statement
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
-from pipeline.cli.signing import Signing
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FILE,
+    json_option,
+    look_in_option,
+    trust_option,
+)
+from pipeline.cli.report_evidence import with_states
+from pipeline.cli.signing import Signing, trust_of
 from pipeline.errors import StoreUnusable
 from pipeline.files import write_bytes
 from pipeline.host.facts.drift import read_facts
@@ -28,6 +35,9 @@ from pipeline.report.reference import all_references, fitting, named_reference
 from pipeline.report.text import render_csv, render_markdown
 from pipeline.serve.attempts import Attempt, stamp
 from pipeline.serve.run import attempts_of
+from pipeline.store.store import Store
+from pipeline.verify.behind import Behind
+from pipeline.verify.chain import Judge
 
 _FORMATS: dict[str, Callable[[ReportData], bytes]] = {
     ".html": render_page,
@@ -90,6 +100,8 @@ class _Target(click.ParamType[Path]):
     is_flag=True,
     help="Leave out host names, addresses, paths, serial numbers and user names.",
 )
+@look_in_option
+@trust_option
 @json_option
 @click.pass_context
 def report(
@@ -102,6 +114,8 @@ def report(
     log_path: Path | None,
     host_path: Path | None,
     is_redacted: bool,
+    folders: tuple[Path, ...],
+    trust_path: Path | None,
     as_json: bool,
 ) -> None:
     """Show runs of `sm120 bench` as one HTML file, with charts, findings and evidence.
@@ -114,13 +128,19 @@ def report(
         return _list()
     if not runs and not references:
         raise click.UsageError("Name a RUN, or published tables with --reference.")
-    read = [_with_memory(read_run_data(path), log_path) for path in runs]
+    judge = Judge(trust_of(context, trust_path), checkout_or_none(context), datetime.now(UTC))
+    behind = Behind(_store(context), folders)
+    read = [_read(path, log_path, judge, behind) for path in runs]
     if host_path is not None:
         facts = read_facts(host_path)
         read = [with_host(run, facts) for run in read]
     beside = _chosen(references, read)
     data = report_data(
-        read, beside, _attempts(context) if read else [], made=stamp(datetime.now(UTC)), title=title
+        read,
+        beside,
+        _attempts(behind.store) if read else [],
+        made=stamp(datetime.now(UTC)),
+        title=title,
     )
     data = redact(data) if is_redacted else data
     for target in targets:
@@ -146,6 +166,12 @@ def _chosen(names: Sequence[str], runs: Sequence[RunData]) -> list[Reference]:
     return [named_reference(name) for name in names if name != "none"]
 
 
+def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> RunData:
+    run = _with_memory(read_run_data(path), log_path)
+    with log.step(f"Checking {path}"):
+        return with_states(run, path, judge, behind)
+
+
 def _with_memory(run: RunData, path: Path | None) -> RunData:
     if path is None:
         return run
@@ -158,12 +184,17 @@ def _with_memory(run: RunData, path: Path | None) -> RunData:
     return run.model_copy(update={"memory": memory})
 
 
-def _attempts(context: click.Context) -> list[Attempt]:
-    """What was tried on this machine; none where there is no store."""
+def _store(context: click.Context) -> Store | None:
+    """The store; a report can be made without one."""
     try:
-        return attempts_of(store_to_read(context)).read().attempts
+        return store_to_read(context)
     except StoreUnusable:
-        return []
+        return None
+
+
+def _attempts(store: Store | None) -> list[Attempt]:
+    """What was tried on this machine."""
+    return attempts_of(store).read().attempts if store else []
 
 
 def _write(data: ReportData, target: Path) -> None:

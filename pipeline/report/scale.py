@@ -23,10 +23,10 @@ class Scale:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value is."""
-        low, high, here = self.low, self.high, value
+        """Where a value is; what lies below the axis, as an interval's end may, is at its end."""
+        low, high, here = self.low, self.high, max(value, self.low)
         if self.is_log:
-            low, high, here = math.log10(low), math.log10(high), math.log10(value)
+            low, high, here = math.log10(low), math.log10(high), math.log10(here)
         share = (here - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
@@ -77,7 +77,7 @@ def _round_step(at_least: float) -> float:
 
 
 def tick_label(value: float) -> str:
-    """2500 -> '2,500', 0.25 -> '0.25', 15000 -> '15k'."""
-    if value >= 10_000 and value % 100 == 0:
+    """2500 -> '2,500', 0.25 -> '0.25', 150000 -> '150k'."""
+    if value >= 100_000 and value % 100 == 0:
         return f"{value / 1000:,.10g}k"
     return f"{value:,.10g}"

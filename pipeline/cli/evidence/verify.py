@@ -23,8 +23,8 @@ from pipeline.cli.context import (
 )
 from pipeline.cli.options import (
     ANY_PATH,
-    EXISTING_FOLDER,
     json_option,
+    look_in_option,
     platform_option,
     registry_options,
     trust_option,
@@ -73,13 +73,7 @@ _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
     type=ANY_PATH,
     help="Statement file or folder of them [default: those beside it]. Repeatable.",
 )
-@click.option(
-    "--look-in",
-    "folders",
-    multiple=True,
-    type=EXISTING_FOLDER,
-    help="Folder of runs, weights, host facts, recipes or a layout, for a benchmark. Repeatable.",
-)
+@look_in_option
 @trust_option
 @click.option(
     "--policy", "policy_path", type=ANY_PATH, help="File of what the evidence must hold, for CI."

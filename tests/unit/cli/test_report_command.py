@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,27 @@ def test_a_pdf_without_a_browser_is_an_error_that_says_what_to_do(
     monkeypatch.setattr("shutil.which", lambda name: None)
     ended = sm120("report", FOLDER, "--to", "r.pdf")
     assert (ended.code, ended.error) == (42, "MissingTool")
+
+
+def evidence(path: Path) -> dict[str, tuple[str, str]]:
+    (run,) = open_report(path.read_bytes()).data.runs
+    return {link.name: (link.state, link.message) for link in run.evidence}
+
+
+def test_what_stands_behind_a_run_is_checked(sm120: Command, tmp_path: Path) -> None:
+    sm120("report", FOLDER)
+    found = evidence(tmp_path / "report.html")
+    assert found["image"] == ("incomplete", "the run does not say which image served")
+    assert found["numbers"][0] == "valid"
+    assert found["raw requests"][0] == "named"
+
+
+def test_a_run_whose_number_was_changed_says_so_in_its_report(
+    sm120: Command, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(FOLDER, tmp_path / "run"))
+    text = (run / "bench.json").read_text()
+    changed = re.sub(r'("output_tok_s":)\d+', r"\g<1>9", text, count=1)
+    (run / "bench.json").write_text(changed)
+    sm120("report", run)
+    assert evidence(tmp_path / "report.html")["numbers"][0] == "changed"

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 from xml.etree import ElementTree
+
+import pytest
 
 from pipeline.report.bars import Bar, Part, bar_chart
 from pipeline.report.chart import HEIGHT, WIDTH, Axis, Line, Point, line_chart
@@ -67,6 +70,14 @@ def test_two_lines_differ_in_shape_and_not_in_colour_alone() -> None:
 def test_a_confidence_interval_is_drawn_within_the_chart() -> None:
     point = Point(1, 100, "p", low=50, high=180)
     chart = drawn(Line("a", (point,), 0))
+    (path,) = [p.get("d", "") for p in chart.iter("path") if p.get("class") == "interval"]
+    assert all(0 <= float(y) <= HEIGHT for y in re.findall(r"V([\d.]+)", path))
+
+
+@pytest.mark.parametrize("kind", ["linear", "log"])
+def test_an_interval_that_reaches_below_zero_can_be_drawn(kind: Literal["linear", "log"]) -> None:
+    lines = [Line("a", (Point(1, 100, "p", low=-50, high=250), Point(2, 300, "q")), 0)]
+    chart = parsed(line_chart("k", "t", Axis("load"), Axis("ms", kind), lines))
     (path,) = [p.get("d", "") for p in chart.iter("path") if p.get("class") == "interval"]
     assert all(0 <= float(y) <= HEIGHT for y in re.findall(r"V([\d.]+)", path))
 

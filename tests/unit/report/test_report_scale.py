@@ -54,7 +54,14 @@ def test_a_sweep_of_one_load_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(2500, "2,500"), (0.25, "0.25"), (15000, "15k"), (0, "0"), (2.5, "2.5")]
+    ("value", "text"),
+    [(2500, "2,500"), (0.25, "0.25"), (15000, "15,000"), (150000, "150k"), (0, "0"), (2.5, "2.5")],
 )
 def test_a_tick_is_short_to_read(value: float, text: str) -> None:
     assert tick_label(value) == text
+
+
+@pytest.mark.parametrize("value", [-5.0, 0.0])
+def test_the_end_of_an_interval_below_zero_is_drawn_at_the_end_of_the_axis(value: float) -> None:
+    assert logarithmic([10, 1000], 200, 0).at(value) == 200
+    assert linear([10, 1000], 200, 0).at(value) == 200
