@@ -25,6 +25,11 @@ def run_folder(path: Path) -> Path:
     return path.parent if path.name == RUN_FILE else path
 
 
+def is_run(path: Path) -> bool:
+    """Whether a path names a run of ours, and not the result of another program."""
+    return (run_folder(path) / RUN_FILE).is_file() and (path.is_dir() or path.name == RUN_FILE)
+
+
 def read_run(path: Path) -> Run:
     """A run by its folder or file; the requests are read apart."""
     file = run_folder(path) / RUN_FILE

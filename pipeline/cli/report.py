@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from pipeline import log
+from pipeline.bench.record import is_run
 from pipeline.cli.context import checkout_or_none, say_json, store_to_read
 from pipeline.cli.file_statements import leave_report_statement
 from pipeline.cli.options import (
@@ -25,6 +26,7 @@ from pipeline.files import write_bytes
 from pipeline.host.facts.drift import read_facts
 from pipeline.report.build import report_data
 from pipeline.report.engine_memory import memory_of_log
+from pipeline.report.from_foreign import read_foreign_data
 from pipeline.report.from_host import with_host
 from pipeline.report.from_run import read_run_data
 from pipeline.report.model import Reference, ReportData, RunData
@@ -120,6 +122,9 @@ def report(
 ) -> None:
     """Show runs of `sm120 bench` as one HTML file, with charts, findings and evidence.
 
+    A RUN may also be a result of vllm bench, sglang.bench_serving, aiperf, guidellm, llama-bench
+    or lil-bench.
+
     The file needs no network. It holds its data, and `sm120 verify` compares what it shows with
     that data and with the runs. Without a RUN, it shows the published tables that --reference
     names.
@@ -167,6 +172,8 @@ def _chosen(names: Sequence[str], runs: Sequence[RunData]) -> list[Reference]:
 
 
 def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> RunData:
+    if not is_run(path):
+        return _with_memory(read_foreign_data(path), log_path)
     run = _with_memory(read_run_data(path), log_path)
     with log.step(f"Checking {path}"):
         return with_states(run, path, judge, behind)

@@ -11,7 +11,7 @@ from pipeline.report.cells import METRICS, digits, series_tables
 from pipeline.report.figures import charts, memory_chart
 from pipeline.report.findings import claimed, flags
 from pipeline.report.markup import Markup, element, join
-from pipeline.report.model import AttemptRow, Claim, Finding, Measured, Reference, Series
+from pipeline.report.model import AttemptRow, Claim, Finding, Measured, Reference, RunData, Series
 from pipeline.report.view import Column, Row, View, table, tag
 
 _STATE_KIND = {
@@ -188,8 +188,13 @@ def _source(view: View, pointer: str, measured: Measured) -> Markup:
         link = [" ", view.show(f"{pointer}/link")] if measured.link else []
         where = join("Published ", view.show(f"{pointer}/published"), ".", *link)
     else:
-        where = join("Run ", view.show(f"{pointer}/file"), ", ", view.show(f"{pointer}/started"))
+        when = [", ", view.show(f"{pointer}/started")] if _has_start(measured) else []
+        where = join(view.show(f"{pointer}/tool"), ", ", view.show(f"{pointer}/file"), *when)
     return join(title, element("p", where, class_="soft"))
+
+
+def _has_start(measured: Measured) -> bool:
+    return isinstance(measured, RunData) and measured.started is not None
 
 
 def _facts(view: View, pointer: str, title: str) -> Markup:

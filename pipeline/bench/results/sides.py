@@ -8,8 +8,8 @@ from pathlib import Path
 from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
 from pipeline.bench.foreign.read import read_foreign
 from pipeline.bench.metrics import DEFINITIONS, flat
-from pipeline.bench.model import RUN_FILE, CellResult, Run
-from pipeline.bench.record import read_run, run_bytes, run_folder
+from pipeline.bench.model import CellResult, Run
+from pipeline.bench.record import is_run, read_run, run_bytes
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 
 OWN = "sm120 bench"
@@ -47,7 +47,7 @@ class Side(Frozen):
 
 def read_side(path: Path) -> Side:
     """A run by its folder or file, or the result of another program."""
-    if (run_folder(path) / RUN_FILE).is_file() and (path.is_dir() or path.name == RUN_FILE):
+    if is_run(path):
         return side_of(read_run(path), str(path))
     foreign = read_foreign(path)
     shared = _common([cell.settings for cell in foreign.cells])
