@@ -15,7 +15,7 @@ from pipeline.report.scale import Scale, linear, logarithmic, stepped, tick_labe
 
 # Drawn at this size, and scaled to the width of the screen: text is still readable on a phone.
 WIDTH, HEIGHT = 460, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 14, 46
 _LETTER, _LINE = 6.6, 13.0  # of a 12 px font, for labels that must not touch
 # A sign of its own for each line, so that colour is not the only difference: circle, square,
 # triangles, diamond, cross.
