@@ -88,7 +88,7 @@ class _Target(click.ParamType[Path]):
     "--log",
     "log_path",
     type=EXISTING_FILE,
-    help="Log of the engine's start, for how it split the GPUs' memory.",
+    help="Log of the engine's start, for how it split memory [default: that of the attempt].",
 )
 @click.option(
     "--host-facts",
@@ -174,9 +174,24 @@ def _chosen(names: Sequence[str], runs: Sequence[RunData]) -> list[Reference]:
 def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> RunData:
     if not is_run(path):
         return _with_memory(read_foreign_data(path), log_path)
-    run = _with_memory(read_run_data(path), log_path)
+    run = read_run_data(path)
+    run = _with_memory(run, log_path or _kept_log(run, behind.store))
     with log.step(f"Checking {path}"):
         return with_states(run, path, judge, behind)
+
+
+def _kept_log(run: RunData, store: Store | None) -> Path | None:
+    """The log of the start that was measured: the last one of its recipe before the run."""
+    if store is None or run.started is None:
+        return None
+    attempts, recipes = attempts_of(store), {series.recipe for series in run.series}
+    paths = [
+        attempts.log_path(attempt.begun.id)
+        for attempt in attempts.read().attempts
+        if attempt.begun.recipe in recipes and attempt.begun.at <= run.started
+        if any(end.outcome == "serving" for end in attempt.ends)
+    ]
+    return next((path for path in reversed(paths) if path.is_file()), None)
 
 
 def _with_memory(run: RunData, path: Path | None) -> RunData:

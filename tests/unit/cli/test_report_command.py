@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from pipeline.report.check import check_report, open_report
+from pipeline.serve.attempts import AttemptList, Begun, Ended, new_id
+from pipeline.store.store import open_store
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.support import Command
 
@@ -112,3 +115,32 @@ def test_a_run_whose_number_was_changed_says_so_in_its_report(
     (run / "bench.json").write_text(changed)
     sm120("report", run)
     assert evidence(tmp_path / "report.html")["numbers"][0] == "changed"
+
+
+def served(store: Path, at: str, weights: str) -> None:
+    """A start of the recipe, with a log that tells how much memory its weights took."""
+    attempts = AttemptList(store / "attempts")
+    name = new_id(datetime.fromisoformat(at))
+    begun = Begun(
+        id=name, kind="serve", recipe="tiny-cpu", recipe_digest="sha256:" + "1" * 64, at=at
+    )
+    attempts.add(begun)
+    attempts.add(Ended(id=name, outcome="serving", seconds=2.5, at=at))
+    attempts.log_path(name).write_text(f"Model loading took {weights} GiB memory\n")
+
+
+def test_memory_is_read_from_the_log_of_the_start_that_was_measured(
+    sm120: Command, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(FOLDER, tmp_path / "run"))
+    text = (run / "bench.json").read_text()
+    assert '"recipe_name":null' in text
+    (run / "bench.json").write_text(text.replace('"recipe_name":null', '"recipe_name":"tiny-cpu"'))
+    store = open_store().root
+    served(store, "2026-11-01T08:00:00Z", "60.5")
+    served(store, "2026-11-02T07:00:00Z", "70.14")
+    served(store, "2026-11-03T08:00:00Z", "80.5")  # after the run
+    sm120("report", run)
+    data = open_report((tmp_path / "report.html").read_bytes()).data
+    assert [memory.weights for memory in data.runs[0].memory] == [70.14]
+    assert [row.outcome for row in data.attempts] == ["serving"] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipeline.report.build import report_data
 from pipeline.report.check import check_report, check_run, is_report, open_report
 from pipeline.report.from_run import read_run_data
 from pipeline.report.page import render_page
-from pipeline.report.pointer import differences, look_up
+from pipeline.report.pointer import differences, look_up, step
 from pipeline.report.redact import redact
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.report.reports import MADE, of_example, published
@@ -118,6 +119,31 @@ def test_a_table_of_nobody_is_found() -> None:
 
     found = problems(edited(PAGE, change, restate=True))
     assert ("/references/0", "my-own is no document that ships with this tool") in found
+
+
+def numbers_in(value: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every number, with what holds it and its key there."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+        if isinstance(each, dict | list):
+            yield from numbers_in(each, step(at, key))
+        elif isinstance(each, int | float) and not isinstance(each, bool):
+            yield step(at, key), value, key
+
+
+ALL_NUMBERS = [
+    at for at, _, _ in numbers_in(json.loads(published("kimi-k2-sm120").model_dump_json()))
+]
+
+
+# some of them, evenly spread: each takes a tenth of a second
+@pytest.mark.parametrize("place", ALL_NUMBERS[::9])
+def test_any_number_of_the_data_that_is_changed_is_named(place: str) -> None:
+    def change(value: Any) -> None:
+        holder, key = next((h, k) for at, h, k in numbers_in(value) if at == place)
+        holder[key] += 1
+
+    assert place in [where for where, _ in problems(edited(PAGE, change, restate=True))]
 
 
 @pytest.fixture
