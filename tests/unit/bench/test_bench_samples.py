@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pipeline.bench.engine_metrics import read_metrics, series, speculated
-from pipeline.bench.gpu import energy_j, gpu_marks
+from pipeline.bench.gpu import energy_j, gpu_marks, gpu_series, read_cards
 from pipeline.bench.marks import client_marks, engine_marks
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import EngineSeries, GpuSeries, SelfTest
 from pipeline.bench.record import read_run
 from pipeline.bench.workers import Effort
+from pipeline.known import Unknown
 from tests.unit.bench.example_run import FOLDER, example_rows
+from tests.unit.host.machines import H200
 
 _VLLM = """\
 # HELP vllm:num_requests_running Number of requests
@@ -93,6 +97,29 @@ def test_the_engine_counts_what_was_answered(counted: int, marked: bool) -> None
 def _card(**changes: object) -> GpuSeries:
     card = read_run(FOLDER).cells[0].trials[0].samples.gpus[0]
     return GpuSeries.model_validate({**card.model_dump(), "throttle": [[], []], **changes})
+
+
+def _captured() -> str:
+    """What nvidia-smi wrote on a machine with an H200."""
+    text: str = json.loads(H200.read_bytes())["commands"]["nvidia-smi"]["out"]
+    return text
+
+
+def test_a_real_card_is_read() -> None:
+    cards = read_cards(_captured())
+    assert not isinstance(cards, Unknown)
+    (series_of_one,) = gpu_series([(0.0, cards), (1.0, cards)])
+    assert series_of_one.name == "NVIDIA H200"
+    assert all(watts and watts > 0 for watts in series_of_one.power_w)
+    assert all(series_of_one.temperature_c)
+    assert series_of_one.memory_used_bytes[0] is not None
+    assert series_of_one.utilization_percent[0] is not None
+    assert energy_j([series_of_one]) == pytest.approx(series_of_one.power_w[0])
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found", "<nvidia_smi_log>", "<other/>"])
+def test_what_is_no_answer_of_nvidia_smi_is_unknown(text: str) -> None:
+    assert isinstance(read_cards(text), Unknown)
 
 
 def test_a_card_at_full_speed_has_no_mark() -> None:
