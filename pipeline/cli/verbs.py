@@ -88,6 +88,7 @@ RECIPE = {
     "show": Verb("recipe.show:show", "Show a recipe with all that it extends."),
     "render": _RENDER,
     "flags": Verb("recipe.flags:flags", "Show the flags that the engine of an image accepts."),
+    "products": Verb("recipe.products:products", "Check FP4 and FP8 matrix products on a GPU."),
     "serve": _SERVE,
     "status": Verb("serve.served:status", "Show what is served, and whether it is as built."),
     "logs": Verb("serve.served:logs", "Print the log of a served recipe."),

@@ -42,13 +42,14 @@ class ContainerArguments(Frozen):
 
     name: Word
     image: str  # a reference that cannot move, or an image id
+    entrypoint: str | None = None  # a program in place of the image's own
     arguments: list[str]
     environment: dict[Variable, str]
     labels: dict[str, str]
     mounts: list[Mount]
     cache: Cache | None
     address: str
-    port: Port
+    port: Port | None  # none: nothing in it listens
     ipc: Literal["host", "private"]
     shm_bytes: int | None
     memory_locked: bool
@@ -63,7 +64,8 @@ class ContainerArguments(Frozen):
         words += [f"--ipc={self.ipc}"] if self.ipc == "host" else []
         words += [f"--shm-size={self.shm_bytes}"] if self.shm_bytes else []
         words += ["--ulimit=memlock=-1:-1"] if self.memory_locked else []
-        words += [f"--publish={self.address}:{self.port}:{self.port}"]
+        words += [f"--publish={self.address}:{self.port}:{self.port}"] if self.port else []
+        words += [f"--entrypoint={self.entrypoint}"] if self.entrypoint else []
         words += [
             f"--volume={m.host}:{m.inside}{':ro' if m.read_only else ''}" for m in self.mounts
         ]

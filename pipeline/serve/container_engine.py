@@ -127,15 +127,17 @@ def sdk_arguments(arguments: ContainerArguments) -> dict[str, Any]:
     if arguments.cache:
         mounts.append(Mount(arguments.cache.inside, arguments.cache.name, type="volume"))
     cards = [DeviceRequest(driver="cdi", device_ids=arguments.devices)] if arguments.devices else []
+    port = arguments.port
     locked = [Ulimit(name="memlock", soft=-1, hard=-1)] if arguments.memory_locked else []
     return {
         "name": arguments.name,
         "image": arguments.image,
+        "entrypoint": arguments.entrypoint,
         "command": arguments.arguments,
         "environment": arguments.environment,
         "labels": arguments.labels,
         "mounts": mounts,
-        "ports": {f"{arguments.port}/tcp": (arguments.address, arguments.port)},
+        "ports": {f"{port}/tcp": (arguments.address, port)} if port else {},
         "ipc_mode": "host" if arguments.ipc == "host" else None,
         "shm_size": arguments.shm_bytes,
         "ulimits": locked,

@@ -1,0 +1,102 @@
+"""A matrix product of a served model, what computing it on a card gave, and the verdict."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from pipeline.model import Frozen
+
+Count = Annotated[int, Field(ge=0)]
+Format: TypeAlias = Literal["fp8-tensor", "fp8-channel", "fp8-block", "nvfp4"]
+# `unknown`: it is there, and could not be judged; `missing`: the image does not have the route.
+Verdict: TypeAlias = Literal["passed", "failed", "unknown", "missing"]
+
+
+class Product(Frozen):
+    """Activations of some tokens times a weight of n rows and k columns, as one card has it."""
+
+    name: str
+    n: Annotated[int, Field(ge=1)]
+    k: Annotated[int, Field(ge=1)]
+    format: Format
+    # of routed experts: how many a card has, and how many of all of them a token visits
+    experts: Count = 0
+    visited: float = 0.0
+
+
+class Skipped(Frozen):
+    """A product that is not FP4 or FP8."""
+
+    name: str
+    why: str
+
+
+class Bound(Frozen):
+    """How far a result may be from the exact product of the same quantised numbers.
+
+    Quantisation itself is no error here: both sides multiply the same numbers. What is left is the
+    rounding of the result to bfloat16, whose half unit is 2^-8 of it, and that of the sum. Tensor
+    cores may add FP8 products with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.5.2, on
+    H800); three of these are given to the number of additions: 2^-11 of the sum of magnitudes.
+    """
+
+    of_result: float = 2.0**-8
+    of_magnitudes: float = 2.0**-11
+
+    def sentence(self) -> str:
+        """For people."""
+        return f"{self.of_result:.2g} of the result and {self.of_magnitudes:.2g} of the magnitudes"
+
+
+class Measured(Frozen):
+    """One product at one number of tokens through one route, several times."""
+
+    product: str
+    format: Format
+    route: str
+    tokens: Annotated[int, Field(ge=1)]
+    # `refused`: the call raised an error; `crashed`: and the card takes no more work after it
+    outcome: Literal["computed", "missing", "refused", "crashed"]
+    message: str = ""
+    runs: Count = 0
+    values: Count = 0
+    nan: Count = 0
+    infinite: Count = 0
+    zero_rows: Count = 0  # rows of nothing but zeros where the exact product has other numbers
+    beyond: Count = 0  # values that the bound does not allow, NaN and infinite ones among them
+    worst: float = 0.0  # the largest error in units of its bound, of finite values
+    differing: Count = 0  # runs whose bits are not those of the first
+    rows: tuple[int, int] | None = None  # the first and the last row with such values
+    columns: tuple[int, int] | None = None
+
+
+class Card(Frozen):
+    """Where the products were computed."""
+
+    name: str
+    capability: str
+    versions: dict[str, str] = {}
+
+
+class Judged(Frozen):
+    """The verdict on one route to one product, over all numbers of tokens."""
+
+    product: Product
+    route: str
+    verdict: Verdict
+    tokens: list[int]
+    message: str
+
+
+class ProductsResult(Frozen):
+    """What is known about a recipe's products."""
+
+    recipe: str
+    card: Card
+    bound: Bound
+    verdict: Verdict | Literal["skipped"]
+    judged: list[Judged]
+    skipped: list[Skipped]
+    measured: list[Measured]
