@@ -7,7 +7,7 @@ from typing import Literal
 
 from pipeline.products.model import (
     Bound,
-    Card,
+    Computed,
     Judged,
     Measured,
     Product,
@@ -71,22 +71,24 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 def judge_all(
     recipe: str,
-    card: Card,
+    computed: Computed,
     products: Sequence[Product],
     skipped: Sequence[Skipped],
-    measured: Sequence[Measured],
     bound: Bound,
 ) -> ProductsResult:
     """Every route to every product."""
-    judged = [row for product in products for row in _routes(product, measured)]
+    judged = [row for product in products for row in _routes(product, computed.measured)]
+    verdict = _overall(products, judged)
+    if verdict == "passed" and not computed.is_done:
+        verdict = "unknown"
     return ProductsResult(
         recipe=recipe,
-        card=card,
+        card=computed.card,
         bound=bound,
-        verdict=_overall(products, judged),
+        verdict=verdict,
         judged=judged,
         skipped=list(skipped),
-        measured=list(measured),
+        measured=computed.measured,
     )
 
 

@@ -30,7 +30,7 @@ class Skipped(Frozen):
     """A product that is not FP4 or FP8."""
 
     name: str
-    why: str
+    why: str  # such as: its weights are int4
 
 
 class Bound(Frozen):
@@ -78,6 +78,14 @@ class Card(Frozen):
     name: str
     capability: str
     versions: dict[str, str] = {}
+
+
+class Computed(Frozen):
+    """What the program on the card said."""
+
+    card: Card
+    measured: list[Measured]
+    is_done: bool  # false: it ended before the last product
 
 
 class Judged(Frozen):

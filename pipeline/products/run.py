@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from pipeline.errors import PreflightFailed, StartFailed
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.known import Unknown
 from pipeline.oci.record import ImageRecord
-from pipeline.products.model import Bound, Card, Measured, Product
+from pipeline.products.model import Bound, Card, Computed, Measured, Product
 from pipeline.recipe.container import ContainerArguments, container_arguments, container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Expectations, Recipe
@@ -26,6 +26,7 @@ from pipeline.serve.preflight import Machine, Plan, idle, require_ready
 from pipeline.serve.start import Start, loaded_image
 from pipeline.store.store import Store
 
+_Model = TypeVar("_Model", Card, Measured)
 RUNS = 10  # of one and the same call
 _PROGRAM = Path(__file__).with_name("compute.py")
 _MARK = "SM120-PRODUCT "
@@ -47,23 +48,14 @@ class Order:
     gpu: int
     timeout_s: float
     log_file: Path
-    bound: Bound = Bound()
-
-
-@dataclass
-class Computed:
-    """What the program said so far."""
-
-    card: Card | None = None
-    measured: list[Measured] = field(default_factory=list)
-    is_done: bool = False
+    bound: Bound = field(default_factory=Bound)
 
 
 def require_card(recipe: Recipe, machine: Machine, gpu: int) -> None:
     """Stop where there is no such card, or something else runs on it."""
     gpus = machine.facts if isinstance(machine.facts, Unknown) else machine.facts.gpus
     if isinstance(gpus, Unknown):
-        raise PreflightFailed(f"no card is known on this machine: {gpus}", _HINT)
+        raise PreflightFailed(f"no card is known on this machine: {gpus.unknown}", _HINT)
     if not any(each.index == gpu for each in gpus):
         raise PreflightFailed(f"this machine has no GPU {gpu}", _HINT)
     plan = Plan(recipe, recipe.port, True, None, None, cards=(gpu,))
@@ -82,7 +74,8 @@ def compute(engine: ContainerEngine, store: Store, order: Order) -> Computed:
         with log.step(f"Computing {log.count(len(order.products), 'product')} of {start.name}"):
             engine.start(identity)
             reader = LogReader(engine.output(identity, follow=True), order.log_file)
-            return _finished(order, read_results(_lines(engine, identity, order, reader)), reader)
+            computed = read_results(_lines(engine, identity, order, reader))
+            return _require_something(order, computed, reader)
     finally:
         engine.remove(identity)
 
@@ -130,19 +123,20 @@ def _lines(
         time.sleep(_POLL_S)
 
 
-def read_results(lines: Iterable[str]) -> Computed:
-    """The program's own lines among those of the engine's packages."""
-    computed = Computed()
+def read_results(lines: Iterable[str]) -> Computed | None:
+    """The program's own lines among those of the engine's packages; none where it said nothing."""
+    card: Card | None = None
+    measured: list[Measured] = []
+    is_done = False
     for line in lines:
         if not line.startswith(_MARK):
             continue
         said = _read_line(line.removeprefix(_MARK))
         if "measured" in said:
-            computed.measured.append(Measured.model_validate(said["measured"]))
-        elif "card" in said or "done" in said:
-            computed.card = _card(said.get("card") or said.get("done"))
-            computed.is_done = "done" in said
-    return computed
+            measured.append(_read(Measured, said["measured"]))
+        else:
+            card, is_done = _card(said.get("done") or said.get("card")), "done" in said
+    return Computed(card=card, measured=measured, is_done=is_done) if card else None
 
 
 def _read_line(text: str) -> dict[str, Any]:
@@ -156,15 +150,21 @@ def _read_line(text: str) -> dict[str, Any]:
 def _card(described: Any) -> Card:
     if isinstance(described, dict) and "no_card" in described:
         raise PreflightFailed(f"the container sees no card: {described['no_card']}", _HINT)
+    return _read(Card, described)
+
+
+def _read(model: type[_Model], value: Any) -> _Model:
     try:
-        return Card.model_validate(described)
+        return model.model_validate(value)
     except ValidationError as error:
-        raise StartFailed(f"the program's result cannot be read: {error}") from error
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise StartFailed(f"a result of the program has {field}: {first['msg']}") from error
 
 
-def _finished(order: Order, computed: Computed, reader: LogReader) -> Computed:
+def _require_something(order: Order, computed: Computed | None, reader: LogReader) -> Computed:
     """What was computed before an early end still counts; nothing at all is a failed start."""
-    if computed.card is None or not (computed.is_done or computed.measured):
+    if computed is None or not (computed.is_done or computed.measured):
         log.say("\n".join([*reader.last][-_SHOWN_LINES:]))
         raise StartFailed(
             f"{order.launch.recipe}: the image computed nothing",

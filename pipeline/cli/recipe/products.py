@@ -22,8 +22,10 @@ from pipeline.products.run import Order, compute, require_card
 from pipeline.products.shapes import products_of, sharding_of, tokens_of
 from pipeline.recipe.launch import Overrides, plan_launch
 from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import new_id
 from pipeline.serve.find_engine import Wanted, find_engine
 from pipeline.serve.preflight import look
+from pipeline.serve.run import attempts_of
 
 # FlashInfer compiles for minutes when it is first asked for a kernel.
 _TIMEOUT_S = 3600
@@ -70,10 +72,13 @@ def products(
     tokens = tokens_of(recipe)
     if dry_run or not probed:
         return _show_plan(recipe, probed, skipped, tokens, as_json)
+    if recipe.image is None:
+        raise RecipeInvalid(
+            f"{recipe.name}: is for an engine without a container",
+            "Take a recipe with an image; --dry-run shows the products.",
+        )
     require_card(recipe, look(recipe), gpu)
     checkout, store = checkout_of(context), store_of(context)
-    if recipe.image is None:
-        raise RecipeInvalid(f"{recipe.name}: is for an engine without a container")
     order = Order(
         launch=plan_launch(recipe, Overrides(), weights=""),
         record=find_image(checkout, store, recipe.image, None).record,
@@ -81,13 +86,15 @@ def products(
         tokens=tokens,
         gpu=gpu,
         timeout_s=timeout_s,
-        log_file=store.logs / "products" / f"{recipe.name}.log",
+        log_file=attempts_of(store).log_path(new_id()),
     )
     with store.in_use():
         computed = compute(find_engine(engine), store, order)
-    assert computed.card is not None
-    result = judge_all(recipe.name, computed.card, probed, skipped, computed.measured, order.bound)
-    say_json(result.model_dump(mode="json")) if as_json else _show(result)
+    result = judge_all(recipe.name, computed, probed, skipped, order.bound)
+    if as_json:
+        say_json(result.model_dump(mode="json"))
+    else:
+        _show(result)
     _require_passed(result)
 
 
@@ -135,8 +142,9 @@ def _show_plan(
 
 
 def _show_skipped(skipped: list[Skipped]) -> None:
-    for each in skipped:
-        click.echo(f"Not probed: {each.name}, {each.why}.")
+    for why in dict.fromkeys(each.why for each in skipped):
+        names = "; ".join(each.name for each in skipped if each.why == why)
+        click.echo(f"Not probed, as {why}: {names}.")
 
 
 def _show(result: ProductsResult) -> None:
