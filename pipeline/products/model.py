@@ -30,7 +30,7 @@ class Skipped(Frozen):
     """A product that is not FP4 or FP8."""
 
     name: str
-    why: str  # such as: its weights are int4
+    why: str  # such as: their weights are int4
 
 
 class Bound(Frozen):

@@ -72,7 +72,7 @@ def products_of(model: Architecture, shards: Sharding) -> tuple[list[Product], l
         formats = _formats(matrix.scheme)
         products += [_product(model, shards, matrix, each) for each in formats]
         if not formats:
-            skipped.append(Skipped(name=matrix.name, why=f"its weights are {matrix.scheme.name}"))
+            skipped.append(Skipped(name=matrix.name, why=f"their weights are {matrix.scheme.name}"))
     return products, skipped
 
 

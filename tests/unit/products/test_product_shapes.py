@@ -95,7 +95,7 @@ def test_fp8_without_blocks_is_probed_with_a_scale_for_the_tensor_and_for_each_r
 def test_only_quantised_weights_are_probed_and_the_others_are_named() -> None:
     found, skipped = products_of(moe(NVFP4), Sharding())
     assert [(each.name, each.why) for each in skipped] == [
-        ("output head", "its weights are bfloat16")
+        ("output head", "their weights are bfloat16")
     ]
     assert {product.format for product in found} == {"nvfp4"}
     assert products_of(moe(None), Sharding())[0] == []
