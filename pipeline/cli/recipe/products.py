@@ -16,6 +16,7 @@ from pipeline.errors import ModelUnreadable, ProductsUnknown, ProductsWrong, Rec
 from pipeline.fit.facts import fact_of
 from pipeline.fit.shape import Architecture
 from pipeline.fit.source import find_source
+from pipeline.host.facts.source import read_capture
 from pipeline.products.judge import judge_all
 from pipeline.products.model import Product, ProductsResult, Skipped
 from pipeline.products.run import Order, compute, require_card
@@ -24,7 +25,7 @@ from pipeline.recipe.launch import Overrides, plan_launch
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import new_id
 from pipeline.serve.find_engine import Wanted, find_engine
-from pipeline.serve.preflight import look
+from pipeline.serve.preflight import machine_of
 from pipeline.serve.run import attempts_of
 
 # FlashInfer compiles for minutes when it is first asked for a kernel.
@@ -77,7 +78,8 @@ def products(
             f"{recipe.name}: is for an engine without a container",
             "Take a recipe with an image; --dry-run shows the products.",
         )
-    require_card(recipe, look(recipe), gpu)
+    # nothing in the container listens, so no port is asked for
+    require_card(recipe, machine_of(read_capture(None), ""), gpu)
     checkout, store = checkout_of(context), store_of(context)
     order = Order(
         launch=plan_launch(recipe, Overrides(), weights=""),

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pipeline.cli.recipe import products as products_module
+from pipeline.known import unknown
 from pipeline.products.model import Card, Computed, Measured
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.support import AMD64, Command, Ended, build_tiny
@@ -71,7 +72,7 @@ def with_a_card(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         card=Card(name="RTX PRO 6000", capability="12.0"), measured=rows, is_done=True
     )
     monkeypatch.setattr(products_module, "require_card", lambda recipe, machine, gpu: None)
-    monkeypatch.setattr(products_module, "look", lambda recipe: None)
+    monkeypatch.setattr(products_module, "read_capture", lambda folder: unknown("a test"))
     monkeypatch.setattr(products_module, "find_engine", lambda wanted: FakeEngine())
     monkeypatch.setattr(products_module, "compute", lambda engine, store, order: computed)
     monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)

@@ -127,4 +127,4 @@ def test_docker_and_podman_get_the_entrypoint_and_no_port(tmp_path: Path) -> Non
 def test_a_machine_without_a_card_is_told_so() -> None:
     why = unknown("nvidia-smi is not installed")
     with pytest.raises(PreflightFailed, match="nvidia-smi is not installed"):
-        require_card(two_cards(), Machine(why, why), 0)
+        require_card(two_cards(), Machine(why, why, why, why), 0)
