@@ -1,12 +1,11 @@
 """NCCL compiled here: it loads alone and in place of the one that torch came with.
 
 `SM120_STORE=… pytest --big tests/integration/test_nccl_library.py`; a store that has it compiled
-compiles nothing. Without a card nothing is sent: that it loads is all that is shown here.
+compiles nothing. Without a card nothing is sent: who calls it is all that is shown here.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.context import host_platform
-from tests.integration.built import sm120
+from pipeline.cli.images import find_image
+from pipeline.oci.config import read_config
+from pipeline.source.box import Box, Limits, Namespaces, run_step
+from pipeline.source.toolchain import unpacked
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import open_store
+from tests.integration.built import ROOT, build_image, sm120
 
 VERSION = 22907
 LOAD = """
@@ -24,10 +29,16 @@ number = ctypes.c_int()
 assert ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number)) == 0
 print(number.value)
 """
-IN_TORCH = """
-import torch
-print(torch.cuda.nccl.version())
-print(sorted({line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line}))
+PYTHON = "/opt/venv/bin/python"
+# The library that each NCCL function of torch is bound to when it is loaded.
+IN_TORCH = r"""
+import os, re, subprocess, sys
+code = "import torch; print(torch.cuda.nccl.version())"
+env = {**os.environ, "LD_DEBUG": "bindings", "LD_BIND_NOW": "1"}
+done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+print(done.stdout.strip() or done.stderr[-500:])
+bound = r"binding file \S*libtorch\S* \[0\] to (\S+) \[0\]: \S+ symbol `nccl[A-Z]"
+print(sorted(set(re.findall(bound, done.stderr))))
 """
 
 
@@ -65,22 +76,17 @@ def test_it_exports_what_a_program_calls_and_nothing_of_its_own(library: Path) -
     assert not [name for name in names if not name.startswith(("nccl", "pnccl", "_Z"))]
 
 
-def test_torch_of_the_image_vllm_takes_it_in_place_of_its_own(
-    library: Path, big_store: Path
-) -> None:
-    """In the gate's environment of that torch: stand-ins for every NVIDIA library but this one."""
-    for folder in sorted((big_store / "gate" / "environments").glob("*/facts.json")):
-        facts = json.loads(folder.read_text())
-        stubs = folder.parent / "stubs"
-        if facts.get("torch") == "2.13.0" and stubs.is_dir():
-            break
-    else:
-        pytest.skip("The gate has no environment of vllm yet: `sm120 gate run vllm` makes one.")
-    version, mapped = run(
-        IN_TORCH,
-        LD_PRELOAD=str(library),
-        LD_LIBRARY_PATH=str(stubs),
-        PYTHONPATH=str(folder.parent / "site"),
-    )
-    assert version == "(2, 29, 7)"
-    assert mapped == str([str(library)])
+def test_torch_of_the_image_calls_it_in_place_of_its_own(big_store: Path) -> None:
+    """By what the dynamic linker says: torch also loads the one that it came with."""
+    build_image(big_store, "vllm-nccl", host_platform())
+    store = open_store(big_store)
+    image = find_image(Checkout(ROOT), store, "vllm-nccl", host_platform())
+    variables = read_config(store.read_blob(image.record.config)).variables()
+    lines: list[str] = []
+    with store.scratch() as scratch, unpacked(store, image) as root:
+        limits = Limits(cpus=2, memory_bytes=64 << 30, silent_s=1800.0)
+        box = Box(root, "", {}, variables, limits, scratch, workdir="/")
+        code = run_step(Namespaces(), box, [PYTHON, "-c", IN_TORCH], lines.append)
+    assert not code, lines[-5:]
+    assert lines[-2] == "(2, 29, 7)"
+    assert lines[-1] == "['/opt/nccl-sm120/libnccl.so.2']"
