@@ -25,7 +25,7 @@ def yaml_of(path: Path) -> Any:
 def play_of(path: Path) -> Any:
     """A play, with the tasks of the files that it imports."""
     (play,) = yaml_of(path)
-    tasks = []
+    tasks: list[Any] = []
     for task in play["tasks"]:
         imported = task.get("ansible.builtin.import_tasks")
         tasks += yaml_of(path.parent / imported) if imported else [task]
