@@ -127,19 +127,19 @@ class Image:
         return str(self.spec["name"])
 
 
-def root_image(debs: Sequence[Path], **more: Any) -> Image:
+def root_image(debs: Sequence[Path], *, platform: str = AMD64, **more: Any) -> Image:
     """A Debian root image."""
     spec = {
         "name": "root",
         "summary": "a small root for tests",
-        "platforms": [AMD64],
+        "platforms": [platform],
         "debian": {},
         "debs": ["tool"],
         "accounts": [{"name": "engine", "uid": 1000, "gid": 1000, "home": "/home/engine"}],
         "env": {"PATH": "/opt/venv/bin:/usr/bin"},
         **more,
     }
-    return Image(spec, debs=debs)
+    return Image(spec, debs=debs, platform=platform)
 
 
 def wheel_image(name: str, wheels: Sequence[Path], **more: Any) -> Image:

@@ -15,8 +15,8 @@ import pytest
 from pipeline.errors import NotReproducible, SandboxUnavailable
 from pipeline.model import sha256_of
 from pipeline.source.box import find_way
-from tests.makers import AMD64, Image, make_checkout, root_image
-from tests.testbed.tiny_source import FILES, Bench, toolchain_deb
+from tests.makers import Image, make_checkout
+from tests.testbed.tiny_source import FILES, HERE, Bench, toolchain_deb, toolchain_image
 
 WHY = "it holds the moment at which it was compiled"
 # a number that no two builds share, in the initialised data of an object
@@ -82,13 +82,13 @@ def desk(tmp_path: Path, deb: Path, store: Path, request: pytest.FixtureRequest)
             "name": "engine",
             "summary": "objects of a small source",
             "base": "root",
-            "platforms": [AMD64],
+            "platforms": [HERE],
             "compiled": [{"source": "tiny", "build": "plain"}],
-        }
+        },
+        platform=HERE,
     )
     # as the bench writes it, so that the source's toolchain is the image's base, too
-    root = root_image([deb], accounts=[], env={"PATH": "/usr/bin:/bin"})
-    make_checkout(tmp_path / "checkout", root, engine)
+    make_checkout(tmp_path / "checkout", toolchain_image(deb), engine)
     return Desk(bench)
 
 

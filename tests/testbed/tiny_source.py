@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 from pipeline.assemble.image import Built
 from pipeline.assemble.plan import TreePlan, plan_tree
+from pipeline.cli.context import host_platform
 from pipeline.lock.source import write_source_lock
 from pipeline.oci.record import LayerRecord
 from pipeline.source.box import Way, find_way
@@ -25,12 +27,12 @@ from pipeline.spec.image import CompiledSpec
 from pipeline.spec.source import SourceSpec
 from pipeline.store.store import Store, open_store
 from tests import makers
-from tests.makers import AMD64
 from tests.testbed.deb_file import Item, control, deb_bytes, tar
 from tests.testbed.packages import CannotHave
 
 SHELL = "sh env cat cp mkdir sleep date uname nproc dd ls sort id touch rm ln seq head true"
-COMPILER = "gcc as ccache x86_64-linux-gnu-objdump"
+COMPILER = f"gcc as ccache {platform.machine()}-linux-gnu-objdump"
+HERE = host_platform()  # its programs are this machine's
 # Two objects, of which an edit of one leaves the other alone.
 FILES = {
     "one.c": '#include "shared.h"\nint one(void) { return SHARED + 1; }\n',
@@ -70,10 +72,17 @@ def toolchain_deb(mirror: Path, *, compiler: bool = False) -> Path:
         cc1 = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         names += [*COMPILER.split(), cc1]
     mirror.mkdir(parents=True, exist_ok=True)
-    path = mirror / "tool_1.0_amd64.deb"
+    architecture = HERE.removeprefix("linux/")
+    path = mirror / f"tool_1.0_{architecture}.deb"
     # fast: a compiler has 30 MB
-    path.write_bytes(deb_bytes(tar(programs(*names)), control("tool"), preset=0))
+    path.write_bytes(deb_bytes(tar(programs(*names)), control("tool", architecture), preset=0))
     return path
+
+
+def toolchain_image(deb: Path) -> makers.Image:
+    """What the source is compiled in."""
+    env = {"PATH": "/usr/bin:/bin"}
+    return makers.root_image([deb], platform=HERE, accounts=[], env=env)
 
 
 @dataclass
@@ -97,8 +106,7 @@ class Bench:
 
     def write(self) -> None:
         """Spec, archive and lock."""
-        image = makers.root_image([self.deb], accounts=[], env={"PATH": "/usr/bin:/bin"})
-        checkout = makers.make_checkout(self.home / "checkout", image)
+        checkout = makers.make_checkout(self.home / "checkout", toolchain_image(self.deb))
         folder = checkout.source_folder("tiny")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "source.yaml").write_text(json.dumps(self.spec()))
@@ -122,7 +130,7 @@ class Bench:
                 "plain": {
                     "toolchain": "root",
                     "to": "/opt/tiny",
-                    "platforms": [AMD64],
+                    "platforms": [HERE],
                     "steps": [{"name": "compile", "run": ["sh", "-e", "/src/build.sh"]}],
                     "cpu_minutes": 1,
                     **self.build,
@@ -132,7 +140,7 @@ class Bench:
         return SourceSpec.model_validate(spec).model_dump(mode="json", by_alias=True)
 
     def plan(self) -> TreePlan:
-        return plan_tree(self.checkout, CompiledSpec(source="tiny", build="plain"), AMD64)
+        return plan_tree(self.checkout, CompiledSpec(source="tiny", build="plain"), HERE)
 
     def compile(self, way: Way | None = None, **more: Any) -> LayerRecord:
         """Compile it, in namespaces unless told otherwise."""
@@ -148,7 +156,8 @@ class Bench:
         return compile_tree(compiler, self.plan())
 
     def _toolchain(self, tree: TreePlan) -> Built:
-        return makers.build(self.checkout, self.store, self.deb.parent, tree.toolchain.spec.name)[0]
+        name = tree.toolchain.spec.name
+        return makers.build(self.checkout, self.store, self.deb.parent, name, platform=HERE)[0]
 
     def tree(self) -> CompiledTree:
         """What the store remembers of it."""

@@ -31,8 +31,7 @@ from pipeline.source.box import find_way
 from pipeline.source.objects import entries, objects_folder
 from pipeline.source.share import export_objects, import_objects, read_manifest
 from pipeline.spec.image import CompiledSpec
-from tests.makers import AMD64
-from tests.testbed.tiny_source import FILES, Bench, processes_in, toolchain_deb
+from tests.testbed.tiny_source import FILES, HERE, Bench, processes_in, toolchain_deb
 
 Make = Callable[..., Bench]
 
@@ -108,7 +107,7 @@ def test_an_edited_lock_and_an_unknown_build_are_refused_before_anything_is_done
 ) -> None:
     made = bench()
     with pytest.raises(UnknownSource):
-        plan_tree(made.checkout, CompiledSpec(source="tiny", build="other"), AMD64)
+        plan_tree(made.checkout, CompiledSpec(source="tiny", build="other"), HERE)
     path = made.checkout.source_lock_path("tiny")
     path.write_text(path.read_text().replace("files: 4", "files: 5"))
     with pytest.raises(LockEdited):
