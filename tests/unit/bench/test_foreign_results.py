@@ -272,13 +272,15 @@ def test_any_value_in_any_place_is_read_or_refused(file: str, tmp_path: Path) ->
     text = (FOLDER / file).read_text()
     places = list(_places(json.loads(text)))
     chosen = random.Random(file).sample(places, min(len(places), 120))
+    read = 0
     for number, place in enumerate(chosen):
         document = json.loads(text)
         _put(document, place, STRANGE[number % len(STRANGE)])
         (tmp_path / "a.json").write_text(json.dumps(document))
         # any other error than this one would be a stack trace in front of somebody
         with suppress(RunInvalid):
-            read_foreign(tmp_path / "a.json")
+            read += bool(read_foreign(tmp_path / "a.json"))
+    assert read  # most of a foreign file is not looked at
 
 
 def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
