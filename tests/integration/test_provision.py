@@ -7,13 +7,10 @@ contents, kernel files and GRUB. A test that leans on a stand-in says so in its 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import bcrypt
 import pytest
@@ -26,7 +23,8 @@ from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_D
 from tests.testbed.debian import NOBLE
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.locked_set import SMALL, make_set, random_bytes
-from tests.testbed.playbook import ROOT, Run
+from tests.testbed.own_wheel import REQUIREMENTS, build_wheel, neighbour_serving, wheelhouse
+from tests.testbed.playbook import Run
 from tests.testbed.snapshot import differences, snapshot
 
 pytestmark = pytest.mark.timeout(1800)
@@ -514,12 +512,11 @@ def test_weights_come_from_a_neighbour_and_are_scrubbed_by_the_command_installed
     site, _ = fresh
     lock_weights(site.checkout, tmp_path / "neighbour")
     wheel = build_wheel(tmp_path / "wheel")
-    requirements = ROOT / "lockfiles" / "tool" / "run.txt"
-    site.first.put(wheelhouse(tmp_path / "wheels", requirements), "/srv/wheels")
+    site.first.put(wheelhouse(tmp_path / "wheels"), "/srv/wheels")
     values: dict[str, Any] = {
         "sm120_parts": ["weights"],
         "weights_wheel": str(wheel),
-        "weights_requirements": str(requirements),
+        "weights_requirements": str(REQUIREMENTS),
         "weights_wheelhouse": "/srv/wheels",
         "weights_checkout": str(site.checkout),
         "weights_sets": ["tiny"],
@@ -552,21 +549,6 @@ def test_weights_come_from_a_neighbour_and_are_scrubbed_by_the_command_installed
     site.first.shell("rm -r /models /srv/wheels")
 
 
-@contextmanager
-def neighbour_serving(folder: Path, address: str) -> Iterator[str]:
-    """`sm120 weights serve` on this machine's address among the nodes."""
-    command = [sys.executable, "-m", "pipeline", "weights", "serve", str(folder), "--json"]
-    with subprocess.Popen(
-        [*command, "--host", address, "--port", "0"], stdout=subprocess.PIPE, cwd=ROOT
-    ) as process:
-        try:
-            assert process.stdout
-            port = urlsplit(json.loads(process.stdout.readline())["endpoint"]).port
-            yield f"http://{address}:{port}"
-        finally:
-            process.terminate()
-
-
 def lock_weights(checkout: Path, neighbour: Path) -> None:
     """A small locked set: its spec and lock in the checkout, its files in a folder."""
     large = {"model.safetensors": random_bytes(1 << 20)}
@@ -575,28 +557,6 @@ def lock_weights(checkout: Path, neighbour: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC.model_dump(mode="json")))
     write_lock(folder / "tiny.lock.yaml", place.lock)
-
-
-def build_wheel(folder: Path) -> Path:
-    """This project as a wheel."""
-    folder.mkdir()
-    code = f"from flit_core.buildapi import build_wheel; build_wheel({str(folder)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
-def wheelhouse(folder: Path, requirements: Path) -> Path:
-    """The locked wheels, as a site without an index would keep them."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(folder)]
-    subprocess.run([*command, "--require-hashes", "--requirement", str(requirements)], check=True)
-    # the node's Python may be another 3.11 than ours, and some pins are for one of them only
-    lines = requirements.read_text(encoding="utf-8").splitlines()
-    others = [line.split()[0] for line in lines if "python_full_version < '3.11" in line]
-    for pin in others:
-        subprocess.run([*command, pin], check=True)
-    return folder
 
 
 CLOSED = {"name": "nvidia-driver-580", "version": "580.95.05-1", "sha256": "0" * 64}
