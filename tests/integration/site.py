@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -97,11 +97,29 @@ def new_site(
     daemon: DockerDaemon, tmp: Path, names: Sequence[str], system: System = BOOKWORM
 ) -> Iterator[Site]:
     """Boot the nodes, serve both repositories and lock."""
+    checkout = tmp / "checkout"
+    for folder in ("lockfiles", "images"):
+        (checkout / folder).mkdir(parents=True)
+    with unlocked_site(daemon, tmp, names, checkout, system) as site:
+        site.lock()
+        yield site
+
+
+@contextmanager
+def unlocked_site(
+    daemon: DockerDaemon,
+    tmp: Path,
+    names: Sequence[str],
+    checkout: Path,
+    system: System = BOOKWORM,
+    with_parts: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Iterator[Site]:
+    """The same for a checkout that is there already, and is locked by somebody else."""
     ansible_program("ansible-playbook")
     tar = base_tar(default_root().parent / "sm120-testbed", system)
     with ExitStack() as stack:
         signer = stack.enter_context(new_signer("testbed"))
-        nodes = stack.enter_context(fleet(daemon, tar, names, tmp))
+        nodes = stack.enter_context(fleet(daemon, tar, names, tmp, with_parts))
         repository = new_repository(tmp / "nvidia", signer, nvidia_packages())
         archive = new_repository(tmp / "system", signer, system_packages(system.suite == "trixie"))
         for place in (repository, archive):
@@ -111,9 +129,6 @@ def new_site(
         if system.os_release:
             for node in nodes.nodes:
                 node.shell(f"printf %s '{system.os_release}' > /usr/lib/os-release")
-        checkout = tmp / "checkout"
-        for folder in ("lockfiles", "images"):
-            (checkout / folder).mkdir(parents=True)
         site = Site(nodes, repository, archive, checkout, tmp, system)
         site.values |= {
             "nvidia_repository_url": repository.url,
@@ -123,5 +138,4 @@ def new_site(
             "pcie_profile": "direct",
             "nccl_profile": "latency",
         }
-        site.lock()
         yield site
