@@ -118,9 +118,9 @@ def _proof(
     if isinstance(done, Unknown):
         return HostProof(good=done), None
     if done.code == WeightsDamaged.exit_code:
-        return HostProof(good=False, why=f"damaged there: {done.message}"), None
+        return HostProof(good=False, why=f"damaged there: {_error(done)}"), None
     if done.code:
-        return HostProof(good=unknown(f"`sm120 weights verify` there: {done.message}")), None
+        return HostProof(good=unknown(f"`sm120 weights verify` there: {_error(done)}")), None
     try:
         sets = _VERIFIED.validate_python(_json(done)).sets
     except (ValueError, ValidationError):
@@ -155,6 +155,16 @@ def _verify(tunnel: Tunnel, folder: str) -> Known[CommandResult]:
         return tunnel.read(order, limit_s=_VERIFY_S)
     except HostUnreached as error:
         return unknown(f"{error}; run `sm120 weights verify {folder}` there first")
+
+
+def _error(done: CommandResult) -> str:
+    """What the host's sm120 says is wrong; with --json it says so in JSON."""
+    try:
+        error = foreign_json.read_json(done.message.encode(), most_bytes=_MOST_BYTES)
+    except foreign_json.JsonInvalid:
+        return done.message
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else done.message
 
 
 def _json(done: CommandResult) -> object:

@@ -59,6 +59,11 @@ def test_a_set_whose_lock_the_host_can_vouch_for_passes(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         (said(code=WeightsDamaged.exit_code, err="kimi: 1 file is not as locked"), "damaged"),
+        (
+            said(code=WeightsDamaged.exit_code, err='{"error": "X", "message": "1 changed"}'),
+            "damaged there: 1 changed",
+        ),
+        (said(code=WeightsDamaged.exit_code, err='{"message": 1}'), 'there: {"message": 1}'),
         (verified(whole=False), "3 files"),
     ],
 )
