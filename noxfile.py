@@ -254,6 +254,13 @@ def publish(session: nox.Session) -> None:
 
 
 @nox.session
+def demo(session: nox.Session) -> None:
+    """The whole story in minutes: hosts, image, weights, a number, five breaks (-- --to DIR)."""
+    # after Ctrl-C it ends its machines
+    run(session, "test", "python", "-m", "tests.demo", *session.posargs, patience_s=120)
+
+
+@nox.session
 def perf(session: nox.Session) -> None:
     """Measure our claims side by side with the usual way, in one run."""
     run(session, "test", "python", "-m", "tests.perf", *session.posargs)
