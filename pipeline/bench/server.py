@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,10 @@ from pipeline.smoke.wire import Address, Lost, Raw, send
 _LIMIT_S = 10.0
 _MOST_BYTES = 16 << 20
 # Few enough for the smallest context: a prompt that a server cuts off is counted too short.
-_FEW_WORDS, _MANY_WORDS = 20, 120
+_FEW_WORDS = 20
+# With the letters of a tiny model as tokens, 120 words do not fit into its 512.
+_MANY_WORDS = (120, 50)
+_SHOWN_CHARS = 200
 # What tells how a server was started, of all that SGLang reports.
 _SETTINGS = (
     *("quantization", "attention_backend", "kv_cache_dtype", "tp_size", "dp_size", "ep_size"),
@@ -39,12 +43,13 @@ class Server:
 
     def get(self, path: str) -> Raw | None:
         """An answer with status 200; none where there is none."""
-        return self._ask("GET", path, b"", _LIMIT_S)
+        raw = self._ask("GET", path, b"", _LIMIT_S)
+        return raw if raw and raw.status == 200 else None
 
     def _ask(self, method: str, path: str, body: bytes, limit_s: float) -> Raw | None:
         headers = {"Content-Type": "application/json", **self.headers}
         try:
-            raw = asyncio.run(
+            return asyncio.run(
                 send(
                     self.address,
                     method,
@@ -57,7 +62,6 @@ class Server:
             )
         except Lost:
             return None
-        return raw if raw.status == 200 else None
 
     def get_json(self, path: str) -> Any:
         """An answer as JSON; none where it is none."""
@@ -83,14 +87,23 @@ class Server:
         value = _json(raw) if raw else None
         tokens = _at(value, "usage", "prompt_tokens")
         if not isinstance(tokens, int) or tokens < 1:
-            raise BenchUnanswered(f"{self.url}: gives no answer with a count of prompt tokens")
+            why = f" ({raw.status}: {_shown(raw.data)})" if raw else ""
+            raise BenchUnanswered(
+                f"{self.url}: gives no answer with a count of prompt tokens{why}",
+                "Ask it for one answer, as `sm120 smoke URL --up-to first-answer` does.",
+            )
         return tokens
 
     def scale(self, model: str, key: str, limit_s: float = 600.0) -> Scale:
         """How long prompts must be, by the server's own count."""
         few = self.count_tokens(model, _FEW_WORDS, f"{key} few", limit_s)
-        many = self.count_tokens(model, _MANY_WORDS, f"{key} many", limit_s)
-        return fit_scale((_FEW_WORDS, few), (_MANY_WORDS, many))
+        *longer, last = _MANY_WORDS
+        for words in longer:
+            with suppress(BenchUnanswered):
+                many = self.count_tokens(model, words, f"{key} many", limit_s)
+                return fit_scale((_FEW_WORDS, few), (words, many))
+        many = self.count_tokens(model, last, f"{key} fewer", limit_s)
+        return fit_scale((_FEW_WORDS, few), (last, many))
 
     def wait_until_idle(self, limit_s: float) -> tuple[bool | None, float]:
         """Wait for all requests to end; whether they did, and how long it took.
@@ -108,6 +121,10 @@ class Server:
             if busy == 0 or waited > limit_s:
                 return busy == 0, waited
             time.sleep(0.1)
+
+
+def _shown(data: bytes) -> str:
+    return " ".join(data.decode(errors="replace").split())[:_SHOWN_CHARS]
 
 
 def _json(raw: Raw) -> Any:
