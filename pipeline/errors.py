@@ -665,6 +665,11 @@ class StartFailed(ServeFailed):
     hint = "The last lines of its log are above."
 
 
+class ContainerRefused(StartFailed):
+    meaning = "Docker or Podman refused to make or to start a container"
+    hint = "`sm120 render RECIPE --as docker` (or podman) prints the command, to try it by hand."
+
+
 class BackendDiffers(ServeFailed):
     meaning = "the engine's log shows another backend than the recipe expects"
     hint = "The container was removed. The recipe's `expect` says why each line matters."

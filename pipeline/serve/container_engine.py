@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from pipeline.errors import DockerUnavailable, StartFailed
+from pipeline.errors import ContainerRefused, DockerUnavailable
 from pipeline.oci import docker
 from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
 from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
@@ -75,12 +75,12 @@ class Docker:
         docker.load(store, name, digest, [docker.default_tag(name, digest)], self._client)
 
     def create(self, arguments: ContainerArguments) -> str:
-        with _explained("create the container", StartFailed):
+        with _explained("create the container", ContainerRefused):
             return str(self._client.containers.create(**sdk_arguments(arguments)).id)
 
     def start(self, identity: str) -> None:
         # a port that is taken or a card that is not there shows only now
-        with _explained("start the container", StartFailed):
+        with _explained("start the container", ContainerRefused):
             self._client.api.start(identity)
 
     def containers(self) -> list[ContainerFacts]:
@@ -150,7 +150,7 @@ def sdk_arguments(arguments: ContainerArguments) -> dict[str, Any]:
 
 @contextmanager
 def _explained(
-    what: str, kind: type[DockerUnavailable] | type[StartFailed] = DockerUnavailable
+    what: str, kind: type[DockerUnavailable] | type[ContainerRefused] = DockerUnavailable
 ) -> Iterator[None]:
     from docker.errors import DockerException
     from requests import RequestException

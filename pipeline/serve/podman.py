@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipeline import log, proc
-from pipeline.errors import DockerUnavailable, PipelineError, StartFailed
+from pipeline.errors import ContainerRefused, DockerUnavailable, PipelineError
 from pipeline.oci.docker import archive_bytes, default_tag, docker_archive
 from pipeline.oci.document import read_document
 from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
@@ -73,10 +73,10 @@ class Podman:
     def create(self, arguments: ContainerArguments) -> str:
         flags = ["--pull=never", *arguments.run_flags()]
         command = ["create", *flags, arguments.image, *arguments.arguments]
-        return self._read(command, StartFailed).strip().splitlines()[-1]
+        return self._read(command, ContainerRefused).strip().splitlines()[-1]
 
     def start(self, identity: str) -> None:
-        self._read(["start", identity], StartFailed)
+        self._read(["start", identity], ContainerRefused)
 
     def containers(self) -> list[ContainerFacts]:
         listed = self._read(
