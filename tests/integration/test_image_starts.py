@@ -38,7 +38,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("starts")
 
 
-def tested(store: Path, checkout: Path, *options: str, **env: str) -> tuple[int, dict[str, str]]:
+def image_test(
+    store: Path, checkout: Path, *options: str, **env: str
+) -> tuple[int, dict[str, str]]:
     """How the command ends, and the verdict of each test."""
     words = ("--checkout", str(checkout), "image", "test", IMAGE, "--json", *options)
     done = run_sm120(store, *words, **env)
@@ -68,7 +70,7 @@ def planted(store: Path, place: Path, path: str) -> Path:
 
 def test_a_sound_image_starts_in_namespaces_and_says_so_in_its_evidence(store: Path) -> None:
     build_image(store, IMAGE, host_platform())
-    code, verdicts = tested(store, ROOT)
+    code, verdicts = image_test(store, ROOT)
     assert (code, failed(verdicts)) == (0, set())
     wanted = {"user", "owners", "folders", "libraries", "C compiler", "C++ compiler"}
     assert wanted <= {name for name, verdict in verdicts.items() if verdict == "passed"}
@@ -83,7 +85,7 @@ def test_a_planted_fault_is_caught_by_the_test_that_should(
     store: Path, tmp_path: Path, path: str, caught: set[str]
 ) -> None:
     build_image(store, IMAGE, host_platform())  # skips where nothing can be fetched
-    code, verdicts = tested(store, planted(store, tmp_path, path))
+    code, verdicts = image_test(store, planted(store, tmp_path, path))
     assert code == 92
     assert caught <= failed(verdicts)
 
@@ -93,10 +95,10 @@ def test_the_same_in_docker_with_a_sound_image_and_with_a_wrong_owner(
 ) -> None:
     build_image(store, IMAGE, host_platform())
     env = {"DOCKER_HOST": docker_daemon.socket_url}
-    code, verdicts = tested(store, ROOT, "--engine", "docker", **env)
+    code, verdicts = image_test(store, ROOT, "--engine", "docker", **env)
     assert (code, failed(verdicts)) == (0, set())
     checkout = planted(store, tmp_path, "/home/engine/.cache/planted")
-    code, verdicts = tested(store, checkout, "--engine", "docker", **env)
+    code, verdicts = image_test(store, checkout, "--engine", "docker", **env)
     assert (code, failed(verdicts)) == (92, {"owners", "folders"})
 
 
