@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -34,19 +35,25 @@ def read_run(path: Path) -> Run:
     """A run by its folder or file; the requests are read apart."""
     file = run_folder(path) / RUN_FILE
     try:
+        return Run.model_validate(read_run_value(file)[1])
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise RunInvalid(f"{file}: {field}: {first['msg']}") from error
+
+
+def read_run_value(file: Path) -> tuple[bytes, Any]:
+    """The bytes of a run's file and what they say, before anybody asks whether it is a run."""
+    try:
         data = read_at_most(file, _MOST_RUN_BYTES)
     except OSError as error:
         raise RunInvalid(f"{file}: cannot be read: {error.strerror}") from error
     if data is None:
         raise RunInvalid(f"{file}: larger than {_MOST_RUN_BYTES} bytes")
     try:
-        return Run.model_validate(read_json(data, most_bytes=_MOST_RUN_BYTES))
+        return data, read_json(data, most_bytes=_MOST_RUN_BYTES)
     except JsonInvalid as error:
         raise RunInvalid(f"{file}: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise RunInvalid(f"{file}: {field}: {first['msg']}") from error
 
 
 def workload_digest(workload: Workload) -> str:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import foreign_json, log
+from pipeline import log
 from pipeline.attest.fields import ChangedField, changed_fields, fields_of
 from pipeline.attest.names import BENCHMARK_RUN, kind_of
 from pipeline.attest.predicates import BenchmarkRun, check_predicate
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
-from pipeline.bench.record import read_run, workload_digest
+from pipeline.bench.record import read_run, read_run_value, workload_digest
 from pipeline.bench.results.recompute import RecomputedTrial, recomputed, recomputed_intervals
 from pipeline.errors import RecordInvalid, RunInvalid
-from pipeline.files import read_at_most, sha256_of_file
+from pipeline.files import sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.verify.behind import Behind, judge_behind
 from pipeline.verify.chain import Judge
@@ -26,7 +26,6 @@ from pipeline.verify.signature import TrustedStatement, judge_signatures
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk
 
-_MOST_BYTES = 256 << 20
 _MOST_SHOWN = 10
 
 
@@ -66,16 +65,7 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind:
 
 def _read(folder: Path) -> _Files:
     path, requests = folder / RUN_FILE, folder / REQUESTS_FILE
-    try:
-        data = read_at_most(path, _MOST_BYTES)
-    except OSError as error:
-        raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
-    if data is None:
-        raise RunInvalid(f"{path}: larger than {_MOST_BYTES} bytes")
-    try:
-        value = foreign_json.read_json(data, most_bytes=_MOST_BYTES)
-    except foreign_json.JsonInvalid as error:
-        raise RunInvalid(f"{path}: {error}") from error
+    data, value = read_run_value(path)
     digest = sha256_of_file(requests) if requests.is_file() else None
     return _Files(folder, sha256_of(data), value, digest)
 
