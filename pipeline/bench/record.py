@@ -34,8 +34,13 @@ def is_run(path: Path) -> bool:
 def read_run(path: Path) -> Run:
     """A run by its folder or file; the requests are read apart."""
     file = run_folder(path) / RUN_FILE
+    return run_of(file, read_run_value(file)[1])
+
+
+def run_of(file: Path, value: Any) -> Run:
+    """A run from what its file says."""
     try:
-        return Run.model_validate(read_run_value(file)[1])
+        return Run.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"

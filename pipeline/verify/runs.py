@@ -14,7 +14,7 @@ from pipeline.attest.predicates import BenchmarkRun, check_predicate
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
-from pipeline.bench.record import read_run, read_run_value, workload_digest
+from pipeline.bench.record import read_run_value, run_of, workload_digest
 from pipeline.bench.results.recompute import RecomputedTrial, recomputed, recomputed_intervals
 from pipeline.errors import RecordInvalid, RunInvalid
 from pipeline.files import sha256_of_file
@@ -52,7 +52,7 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind:
         message = "there is none: nobody says that this was measured"
         nodes.append(Node("statement", Verdict.INCOMPLETE, message))
     try:
-        run = read_run(folder)
+        run = run_of(folder / RUN_FILE, files.json)
     except RunInvalid as error:
         nodes.append(Node("result", Verdict.BROKEN, str(error)))
     else:
