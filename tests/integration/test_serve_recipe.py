@@ -25,6 +25,7 @@ from pipeline.cli.context import host_platform
 from pipeline.errors import (
     AlreadyServed,
     BackendDiffers,
+    ContainerRefused,
     ImageDiffers,
     Interrupted,
     NothingServed,
@@ -254,7 +255,7 @@ def test_a_port_in_use_is_found_before_anything_is_started(bench: Bench) -> None
         other.listen()
         assert str(bench.port) in failed(bench.serve("tiny-cpu"), PreflightFailed)["message"]
         # the container engine finds it, too
-        failed(bench.serve("tiny-cpu", "--skip-preflight", "port"), StartFailed)
+        failed(bench.serve("tiny-cpu", "--skip-preflight", "port"), ContainerRefused)
     assert bench.status() == []
 
 
