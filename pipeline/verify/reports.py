@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from pipeline import log
 from pipeline.attest.fields import changed_fields, fields_of
-from pipeline.attest.names import REPORT, kind_of
-from pipeline.attest.predicates import Report, check_predicate
-from pipeline.attest.statement import RECORDED
+from pipeline.attest.names import REPORT
+from pipeline.attest.predicates import Report
+from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.bench.model import RUN_FILE
-from pipeline.errors import RecordInvalid, ReportInvalid
+from pipeline.errors import ReportInvalid
 from pipeline.files import read_plain, sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.report.check import OpenedReport, Problem, check_report, check_run, open_report
@@ -21,7 +22,7 @@ from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem, beside, distinct, gather
 from pipeline.verify.runs import changed_node, judge_run
-from pipeline.verify.signature import TrustedStatement, judge_signatures
+from pipeline.verify.statement import judge_statement
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk
 
@@ -42,7 +43,8 @@ def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, behind
         return Walk(Node(str(path), Verdict.BROKEN, str(error)), ())
     # before its statement: where only the page was changed, this names the place
     walks = [Walk(_page(report), ())] if _is_as_stated(report, items) else []
-    walks += [_statement(item, report, judge) for item in distinct(items)]
+    compare = partial(_compared, report)
+    walks += [judge_statement(i, REPORT, "report", judge, compare) for i in distinct(items)]
     if not items:
         message = "there is none: nobody says that this report is theirs"
         walks.append(Walk(Node("statement", Verdict.INCOMPLETE, message), ()))
@@ -60,36 +62,19 @@ def _is_as_stated(report: OpenedReport, items: Sequence[EvidenceItem]) -> bool:
     return any(fields == now for fields in stated)
 
 
-def _statement(item: EvidenceItem, report: OpenedReport, judge: Judge) -> Walk:
-    """One envelope beside a page."""
-    if item.envelope is None:
-        return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
-    statement = item.envelope.statement
-    title = f"{kind_of(statement.predicate_type)} ({item.name})"
-    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
-    try:
-        if statement.predicate_type != REPORT:
-            raise RecordInvalid("is no statement about a report")
-        check_predicate(REPORT, statement.predicate)
-    except RecordInvalid as error:
-        broken = Node("predicate", Verdict.BROKEN, str(error))
-        return Walk(Node(title, children=(signature, broken)), ())
-    nodes = [signature]
-    if signature.verdict is not Verdict.BROKEN:
-        body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
-        claims = Report.model_validate(body)
-        changed = changed_fields(fields_of(report.json), claims.fields)
+def _compared(report: OpenedReport, statement: Statement, how: str) -> list[Node]:
+    """The data of a page, then its bytes, against what was signed or only stated of them."""
+    # the time is beside the fields of the model
+    body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
+    claims = Report.model_validate(body)
+    changed = changed_fields(fields_of(report.json), claims.fields)
+    if changed:
+        return [changed_node("data", changed, f"{how} as")]
+    if statement.is_about(sha256_of(report.page)):
         count = log.count(len(claims.fields), "value")
-        how = "signed" if item.envelope.signatures else "stated"
-        if changed:
-            nodes.append(changed_node("data", changed, f"{how} as"))
-        elif statement.is_about(sha256_of(report.page)):
-            nodes.append(Node("data", message=f"{count}, each as {how}"))
-        else:
-            message = f"other bytes, although each value of its data is as {how}"
-            nodes.append(Node("bytes", Verdict.CHANGED, message))
-    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
-    return Walk(Node(title, children=tuple(nodes)), believed)
+        return [Node("data", message=f"{count}, each as {how}")]
+    message = f"other bytes, although each value of its data is as {how}"
+    return [Node("bytes", Verdict.CHANGED, message)]
 
 
 def _page(report: OpenedReport) -> Node:

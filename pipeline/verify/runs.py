@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline import log
 from pipeline.attest.fields import ChangedField, changed_fields, fields_of
-from pipeline.attest.names import BENCHMARK_RUN, kind_of
-from pipeline.attest.predicates import BenchmarkRun, check_predicate
+from pipeline.attest.names import BENCHMARK_RUN
+from pipeline.attest.predicates import BenchmarkRun
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
 from pipeline.bench.record import read_run_value, run_of, workload_digest
 from pipeline.bench.results.recompute import RecomputedTrial, recomputed, recomputed_intervals
-from pipeline.errors import RecordInvalid, RunInvalid
+from pipeline.errors import RunInvalid
 from pipeline.files import sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.verify.behind import Behind, judge_behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem, distinct
-from pipeline.verify.signature import TrustedStatement, judge_signatures
+from pipeline.verify.signature import TrustedStatement
+from pipeline.verify.statement import judge_statement
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk
 
@@ -45,7 +47,11 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind:
         files = _read(folder)
     except RunInvalid as error:
         return Walk(Node(str(folder), Verdict.BROKEN, str(error)), ())
-    walks = [_statement(item, files, judge) for item in distinct(items)]
+    compare = partial(_compared, files)
+    walks = [
+        judge_statement(item, BENCHMARK_RUN, "benchmark", judge, compare)
+        for item in distinct(items)
+    ]
     nodes = [walked.node for walked in walks]
     believed = tuple(each for walked in walks for each in walked.believed)
     if not items:
@@ -70,30 +76,6 @@ def _read(folder: Path) -> _Files:
     return _Files(folder, sha256_of(data), value, digest)
 
 
-def _statement(item: EvidenceItem, files: _Files, judge: Judge) -> Walk:
-    """One envelope beside a run."""
-    if item.envelope is None:
-        return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
-    statement = item.envelope.statement
-    title = f"{kind_of(statement.predicate_type)} ({item.name})"
-    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
-    nodes = [signature]
-    if statement.predicate_type != BENCHMARK_RUN:
-        message = "is no statement about a benchmark"
-        return Walk(Node(title, children=(signature, Node("subject", Verdict.BROKEN, message))), ())
-    try:
-        check_predicate(BENCHMARK_RUN, statement.predicate)
-    except RecordInvalid as error:
-        nodes.append(Node("predicate", Verdict.BROKEN, str(error)))
-        return Walk(Node(title, children=tuple(nodes)), ())
-    # what an unbelieved statement says was changed may be its own lie: then it counts for nothing
-    if signature.verdict is not Verdict.BROKEN:
-        how = "signed" if item.envelope.signatures else "stated"
-        nodes += _compared(statement, files, how)
-    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
-    return Walk(Node(title, children=tuple(nodes)), believed)
-
-
 def claims_of(statement: Statement) -> BenchmarkRun:
     """What a statement says of a run."""
     # the time is beside the fields of the model
@@ -101,7 +83,7 @@ def claims_of(statement: Statement) -> BenchmarkRun:
     return BenchmarkRun.model_validate(body)
 
 
-def _compared(statement: Statement, files: _Files, how: str) -> list[Node]:
+def _compared(files: _Files, statement: Statement, how: str) -> list[Node]:
     """The files of a run against what was signed or only stated of them."""
     claims = claims_of(statement)
     nodes = []
