@@ -161,6 +161,22 @@ def read_at_most(path: Path, most_bytes: int) -> bytes | None:
     return data if len(data) <= most_bytes else None
 
 
+def read_limited(
+    path: Path,
+    most_bytes: int,
+    error: type[PipelineError],
+    too_large: type[PipelineError] | None = None,
+) -> bytes:
+    """A small file whole, or an error of this kind with the reason why it cannot be had."""
+    try:
+        data = read_at_most(path, most_bytes)
+    except OSError as reason:
+        raise error(f"{path}: cannot be read: {reason.strerror}") from reason
+    if data is None:
+        raise (too_large or error)(f"{path}: larger than {most_bytes} bytes")
+    return data
+
+
 def sha256_of_file(path: Path) -> str:
     """The digest of a file of any size, as every file of ours writes it."""
     with path.open("rb") as handle:

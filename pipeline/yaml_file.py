@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import SpecInvalid
-from pipeline.files import read_at_most
+from pipeline.files import read_limited
 
 Model = TypeVar("Model", bound=BaseModel)
 # No spec or lock comes near it; it keeps a file named by mistake from filling the memory.
@@ -36,12 +36,7 @@ class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
 
 def read_yaml(path: Path, model: type[Model]) -> Model:
     """A file as a closed model, or an error that names the file and the field."""
-    try:
-        data = read_at_most(path, MAX_FILE_BYTES)
-    except OSError as error:
-        raise SpecInvalid(f"{path}: cannot be read: {error.strerror}") from error
-    if data is None:
-        raise SpecInvalid(f"{path}: not valid YAML: larger than {MAX_FILE_BYTES} bytes")
+    data = read_limited(path, MAX_FILE_BYTES, SpecInvalid)
     try:
         return cast(Model, _parsed(data, model))
     except ValidationError as error:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pipeline import proc
 from pipeline.attest.keyring import own_key
 from pipeline.errors import KeyExists, KeyInvalid, SigningFailed, StoreUnwritable
-from pipeline.files import os_errors_explained, read_at_most
+from pipeline.files import os_errors_explained, read_limited
 from pipeline.model import sha256_of
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -152,13 +152,7 @@ def read_private_file(
 
 def read_key_file(path: Path) -> bytes:
     """A key's file, if it can be one."""
-    try:
-        data = read_at_most(path, _MOST_BYTES)
-    except OSError as error:
-        raise KeyInvalid(f"{path}: cannot be read: {error.strerror}") from error
-    if data is None:
-        raise KeyInvalid(f"{path}: is too large for a key")
-    return data
+    return read_limited(path, _MOST_BYTES, KeyInvalid)
 
 
 @dataclass(frozen=True)

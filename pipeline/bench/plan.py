@@ -29,7 +29,7 @@ from pipeline.bench.workload import (
     Workload,
 )
 from pipeline.errors import WorkloadInvalid
-from pipeline.files import read_at_most
+from pipeline.files import read_limited
 from pipeline.model import Frozen, sha256_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -140,12 +140,7 @@ def _read_file(job: Job) -> list[list[dict[str, Any]]]:
     if not isinstance(prompts, FilePrompts):
         return []
     path = Path(job.prompt_file or prompts.path)
-    try:
-        data = read_at_most(path, _MOST_FILE_BYTES)
-    except OSError as error:
-        raise WorkloadInvalid(f"{path}: cannot be read: {error.strerror}") from error
-    if data is None:
-        raise WorkloadInvalid(f"{path}: larger than {_MOST_FILE_BYTES} bytes")
+    data = read_limited(path, _MOST_FILE_BYTES, WorkloadInvalid)
     if prompts.digest and sha256_of(data) != prompts.digest:
         raise WorkloadInvalid(f"{path}: is {sha256_of(data)}, the workload names {prompts.digest}")
     read = read_prompts(data, path.name)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, RequestLines, RequestRow, Run
 from pipeline.bench.workload import Workload
 from pipeline.errors import RunInvalid
-from pipeline.files import atomic_file, os_errors_explained, read_at_most
+from pipeline.files import atomic_file, os_errors_explained, read_limited
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
 
@@ -49,12 +49,7 @@ def run_of(file: Path, value: Any) -> Run:
 
 def read_run_value(file: Path) -> tuple[bytes, Any]:
     """The bytes of a run's file and what they say, before anybody asks whether it is a run."""
-    try:
-        data = read_at_most(file, _MOST_RUN_BYTES)
-    except OSError as error:
-        raise RunInvalid(f"{file}: cannot be read: {error.strerror}") from error
-    if data is None:
-        raise RunInvalid(f"{file}: larger than {_MOST_RUN_BYTES} bytes")
+    data = read_limited(file, _MOST_RUN_BYTES, RunInvalid)
     try:
         return data, read_json(data, most_bytes=_MOST_RUN_BYTES)
     except JsonInvalid as error:

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline import log
 from pipeline.attest.strict import read_json
 from pipeline.errors import EvidenceBroken, RecordInvalid, RegistryBroken, UnknownImage
-from pipeline.files import on_all_cores, read_at_most, sha256_of_file
+from pipeline.files import on_all_cores, read_limited, sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.oci.document import (
     GZIP_LAYER,
@@ -214,14 +214,7 @@ def _diff_ids(config: Any, title: str) -> tuple[str, ...]:
 
 def read_bounded(path: Path, most_bytes: int = MOST_MANIFEST_BYTES) -> bytes:
     """A file that must be small."""
-    try:
-        # never more than allowed is read, whatever the file system says of its size
-        data = read_at_most(path, most_bytes)
-    except OSError as error:
-        raise EvidenceBroken(f"{path}: cannot be read: {error.strerror}") from error
-    if data is None:
-        raise RecordInvalid(f"{path.name}: larger than {most_bytes} bytes")
-    return data
+    return read_limited(path, most_bytes, EvidenceBroken, too_large=RecordInvalid)
 
 
 def read_small(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files import hash_so_far, read_at_most, size_so_far
+from pipeline.errors import KeyInvalid, PipelineError, RecordInvalid
+from pipeline.files import hash_so_far, read_at_most, read_limited, size_so_far
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10])
@@ -30,6 +31,22 @@ def test_a_file_without_end_ends_at_the_bound() -> None:
 def test_a_file_that_is_not_there_is_an_error_and_not_a_large_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_at_most(tmp_path / "none", 10)
+
+
+def test_what_cannot_be_read_is_an_error_of_the_kind_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10)
+    assert read_limited(path, 10, KeyInvalid) == b"x" * 10
+    cases: list[tuple[Path, type[PipelineError], str]] = [
+        (tmp_path / "none", KeyInvalid, "none: cannot be read: No such file or directory"),
+        (tmp_path, KeyInvalid, "cannot be read: Is a directory"),
+        (path, RecordInvalid, "file: larger than 9 bytes"),
+    ]
+    for place, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            read_limited(place, 9, KeyInvalid, too_large=RecordInvalid)
+    with pytest.raises(KeyInvalid, match="larger than 9 bytes"):
+        read_limited(path, 9, KeyInvalid)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 5_000_000])
