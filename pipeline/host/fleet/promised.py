@@ -16,15 +16,15 @@ State: TypeAlias = Literal["present", "absent"]
 class Connection(Frozen):
     """How to reach a host and become root there."""
 
-    kind: str
+    kind: str = "ssh"
     address: str
-    port: int
-    user: str
-    key: str
-    arguments: str
-    password: str  # of SSH itself; empty where a key or an agent lets us in
-    become_method: str
-    become_password: str
+    port: int = 0  # empty fields: as ~/.ssh/config has it
+    user: str = ""
+    key: str = ""
+    arguments: str = ""
+    password: str = ""  # of SSH itself; empty where a key or an agent lets us in
+    become_method: str = "sudo"
+    become_password: str = ""
 
 
 class RepositoryPromise(Frozen):

@@ -34,17 +34,7 @@ def plain_connection(host: str) -> Connection:
     """A host as one types it for ssh: `user@host`, or a name of ~/.ssh/config."""
     if not host or host.startswith("-") or any(c.isspace() for c in host):
         raise HostUnreached(f"{host!r} is not the name of a host", "Write it as for ssh.")
-    return Connection(
-        kind="ssh",
-        address=host,
-        port=0,
-        user="",
-        key="",
-        arguments="",
-        password="",
-        become_method="sudo",
-        become_password="",
-    )
+    return Connection(address=host)
 
 
 class Tunnel:

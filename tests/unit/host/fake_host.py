@@ -12,17 +12,7 @@ from typing import Any
 
 from pipeline.host.fleet.promised import Connection
 
-LOCAL = Connection(
-    kind="local",
-    address="here",
-    port=0,
-    user="",
-    key="",
-    arguments="",
-    password="",
-    become_method="sudo",
-    become_password="",
-)
+LOCAL = Connection(kind="local", address="here")
 
 
 def program(folder: Path, name: str, body: str) -> None:
