@@ -47,7 +47,7 @@ def _skipped() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--big`: also the tests that need the engine images, and more of what is done by chance."""
-    words = "test the engine images too (gigabytes), and kill twenty times where eight must do"
+    words = "test the engine images too (gigabytes), and kill twenty times where four must do"
     parser.addoption("--big", action="store_true", help=words)
 
 
@@ -79,10 +79,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _part_of(_: object, node: str) -> str:
     """The part of the run that a test belongs to; one process runs all of a part."""
     file = node.partition("::")[0]
-    return "images" if _uses_images(file) else file
+    if not _uses_images(file):
+        return file
+    # what is served is recorded in the store in the order of the tests
+    return "served images" if "/test_serve_" in file else "images"
 
 
 @cache
 def _uses_images(file: str) -> bool:
-    """Whether a file's tests share the store of small images, which takes minutes to fill."""
+    """Whether a file's tests share the store of small images, which takes a while to fill."""
     return "integration/" in file and "small_store" in (ROOT / file).read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -26,6 +27,7 @@ def menu() -> ModuleType:
     return module
 
 
+PIN = re.compile(r"(?m)^[^\s=]+==\S+")
 ENGINES, AMD64 = ("sglang-k2", "sglang", "vllm"), ("--platform", "linux/amd64")
 
 
@@ -155,6 +157,32 @@ def test_smoke_alone_is_of_images_recipes_and_servers(
 ) -> None:
     menu.smoke.func(FakeSession(*words))
     assert ran == [("sm120", *want)]
+
+
+def test_ci_makes_one_environment_for_lint_and_all_tests(
+    menu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, str]] = []
+    monkeypatch.setattr(menu, "run", lambda s, group, *words, **env: ran.append((group, words[0])))
+    menu.tests.func(FakeSession())
+    programs = ["ansible-lint", "mypy", "pytest", "pytest", "ruff", "ruff"]
+    assert sorted(ran) == [("lint", program) for program in programs]
+    test, lint = (set(PIN.findall((menu.LOCKS / f"{g}.txt").read_text())) for g in ("test", "lint"))
+    assert test
+    assert test <= lint
+
+
+@pytest.mark.parametrize("program", ["ruff", "mypy", "ansible-lint"])
+def test_what_any_linter_finds_is_an_error(
+    menu: ModuleType, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    def run(session: object, group: str, *words: str) -> None:
+        if words[0] == program:
+            raise RuntimeError(f"{program} found something")
+
+    monkeypatch.setattr(menu, "run", run)
+    with pytest.raises(RuntimeError, match=program):
+        menu.lint.func(FakeSession())
 
 
 def test_what_is_not_built_by_default_exists_and_is_named(menu: ModuleType) -> None:
