@@ -19,7 +19,7 @@ _TRIPLET = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu
 LIBRARIES = f"/usr/lib/{_TRIPLET[host_platform()]}"
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 # Where a file of one line is put over what the image has there, and which tests must say so.
-PLANTS = {
+FAULTS: dict[str, tuple[str, set[str]]] = {
     "a missing library": (f"{LIBRARIES}/libgomp.so.1.0.0", {"library libgomp.so.1", "libraries"}),
     "a cache of root": ("/home/engine/.cache/planted", {"owners", "folders"}),
     "a missing compiler": (
@@ -31,6 +31,14 @@ PLANTS = {
     "a parser that fails": ("/opt/sm120/serve.py", {"argument parser"}),
     "no certificates": ("/etc/ssl/certs/ca-certificates.crt", {"certificates"}),
 }
+
+
+# Faults that share an image: no fault of one of them makes a test fail that another must fail.
+PLANTED = [
+    ("a missing library", "a missing compiler"),
+    ("a module that fails", "missing headers", "no certificates"),
+    ("a parser that fails", "a cache of root"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +61,16 @@ def failed(verdicts: dict[str, str]) -> set[str]:
     return {name for name, verdict in verdicts.items() if verdict == "failed"}
 
 
-def planted(store: Path, place: Path, path: str) -> Path:
-    """A checkout whose image has a file of one line at this path, built."""
+def planted(store: Path, place: Path, *paths: str) -> Path:
+    """A checkout whose image has a file of one line at these paths, built."""
     for folder in ("images", "lockfiles"):
         shutil.copytree(ROOT / folder, place / folder)
     spec = place / "images" / IMAGE / "image.yaml"
     body = yaml.safe_load(spec.read_text())
     (spec.parent / "planted").write_text("raise ImportError('planted')\n")
-    kept = [each for each in body["files"] if each["to"] != path]
-    spec.write_text(yaml.safe_dump({**body, "files": [*kept, {"from": "planted", "to": path}]}))
+    kept = [each for each in body["files"] if each["to"] not in paths]
+    faults = [{"from": "planted", "to": path} for path in paths]
+    spec.write_text(yaml.safe_dump({**body, "files": [*kept, *faults]}))
     words = ("--checkout", str(place), "build", IMAGE, "--platform", "host", "--accept")
     done = run_sm120(store, *words)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -80,14 +89,20 @@ def test_a_sound_image_starts_in_namespaces_and_says_so_in_its_evidence(store: P
     assert not list((store / "tmp").iterdir())
 
 
-@pytest.mark.parametrize(("path", "caught"), PLANTS.values(), ids=PLANTS)
-def test_a_planted_fault_is_caught_by_the_test_that_should(
-    store: Path, tmp_path: Path, path: str, caught: set[str]
+@pytest.mark.parametrize("faults", PLANTED, ids=" and ".join)
+def test_planted_faults_are_caught_each_by_the_test_that_should(
+    store: Path, tmp_path: Path, faults: tuple[str, ...]
 ) -> None:
     build_image(store, IMAGE, host_platform())  # skips where nothing can be fetched
-    code, verdicts = image_test(store, planted(store, tmp_path, path))
+    paths = [FAULTS[fault][0] for fault in faults]
+    code, verdicts = image_test(store, planted(store, tmp_path, *paths))
     assert code == 92
-    assert caught <= failed(verdicts)
+    for fault in faults:
+        assert FAULTS[fault][1] <= failed(verdicts), fault
+
+
+def test_every_fault_is_planted_once() -> None:
+    assert sorted(fault for faults in PLANTED for fault in faults) == sorted(FAULTS)
 
 
 def test_the_same_in_docker_with_a_sound_image_and_with_a_wrong_owner(
