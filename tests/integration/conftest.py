@@ -111,9 +111,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kills(request: pytest.FixtureRequest) -> int:
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether the run may take hours."""
+    return bool(request.config.getoption("--big"))
+
+
+@pytest.fixture(scope="session")
+def kills(is_long: bool) -> int:
     """How often a test kills what it tests, each time at another moment."""
-    return 20 if request.config.getoption("--big") else 8
+    return 20 if is_long else 4
 
 
 @pytest.fixture(scope="session")
@@ -123,8 +129,8 @@ def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def big_store(request: pytest.FixtureRequest) -> Path:
+def big_store(is_long: bool) -> Path:
     """The user's own store for the engine images: gigabytes that are not fetched twice."""
-    if not request.config.getoption("--big"):
+    if not is_long:
         pytest.skip("Engine images are gigabytes: run with --big.")
     return default_root()

@@ -195,8 +195,15 @@ def catches_sigterm(child: subprocess.Popen[str]) -> bool:
 STAGES = ("the download", "a layer", "the config", "the index")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        *((stage, signal.SIGINT) for stage in STAGES),
+        *((stage, signal.SIGTERM) for stage in STAGES[:2]),
+        *(pytest.param(s, signal.SIGTERM, marks=pytest.mark.big) for s in STAGES[2:]),
+    ],
+    ids=str,
+)
 def test_a_stopped_build_says_so_leaves_nothing_and_goes_on(
     bench: Bench, stage: str, number: signal.Signals
 ) -> None:
@@ -238,10 +245,10 @@ def test_a_server_that_stalls_does_not_hold_up_ctrl_c(bench: Bench) -> None:
     assert time.monotonic() - start < 20
 
 
-def test_a_build_stopped_at_any_moment_ends_quietly(bench: Bench) -> None:
+def test_a_build_stopped_at_any_moment_ends_quietly(bench: Bench, kills: int) -> None:
     chance = random.Random(3)
     stopped = 0
-    for number in [signal.SIGINT, signal.SIGTERM] * 6:
+    for number in [signal.SIGINT, signal.SIGTERM] * (kills // 2):
         bench.server.bytes_per_s = chance.choice([0, 40_000_000])
         child = bench.start("build", "tiny")
         wait_until(lambda: catches_sigterm(child))  # noqa: B023
@@ -256,7 +263,7 @@ def test_a_build_stopped_at_any_moment_ends_quietly(bench: Bench) -> None:
         stopped += child.returncode != 0
         if child.returncode == 0:
             bench.new_store()
-    assert stopped > 3
+    assert stopped >= kills // 4
     bench.server.bytes_per_s = 0
     assert bench.build() == bench.digest
 

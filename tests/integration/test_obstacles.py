@@ -57,6 +57,7 @@ def reading(node: Node, seconds: float) -> Iterator[None]:
         node.shell("systemctl stop apt-stand-in", check=False)
 
 
+@pytest.mark.big
 def test_an_armored_key_is_read_by_the_nodes_apt_and_goes_away_again(site: Site) -> None:
     only = ("--tags", "nvidia_repository")
     site.run(*only).require_good()
@@ -71,6 +72,7 @@ def test_an_armored_key_is_read_by_the_nodes_apt_and_goes_away_again(site: Site)
     site.run(*only).require_good()
 
 
+@pytest.mark.big
 def test_an_apt_that_is_reading_its_indexes_is_waited_for(site: Site) -> None:
     with reading(site.first, 25):
         site.run("--tags", "nvidia_repository").require_good()
@@ -121,7 +123,7 @@ def test_secure_boot_without_an_enrolled_key_stops_with_every_step_on_stand_in_f
 
 
 def test_a_patched_library_comes_to_a_fresh_node_with_eight_stand_in_cards(
-    site: Site, tmp_path: Path
+    site: Site, tmp_path: Path, is_long: bool
 ) -> None:
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"patched")
@@ -139,7 +141,8 @@ def test_a_patched_library_comes_to_a_fresh_node_with_eight_stand_in_cards(
     try:
         assert "No such file" in site.first.shell("cat /proc/driver/nvidia/version", check=False)
         site.run(*only, **values).require_good()
-        assert site.run(*only, **values).require_good().count("changed") == 0
+        if is_long:
+            assert site.run(*only, **values).require_good().count("changed") == 0
     finally:
         site.first.shell("umount /proc/cpuinfo /sys/bus/pci/devices")
     digest = site.first.shell("sha256sum /usr/local/lib/sm120/libnccl.so.2").split()[0]

@@ -201,6 +201,7 @@ def test_a_lost_connection_leaves_no_container_that_nobody_proved(rig: Rig) -> N
     assert rig.last_attempt()["outcome"] == "failed"
 
 
+@pytest.mark.big
 def test_a_start_that_is_killed_leaves_no_container_either(rig: Rig) -> None:
     rig.add("slow", flags=DEAF)
     process = rig.started("slow")

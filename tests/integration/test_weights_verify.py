@@ -1,4 +1,4 @@
-"""Damage by chance, at least 200 times: each detected, each repaired over HTTP, none missed."""
+"""Damage by chance: each detected, each repaired over HTTP, none missed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from tests.testbed.hub import TestHub, test_hub
 from tests.unit.weights.disk_set import DiskSet, flip, make_set, random_bytes, settle
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 130  # in each layout
 SHARDS = ("model-1.safetensors", "model-2.safetensors", "model-3.safetensors")
 SHARD_BYTES = 2 * BLOCK_BYTES + 54_321
 
@@ -179,15 +178,16 @@ FAULTS: tuple[Fault, ...] = (
 
 @pytest.mark.parametrize("hub_cache", [False, True], ids=["plain", "hub"])
 def test_of_many_random_faults_each_is_found_and_repaired(
-    tmp_path: Path, hub: TestHub, monkeypatch: pytest.MonkeyPatch, hub_cache: bool
+    tmp_path: Path, hub: TestHub, monkeypatch: pytest.MonkeyPatch, hub_cache: bool, is_long: bool
 ) -> None:
+    rounds = len(FAULTS) * (10 if is_long else 3)
     monkeypatch.setattr(receipt, "_CLOCK_TICK_NS", 10_000_000)
     a_set = make_locked(tmp_path, hub, hub_cache=hub_cache)
     supply = supply_of(a_set, hub)
     chance = random.Random(120)
     settle()
     assert a_set.report().is_whole
-    for number in range(ROUNDS):
+    for number in range(rounds):
         fault = FAULTS[number % len(FAULTS)]
         wrong = fault(a_set, chance)
         checked = a_set.check()
@@ -276,7 +276,7 @@ def test_a_repair_killed_at_any_moment_leaves_no_less_than_before(
             assert a_set.path(path).read_bytes() in (before, a_set.files[path])
         gone = a_set.path(SHARDS[2])
         assert not gone.exists() or gone.read_bytes() == a_set.files[SHARDS[2]]
-    assert killed >= 5
+    assert killed >= kills // 2
     hub.bytes_per_s = 0
     child = start(a_set, hub, tmp_path)
     output, _ = child.communicate(timeout=120)
