@@ -1,7 +1,8 @@
-"""Programs of a test's own, before the system's on the path."""
+"""Programs of a test's own, before the system's on the path; what a host was promised."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.host.fleet.promised import Promised
+from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
+from pipeline.spec.host import HostSpec
 from tests.testbed import unkillable as stuck
 from tests.testbed.unkillable import CANNOT
+from tests.unit.host.good_host import LOCK
 
 STUCK = Path(stuck.__file__)
+SPEC = HostSpec.model_validate(
+    {
+        "targets": ["debian-12/amd64"],
+        "driver": {"branch": 595},
+        "cuda": {"release": "13.2", "oldest_branches": {"13.2": 595, "13.3": 610}},
+        "container_toolkit": {"at_least": "1.18.2"},
+        "nccl": {"release": "2.28"},
+    }
+)
 
 
 @pytest.fixture
@@ -33,3 +47,28 @@ def unkillable(programs: Path) -> str:
     if subprocess.run([sys.executable, STUCK, "--try"], check=False).returncode == CANNOT:
         pytest.skip("This machine lets no process trace another.")
     return str(path)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A file on the controller that the host has too."""
+    path = tmp_path / "key"
+    path.write_text("key")
+    (tmp_path / "tiny.lock.yaml").write_text("key")
+    return path
+
+
+@pytest.fixture
+def promised(tmp_path: Path) -> Promised:
+    """A host whose lock is there to be read."""
+    lock: HostLock = sealed_host(SPEC, {"debian-12/amd64": LOCK})
+    write_host_lock(tmp_path / "host.lock.yaml", lock)
+    text = json.dumps(
+        {
+            "host": "n1",
+            "lock_file": str(tmp_path / "host.lock.yaml"),
+            "target": "debian-12/amd64",
+            "connection": {"kind": "local", "address": ""},
+        }
+    )
+    return Promised.model_validate_json(text)

@@ -1,41 +1,30 @@
-"""Every promise: kept on a good host, and broken or unknown on hosts that differ in one thing."""
+"""Every promise: kept on a good host, and broken on hosts that differ in one thing."""
 
 from __future__ import annotations
 
-import json
-import os
-import pwd
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import WeightsDamaged, WeightsUnknown
-from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import (
     CudaPromise,
     Promised,
     RepositoryPromise,
     Roles,
     RuntimePromise,
-    WeightsPromise,
 )
 from pipeline.host.fleet.remote import Remote
 from pipeline.host.promises import container_runtime as runtime
-from pipeline.host.promises import cuda, nccl, owned, pcie, registry, run, weights
 from pipeline.host.promises import host as base
 from pipeline.host.promises import host_tuning as tuning
+from pipeline.host.promises import nccl, owned, pcie, registry, run, weights
 from pipeline.host.promises import nvidia_driver as driver
 from pipeline.host.promises import nvidia_repository as repository
 from pipeline.host.promises import pinned_packages as pins
-from pipeline.host.promises.boot import without_effect
-from pipeline.host.promises.outcome import Broken, NotApplicable, Outcome, Undecided
-from pipeline.host.promises.owned import LEFT, LOOSE
+from pipeline.host.promises.outcome import Broken
 from pipeline.host.promises.run import MODULES, checks_in, judge_promises
-from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
-from pipeline.spec.host import HostSpec
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     ACS,
@@ -68,56 +57,10 @@ from tests.unit.host.good_host import (
     WHO,
     machine,
     saying,
-    shown,
     unit,
     with_file,
 )
-from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    """A file on the controller that the host has too."""
-    path = tmp_path / "key"
-    path.write_text("key")
-    (tmp_path / "tiny.lock.yaml").write_text("key")
-    return path
-
-
-def weights_with(key: Path) -> WeightsPromise:
-    return WeightsPromise(
-        state="present",
-        root="/models",
-        home="/opt/sm120",
-        command="/opt/sm120/venv/bin/sm120",
-        wheel=str(key),
-        requirements=str(key),
-        locks=str(key.parent),
-        sets=["tiny"],
-        device="LABEL=models",
-        scrub_days=30,
-        scrub_at="daily",
-    )
-
-
-def keyed(promise: Any, key: Path) -> Any:
-    """A promise that names the controller's file."""
-    fields = {"key", "registry_ca"} & set(type(promise).model_fields)
-    return promise.model_copy(update=dict.fromkeys(fields, str(key)))
-
-
-def changed_unit(name: str, fragment: str = "/usr/lib/systemd/system") -> list[FakeHost]:
-    """Hosts on which a unit is not as it was shipped."""
-    asked = f"systemctl show {name} --property=FragmentPath"
-    drop_in = f"/etc/systemd/system/{name}.d/x.conf"
-    return [
-        saying(asked, shown(name, drop_in, fragment=fragment)),
-        # files that systemd has not read yet
-        saying(asked, shown(name, fragment=fragment).replace("=no", "=yes")),
-        saying(asked, shown(name, fragment="/etc/systemd/system")),
-        saying(asked, "FragmentPath=\n"),
-    ]
-
+from tests.unit.host.promise_values import changed_unit, keyed, weights_with
 
 # each promise that is judged by the host alone, with hosts on which it must not hold
 ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
@@ -669,355 +612,6 @@ def test_a_promise_holds_on_a_good_host_and_is_broken_on_each_bad_one(
         with pytest.raises(Broken) as error:
             check(host, *filled(given, key))
         assert error.value.why
-
-
-TRANSLATING = facts(changed(blackwell(2, iommu="DMA-FQ"), files={"/proc/cmdline": CMDLINE}))
-REDIRECTING = facts(blackwell(2, control=ACS_ON, iommu="identity"))
-CLOSED = machine(files={LOADED: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.58.03  x\n"})
-NO_HMM = {"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "N\n"}
-ONE_SLOW = {"/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n"}
-BY_FACTS: list[tuple[Any, tuple[Any, ...], list[HostFacts]]] = [
-    (driver.test_the_open_kernel_modules_are_loaded, (), [CLOSED]),
-    (
-        driver.test_every_card_is_in_persistence_mode,
-        (),
-        [machine(persistence_mode="Disabled")],
-    ),
-    (pcie.test_the_iommu_does_not_translate, (PCIE,), [TRANSLATING]),
-    (
-        pcie.test_links_are_kept_awake,
-        (PCIE,),
-        [machine(files={"/proc/cmdline": x}) for x in ("root=x", "pcie_aspm=offf")],
-    ),
-    (pcie.test_hmm_is_off_in_the_loaded_module, (PCIE,), [machine(files=NO_HMM)]),
-    (
-        pcie.test_the_driver_was_loaded_with_its_registry_keys,
-        (PCIE,),
-        [
-            machine(files={"/proc/driver/nvidia/params": f'RegistryDwords: "{x}"\n'})
-            for x in ("", "ForceP2P=0x1;RMForceP2PType=1")
-        ],
-    ),
-    (pcie.test_no_bridge_above_a_card_redirects, (PCIE,), [REDIRECTING]),
-    (tuning.test_the_governor_is_in_effect, (TUNING,), [machine(files=ONE_SLOW)]),
-    (
-        tuning.test_the_power_limit_is_in_effect,
-        (TUNING,),
-        [machine(current_power_limit="450.00 W"), machine(current_power_limit="599.00 W")],
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("check", "given", "bad"),
-    [pytest.param(*row, id=row[0].__name__.removeprefix("test_")) for row in BY_FACTS],
-)
-def test_a_promise_about_facts_holds_on_a_good_machine_and_on_no_bad_one(
-    check: Any, given: tuple[Any, ...], bad: list[HostFacts]
-) -> None:
-    check(machine(), *given)
-    for result in bad:
-        with pytest.raises(Broken):
-            check(result, *given)
-
-
-NOTHING = facts(changed(h200(), files={}).model_copy(update={"files": {}, "commands": {}}))
-
-
-@pytest.mark.parametrize(
-    ("check", "given"),
-    [
-        (driver.test_the_open_kernel_modules_are_loaded, ()),
-        (pcie.test_the_iommu_does_not_translate, (PCIE,)),
-        (pcie.test_links_are_kept_awake, (PCIE,)),
-        (pcie.test_the_driver_was_loaded_with_its_registry_keys, (PCIE,)),
-        (pcie.test_every_card_has_a_window_as_large_as_asked_for, (PCIE,)),
-        (tuning.test_the_power_limit_is_in_effect, (TUNING,)),
-        (base.test_its_facts_can_be_read, ()),
-    ],
-)
-def test_what_cannot_be_seen_is_unknown_and_not_kept(check: Any, given: tuple[Any, ...]) -> None:
-    with pytest.raises(Undecided):
-        check(NOTHING, *given)
-
-
-@pytest.mark.parametrize(
-    ("host", "message"),
-    [
-        (saying("nvidia-smi --query-gpu", "No devices were found\n", 6), "No devices"),
-        (saying("nvidia-smi --query-gpu", "", 127), "no output"),
-    ],
-)
-def test_programs_that_see_no_card_say_nothing_of_their_version(
-    host: FakeHost, message: str
-) -> None:
-    with pytest.raises(Undecided, match=message):
-        driver.test_the_programs_are_of_the_same_version(host, LOCK)
-
-
-def test_a_host_without_kernels_or_modinfo_says_nothing_of_the_next_boot() -> None:
-    check = driver.test_the_kernel_that_boots_next_has_the_driver
-    with pytest.raises(NotApplicable, match="no kernel"):
-        check(saying("ls -v /boot", "grub\nvmlinuz\n"), LOCK)
-    with pytest.raises(Undecided, match="modinfo is not installed"):
-        check(saying("/sbin/modinfo --set-version 6.8.0-11-generic ", "", 127), LOCK)
-
-
-def test_a_controllers_file_that_is_not_there_leaves_the_promise_unknown(tmp_path: Path) -> None:
-    promise = keyed(REPOSITORY, tmp_path / "gone")
-    with pytest.raises(Undecided, match="not on this controller"):
-        repository.test_the_source_is_believed_by_its_own_key_only(GOOD, promise)
-
-
-SPEC = HostSpec.model_validate(
-    {
-        "targets": ["debian-12/amd64"],
-        "driver": {"branch": 595},
-        "cuda": {"release": "13.2", "oldest_branches": {"13.2": 595, "13.3": 610}},
-        "container_toolkit": {"at_least": "1.18.2"},
-        "nccl": {"release": "2.28"},
-    }
-)
-
-
-@pytest.fixture
-def promised(tmp_path: Path) -> Promised:
-    """A host whose lock is there to be read."""
-    lock: HostLock = sealed_host(SPEC, {"debian-12/amd64": LOCK})
-    write_host_lock(tmp_path / "host.lock.yaml", lock)
-    text = json.dumps(
-        {
-            "host": "n1",
-            "lock_file": str(tmp_path / "host.lock.yaml"),
-            "target": "debian-12/amd64",
-            "connection": {
-                **dict.fromkeys(("address", "user", "key", "arguments", "become_password"), ""),
-                **{"kind": "local", "port": 0, "password": "", "become_method": "sudo"},
-            },
-        }
-    )
-    return Promised.model_validate_json(text)
-
-
-@pytest.mark.parametrize(
-    ("releases", "error"), [([], None), (["13.3"], Broken), (["13.9"], Undecided)]
-)
-def test_the_driver_must_run_what_every_image_compiles(
-    promised: Promised, releases: list[str], error: type[Outcome] | None
-) -> None:
-    wanted = CudaPromise(state="present", toolkit=True, image_releases=releases)
-    if error is None:
-        cuda.test_the_loaded_driver_runs_what_these_releases_compile(machine(), promised, wanted)
-        return
-    with pytest.raises(error):
-        cuda.test_the_loaded_driver_runs_what_these_releases_compile(machine(), promised, wanted)
-
-
-def test_the_toolkit_must_be_the_locked_release(promised: Promised) -> None:
-    wanted = CudaPromise(state="present", toolkit=True, image_releases=[])
-    check = cuda.test_the_toolkit_is_the_locked_release
-    check(GOOD, promised, wanted)
-    path = "/usr/local/cuda-13.2/version.json"
-    for text in (None, '{"cuda": {"version": "13.20.1"}}'):
-        with pytest.raises(Broken):
-            check(with_file(path, text), promised, wanted)
-    with pytest.raises(NotApplicable):
-        check(GOOD, promised, wanted.model_copy(update={"toolkit": False}))
-
-
-@pytest.mark.parametrize("role", sorted(LEFT))
-def test_a_role_that_was_undone_leaves_nothing(promised: Promised, role: str) -> None:
-    clean = FakeHost()
-    owned.test_nothing_of_the_role_is_left(clean, role)
-    for path in LEFT[role]:
-        with pytest.raises(Broken, match="still there"):
-            owned.test_nothing_of_the_role_is_left(FakeHost(files={path: "x"}), role)
-
-
-def test_a_small_window_is_broken_and_names_the_card() -> None:
-    huge = PCIE.model_copy(update={"bar1_mib": 1 << 30})
-    small = changed(
-        blackwell(1), files={"/sys/bus/pci/devices/0000:01:00.0/resource": _window(256)}
-    )
-    with pytest.raises(Broken, match=r"0000:01:00\.0 has 256 MiB"):
-        pcie.test_every_card_has_a_window_as_large_as_asked_for(facts(small), huge)
-    fits = PCIE.model_copy(update={"bar1_mib": 256})
-    pcie.test_every_card_has_a_window_as_large_as_asked_for(facts(small), fits)
-
-
-def _window(mib: int) -> str:
-    """A device's `resource` file whose second line is BAR1."""
-    end = 0x10000000 + mib * (1 << 20) - 1
-    return f"0x1000 0x1fff 0x0\n0x0000000010000000 {end:#018x} 0x000000000014220c\n"
-
-
-def loose(*paths: Path) -> list[str]:
-    """What the program of `require_root_alone` says of a tree that is ours."""
-    owner = pwd.getpwuid(os.geteuid()).pw_name
-    done = subprocess.run(
-        [sys.executable, "-c", LOOSE, owner, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()
-
-
-def test_files_and_folders_that_others_can_change_are_named_and_no_others(tmp_path: Path) -> None:
-    tree = tmp_path / "opt"
-    (tree / "bin").mkdir(parents=True)
-    for name in ("good", "open", "bin/tool"):
-        (tree / name).write_text("x")
-        (tree / name).chmod(0o644)
-    tree.chmod(0o755)
-    (tree / "bin").chmod(0o755)
-    (tree / "link").symlink_to("good")
-
-    def named() -> list[str]:
-        return [x for x in loose(tree, tmp_path / "gone") if str(tree) in x]
-
-    assert named() == []
-    (tree / "open").chmod(0o666)
-    (tree / "bin").chmod(0o775)
-    assert named() == [f"{tree}/bin has mode 0775", f"{tree}/open has mode 0666"]
-    # the folder above decides who may put another file in the place of this one
-    assert f"{tree}/bin has mode 0775" in loose(tree / "bin" / "tool")
-    assert f"{tree}/link is a link to good" in loose(tree / "link")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="Only root can give files away.")
-def test_a_file_of_another_owner_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x").touch(mode=0o644)
-    os.chown(tmp_path / "x", 65534, 65534)
-    owner = pwd.getpwuid(65534).pw_name
-    assert f"{tmp_path}/x belongs to {owner}" in loose(tmp_path / "x")
-    os.chown(tmp_path / "x", 54321, 0)
-    assert f"{tmp_path}/x belongs to 54321" in loose(tmp_path / "x")
-
-
-def test_a_file_that_overrides_our_arguments_is_named_and_not_the_boot_loader() -> None:
-    later = f"{GRUB_ROWS}/etc/default/grub.d/99-mine.cfg\tquiet\n{END}"
-    host = GOOD.but(outputs={GRUB_ARGUMENTS: (0, later)}, files={"/proc/cmdline": "quiet"})
-    with pytest.raises(Broken) as error:
-        pcie.test_the_kernel_was_booted_with_its_arguments(host, PCIE)
-    assert "/etc/default/grub.d/99-mine.cfg is read after ours" in error.value.fix
-    with pytest.raises(Broken) as error:
-        pcie.test_the_kernel_was_booted_with_its_arguments(
-            with_file("/proc/cmdline", "quiet"), PCIE
-        )
-    assert "the boot loader" in error.value.fix
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message", "lost"),
-    [
-        (["iommu=pt"], "iommu=nopt iommu=pt", []),
-        (["console=ttyS0"], "console=ttyS0 console=tty1", []),
-        (["pci=noaer", "pci=realloc"], "pci=noaer pci=realloc", []),
-        (["iommu=pt"], "iommu=pt iommu=nopt", ["iommu=pt"]),
-        (["pcie_aspm=off"], "pcie_aspm=off pcie_aspm=force", ["pcie_aspm=off"]),
-        (["pci=noaer"], "pci=noae", ["pci=noaer"]),
-    ],
-)
-def test_of_words_that_have_one_value_the_last_counts(
-    wanted: list[str], message: str, lost: list[str]
-) -> None:
-    assert without_effect(wanted, message.split()) == lost
-
-
-def test_an_environment_that_says_what_we_say_is_as_promised() -> None:
-    several = NCCL.model_copy(update={"settings": {"NCCL_PROTO": "LL,LL128,Simple"}})
-    good = with_file("/etc/environment", "NCCL_PROTO=LL,LL128,Simple\n")
-    nccl.test_no_environment_has_settings_of_its_own(good, several)
-    for text in ("NCCL_PROTO=LL,LL128\n", "NCCL_PROTO=LL\n"):
-        with pytest.raises(Broken):
-            nccl.test_no_environment_has_settings_of_its_own(
-                with_file("/etc/environment", text), several
-            )
-
-
-@pytest.mark.parametrize(
-    ("check", "given", "host", "message"),
-    [
-        (
-            nccl.test_programs_on_the_host_get_the_settings,
-            NCCL,
-            saying("head -n 1 /etc/nccl.conf", "NCCL_PROTO=Simple\n"),
-            "nccl_extra",
-        ),
-        (
-            runtime.test_the_limits_are_set,
-            RUNTIME,
-            with_file("/etc/docker/daemon.json", "{"),
-            "Repair or remove /etc/docker/daemon.json",
-        ),
-        (
-            runtime.test_the_login_is_there_and_nobody_elses_to_read,
-            RUNTIME,
-            with_file("/root/.docker/config.json", "no JSON"),
-            "Repair or remove /root/.docker/config.json",
-        ),
-    ],
-)
-def test_where_the_play_refuses_nobody_is_told_to_run_it_again(
-    check: Any, given: Any, host: FakeHost, message: str
-) -> None:
-    with pytest.raises(Broken) as error:
-        check(host, given)
-    assert message in error.value.fix
-
-
-PODMAN = RUNTIME.model_copy(update={"engine": "podman", "limits": 'shm_size = "16g"\n'})
-FOLDER = "/etc/containers/containers.conf.d"
-
-
-def test_podmans_limits_are_those_of_the_last_file_that_sets_them() -> None:
-    ours = GOOD.but(files={f"{FOLDER}/60-sm120.conf": PODMAN.limits})
-    runtime.test_the_limits_are_set(ours, PODMAN)
-    runtime.test_the_limits_are_set(
-        ours.but(files={f"{FOLDER}/10-x.conf": PODMAN.limits, f"{FOLDER}/99-x.conf": "a = 1\n"}),
-        PODMAN,
-    )
-    for line in ('shm_size = "64m"\n', "default_ulimits=[]\n"):
-        with pytest.raises(Broken, match=r"99-x\.conf"):
-            runtime.test_the_limits_are_set(ours.but(files={f"{FOLDER}/99-x.conf": line}), PODMAN)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "unsigned"),
-    [
-        ("a.list", "deb [ trusted=yes ] http://x y", True),
-        ("a.list", "deb\t[arch=amd64,arm64\ttrusted=1] http://x y", True),
-        ("a.list", "deb [signed-by=/k TRUSTED=YES] http://x y", True),
-        ("a.list", "deb [trusted=no] http://x y", False),
-        ("a.list", "deb http://x/[trusted=yes] y", False),
-        ("a.list", "deb http://x y # [trusted=yes]", False),
-        ("a.sources", "Types: deb\nTrusted:\tyes\n", True),
-        ("a.sources", "Types: deb\nTrusted:\n yes\n", True),
-        ("a.sources", "Enabled: no\nTrusted: yes\n\nTypes: deb\nTrusted: yes", True),
-        ("a.sources", "Types: deb\nX-Trusted: yes\n", False),
-        ("a.sources", "Types: deb\nSigned-By:\n -----BEGIN\n .\n Trusted: yes\n", False),
-    ],
-)
-def test_sources_are_read_as_apt_reads_them(name: str, text: str, unsigned: bool) -> None:
-    assert bool(repository.unsigned(f"/etc/apt/{name}", text)) is unsigned
-
-
-@pytest.mark.parametrize(
-    ("check", "given"),
-    [
-        (nccl.test_no_home_has_settings_of_its_own, (NCCL,)),
-        (nccl.test_no_environment_has_settings_of_its_own, (NCCL,)),
-        (repository.test_no_source_of_the_host_is_believed_without_a_signature, ()),
-        (pcie.test_no_other_file_sets_the_modules_options, (PCIE,)),
-        (driver.test_nothing_keeps_its_modules_from_loading, ()),
-    ],
-)
-def test_files_that_cannot_be_read_in_time_are_not_taken_for_good_ones(
-    check: Any, given: tuple[Any, ...]
-) -> None:
-    with pytest.raises(Undecided, match="cannot be read: did not end"):
-        check(saying("for f in ", "did not end within 120 s", 124), *given)
 
 
 def test_every_check_of_every_role_gets_what_it_asks_for(
