@@ -88,7 +88,6 @@ def test_plan_fetches_nothing(sm120: Command, checkout: Checkout) -> None:
     assert "1 file to fetch" in sm120("plan", "tiny").out
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> None:
     (built,) = json.loads(build_tiny(sm120, "--accept", "--json").out)
     assert (built["image"], built["cached"]) == ("tiny", False)
@@ -103,7 +102,6 @@ def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> 
     assert (rebuilt["digest"], rebuilt["identical"]) == (built["digest"], True)
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_a_build_with_nothing_to_do_asks_neither_pip_nor_the_network(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +116,6 @@ def test_a_build_with_nothing_to_do_asks_neither_pip_nor_the_network(
     assert "nothing to do" in sm120("build", "tiny").out
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_a_changed_file_of_ours_is_built_without_asking_pip(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +129,6 @@ def test_a_changed_file_of_ours_is_built_without_asking_pip(
     assert sm120("build", "tiny", "--accept").code == 0
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_a_new_digest_is_an_error_until_it_is_accepted(sm120: Command, checkout: Checkout) -> None:
     assert is_plain_error(build_tiny(sm120), "GoldenMismatch")
     assert build_tiny(sm120, "--accept").code == 0
@@ -142,7 +138,6 @@ def test_a_new_digest_is_an_error_until_it_is_accepted(sm120: Command, checkout:
     assert "inputs changed: spec" in ended.err
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_errors_are_two_lines_with_their_code(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
@@ -166,7 +161,6 @@ def test_errors_are_two_lines_with_their_code(
     assert is_plain_error(sm120("build", "tiny"), "SpecInvalid")
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_a_source_that_is_down_is_two_lines_with_its_code(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +249,6 @@ def test_nobody_listening_to_progress_is_no_failure(
     assert json.loads(done.stdout)[0]["image"] == "tiny"
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_quiet_says_nothing_but_the_answer(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
@@ -264,7 +257,6 @@ def test_quiet_says_nothing_but_the_answer(
     assert (ended.code, ended.err) == (0, "")
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_sources_shows_no_password(sm120: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"https://me:{SECRET}@index.example.invalid/simple")
     monkeypatch.setenv("UV_INDEX", f"mine=https://{SECRET}@other.example.invalid/simple")
@@ -284,7 +276,6 @@ def test_the_schema_is_json(sm120: Command, what: str) -> None:
     assert sm120("image", "schema", what).json["type"] == "object"
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_fetch_collects_for_a_machine_without_network(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
@@ -317,7 +308,6 @@ def locks(checkout: Checkout) -> dict[str, str]:
     return {p.name: p.read_text() for p in folder.iterdir()}
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_lock_diff_says_what_would_move_and_writes_nothing(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
@@ -332,7 +322,6 @@ def test_lock_diff_says_what_would_move_and_writes_nothing(
     assert locks(checkout) == before
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_lock_writes_and_the_second_time_nothing_moves(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
@@ -348,7 +337,6 @@ def test_lock_writes_and_the_second_time_nothing_moves(
     assert sm120("build", "--accept", "--json").json[0]["image"] == "tiny"
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_an_edited_lock_can_be_made_anew(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
@@ -358,7 +346,6 @@ def test_an_edited_lock_can_be_made_anew(
     assert sm120("image", "lock", "--check").code == 0
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_a_first_diff_needs_no_lock_of_the_base(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
@@ -369,7 +356,6 @@ def test_a_first_diff_needs_no_lock_of_the_base(
     assert locks(checkout) == {}
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_a_requirement_that_nothing_answers_is_told_in_two_lines(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:
@@ -381,7 +367,6 @@ def test_a_requirement_that_nothing_answers_is_told_in_two_lines(
     assert locks(checkout) == before
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_locks_of_images_on_one_another_are_made_in_order(
     sm120: Command, checkout: Checkout, index: FaultServer
 ) -> None:

@@ -16,7 +16,6 @@ from tests.compiled import HELLO, CopyingWay, compiled_checkout, source_spec
 from tests.unit.support import Command, Ended
 
 WHY = "it notes the moment at which it was made"
-pytestmark = pytest.mark.usefixtures("no_slow_helpers")
 
 
 @dataclass

@@ -27,8 +27,6 @@ from tests.unit.support import tiny_spec as spec_of
 PLACE = "team/tiny"
 GATES: tuple[GateKind, ...] = ("smem", "numerics")
 
-pytestmark = pytest.mark.usefixtures("no_slow_helpers")
-
 
 @pytest.fixture
 def tiny() -> TinyRegistry:

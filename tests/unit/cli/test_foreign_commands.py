@@ -23,8 +23,6 @@ from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.support import AMD64, Command, write_spec
 
-pytestmark = pytest.mark.usefixtures("no_slow_helpers")
-
 
 @pytest.fixture
 def image(tiny: TinyRegistry) -> ForeignImage:

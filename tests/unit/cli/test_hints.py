@@ -110,7 +110,6 @@ def test_memory_that_is_short_is_not_a_negative_size() -> None:
     assert _gib_text(3 << 30) == "      3.00"
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_offline_names_how_many_files_are_missing_and_fetches_none(
     sm120: Command, tmp_path: Path
 ) -> None:

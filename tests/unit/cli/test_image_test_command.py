@@ -18,8 +18,6 @@ from tests.unit.support import Command, build_tiny
 
 AMD64 = "linux/amd64"
 
-pytestmark = pytest.mark.usefixtures("no_slow_helpers")
-
 
 @pytest.fixture
 def built(checkout: Checkout, sm120: Command) -> str:

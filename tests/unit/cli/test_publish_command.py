@@ -13,8 +13,6 @@ from tests.unit.support import tiny_spec as spec_of
 
 PLACE = "team/tiny"
 
-pytestmark = pytest.mark.usefixtures("no_slow_helpers")
-
 
 @pytest.fixture
 def built(checkout: Checkout, sm120: Command) -> str:

@@ -97,7 +97,7 @@ def test_an_image_in_a_registry_is_named_by_its_digest(recipes: Path, sm120: Com
 
 
 def test_an_image_that_was_built_here_has_the_name_that_load_gives_it(
-    recipes: Path, sm120: Command, no_slow_helpers: None
+    recipes: Path, sm120: Command
 ) -> None:
     assert build_tiny(sm120, "--accept").code == 0
     digest = yaml.safe_load((sm120.cwd / "lockfiles/golden.yaml").read_text())["images"][
@@ -117,9 +117,7 @@ def test_an_image_without_a_digest_is_no_image_to_run(recipes: Path, sm120: Comm
     assert "sm120 build tiny" in ended.err
 
 
-def test_a_digest_of_other_inputs_is_not_used(
-    recipes: Path, sm120: Command, no_slow_helpers: None
-) -> None:
+def test_a_digest_of_other_inputs_is_not_used(recipes: Path, sm120: Command) -> None:
     assert build_tiny(sm120, "--accept").code == 0
     path = sm120.cwd / "lockfiles/golden.yaml"
     golden = yaml.safe_load(path.read_text())

@@ -217,7 +217,6 @@ def test_a_file_is_explained(desk: Desk) -> None:
     assert desk("image", "explain", "engine", "/nothing").error == "UnknownImage"
 
 
-@pytest.mark.usefixtures("no_slow_helpers")
 def test_a_rebuild_is_attested(desk: Desk) -> None:
     shutil.copytree(desk.made.place / "mirror", desk.place / "mirror")
     more = ("--offline", "--mirror", desk.place / "mirror")

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.assemble.image import Built
-from pipeline.attest.envelope import Envelope, countersigned, enclose, read_envelope
-from pipeline.attest.keys import LocalSigner, new_key, write_key
-from pipeline.cli.file_statements import leave_host_statement
-from pipeline.cli.host.provision import show_changes
+from pipeline.attest.envelope import Envelope, enclose, read_envelope
+from pipeline.attest.keys import new_key, write_key
 from pipeline.cli.signing import Signing
 from pipeline.errors import GateFailed
 from pipeline.evidence.evidence_set import evidence_folder
@@ -24,22 +22,10 @@ from pipeline.gate.smem.results import CaseVerdict
 from pipeline.gate.stage import Staged
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, default_root, open_store
-from pipeline.weights.place import Place
-from pipeline.weights.sign.record import record_path
-from tests.testbed.locked_set import SMALL, make_set
-from tests.unit.host.machines import blackwell, facts
-from tests.unit.support import Command, Ended, build_tiny, make_checkout, make_wheel, write_spec
+from tests.unit.support import Command, build_tiny, make_checkout, make_wheel, write_spec
 from tests.unit.support import tiny_spec as spec_of
 
 AMD64 = "linux/amd64"
-
-pytestmark = pytest.mark.usefixtures("no_slow_helpers")
-
-
-@pytest.fixture
-def built(checkout: Checkout, sm120: Command) -> str:
-    ended = build_tiny(sm120, "--accept", "--json")
-    return str(ended.json[0]["digest"])
 
 
 def store() -> Store:
@@ -507,116 +493,6 @@ def test_a_failed_result_deleted_from_the_store_is_missed(
     assert "numerics on sm_120, failed: is listed in the set, but missing" in ended.err
 
 
-@pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
-    return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
-
-
-def statement_of(place: Place) -> Envelope:
-    return read_envelope(record_path(place).read_bytes(), "it")
-
-
-def verified(sm120: Command, place: Place, *more: str) -> Ended:
-    return sm120("weights", "verify", str(place.root), *more)
-
-
-def test_a_verify_of_weights_states_what_it_found(weights: Place, sm120: Command) -> None:
-    ended = verified(sm120, weights)
-    assert ended.code == 0, ended.err
-    assert f"statement: {record_path(weights)}, unsigned" in ended.out
-    verification = statement_of(weights).statement.predicate["verification"]
-    assert (verification["result"], verification["how"]) == ("verified", "full")
-    assert sm120("verify", str(weights.root)).error == "EvidenceUnsigned"
-    sm120("evidence", "new-key", "me")
-    assert "signed by me" in verified(sm120, weights).out
-    assert statement_of(weights).statement.predicate["verification"]["how"] == "receipt"
-    assert sm120("verify", str(weights.root)).code == 0
-
-
-def test_damaged_weights_are_stated_too(weights: Place, sm120: Command) -> None:
-    path = weights.root / "model.safetensors"
-    path.write_bytes(b"x" + path.read_bytes()[1:])
-    ended = verified(sm120, weights, "--json")
-    assert ended.error == "WeightsDamaged"
-    assert json.loads(ended.out)["statements"][0]["state"] == "unsigned"
-    verification = statement_of(weights).statement.predicate["verification"]
-    assert verification["result"] == "damaged"
-    assert "model.safetensors" in verification["why"][0]
-    assert sm120("verify", str(weights.root)).error == "EvidenceBroken"
-
-
-def test_a_verify_of_some_files_states_nothing_of_the_set(weights: Place, sm120: Command) -> None:
-    assert verified(sm120, weights, "--only", "config.json").code == 0
-    assert not record_path(weights).exists()
-
-
-def test_what_somebody_else_signed_of_weights_is_left_as_it_is(
-    weights: Place, sm120: Command
-) -> None:
-    verified(sm120, weights)
-    theirs = countersigned(statement_of(weights), LocalSigner(new_key())).dump()
-    record_path(weights).write_bytes(theirs)
-    assert "left as it was, signed by sha256:" in verified(sm120, weights, "--full").out
-    sm120("evidence", "new-key", "me")
-    assert "left as it was" in verified(sm120, weights).out
-    assert record_path(weights).read_bytes() == theirs
-
-
-def test_a_signing_program_that_fails_does_not_hide_what_a_verify_found(
-    weights: Place, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    public = write_key(tmp_path / "hsm.pem", new_key())
-    monkeypatch.setenv("SM120_SIGNING_AGENT", "/bin/false")
-    monkeypatch.setenv("SM120_SIGNING_PUBLIC_KEY", str(public))
-    ended = verified(sm120, weights)
-    assert ended.code == 0, ended.err
-    assert "unsigned (/bin/false: exit code 1" in ended.out
-    assert "as locked" in ended.out
-    assert statement_of(weights).signatures == ()
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b"[" * 100_000, bytes(17 << 20)])
-def test_junk_in_the_place_of_a_statement_is_replaced(
-    weights: Place, built: str, sm120: Command, data: bytes
-) -> None:
-    (folder(built) / "provenance.dsse.json").write_bytes(data)
-    (folder(built) / "evidence-set.dsse.json").write_bytes(data)
-    (folder(built) / "stated.json").write_bytes(data)
-    record_path(weights).write_bytes(data)
-    assert sm120("verify", "tiny").error in ("RecordInvalid", "EvidenceBroken")
-    assert verified(sm120, weights).code == build_tiny(sm120).code == 0
-    for artifact in ("tiny", str(weights.root)):
-        assert sm120("verify", artifact).error == "EvidenceUnsigned"
-
-
-def test_a_host_is_stated_beside_its_record(tmp_path: Path, sm120: Command) -> None:
-    record = tmp_path / "n1.json"
-    record.write_text(facts(blackwell(2), name="n1").model_dump_json())
-    assert leave_host_statement(record, Signing()).state == "unsigned"
-    assert sm120("verify", record).error == "EvidenceUnsigned"
-    sm120("evidence", "new-key", "fleet")
-    assert leave_host_statement(record, Signing()).state == "signed by fleet"
-    assert sm120("verify", record).code == 0
-    record.write_text(record.read_text().replace("n1", "n2", 1))
-    assert sm120("verify", record).error == "EvidenceBroken"
-
-
-def test_statements_beside_host_records_are_not_taken_for_records(
-    tmp_path: Path, sm120: Command
-) -> None:
-    for name in ("n1", "n2"):
-        record = tmp_path / f"{name}.json"
-        record.write_text(facts(blackwell(2), name=name).model_dump_json())
-        leave_host_statement(record, Signing())
-    files = sorted(tmp_path.glob("*.json"))
-    assert len(files) == 4
-    assert sm120("host", "outliers", *files).error in ("", "HostOutlier")
-    sm120("evidence", "new-key", "fleet")
-    signed = sm120("host", "attest", *files)
-    assert (signed.code, len(signed.out.splitlines())) == (0, 2), signed.err
-
-
 def test_of_several_own_keys_the_default_one_signs(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
     keys = tmp_path / "sm120" / "keys"
@@ -631,21 +507,6 @@ def test_of_several_own_keys_the_default_one_signs(tmp_path: Path) -> None:
     for name in ("../b", "", "nobody", "b\nc", "\xff"):
         (keys / "default").write_bytes(name.encode("latin-1"))
         assert Signing(environment).signers == ()
-
-
-def test_a_provisioning_run_states_each_host_that_came_to_its_end(
-    tmp_path: Path, sm120: Command, capfd: pytest.CaptureFixture[str]
-) -> None:
-    captures = tmp_path / "records" / "captures"
-    captures.mkdir(parents=True)
-    for name in ("n1.before", "n1.after", "n2.before"):
-        text = blackwell(2).model_dump_json(exclude_none=True)
-        (captures / f"{name}.json").write_text(text)
-    show_changes(tmp_path / "records", Signing())
-    output = capfd.readouterr().out
-    assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in output
-    assert "n2" not in output
-    assert sm120("verify", tmp_path / "records" / "n1.json").error == "EvidenceUnsigned"
 
 
 def test_a_user_without_a_home_has_no_key_and_is_told_so_only_when_making_one(
