@@ -8,27 +8,27 @@ from pipeline import log
 from pipeline.errors import StartFailed
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.facts import ContainerFacts
-from pipeline.serve.health import is_healthy
+from pipeline.serve.health import Door, is_healthy
 
 _POLL_S = 0.3
 STOP_S = 60  # engines let the requests that they work on finish
 
 
-def restart(engine: ContainerEngine, facts: ContainerFacts, port: int, timeout_s: float) -> None:
+def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_s: float) -> None:
     """End the engine of a container, start it again and wait until it answers."""
     with log.step(f"Restarting {facts.name}"):
         engine.stop(facts.id, STOP_S)
-        if is_healthy(port):
+        if is_healthy(door):
             raise StartFailed(
-                f"{facts.name}: was stopped, and port {port} still answers",
+                f"{facts.name}: was stopped, and its port still answers",
                 "Another server listens there: `ss -ltnp` names it.",
             )
         engine.start(facts.id)
-        _wait(engine, facts, port, time.monotonic() + timeout_s)
+        _wait(engine, facts, door, time.monotonic() + timeout_s)
 
 
-def _wait(engine: ContainerEngine, before: ContainerFacts, port: int, deadline: float) -> None:
-    while not is_healthy(port):
+def _wait(engine: ContainerEngine, before: ContainerFacts, door: Door, deadline: float) -> None:
+    while not is_healthy(door):
         now = engine.container(before.id)
         if now is None or not now.running:
             how = f"ended ({now.exit_code})" if now else "is gone"

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.errors import InputInvalid
@@ -35,6 +36,7 @@ class Address:
     port: int
     is_tls: bool
     base: str
+    socket: Path | None = None  # that leads there, where another host's server is meant
 
     @classmethod
     def read(cls, url: str) -> Address:
@@ -102,6 +104,15 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+async def _connected(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if address.socket:
+        return await asyncio.open_unix_connection(address.socket, limit=_MOST_HEAD_BYTES)
+    context = ssl.create_default_context() if address.is_tls else None
+    return await asyncio.open_connection(
+        address.host, address.port, ssl=context, limit=_MOST_HEAD_BYTES
+    )
+
+
 async def _send(
     address: Address,
     method: str,
@@ -111,10 +122,7 @@ async def _send(
     most_bytes: int,
     pieces: list[tuple[float, bytes]],
 ) -> Raw:
-    context = ssl.create_default_context() if address.is_tls else None
-    reader, writer = await asyncio.open_connection(
-        address.host, address.port, ssl=context, limit=_MOST_HEAD_BYTES
-    )
+    reader, writer = await _connected(address)
     try:
         started = time.monotonic()
         writer.write(_head(address, method, path, len(body), headers) + body)

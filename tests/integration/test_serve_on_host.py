@@ -155,6 +155,22 @@ def test_a_recipe_is_served_on_another_host_looked_at_and_stopped_there(rig: Rig
     assert mine[0]["host"] == "rig1"
 
 
+def test_a_recipe_on_another_host_climbs_the_ladder_and_is_restarted_there(rig: Rig) -> None:
+    rig.add("tiny-cpu")
+    recipes = ("--recipes", str(rig.folder))
+    failed(rig.run("smoke", "tiny-cpu", *recipes, "--json"), NothingServed)
+    assert rig.serve("tiny-cpu").returncode == 0
+    before = rig.node.shell("docker inspect --format '{{.State.StartedAt}}' sm120-tiny-cpu")
+    done = rig.run("smoke", "tiny-cpu", *recipes, "--quick", "--up-to", "memory", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["verdict"], result["last_good"]) == ("passed", "memory")
+    assert result["url"] == f"http://127.0.0.1:{PORT} on rig1"
+    after = rig.node.shell("docker inspect --format '{{.State.StartedAt}}' sm120-tiny-cpu")
+    assert after > before
+    assert (rig.last_attempt()["kind"], rig.last_attempt()["outcome"]) == ("smoke", "passed")
+
+
 def attempts(rig: Rig) -> str:
     return run_sm120(rig.image.store, "recipe", "attempts", "--json").stdout
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pipeline.cli.serve.job import Request, make_job
 from pipeline.errors import (
@@ -20,12 +21,14 @@ from pipeline.recipe.launch import speculates
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import Begun, new_id, stamp
 from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.health import Door
 from pipeline.serve.options import ServeOptions
 from pipeline.serve.restart import STOP_S, restart
 from pipeline.serve.run import attempts_of, find_served, new_attempt, recipe_digest, serve, stop
 from pipeline.serve.status import ServedStatus, status_of
 from pipeline.smoke.client import Gone
 from pipeline.smoke.session import Session
+from pipeline.smoke.wire import Address
 
 
 @dataclass
@@ -41,7 +44,18 @@ class RecipeServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.status.port}"
+        """Where it listens, on its own machine."""
+        host = self.request.site.host
+        return f"http://127.0.0.1:{self.status.port}{f' on {host}' if host else ''}"
+
+    def address(self) -> Address:
+        """Where this machine reaches it."""
+        door = self._door()
+        near = Address.read(f"http://127.0.0.1:{self.status.port}")
+        return replace(near, socket=door) if isinstance(door, Path) else near
+
+    def _door(self) -> Door:
+        return self.request.site.door(self.status.port or 0)
 
     def connect(self, session: Session) -> None:
         """Let a climb do what cannot be done to a server at an address."""
@@ -51,9 +65,9 @@ class RecipeServer:
             session.start_drafting = self._start_drafting
 
     async def _restart(self) -> None:
-        facts, port = find_served(self.engine, self.recipe.name), self.status.port or 0
+        facts, door = find_served(self.engine, self.recipe.name), self._door()
         limit_s = self.request.options.timeout_s
-        await _in_thread(lambda: restart(self.engine, facts, port, limit_s))
+        await _in_thread(lambda: restart(self.engine, facts, door, limit_s))
 
     async def _start_drafting(self) -> None:
         await _in_thread(lambda: self.serve_again(drafting=True))
@@ -76,6 +90,7 @@ class RecipeServer:
             image_digest=self.status.digest if built else None,
             weights_digest=self.begun.weights_digest if self.begun else None,
             after=self.begun.id if self.begun else None,
+            host=self.request.site.host or None,
         )
 
 
@@ -86,6 +101,7 @@ def smoke_attempt(
     image_digest: str | None = None,
     weights_digest: str | None = None,
     after: str | None = None,
+    host: str | None = None,
 ) -> Begun:
     """A climb with what a recipe expects; of a server at an address the digests are not known."""
     return Begun(
@@ -97,6 +113,7 @@ def smoke_attempt(
         image_digest=image_digest,
         weights_digest=weights_digest,
         after=after,
+        host=host,
         at=stamp(),
     )
 
@@ -148,7 +165,8 @@ def _stop(engine: ContainerEngine, request: Request, recipe: Recipe) -> None:
 
 def _status(engine: ContainerEngine, request: Request, recipe: Recipe) -> ServedStatus:
     name = recipe.name
-    status = next((s for s in status_of(engine, request.store) if s.recipe == name), None)
+    found = status_of(engine, request.store, request.site)
+    status = next((each for each in found if each.recipe == name), None)
     if status is None:
         raise NothingServed(
             f"{name}: nothing of it is served here",

@@ -12,9 +12,10 @@ import click
 
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, store_of
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, EXISTING_FOLDER, json_option
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
 from pipeline.cli.recipe.recipes import recipes_of, recipes_option
 from pipeline.cli.serve.job import Request
+from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.cli.signing import Signing
 from pipeline.cli.smoke.plan import PlanOptions, plan_options
@@ -29,7 +30,7 @@ from pipeline.errors import ServerGone, SmokeFailed
 from pipeline.host.rules.issues import findings, match_rungs
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import Recipe
-from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.find_engine import Wanted
 from pipeline.serve.options import ServeOptions
 from pipeline.serve.run import attempts_of, kept
 from pipeline.smoke.baseline import read_baseline, write_baseline
@@ -56,11 +57,11 @@ class Order:
     baseline: Path | None
     as_json: bool
 
-    def session(self, url: str, plan: SmokePlan) -> Session:
+    def session(self, address: Address, plan: SmokePlan) -> Session:
         """A climb that has not begun."""
         key = os.environ.get("SM120_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        session = Session(Client(Address.read(url), plan.limits, headers), plan, run_in_sandbox)
+        session = Session(Client(address, plan.limits, headers), plan, run_in_sandbox)
         session.baseline = read_baseline(self.baseline) if self.baseline else None
         return session
 
@@ -71,10 +72,11 @@ class Order:
 @recipes_option
 @plan_options
 @click.option("--serve", "is_started", is_flag=True, help="Start the recipe first, stop it last.")
-@click.option("--weights", type=EXISTING_FOLDER, help="With --serve: folder of the weights.")
-@click.option("--draft", type=EXISTING_FOLDER, help="With --serve: the draft model's weights.")
+@click.option("--weights", type=ANY_PATH, help="With --serve: folder of the weights.")
+@click.option("--draft", type=ANY_PATH, help="With --serve: the draft model's weights.")
 @click.option("--no-restart", is_flag=True, help="Never restart a recipe's server.")
 @engine_option
+@on_options
 @click.option("--up-to", type=click.Choice(_NAMES), default=_NAMES[-1], help="Last rung to climb.")
 @click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
@@ -92,6 +94,7 @@ def smoke(
     draft: Path | None,
     no_restart: bool,
     engine: Wanted,
+    on: OnHost | None,
     up_to: str,
     keep: Path | None,
     record: Path | None,
@@ -100,32 +103,32 @@ def smoke(
 ) -> None:
     """Prove what a served model answers: from one answer to many streams and the whole context.
 
-    Of a RECIPE, what `sm120 serve` started is looked for. It is restarted on the way, and its draft
-    model is turned on last: where that changes answers, it is served without it again. The ladder
-    stops at the first rung that fails. A key for the server is read from SM120_API_KEY.
+    Of a RECIPE, what `sm120 serve` started is looked for, on another host with --on. It is
+    restarted on the way, and its draft model is turned on last: where that changes answers, it is
+    served without it again. The ladder stops at the first rung that fails. A key for the server is
+    read from SM120_API_KEY.
     """
     order = Order(LADDER[: _NAMES.index(up_to) + 1], keep, record, baseline, as_json)
     if is_address(target):
-        if is_started or weights or draft:
-            raise click.UsageError("--serve, --weights and --draft are for a recipe")
+        if is_started or weights or draft or on:
+            raise click.UsageError("--serve, --weights, --draft and --on are for a recipe")
         recipe = recipes_of(context, folders).read(expected) if expected else None
         return _smoke_address(context, order, target, recipe, plan_options)
     if expected or ((weights or draft) and not is_started):
         raise click.UsageError("--recipe is for a URL; --weights and --draft are for --serve")
     options = ServeOptions(
-        weights=str(weights.resolve()) if weights else None,
-        draft=str(draft.resolve()) if draft else None,
+        weights=folder_on(on, weights, "--weights"), draft=folder_on(on, draft, "--draft")
     )
-    request = Request(checkout_of(context), store_of(context), options)
     recipes, signing = recipes_of(context, folders), Signing()
     recipe = recipes.read(target)
-    containers = find_engine(engine)
-    if is_started:
-        with started_server(containers, request, recipe) as server:
-            _smoke_recipe(order, server, recipes, plan_options, signing, is_ours=True)
-        return
-    server = find_server(containers, request, recipe)
-    _smoke_recipe(order, server, recipes, plan_options, signing, may_restart=not no_restart)
+    with machine_on(context, on, engine) as (site, containers):
+        request = Request(checkout_of(context), store_of(context), options, site)
+        if is_started:
+            with started_server(containers, request, recipe) as server:
+                _smoke_recipe(order, server, recipes, plan_options, signing, is_ours=True)
+            return
+        server = find_server(containers, request, recipe)
+        _smoke_recipe(order, server, recipes, plan_options, signing, may_restart=not no_restart)
 
 
 def is_address(target: str) -> bool:
@@ -136,7 +139,7 @@ def is_address(target: str) -> bool:
 def _smoke_address(
     context: click.Context, order: Order, url: str, recipe: Recipe | None, options: PlanOptions
 ) -> None:
-    session = order.session(url, options.plan(recipe))
+    session = order.session(Address.read(url), options.plan(recipe))
     if recipe is None:
         return _require_passed(_climbed(order, session, url), session)
     begun = smoke_attempt(recipe)
@@ -155,7 +158,7 @@ def _smoke_recipe(
     is_ours: bool = False,
 ) -> None:
     """Climb, state the result, and take back a draft model that does not hold."""
-    session = order.session(server.url, _plan(server, options))
+    session = order.session(server.address(), _plan(server, options))
     if may_restart:
         server.connect(session)
         if server.drafts and not is_ours and SPECULATION in order.rungs and not order.record:
