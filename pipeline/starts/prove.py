@@ -7,6 +7,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from pipeline.serve.find_engine import find_engine
 from pipeline.serve.read_flags import SCRIPT as FLAGS_SCRIPT
 from pipeline.source.box import Box, Limits, Way, run_step
 from pipeline.source.toolchain import unpacked
+from pipeline.starts.bytecode import VARIABLE, compile_bytecode
 from pipeline.starts.expected import Wanted, engine_of, wanted_of
 from pipeline.starts.inside.check import CHECKS, MARK
 from pipeline.starts.owners import give_owners, judge_owners, read_owners
@@ -35,6 +37,7 @@ from pipeline.store.store import Store
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPTS = (_INSIDE / "check.py", _INSIDE / "libraries.py", FLAGS_SCRIPT)
 _PLACE = "/sm120-start"  # of the scripts, in the image
+_BYTECODE = "/sm120-bytecode"
 _MOST_LINE_BYTES = 1 << 16
 _SHOWN_LINES = 5
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -59,7 +62,7 @@ def prove_start(
     wanted = wanted_of(image.plan, config, flags, emulated=bool(emulator))
     tests = [unrunnable(image.platform)]
     if emulator is not None:
-        tests = _proved(store, image, way, config, wanted)
+        tests = _proved(store, image, way, config, wanted, is_emulated=bool(emulator))
     inputs = {}
     if wanted.parser and wanted.parser.file and flags_file:
         inputs[wanted.parser.file] = sha256_of_file(flags_file)
@@ -109,7 +112,13 @@ def unrunnable(image_platform: str) -> RunTest:
 
 
 def _proved(
-    store: Store, image: Built, way: Way, config: ImageConfig, wanted: Wanted
+    store: Store,
+    image: Built,
+    way: Way,
+    config: ImageConfig,
+    wanted: Wanted,
+    *,
+    is_emulated: bool,
 ) -> list[RunTest]:
     owners = read_owners(store, image, wanted.folders)
     with store.scratch() as scratch, _box(store, image, way, config, scratch) as box:
@@ -120,6 +129,8 @@ def _proved(
         if way.kind == "namespaces" and os.geteuid() == 0:
             give_owners(box.root, owners)
         _write_scripts(box.mounts[_PLACE], wanted)
+        if is_emulated and way.kind == "namespaces":
+            box = _with_bytecode(box)
         with log.step(f"Starting {image.name} without a GPU"):
             return [*tests, *_run(way, box, image, wanted)]
 
@@ -144,6 +155,17 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
             user=user,
             workdir=config.runs.workdir or "/",
         )
+
+
+def _with_bytecode(box: Box) -> Box:
+    folder = compile_bytecode(box.root, box.scratch / "bytecode")
+    if folder is None:
+        return box
+    return replace(
+        box,
+        mounts={**box.mounts, _BYTECODE: folder},
+        env={**box.env, VARIABLE: _BYTECODE},
+    )
 
 
 @contextmanager
