@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.fit.units import read_size
+from pipeline.fit.units import read_card_size, read_size, read_tokens
 
 if TYPE_CHECKING:
     from pipeline.registry.client import Access
@@ -36,6 +36,34 @@ class Size(click.ParamType[int]):
         """Bytes."""
         try:
             return read_size(str(value), bare=self._bare)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class CardSize(Size):
+    """A card's memory such as 96GB, which is how 96 GiB are sold."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Bytes."""
+        try:
+            return read_card_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Tokens(click.ParamType[int]):
+    """A number of tokens such as 131072 or 128k."""
+
+    name = "tokens"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Tokens."""
+        try:
+            return read_tokens(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

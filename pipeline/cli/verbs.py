@@ -199,7 +199,7 @@ class DefaultVerbGroup(VerbGroup):
 
 _WEIGHTS_EPILOG = """\b
 From a name to served weights:
-  sm120 weights fit kimi-k2.6 --gpus 8
+  sm120 weights fit kimi-k2.6 --gpus 8 --mem-fraction 0.85
   sm120 weights lock kimi-k2.6
   sm120 weights fetch kimi-k2.6 --to /models/k26
   sm120 weights serve /models/k26"""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pipeline.fit.shape import Architecture, Mla
-from pipeline.fit.units import GIB, MIB, share
+from pipeline.fit.units import GIB, MIB, MOST_BYTES, share
 from pipeline.model import Frozen
 
 Engine = Literal["sglang", "vllm", "ik_llama"]
@@ -24,36 +24,77 @@ Kv = Literal["bf16", "fp8"]
 KV_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
 
 # The measured numbers are of github.com/magik6k/glm-kimi-sm120-rtx6000bw (configs, server logs).
-# nvidia-smi shows 97,887 of the 98,304 MiB of an RTX PRO 6000 (configs/gpu-info.txt)
-CARD_RESERVED_BYTES = (98_304 - 97_887) * MIB
+# nvidia-smi shows 97,887 of the 98,304 MiB of an RTX PRO 6000 (configs/gpu-info.txt); of the 32,768
+# of a 5090 it shows 32,607, which is nearly the same part
+_SHOWN = 97_887 / 98_304
 # 95.59 GiB of the card, 94.42 free when sglang's process is up (K2.5 log: 94.14 + 0.28)
 CUDA_CONTEXT_BYTES = round(1.17 * GIB)
 # "Init torch distributed ends. mem usage=0.28 GB" with NCCL 2.27.5 and 8 cards (both logs)
 NCCL_BYTES = round(0.28 * GIB)
 # our sum of weights missed the two logs we have by 0.37 and 0.43 %; other models may differ
 WEIGHTS_ERROR = 0.005
-VLLM_DEFAULT_UTILIZATION = 0.9
+VLLM_DEFAULT_UTILIZATION = 0.92  # 0.32.0, config/cache.py; earlier releases: 0.9
+
+
+class _Defaults(Frozen):
+    """What an engine chooses by the memory of a card, unless it is told."""
+
+    below_bytes: int
+    prefill_tokens: int
+    few: int  # sglang: largest batch of CUDA graphs under 4 cards; vLLM: sequences
+    many: int
+
+
+# sglang 0.5.8 server_args.py: _handle_gpu_memory_settings
+_SGLANG = [
+    _Defaults(below_bytes=20 * GIB, prefill_tokens=2048, few=8, many=8),
+    _Defaults(below_bytes=35 * GIB, prefill_tokens=2048, few=24, many=80),
+    _Defaults(below_bytes=60 * GIB, prefill_tokens=4096, few=32, many=160),
+    _Defaults(below_bytes=160 * GIB, prefill_tokens=8192, few=256, many=512),
+    _Defaults(below_bytes=MOST_BYTES, prefill_tokens=16384, few=512, many=512),
+]
+# vLLM 0.32.0 engine/arg_utils.py: _set_default_max_num_seqs_and_batched_tokens_args
+_VLLM = [
+    _Defaults(below_bytes=70 * GIB, prefill_tokens=2048, few=256, many=256),
+    _Defaults(below_bytes=160 * GIB, prefill_tokens=8192, few=1024, many=1024),
+    _Defaults(below_bytes=MOST_BYTES, prefill_tokens=16384, few=1024, many=1024),
+]
+
+
+def shown_bytes(vram_bytes: int) -> int:
+    """What the driver shows of a card that is sold with this much."""
+    return round(vram_bytes * _SHOWN / MIB) * MIB
 
 
 class Question(Frozen):
     """What a user wants to run, and on what; the defaults are those of the engines."""
 
     engine: Engine
-    vram_bytes: int  # of one card, as it is sold
+    card_bytes: int  # of one card, as the driver shows it
     tp: int
     dcp: int = 1  # vLLM: decode context parallelism, over which the tokens are divided
     context: int
     kv: Kv | None = None  # None: as the checkpoint asks
     fraction: float | None = None
-    prefill_tokens: int = 8192  # sglang: chunked prefill; vLLM: max-num-batched-tokens
-    sequences: int = 128  # vLLM: max-num-seqs
-    graph_batch: int = 512  # sglang: cuda-graph-max-bs where a card has over 60 GB
+    prefill_given: int | None = None  # sglang: chunked prefill; vLLM: max-num-batched-tokens
+    sequences_given: int | None = None  # vLLM: max-num-seqs
+    graph_batch_given: int | None = None  # sglang: cuda-graph-max-bs
     measured_bytes: int | None = None  # weights on a card, from an engine's log
 
     @property
-    def card_bytes(self) -> int:
-        """What CUDA shows of a card."""
-        return self.vram_bytes - CARD_RESERVED_BYTES
+    def prefill_tokens(self) -> int:
+        return self.prefill_given or self._defaults.prefill_tokens
+
+    @property
+    def batch(self) -> int:
+        """The most sequences whose logits are computed at once: a CUDA graph, or vLLM's limit."""
+        given = self.graph_batch_given if self.engine == "sglang" else self.sequences_given
+        return given or (self._defaults.few if self.tp < 4 else self._defaults.many)
+
+    @property
+    def _defaults(self) -> _Defaults:
+        tiers = _SGLANG if self.engine == "sglang" else _VLLM
+        return next(tier for tier in tiers if self.card_bytes < tier.below_bytes)
 
     def kv_of(self, model: Architecture) -> Kv:
         """The type of the KV cache."""
@@ -97,7 +138,7 @@ def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
 def sglang_default_fraction(model: Architecture, question: Question) -> float:
     """What sglang chooses itself (0.5.8 server_args.py), in its own MiB arithmetic."""
     card = question.card_bytes / MIB
-    reserved = 512 + max(question.prefill_tokens, 2048) * 1.5 + question.graph_batch * 2
+    reserved = 512 + max(question.prefill_tokens, 2048) * 1.5 + question.batch * 2
     reserved += question.tp / 8 * 1024
     if card > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
@@ -168,4 +209,4 @@ def activation_bytes(model: Architecture, question: Question) -> int:
     """
     copies = 4 + (model.moe.active if model.moe else 2 * share(model.dense_width, model.hidden))
     states = question.prefill_tokens * model.hidden * 2 * copies
-    return states + 2 * question.sequences * model.vocabulary * 4
+    return states + 2 * question.batch * model.vocabulary * 4

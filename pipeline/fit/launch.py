@@ -56,7 +56,9 @@ def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
     """What a person should know about a layout."""
     notes = [
         f"{layout.expert_layers} layers have their experts on the cards; layers before the first"
-        " with experts are dense and stay on theirs.",
+        " with experts are dense and stay on theirs."
+        if model.experts
+        else "A dense model: every layer lies whole on one card, the embedding on the host.",
         f"KV cache: {kv_token_bytes(model, batch.kv):,} bytes a token,"
         f" {gib(kv_token_bytes(model, batch.kv) * batch.context)} for {batch.context:,} tokens.",
     ]

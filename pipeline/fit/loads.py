@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.fit.engine import CARD_RESERVED_BYTES, KV_BYTES, Kv
+from pipeline.fit.engine import KV_BYTES, Kv
 from pipeline.fit.gguf import Tensor
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.override import CPU, TensorRule, device_of, device_sums, home_of
@@ -30,7 +30,7 @@ class Machine:
     """What there is, and how much of it stays free."""
 
     cards: int
-    card_bytes: int  # as it is sold
+    card_bytes: int  # as the driver shows it
     headroom_bytes: int = 2 * GIB
     host_bytes: int | None = None  # None: not judged
 
@@ -40,7 +40,7 @@ class Machine:
 
     @property
     def usable_bytes(self) -> int:
-        return self.card_bytes - CARD_RESERVED_BYTES - self.headroom_bytes
+        return self.card_bytes - self.headroom_bytes
 
 
 @dataclass(frozen=True)

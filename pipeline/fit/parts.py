@@ -17,6 +17,7 @@ from pipeline.fit.units import MIB, share
 # PyTorch's CUDACachingAllocator: blocks of 512 bytes; from 10 MiB on, segments of 2 MiB
 _SMALL_ROUND, _LARGE, _LARGE_ROUND = 512, 10 * MIB, 2 * MIB
 _VOCABULARY_ROUND = 64  # sglang and vLLM pad the vocabulary to this before they divide it
+_EXPERT = "an expert's width"
 _SCALAR = Scheme(name="float32", bits=32)
 
 
@@ -156,14 +157,38 @@ def require_divisible(model: Architecture, tp: int) -> None:
         _divides("the dense width", model.dense_width, tp)
     if model.moe is not None:
         _divides("the experts' width", model.moe.width, tp)
-        group = model.precision.experts.group
-        # larger ones are blocks of rows and columns (fp8: 128 x 128), not runs along the width
-        if 1 < group <= 1024 and (model.moe.width // tp) % group:
-            width = model.moe.width // tp
-            raise DoesNotFit(
-                f"--tp {tp}: {width} of an expert's width on a card cut its groups of {group}",
-                "Choose a number of cards that leaves the groups whole.",
-            )
+    if cut := _cut_group(model, tp):
+        whole = [n for n in range(tp - 1, 0, -1) if tp % n == 0 and not _cut_group(model, n)]
+        other = f"--tp {whole[0]} leaves them whole." if whole else "No number of cards fits them."
+        raise DoesNotFit(f"--tp {tp}: {cut}", f"Engines refuse to load this; {other}")
+
+
+def _cut_group(model: Architecture, tp: int) -> str:
+    """The first matrix whose share on a card ends inside a group or a block of its weights."""
+    for name, scheme, width in _widths(model, tp):
+        # Runs are along one side only, and of experts alone: other matrices are cut along the other
+        # side. A block of fp8 is cut either way (vllm-project/vllm#17569; sglang: the same check).
+        if scheme.block and width % scheme.block:
+            return f"{width} of {name} on a card cut its blocks of {scheme.block} x {scheme.block}"
+        run = 0 if scheme.block or name != _EXPERT else scheme.group
+        if run and width % run:
+            return f"{width} of {name} on a card cut its groups of {run}"
+    return ""
+
+
+def _widths(model: Architecture, tp: int) -> Iterator[tuple[str, Scheme, int]]:
+    attention, precision = model.attention, model.precision
+    if isinstance(attention, Gqa):
+        yield "its queries", precision.attention, attention.heads * attention.head // tp
+        heads = max(1, attention.kv_heads // tp)
+        yield "its keys", precision.attention, heads * attention.head
+    if model.dense_layers:
+        yield "its dense width", precision.dense, model.dense_width // tp
+    if model.moe is not None:
+        yield _EXPERT, precision.experts, model.moe.width // tp
+        if model.moe.shared:
+            shared = model.moe.shared * model.moe.width // tp
+            yield "its shared experts' width", precision.shared, shared
 
 
 def _divides(what: str, whole: int, parts: int, by: str = "cards") -> None:

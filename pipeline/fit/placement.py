@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.errors import ModelUnreadable
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch, Load, Machine, expert_bytes, loads_of
 from pipeline.fit.override import CPU, TensorRule, device_of, home_of
@@ -28,8 +27,9 @@ class Layout:
 def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
     """As many layers of experts on the cards as fit beside everything else."""
     experts = expert_bytes(model.tensors)
+    # a dense model has nothing to place: the engine puts each layer on its card
     if not experts:
-        raise ModelUnreadable("this model has no routed experts: there is nothing to place")
+        return checked(model, machine, batch, [])
     # first with all experts on the host: what is left on each card is room for experts
     none = [TensorRule("exps", CPU)]
     loads, _ = loads_of(model, machine, batch, none)

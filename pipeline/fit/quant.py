@@ -126,7 +126,9 @@ def _fp8(quant: Mapping[str, Any]) -> Scheme:
         return Scheme(name="fp8", bits=8)
     if not isinstance(block, list) or len(block) != 2:
         raise ModelUnreadable("quantization_config: weight_block_size: is not a pair")
-    return Scheme(name="fp8", bits=8, group=_group(block[0]) * _group(block[1]), group_bytes=4)
+    rows, columns = _group(block[0]), _group(block[1])
+    side = rows if rows == columns else 0
+    return Scheme(name="fp8", bits=8, group=rows * columns, group_bytes=4, block=side)
 
 
 def _awq(quant: Mapping[str, Any]) -> Scheme:

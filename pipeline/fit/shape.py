@@ -69,6 +69,7 @@ class Scheme(Frozen):
     bits: Annotated[int, Field(ge=2, le=32)]
     group: Annotated[int, Field(ge=0, le=1 << 16)] = 0  # 0: no scales
     group_bytes: float = 0.0  # scale, and zero point where there is one
+    block: Annotated[int, Field(ge=0, le=1 << 14)] = 0  # a group is a square of this side, no run
 
 
 class Precision(Frozen):

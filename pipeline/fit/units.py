@@ -18,6 +18,25 @@ _UNITS = {
     "TIB": 1 << 40,
 }
 MOST_BYTES = 1 << 50  # 1 PiB, more than any machine has
+MOST_TOKENS = 1 << 24
+
+
+def read_card_size(text: str) -> int:
+    """A card's memory: `96GB` as it is sold is 96 GiB."""
+    size = read_size(text)
+    sold = re.fullmatch(r"\s*([\d.]+)\s*GB?\s*", text, re.IGNORECASE)
+    return round(float(sold[1]) * GIB) if sold else size
+
+
+def read_tokens(text: str) -> int:
+    """`131072`, `128k` or `1M`, as contexts are called: a k is 1,024 tokens."""
+    parts = re.fullmatch(r"\s*(\d+)\s*([kKmM]?)\s*", text)
+    if parts is None:
+        raise ValueError(f"{text!r} is not a number of tokens; write it like 131072 or 128k")
+    tokens = int(parts[1]) << {"": 0, "k": 10, "m": 20}[parts[2].lower()]
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"{text!r} is not between 1 and {MOST_TOKENS:,} tokens")
+    return tokens
 
 
 def read_size(text: str, *, bare: bool = False) -> int:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from pipeline.errors import DoesNotFit, PipelineError
 from pipeline.fit.answer import answer
-from pipeline.fit.engine import CARD_RESERVED_BYTES, Kv, Question
+from pipeline.fit.engine import Kv, Question
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch
 from pipeline.fit.loads import Machine as Cards
@@ -139,7 +139,7 @@ def _question(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
     kv = _kv(getattr(flags, "kv_cache_dtype", None))
     if isinstance(kv, Unknown):
         return kv
-    values: dict[str, object] = {"kv": kv, "vram_bytes": room.card_bytes + CARD_RESERVED_BYTES}
+    values: dict[str, object] = {"kv": kv, "card_bytes": room.card_bytes}
     if isinstance(flags, VllmFlags):
         values |= {
             "engine": "vllm",
@@ -147,8 +147,8 @@ def _question(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
             "dcp": flags.decode_context_parallel_size,
             "context": flags.max_model_len,
             "fraction": flags.gpu_memory_utilization,
-            "prefill_tokens": flags.max_num_batched_tokens,
-            "sequences": flags.max_num_seqs,
+            "prefill_given": flags.max_num_batched_tokens,
+            "sequences_given": flags.max_num_seqs,
         }
     elif isinstance(flags, SglangFlags):
         values |= {
@@ -156,8 +156,8 @@ def _question(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
             "tp": flags.tensor_parallel_size or 1,
             "context": flags.context_length,
             "fraction": flags.mem_fraction_static,
-            "prefill_tokens": flags.chunked_prefill_size,
-            "graph_batch": flags.cuda_graph_max_bs_decode or flags.cuda_graph_max_bs,
+            "prefill_given": flags.chunked_prefill_size,
+            "graph_batch_given": flags.cuda_graph_max_bs_decode or flags.cuda_graph_max_bs,
         }
     # what is not named has the engine's default, and a context that of the model
     named = {name: value for name, value in values.items() if value is not None}
@@ -180,7 +180,7 @@ def _short_of_layout(model: GgufModel, flags: LlamaFlags, room: Room) -> Known[s
     # llama.cpp's own defaults: github.com/ggml-org/llama.cpp
     batch = Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048)
     # no headroom of ours: what a document's command leaves free is the document's choice
-    cards = Cards(room.cards, room.card_bytes + CARD_RESERVED_BYTES, 0, room.host_bytes)
+    cards = Cards(room.cards, room.card_bytes, 0, room.host_bytes)
     rules = (
         read_overrides(flags.override_tensor or [], cards.devices) if flags.override_tensor else []
     )

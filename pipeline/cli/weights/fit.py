@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pipeline.cli.context import checkout_of, say_json
-from pipeline.cli.options import Size, json_option
+from pipeline.cli.options import CardSize, Size, Tokens, json_option
 from pipeline.cli.weights.fit_text import answer_text, disk_lines, heading, layout_lines, room_text
 from pipeline.errors import DoesNotFit, ModelUnreadable
 from pipeline.fit.answer import answer
-from pipeline.fit.engine import Question
+from pipeline.fit.engine import Question, shown_bytes
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.launch import layout_json
 from pipeline.fit.loads import Batch, Machine
@@ -31,7 +32,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> A
 
 _ENGINE = click.Choice(["sglang", "vllm", "ik_llama"])
 _COUNT = click.IntRange(1, 1024)
-_TOKENS = click.IntRange(1, 1 << 24)
 _RATE = click.FloatRange(0, min_open=True)
 # open at both ends: an engine needs some of a GPU, and CUDA's own context some of the rest
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
@@ -42,18 +42,22 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option("--gpus", type=_COUNT, default=8, show_default=True, help="Number of GPUs.")
 @click.option(
     "--vram",
-    type=Size(),
+    type=CardSize(),
     # RTX PRO 6000 Blackwell, of which SM120 servers usually have eight
-    default="96GiB",
+    default="96GB",
     show_default=True,
-    help="Memory per GPU.",
+    help="Memory per GPU, as it is sold.",
 )
-@click.option("--ram", type=Size(), help="Memory of the host, for experts that stay there.")
-@click.option("--ctx", type=_TOKENS, default=65536, show_default=True, help="Tokens per request.")
+@click.option(
+    "--ram", type=Size(), help="Memory of the host, for experts that stay there (ik_llama)."
+)
+@click.option(
+    "--ctx", type=Tokens(), default="64k", show_default=True, help="Tokens per request, like 128k."
+)
 @click.option(
     "--kv", type=click.Choice(["bf16", "fp8"]), help="Type of the KV cache [default: the model's]."
 )
-@click.option("--tp", type=_COUNT, help="GPUs that share the model [default: all].")
+@click.option("--tp", type=_COUNT, help="GPUs that share the model (sglang, vLLM) [default: all].")
 @click.option("--dcp", type=_COUNT, help="GPUs that share the tokens of a request (vLLM).")
 @click.option(
     "--engine", type=_ENGINE, help="Engine [default: sglang, or ik_llama for GGUF files]."
@@ -68,24 +72,27 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     "--gpu-util", type=_SHARE, callback=_finite, help="Value of --gpu-memory-utilization (vLLM)."
 )
 @click.option(
-    "--prefill", type=_TOKENS, default=8192, show_default=True, help="Tokens per prefill step."
+    "--prefill",
+    type=Tokens(),
+    help="Tokens per prefill step (sglang, vLLM) [default: the engine's for such a GPU].",
 )
+@click.option("--max-seqs", type=_COUNT, help="Value of --max-num-seqs (vLLM).")
 @click.option(
     "--weights-per-gpu",
     type=Size(),
-    help="Measured weights per GPU, from the engine's log.",
+    help="Measured weights per GPU, from the engine's log (sglang, vLLM).",
 )
 @click.option(
     # both defaults are those of llama.cpp: github.com/ggml-org/llama.cpp
     "--batch",
-    type=_TOKENS,
+    type=Tokens(),
     default=2048,
     show_default=True,
     help="Batch size, -b (ik_llama).",
 )
 @click.option(
     "--ubatch",
-    type=_TOKENS,
+    type=Tokens(),
     default=512,
     show_default=True,
     help="Micro-batch size, -ub (ik_llama).",
@@ -111,6 +118,7 @@ def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) ->
     """
     source = find_source(model, lambda: checkout_of(context))
     engine = _engine(options, isinstance(source.model, GgufModel))
+    _require_applicable(context, engine)
     if engine == "ik_llama":
         assert isinstance(source.model, GgufModel)
         _hybrid(source, source.model, options, as_json)
@@ -126,20 +134,33 @@ def _engine(options: dict[str, Any], is_gguf: bool) -> str:
             f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
             "sglang and vLLM take a checkpoint with its config.json; ik_llama takes GGUF files.",
         )
-    for flag, belongs in _ONLY:
-        if options[flag] and engine != belongs:
-            raise click.UsageError(
-                f"--{flag.replace('_', '-')} is for {belongs}; this is {engine}."
-            )
     return engine
 
 
-_ONLY = (
-    ("mem_fraction", "sglang"),
-    ("gpu_util", "vllm"),
-    ("dcp", "vllm"),
-    ("check_ot", "ik_llama"),
-)
+# Every other option is for all engines. One that has no effect would leave a user believing in it.
+_PARALLEL = ("sglang", "vllm")
+_ONLY: dict[str, tuple[str, ...]] = {
+    "mem_fraction": ("sglang",),
+    "gpu_util": ("vllm",),
+    "dcp": ("vllm",),
+    "max_seqs": ("vllm",),
+    "tp": _PARALLEL,
+    "prefill": _PARALLEL,
+    "weights_per_gpu": _PARALLEL,
+    "ram": ("ik_llama",),
+    "batch": ("ik_llama",),
+    "ubatch": ("ik_llama",),
+    "headroom": ("ik_llama",),
+    "check_ot": ("ik_llama",),
+}
+
+
+def _require_applicable(context: click.Context, engine: str) -> None:
+    for name, engines in _ONLY.items():
+        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if given and engine not in engines:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for {' and '.join(engines)}; this is {engine}.")
 
 
 def _question(options: dict[str, Any], engine: str) -> Question:
@@ -152,14 +173,15 @@ def _question(options: dict[str, Any], engine: str) -> Question:
         raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
     return Question.model_validate(
         {
-            "vram_bytes": options["vram"],
+            "card_bytes": shown_bytes(options["vram"]),
             "tp": tp,
             "dcp": dcp,
             "context": options["ctx"],
             "engine": engine,
             "kv": options["kv"],
             "fraction": options["mem_fraction"] or options["gpu_util"],
-            "prefill_tokens": options["prefill"],
+            "prefill_given": options["prefill"],
+            "sequences_given": options["max_seqs"],
             "measured_bytes": options["weights_per_gpu"],
         }
     )
@@ -172,10 +194,6 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
         say_json(_about(source, options) | result.model_dump() | {"fits": not result.short})
     else:
         _print(heading(source, question.engine, options), answer_text(result, question))
-        if options["ram"] is not None:
-            _print(
-                f"--ram: {question.engine} keeps all weights on the cards; the host is not judged."
-            )
         _print(*disk_lines(source, options))
         verdict = "fits" if not result.short else "does not fit"
         _print(f"{source.name} {verdict}: {result.short or room_text(result, question)}.")
@@ -184,7 +202,8 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
 
 
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
-    machine = Machine(options["gpus"], options["vram"], options["headroom"], options["ram"])
+    cards = shown_bytes(options["vram"])
+    machine = Machine(options["gpus"], cards, options["headroom"], options["ram"])
     batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"])
     # no memory helps here, so that the table would mislead
     if batch.context > model.context:

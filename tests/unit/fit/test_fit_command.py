@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,18 +36,20 @@ def test_a_spec_is_answered_offline_and_says_what_it_was_read_from(fit: Any) -> 
     assert "fits: room for at least 3 requests of 65,536 tokens" in ended.out
 
 
-def test_memory_of_the_host_is_reported_as_unjudged_where_it_does_not_matter(fit: Any) -> None:
-    ended = fit("kimi-k2.6", "--mem-fraction", "0.85", "--ram", "768GiB")
-    assert ended.code == 0, ended.err
-    assert "the host is not judged" in ended.out
-
-
 def test_what_does_not_fit_prints_the_table_first_and_ends_with_its_own_code(fit: Any) -> None:
     ended = fit("kimi-k2.6")
     assert ended.error == "DoesNotFit"
     assert "on each card" in ended.out
     assert "--mem-fraction 0.815 would give 65,536 tokens their room" in ended.out
     assert "room for 9,319 tokens, 65,536 asked for" in ended.err
+
+
+def test_cards_and_contexts_are_read_as_people_call_them(fit: Any) -> None:
+    sold = fit("kimi-k2.6", "--vram", "96GB", "--ctx", "128k", "--mem-fraction", "0.85", "--json")
+    exact = fit(
+        "kimi-k2.6", "--vram", "96GiB", "--ctx", "131072", "--mem-fraction", "0.85", "--json"
+    )
+    assert sold.json == exact.json
 
 
 def test_measured_weights_give_the_published_number(fit: Any) -> None:
@@ -158,6 +161,15 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
         (("kimi-k2.6", "--dcp", "2"), 2, "--dcp is for vllm"),
         (("kimi-k2.6", "--engine", "vllm", "--dcp", "3"), 2, "must divide the 8 cards"),
         (("kimi-k2.6", "--check-ot", "exps=CPU"), 2, "--check-ot is for ik_llama"),
+        (("kimi-k2.6", "--ram", "768GB"), 2, "--ram is for ik_llama; this is sglang"),
+        (("kimi-k2.6", "--ubatch", "512"), 2, "--ubatch is for ik_llama"),
+        (("kimi-k2.6", "--batch", "2048"), 2, "--batch is for ik_llama"),
+        (("kimi-k2.6", "--headroom", "2GiB"), 2, "--headroom is for ik_llama"),
+        (("kimi-k2.6", "--max-seqs", "8"), 2, "--max-seqs is for vllm"),
+        (("kimi-k2.6-iq3-k", "--tp", "2"), 2, "--tp is for sglang and vllm; this is ik_llama"),
+        (("kimi-k2.6-iq3-k", "--prefill", "8192"), 2, "--prefill is for sglang and vllm"),
+        (("kimi-k2.6-iq3-k", "--weights-per-gpu", "1GB"), 2, "--weights-per-gpu is for sglang"),
+        (("kimi-k2.6", "--ctx", "128kB"), 2, "is not a number of tokens"),
         (("kimi-k2.6-iq3-k", "--check-ot", "exps=GPU0"), 2, "no device 'GPU0'"),
     ],
 )
@@ -192,6 +204,20 @@ def test_other_files_and_unreadable_ones_are_refused(fit: Any, tmp_path: Path) -
         assert fit(tmp_path / "bad.gguf").error == "ModelUnreadable"
 
 
-def test_a_model_without_experts_is_not_placed(fit: Any, tmp_path: Path) -> None:
+def test_a_dense_gguf_lies_on_the_cards_without_rules(fit: Any, tmp_path: Path) -> None:
     (tmp_path / "dense.gguf").write_bytes(gguf(LLAMA, TENSORS, DATA))
-    assert fit(tmp_path / "dense.gguf", "--gpus", "1", "--ctx", "4096").error == "ModelUnreadable"
+    ended = fit(tmp_path / "dense.gguf", "--gpus", "1", "--ctx", "4k")
+    assert ended.code == 0, ended.err
+    assert "A dense model" in ended.out
+    assert "-ot" not in ended.out
+    small = fit(tmp_path / "dense.gguf", "--gpus", "1", "--ctx", "4k", "--vram", "1GB")
+    assert small.error == "DoesNotFit"
+    assert "CUDA0 is short of" in small.err
+
+
+def test_the_examples_of_the_help_and_the_readme_fit(sm120: Command, fit: Any) -> None:
+    pages = sm120("weights", "--help").out + (ROOT / "README.md").read_text()
+    examples = re.findall(r"sm120 weights fit ([\w. -]+?) *(?:$|[`#])", pages, re.MULTILINE)
+    assert len(examples) >= 3
+    for example in examples:
+        assert fit(*example.split()).code == 0, example

@@ -10,11 +10,16 @@ import pytest
 from pipeline.errors import DoesNotFit, ModelUnreadable
 from pipeline.fit.answer import answer
 from pipeline.fit.config import architecture_of, read_config
-from pipeline.fit.engine import Question, kv_token_bytes
+from pipeline.fit.engine import (
+    Question,
+    kv_token_bytes,
+    sglang_default_fraction,
+    shown_bytes,
+)
 from pipeline.fit.facts import all_facts, fact_of
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture, Gqa, Mla
-from pipeline.fit.units import GIB, read_size
+from pipeline.fit.units import GIB, read_card_size, read_size, read_tokens
 
 # the shape of a published Llama-3.1-8B config.json
 LLAMA: dict[str, Any] = {
@@ -251,8 +256,37 @@ def test_cards_that_would_cut_a_group_are_refused() -> None:
         require_divisible(architecture_of(config), 8)
 
 
+# the numbers that decide in the published config.json of Qwen/Qwen3-235B-A22B-FP8
+QWEN_235B_FP8 = QWEN_MOE | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+    "moe_intermediate_size": 1536,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
+def test_blocks_of_fp8_that_cards_would_cut_are_refused_as_engines_do() -> None:
+    model = architecture_of(QWEN_235B_FP8)
+    with pytest.raises(DoesNotFit, match="192 of an expert's width on a card cut its blocks") as it:
+        require_divisible(model, 8)
+    assert "--tp 4 leaves them whole" in it.value.hint
+    require_divisible(model, 4)
+    narrow = architecture_of(QWEN_235B_FP8 | {"head_dim": 64})
+    with pytest.raises(DoesNotFit, match="64 of its keys on a card cut its blocks of 128"):
+        require_divisible(narrow, 4)
+    dense = {"intermediate_size": 17408, "quantization_config": {"quant_method": "fp8"}}
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    require_divisible(architecture_of(LLAMA | dense), 16)
+    with pytest.raises(DoesNotFit, match="1088 of its dense width"):
+        require_divisible(architecture_of(LLAMA | dense | {"quantization_config": blocks}), 16)
+
+
 def asked(**changes: Any) -> Question:
-    values = {"vram_bytes": 96 * GIB, "tp": 8, "context": 65536, "engine": "sglang"}
+    values = {"card_bytes": shown_bytes(96 * GIB), "tp": 8, "context": 65536, "engine": "sglang"}
     return Question.model_validate(values | changes)
 
 
@@ -260,7 +294,7 @@ def test_a_model_that_fits_says_so_and_one_that_is_short_says_by_how_much() -> N
     model = architecture_of(kimi())
     assert answer(model, asked(fraction=0.85)).short == ""
     assert "9,319 tokens, 65,536 asked for" in answer(model, asked()).short
-    assert "weights alone" in answer(model, asked(vram_bytes=48 * GIB)).short
+    assert "weights alone" in answer(model, asked(card_bytes=48 * GIB)).short
 
 
 def test_too_close_to_promise_is_not_taken_for_a_fit() -> None:
@@ -304,6 +338,36 @@ def test_sizes_are_read_with_their_unit_or_not_at_all() -> None:
     assert read_size("96GiB") == 96 * GIB
     assert read_size(" 1.5 TB ") == 1_500_000_000_000
     assert read_size("500G") == read_size("500 gb") == read_size("500000000000", bare=True)
+    assert read_card_size("96GB") == read_card_size("96 gb") == read_card_size("96GiB") == 96 * GIB
+    assert read_card_size("97887MiB") == 97_887 << 20
     for bad in ("96", "", "-3GiB", "96 apples", "0GiB", "1e9GiB", "9999999TiB", "nanGiB"):
         with pytest.raises(ValueError, match="size"):
             read_size(bad)
+        with pytest.raises(ValueError, match="size"):
+            read_card_size(bad)
+
+
+def test_tokens_are_read_as_contexts_are_called() -> None:
+    assert [read_tokens(t) for t in ("131072", "128k", "128K", "1M")] == [131072] * 3 + [1 << 20]
+    for bad in ("", "k", "0", "-1", "1.5k", "128kB", "17M", "128 tokens"):
+        with pytest.raises(ValueError, match="tokens"):
+            read_tokens(bad)
+
+
+@pytest.mark.parametrize(
+    ("card_mib", "tp", "want"),
+    [
+        (32_607, 1, 0.885),  # RTX 5090: pieces of 2,048 tokens, graphs up to 24
+        (32_607, 2, 0.881),
+        (32_607, 4, 0.869),  # graphs up to 80
+        (97_887, 1, 0.863),
+        (97_887, 8, 0.848),
+        (16_000, 1, 0.767),
+        (46_068, 1, 0.851),
+    ],
+)
+def test_sglang_chooses_its_share_by_the_size_of_a_card(
+    card_mib: int, tp: int, want: float
+) -> None:
+    question = asked(card_bytes=card_mib << 20, tp=tp)
+    assert sglang_default_fraction(architecture_of(LLAMA), question) == want

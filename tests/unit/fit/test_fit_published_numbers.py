@@ -57,6 +57,7 @@ from pipeline.fit.engine import (
     Room,
     sglang_default_fraction,
     sglang_room,
+    shown_bytes,
     vllm_room,
 )
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of
@@ -95,7 +96,7 @@ def error(ours: float, theirs: float, what: str) -> float:
 
 
 def asked(engine: Engine = "sglang", **more: Any) -> Question:
-    values = {"engine": engine, "vram_bytes": 96 * GIB, "tp": 8, "context": 262144}
+    values = {"engine": engine, "card_bytes": shown_bytes(96 * GIB), "tp": 8, "context": 262144}
     return Question.model_validate(values | more)
 
 
@@ -158,9 +159,9 @@ def test_what_is_left_after_the_pools_is_what_the_log_says() -> None:
 
 def test_stock_sglang_and_vllm_are_met_within_six_percent() -> None:
     model, weights = model_of(K25), weights_of(K25)
-    stock = sglang_room(model, weights, asked(kv="fp8", prefill_tokens=16384, fraction=0.85))
+    stock = sglang_room(model, weights, asked(kv="fp8", prefill_given=16384, fraction=0.85))
     assert abs(error(stock.kv_tokens, 232_000, "sglang 0.85 fp8, KV tokens")) < 6
-    both = asked("vllm", kv="fp8", fraction=0.94)
+    both = asked("vllm", kv="fp8", fraction=0.94, sequences_given=128)
     community = vllm_room(model, weights_of(K25, "vllm"), both)
     assert abs(error(community.kv_tokens, 478_992, "vLLM 0.94 fp8, KV tokens")) < 3
     divided = both.model_copy(update={"dcp": 8})
@@ -179,7 +180,7 @@ def test_a_gguf_is_as_large_as_its_card_says(quant: str, theirs: float, bits: fl
 
 
 def layout(*rules: str, ubatch: int = 4096) -> Layout:
-    machine = Machine(2, 96 * GIB)
+    machine = Machine(2, shown_bytes(96 * GIB))
     batch = Batch(131768, "bf16", ubatch, 8192)
     return checked(gguf("IQ3_K"), machine, batch, read_overrides(rules, machine.devices))
 
