@@ -2,7 +2,7 @@
 
 In comes what a user names (a weights spec, a folder, a config.json, a GGUF file) and a machine;
 out come the bytes on each card and on the host, the room for the KV cache, and flags to launch
-with. Safetensors (sglang, vLLM): config, quant → shape → parts → engine → answer. GGUF
-(ik_llama.cpp): gguf → gguf_model → override → loads → placement → launch. May import the shared
+with. Safetensors (sglang, vLLM): config (mixers, feed, quant) → shape → parts, cache → engine →
+answer. GGUF (ik_llama.cpp): gguf → gguf_model → override → loads → placement → launch. May import the shared
 modules, spec, and of weights only `model` and `place`.
 """

@@ -6,10 +6,11 @@ import math
 
 from pipeline.errors import DoesNotFit
 from pipeline.fit import engine as eng
-from pipeline.fit.engine import Engine, Kv, Question, Room
+from pipeline.fit.cache import Kv, request_bytes
+from pipeline.fit.engine import Engine, Question, Room
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture
-from pipeline.fit.units import gib
+from pipeline.fit.units import MIB, gib
 from pipeline.model import Frozen
 
 
@@ -27,8 +28,9 @@ class FitAnswer(Frozen):
     kv: Kv
     rows: list[TableRow]
     room: Room
-    low_tokens: int  # had the weights come out larger by our known error
+    low_tokens: int  # had everything else come out larger by our known error
     high_tokens: int
+    margin_bytes: int
     notes: list[str]
     short: str = ""  # empty: it fits
 
@@ -45,8 +47,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
     weights = question.measured_bytes or sum(row.n_bytes for row in groups)
     of_engine = eng.sglang_room if question.engine == "sglang" else eng.vllm_room
     room = of_engine(model, weights, question)
-    # measured weights have no error; our own sum may be off by what it missed in published logs
-    error = 0.0 if question.measured_bytes else eng.WEIGHTS_ERROR
+    error = eng.margin_bytes(question, weights)
     return FitAnswer(
         engine=question.engine,
         kv=question.kv_of(model),
@@ -54,14 +55,15 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
         room=room,
         low_tokens=room.tokens_at(error),
         high_tokens=room.tokens_at(-error),
+        margin_bytes=error,
         notes=list(_notes(model, question, room)),
-        short=_short(room, room.tokens_at(error), question),
+        short=_short(room, error, question),
     )
 
 
 def _grouped(model: Architecture, question: Question) -> list[TableRow]:
     sums: dict[str, int] = {}
-    for part in parts_of(model, question.engine):
+    for part in parts_of(model, question.engine, question.tp):
         # the table shows `attention`, not each of its matrices
         group = part.name.partition(",")[0]
         sums[group] = sums.get(group, 0) + part.card_bytes(question.tp)
@@ -76,6 +78,8 @@ def _rows(groups: list[TableRow], room: Room, question: Question) -> list[TableR
     )
     rows.append(TableRow(what="weights", n_bytes=room.weights_bytes))
     rows.append(TableRow(what="CUDA and NCCL", n_bytes=room.taken_bytes))
+    if room.kernels_bytes:
+        rows.append(TableRow(what="kernels and workspaces", n_bytes=room.kernels_bytes))
     if question.engine == "vllm":
         rows.append(TableRow(what="activations", n_bytes=room.activation_bytes))
     rows.append(TableRow(what="KV cache", n_bytes=room.kv_bytes))
@@ -86,7 +90,8 @@ def _rows(groups: list[TableRow], room: Room, question: Question) -> list[TableR
     return [*rows, TableRow(what="the card", n_bytes=room.card_bytes)]
 
 
-def _short(room: Room, low_tokens: int, question: Question) -> str:
+def _short(room: Room, error: int, question: Question) -> str:
+    low_tokens = room.tokens_at(error)
     if room.kv_bytes <= 0:
         return f"the weights alone exceed the engine's share of a card by {gib(-room.kv_bytes)}"
     if room.kv_tokens < question.context:
@@ -95,7 +100,7 @@ def _short(room: Room, low_tokens: int, question: Question) -> str:
     if low_tokens < question.context:
         return (
             f"too close to promise: {room.kv_tokens:,} tokens by our sum, {low_tokens:,} if it is "
-            f"off by {eng.WEIGHTS_ERROR:.1%}, {question.context:,} asked for"
+            f"off by {gib(error)}, {question.context:,} asked for"
         )
     if room.left_bytes < (room.activation_bytes if question.engine == "sglang" else 0):
         return f"activations need {gib(room.activation_bytes)}, {gib(room.left_bytes)} are left"
@@ -107,17 +112,23 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     if question.engine == "sglang":
         own = eng.sglang_default_fraction(model, question)
         if question.fraction is None:
-            notes.append(f"--mem-fraction-static {own:.3f} is what sglang chooses by itself here.")
+            notes.append(
+                f"--mem-fraction-static {own:.3f} is what sglang 0.5.8 chooses by itself here; give"
+                " the flag, for other releases choose otherwise."
+            )
         elif question.fraction > own:
             notes.append(
                 f"sglang by itself would choose {own:.3f}: above it, long prompts or images may"
                 " run out of memory although the server starts."
             )
     elif question.fraction is None:
-        notes.append(f"--gpu-memory-utilization {room.fraction} is vLLM's default.")
+        notes.append(f"--gpu-memory-utilization {room.fraction} is the default of vLLM 0.32.")
     if (needed := _needed_fraction(room, question)) and needed > room.fraction:
         flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
         notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
+    if room.request_bytes or room.kv_part < 1:
+        notes.append(_hybrid_note(model, question, room))
+    notes += model.bounds
     # engines load them only for speculative decoding
     if model.predictors:
         notes.append("The layers for multi-token prediction are not counted, on cards or disk.")
@@ -126,19 +137,28 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     return notes
 
 
+def _hybrid_note(model: Architecture, question: Question, room: Room) -> str:
+    fixed = request_bytes(model, question.tp, question.kv_of(model), question.context)
+    note = f"Windows and states cost a request {fixed / MIB:,.1f} MiB on each card, at any length"
+    if room.kv_part < 1:
+        return f"{note}; sglang sets {1 - room.kv_part:.0%} of the cache aside for states."
+    return f"{note}; tokens are counted in requests of {question.context:,}."
+
+
 _SHARES = {
     "sglang": "sglang's share is of what is free beside CUDA, for weights and KV cache alone;"
     " activations and CUDA graphs use what it leaves.",
     "vllm": "vLLM's share is of the whole card, for everything it has; the same number in sglang"
-    " means something else.",
+    " means something else. Since 0.21 it also takes off what it estimates for CUDA graphs, mostly"
+    " 0.2 to 0.7 GiB and not in this sum (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0: nothing).",
 }
 
 
 def _needed_fraction(room: Room, question: Question) -> float | None:
     """The share under which one request fits, where what it leaves suffices for the rest."""
-    error = 0.0 if question.measured_bytes else eng.WEIGHTS_ERROR
-    lacking = question.context * room.kv_token_bytes - room.kv_bytes
-    lacking += round(room.weights_bytes * error)
+    needed = (question.context * room.kv_token_bytes + room.request_bytes) / room.kv_part
+    lacking = math.ceil(needed) - room.kv_bytes
+    lacking += eng.margin_bytes(question, room.weights_bytes)
     reserve = room.activation_bytes if question.engine == "sglang" else 0
     if room.left_bytes - max(0, lacking + min(0, room.kv_bytes)) < reserve:
         return None

@@ -15,13 +15,18 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pipeline.fit.cache import (
+    Kv,
+    kv_token_bytes,
+    request_bytes,
+    state_bytes,
+    window_token_bytes,
+)
 from pipeline.fit.shape import Architecture, Mla
 from pipeline.fit.units import GIB, MIB, MOST_BYTES, share
 from pipeline.model import Frozen
 
 Engine = Literal["sglang", "vllm", "ik_llama"]
-Kv = Literal["bf16", "fp8"]
-KV_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
 
 # The measured numbers are of github.com/magik6k/glm-kimi-sm120-rtx6000bw (configs, server logs).
 # nvidia-smi shows 97,887 of the 98,304 MiB of an RTX PRO 6000 (configs/gpu-info.txt); of the 32,768
@@ -31,8 +36,20 @@ _SHOWN = 97_887 / 98_304
 CUDA_CONTEXT_BYTES = round(1.17 * GIB)
 # "Init torch distributed ends. mem usage=0.28 GB" with NCCL 2.27.5 and 8 cards (both logs)
 NCCL_BYTES = round(0.28 * GIB)
-# our sum of weights missed the two logs we have by 0.37 and 0.43 %; other models may differ
-WEIGHTS_ERROR = 0.005
+# Kernels and their workspaces, which no sum of tensors has: vLLM logs "non_torch_memory takes" 0.16
+# to 0.35 GiB (vllm-project/vllm#10517, #12126, #14452); sglang's "Load weight end" was 0.27 and
+# 0.31 GiB above our sum of tensors in two logs of 8 cards
+KERNELS_BYTES = round(0.33 * GIB)
+# what two published runs of vLLM on 8 cards have less than this sum says (kimi-k26-v4 of
+# local-inference-lab/rtx6kpro): communicators and all-reduce buffers of its own beside torch's
+VLLM_GROUP_BYTES = round(0.18 * GIB)
+# vLLM's MLA keeps rows for 64k tokens of a long prompt (MLACommonMetadataBuilder)
+_MLA_ROWS = 64 * 1024
+# how far a calculated card may be off, on either side: the largest error among published runs
+MARGIN_BYTES, MARGIN_PART = round(0.35 * GIB), 0.005
+# sglang's --mamba-full-memory-ratio and --swa-full-tokens-ratio: states of linear attention get 0.9
+# of what the KV cache gets, and a window's layers hold 0.8 of the tokens
+_STATES_TO_KV, _WINDOW_TO_FULL = 0.9, 0.8
 VLLM_DEFAULT_UTILIZATION = 0.92  # 0.32.0, config/cache.py; earlier releases: 0.9
 
 
@@ -108,31 +125,30 @@ class Room(Frozen):
     taken_bytes: int  # by CUDA and NCCL before the first weight
     fraction: float
     weights_bytes: int
+    kernels_bytes: int
     activation_bytes: int
     requests_bytes: int
     kv_bytes: int  # may be negative: then the weights alone do not fit
+    kv_part: float = 1.0  # of it for tokens; the rest is for states of linear attention
     kv_token_bytes: int
+    request_bytes: int = 0  # what a request costs besides its tokens
+    context: int
     left_bytes: int  # outside the engine's share
 
     @property
     def kv_tokens(self) -> int:
-        return max(0, self.kv_bytes) // self.kv_token_bytes
+        return self.tokens_at(0)
 
-    def tokens_at(self, error: float) -> int:
-        """Tokens, had the weights come out that much larger (or, below zero, smaller)."""
-        return max(0, self.kv_bytes - round(self.weights_bytes * error)) // self.kv_token_bytes
+    def tokens_at(self, more_bytes: int) -> int:
+        """Tokens, had everything else come out that much larger (or, below zero, smaller)."""
+        room = max(0, self.kv_bytes - more_bytes) * self.kv_part
+        request = self.kv_token_bytes * self.context + self.request_bytes
+        return int(room * self.context // request)
 
 
-def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
-    """What a token costs on one card: MLA's latent is on every card, heads are divided.
-
-    fp8 caches of both engines have one scale for a whole tensor, so a token costs one byte a value.
-    """
-    if isinstance(model.attention, Mla):
-        values = model.attention.kv_rank + model.attention.rope
-    else:
-        values = 2 * share(model.attention.kv_heads, tp) * model.attention.head
-    return values * model.layers * KV_BYTES[kv]
+def margin_bytes(question: Question, weights: int) -> int:
+    """By how much a card may be off; measured weights leave nothing to doubt but rounding."""
+    return 0 if question.measured_bytes else max(MARGIN_BYTES, round(weights * MARGIN_PART))
 
 
 def sglang_default_fraction(model: Architecture, question: Question) -> float:
@@ -146,7 +162,7 @@ def sglang_default_fraction(model: Architecture, question: Question) -> float:
     if model.vision is None:
         return fraction
     # adjust_mem_fraction_for_vlm: compared with a ViT-L/14 of 24 layers of 1024
-    ratio = model.vision.layers * model.vision.hidden**2 / (24 * 1024**2)
+    ratio = model.vision.rated_layers * model.vision.hidden**2 / (24 * 1024**2)
     return fraction * 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
 
 
@@ -157,19 +173,27 @@ def sglang_room(model: Architecture, weights: int, question: Question) -> Room:
         fraction = sglang_default_fraction(model, question)
     taken = CUDA_CONTEXT_BYTES + (NCCL_BYTES if question.tp > 1 else 0)
     free = question.card_bytes - taken
+    # what the log calls weights is all that loading them takes
+    kernels = 0 if question.measured_bytes else KERNELS_BYTES
     token = kv_token_bytes(model, question.tp, question.kv_of(model))
-    kv = round(free * fraction) - weights
-    requests = _sglang_requests_bytes(max(0, kv) // token, question.context)
+    window = window_token_bytes(model, question.tp, question.kv_of(model))
+    token += round(window * _WINDOW_TO_FULL)
+    part = 1 / (1 + _STATES_TO_KV) if state_bytes(model, question.tp) else 1.0
+    kv = round(free * fraction) - weights - kernels
+    requests = _sglang_requests_bytes(round(max(0, kv) * part) // max(1, token), question.context)
     return Room(
         card_bytes=question.card_bytes,
         taken_bytes=taken,
         fraction=fraction,
         weights_bytes=weights,
+        kernels_bytes=kernels,
         activation_bytes=activation_bytes(model, question),
         requests_bytes=requests,
         kv_bytes=kv,
-        kv_token_bytes=token,
-        left_bytes=free - weights - max(0, kv) - requests,
+        kv_part=part,
+        kv_token_bytes=max(1, token),
+        context=question.context,
+        left_bytes=free - weights - kernels - max(0, kv) - requests,
     )
 
 
@@ -181,32 +205,47 @@ def _sglang_requests_bytes(tokens: int, context: int) -> int:
 
 def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
     """Room under --gpu-memory-utilization."""
-    card, fraction = question.card_bytes, question.fraction
+    card, fraction, tp = question.card_bytes, question.fraction, question.tp
     fraction = VLLM_DEFAULT_UTILIZATION if fraction is None else fraction
-    nccl = NCCL_BYTES if question.tp > 1 else 0
+    nccl = NCCL_BYTES if tp > 1 else 0
+    kernels = KERNELS_BYTES + (VLLM_GROUP_BYTES if tp > 1 else 0) + _mla_rows_bytes(model, question)
     activations = activation_bytes(model, question)
-    token = kv_token_bytes(model, question.tp, question.kv_of(model))
-    kv = round(card * fraction) - weights - activations - nccl
+    token = kv_token_bytes(model, tp, question.kv_of(model))
+    kv = round(card * fraction) - weights - activations - nccl - kernels
+    taken = CUDA_CONTEXT_BYTES + nccl
     return Room(
         card_bytes=card,
-        taken_bytes=CUDA_CONTEXT_BYTES + nccl,
+        taken_bytes=taken,
         fraction=fraction,
         weights_bytes=weights,
+        kernels_bytes=kernels,
         activation_bytes=activations,
         requests_bytes=0,
         kv_bytes=kv,
-        kv_token_bytes=share(token, question.dcp),
-        left_bytes=card - CUDA_CONTEXT_BYTES - nccl - weights - activations - max(0, kv),
+        kv_token_bytes=max(1, share(token, question.dcp)),
+        request_bytes=request_bytes(model, tp, question.kv_of(model), question.context),
+        context=question.context,
+        left_bytes=card - taken - weights - kernels - activations - max(0, kv),
     )
 
 
+def _mla_rows_bytes(model: Architecture, question: Question) -> int:
+    mla = model.attention
+    if not isinstance(mla, Mla):
+        return 0
+    # with decode context parallelism another as large gathers the rows of all cards
+    buffers = 2 if question.dcp > 1 else 1
+    return buffers * min(_MLA_ROWS, 8 * question.context) * (mla.kv_rank + mla.rope) * 2
+
+
 def activation_bytes(model: Architecture, question: Question) -> int:
-    """The largest moment of a prefill step in bf16, and the logits of the last tokens in float32.
+    """The largest moment of a prefill step in bf16, or the logits of the last tokens in float32.
 
     At the experts' output a token has its hidden state once for each active expert, beside the
     residual, the normed input, the shared expert's output and the sum: that is the peak. Logits are
-    gathered from all cards and copied once for sampling.
+    gathered from all cards and copied once for sampling, when the rest has been given back.
     """
-    copies = 4 + (model.moe.active if model.moe else 2 * share(model.dense_width, model.hidden))
+    wide = 2 * share(model.dense_width, model.hidden)
+    copies = 4 + (model.moe.active if model.moe else wide)
     states = question.prefill_tokens * model.hidden * 2 * copies
-    return states + 2 * question.batch * model.vocabulary * 4
+    return max(states, 2 * question.batch * model.vocabulary * 4)

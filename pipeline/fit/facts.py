@@ -124,7 +124,7 @@ def _feed_forward(model: Architecture, layer: int, blk: str) -> list[tuple[str, 
             (f"{blk}ffn_up.weight", (h, model.dense_width)),
             (f"{blk}ffn_down.weight", (model.dense_width, h)),
         ]
-    w, shared = moe.width, moe.width * moe.shared
+    w, shared = moe.width, moe.shared_width
     return [
         (f"{blk}ffn_gate_inp.weight", (h, moe.experts)),
         (f"{blk}exp_probs_b.bias", (moe.experts,)),

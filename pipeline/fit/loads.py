@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.fit.engine import KV_BYTES, Kv
+from pipeline.fit.cache import KV_BYTES, Kv
 from pipeline.fit.gguf import Tensor
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.override import CPU, TensorRule, device_of, device_sums, home_of

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import DoesNotFit
-from pipeline.fit.shape import Architecture, Gqa, Mla, Moe, Scheme
+from pipeline.fit.shape import (
+    Architecture,
+    Compressed,
+    Gqa,
+    Linear,
+    Mixer,
+    Mla,
+    Moe,
+    Scheme,
+)
 from pipeline.fit.units import MIB, share
 
 # PyTorch's CUDACachingAllocator: blocks of 512 bytes; from 10 MiB on, segments of 2 MiB
@@ -31,6 +40,7 @@ class TensorGroup:
     scheme: Scheme
     divided: bool = True
     in_file: bool = True  # false: made by the engine at load time
+    loaded: int = 0  # weights on all cards together, where an engine rounds their sides up
 
     def file_bytes(self) -> int:
         """In the checkpoint."""
@@ -38,7 +48,8 @@ class TensorGroup:
 
     def card_bytes(self, tp: int) -> int:
         """On one card, as PyTorch allocates it: weights and scales are tensors of their own."""
-        weights = share(self.weights, tp) if self.divided else self.weights
+        whole = self.loaded or self.weights
+        weights = share(whole, tp) if self.divided else whole
         packed = share(weights * self.scheme.bits, 8)
         scales = _stored(weights, self.scheme) - packed
         return self.count * (_allocated(packed) + _allocated(scales))
@@ -57,11 +68,14 @@ def _allocated(n_bytes: int) -> int:
     return share(n_bytes, step) * step
 
 
-def parts_of(model: Architecture, engine: str = "") -> list[TensorGroup]:
-    """All tensors of a model, and those that an engine adds when it loads them."""
-    parts = [*_ends(model), *_attention(model), *_dense(model)]
+def parts_of(model: Architecture, engine: str = "", tp: int = 1) -> list[TensorGroup]:
+    """All tensors of a model, and those that an engine adds when it loads them on so many cards."""
+    parts = [*_ends(model)]
+    for mixer in model.mixers:
+        parts += _mixer(model, mixer)
+    parts += _dense(model)
     if model.moe is not None:
-        parts += _experts(model, model.moe, engine)
+        parts += _experts(model, model.moe, engine, tp)
     if model.vision is not None:
         weights = model.vision.parameters(model.hidden)
         parts.append(TensorGroup("vision tower", 1, weights, model.precision.base, divided=False))
@@ -75,18 +89,28 @@ def _ends(model: Architecture) -> Iterator[TensorGroup]:
     if not model.tied:
         yield TensorGroup("output head", 1, rows * model.hidden, model.precision.head)
     # one before attention, one before the feed-forward part, one at the end
-    norms = (2 * model.layers + 1) * model.hidden
+    mixing = sum(mixer.layers for mixer in model.mixers)
+    computing = model.dense_layers + (model.moe.layers if model.moe else 0)
+    norms = (mixing + computing + 1) * model.hidden
     yield TensorGroup("norms", 1, norms, model.precision.base, divided=False)
 
 
-def _attention(model: Architecture) -> Iterator[TensorGroup]:
-    if isinstance(model.attention, Mla):
-        return _mla(model, model.attention)
-    return _gqa(model, model.attention)
+def _mixer(model: Architecture, mixer: Mixer) -> Iterator[TensorGroup]:
+    match mixer.attention:
+        case Mla() as mla:
+            yield from _mla(model, mixer.layers, mla)
+        case Gqa() as gqa:
+            yield from _gqa(model, mixer.layers, gqa)
+        case Compressed() as compressed:
+            yield from _compressed(model, mixer.layers, compressed)
+        case Linear() as linear:
+            yield from _linear(model, mixer.layers, linear)
+    if mixer.indexer is not None:
+        yield from _indexer(model, mixer)
 
 
-def _mla(model: Architecture, mla: Mla) -> Iterator[TensorGroup]:
-    scheme, n = model.precision.attention, model.layers
+def _mla(model: Architecture, n: int, mla: Mla) -> Iterator[TensorGroup]:
+    scheme = model.precision.attention
     latent = mla.kv_rank + mla.rope
     queries = mla.heads * (mla.nope + mla.rope)
     down = model.hidden * (mla.q_rank + latent)
@@ -96,41 +120,103 @@ def _mla(model: Architecture, mla: Mla) -> Iterator[TensorGroup]:
     yield TensorGroup("attention, up", n, up, scheme)
     # sglang (w_kc, w_vc) and vLLM (W_UK_T, W_UV) keep both halves again, unquantised
     yield TensorGroup("attention, absorbed", 2 * n, up // 2, model.precision.base, in_file=False)
-    yield TensorGroup("attention, output", n, mla.heads * mla.value * model.hidden, scheme)
+    output = mla.heads * mla.value * model.hidden
+    yield TensorGroup("attention, output", n, output, scheme)
+    if mla.gate:
+        yield TensorGroup("attention, gate", n, output, scheme)
     base = model.precision.base
     yield TensorGroup("attention, norms", n, mla.q_rank + mla.kv_rank, base, divided=False)
 
 
-def _gqa(model: Architecture, gqa: Gqa) -> Iterator[TensorGroup]:
-    scheme, n = model.precision.attention, model.layers
-    width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head
+def _indexer(model: Architecture, mixer: Mixer) -> Iterator[TensorGroup]:
+    indexer, mla = mixer.indexer, mixer.attention
+    assert indexer is not None
+    # its queries come from the compressed ones where there are some; on every card whole
+    source = mla.q_rank if isinstance(mla, Mla) and mla.q_rank else model.hidden
+    queries = source * indexer.heads * indexer.head
+    scheme, base = model.precision.attention, model.precision.base
+    yield TensorGroup("indexer, queries", mixer.layers, queries, scheme, divided=False)
+    keys = model.hidden * (indexer.head + indexer.heads) + 2 * indexer.head
+    yield TensorGroup("indexer, keys", mixer.layers, keys, base, divided=False)
+
+
+def _compressed(model: Architecture, n: int, csa: Compressed) -> Iterator[TensorGroup]:
+    scheme, base = model.precision.attention, model.precision.base
+    wide = csa.heads * csa.head
+    down = model.hidden * (csa.q_rank + csa.head)
+    yield TensorGroup("attention, down", n, down, scheme, divided=False)
+    yield TensorGroup("attention, queries", n, csa.q_rank * wide, scheme)
+    output = csa.o_rank * (wide + csa.groups * model.hidden)
+    yield TensorGroup("attention, output", n, output, scheme)
+    if csa.ratio:
+        # runs of 4 overlap, so that their keys and scores are twice as wide
+        overlap = 2 if csa.ratio == 4 else 1
+        per_head = 2 * overlap * (model.hidden + csa.ratio)
+        narrow = per_head * (csa.head + csa.index_head)
+        yield TensorGroup("attention, compressor", n, narrow, base, divided=False)
+    if csa.index_heads:
+        queries = csa.q_rank * csa.index_heads * csa.index_head
+        yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
+        scores = model.hidden * csa.index_heads
+        yield TensorGroup("indexer, scores", n, scores, base, divided=False)
+
+
+def _linear(model: Architecture, n: int, linear: Linear) -> Iterator[TensorGroup]:
+    yield TensorGroup("linear attention", n, linear.divided, model.precision.linear)
+    if linear.whole:
+        base = model.precision.base
+        yield TensorGroup("linear attention, whole", n, linear.whole, base, divided=False)
+
+
+def _gqa(model: Architecture, n: int, gqa: Gqa) -> Iterator[TensorGroup]:
+    scheme, queries = model.precision.attention, gqa.heads * gqa.head
+    width = queries * (2 if gqa.gate else 1) + gqa.kv_heads * (gqa.head + gqa.value)
     yield TensorGroup("attention, qkv", n, model.hidden * width, scheme)
-    yield TensorGroup("attention, output", n, gqa.heads * gqa.head * model.hidden, scheme)
+    yield TensorGroup("attention, output", n, gqa.heads * gqa.value * model.hidden, scheme)
     if gqa.bias:
         yield TensorGroup("attention, bias", n, width, model.precision.base)
 
 
 def _dense(model: Architecture) -> Iterator[TensorGroup]:
     if model.dense_layers:
-        weights = model.hidden * model.dense_width
-        yield TensorGroup(
-            "dense, gate and up", model.dense_layers, 2 * weights, model.precision.dense
-        )
-        yield TensorGroup("dense, down", model.dense_layers, weights, model.precision.dense)
+        weights, n = model.hidden * model.dense_width, model.dense_layers
+        scheme, up = model.precision.dense, 2 if model.gated else 1
+        yield TensorGroup("dense, gate and up", n, up * weights, scheme)
+        yield TensorGroup("dense, down", n, weights, scheme)
 
 
-def _experts(model: Architecture, moe: Moe, engine: str) -> Iterator[TensorGroup]:
-    n, one = moe.layers, model.hidden * moe.width
+def _experts(model: Architecture, moe: Moe, engine: str, tp: int) -> Iterator[TensorGroup]:
+    n, one, up = moe.layers, moe.hidden * moe.width, 2 if model.gated else 1
     precision = model.precision
-    yield TensorGroup("experts, gate and up", n, moe.experts * 2 * one, precision.experts)
-    yield TensorGroup("experts, down", n, moe.experts * one, precision.experts)
+    scheme, loaded = precision.experts, moe.experts * _rounded(moe, precision.experts, tp)
+    weights = moe.experts * one
+    yield TensorGroup("experts, gate and up", n, up * weights, scheme, loaded=up * loaded)
+    yield TensorGroup("experts, down", n, weights, scheme, loaded=loaded)
+    if moe.bias:
+        biases = moe.experts * (up * moe.width + moe.hidden)
+        yield TensorGroup("experts, bias", n, biases, precision.base)
+    if moe.hidden != model.hidden:
+        latent = 2 * model.hidden * moe.hidden
+        yield TensorGroup("experts, latent", n, latent, precision.base, divided=False)
     yield TensorGroup("router", n, moe.experts * model.hidden, precision.base, divided=False)
     yield TensorGroup("router, bias", n, moe.experts, _SCALAR, divided=False)
-    if moe.shared:
-        yield TensorGroup("shared experts, gate and up", n, moe.shared * 2 * one, precision.shared)
-        yield TensorGroup("shared experts, down", n, moe.shared * one, precision.shared)
+    if moe.shared_width:
+        shared = model.hidden * moe.shared_width
+        yield TensorGroup("shared experts, gate and up", n, up * shared, precision.shared)
+        yield TensorGroup("shared experts, down", n, shared, precision.shared)
     if engine == "sglang" and precision.experts.name == "nvfp4":
         yield _scale_left_behind(precision.experts, n, moe.experts * one)
+
+
+def _rounded(moe: Moe, scheme: Scheme, tp: int) -> int:
+    """One matrix of an expert with its sides rounded up; 0 where engines leave them.
+
+    vLLM's Marlin kernels for MXFP4 want 256 of the hidden side and 128 of a card's width, which
+    makes gpt-oss-120b 5 GiB larger than its files.
+    """
+    if scheme.name != "mxfp4":
+        return 0
+    return share(moe.hidden, 256) * 256 * share(share(moe.width, tp), 128) * 128 * tp
 
 
 def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> TensorGroup:
@@ -149,10 +235,13 @@ def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> TensorGroup
 
 def require_divisible(model: Architecture, tp: int) -> None:
     """Stop where no engine could divide the model among that many cards."""
-    _divides("attention heads", model.attention.heads, tp)
-    # more cards than such heads: each is on several cards, so the cards must divide by them
-    if isinstance(model.attention, Gqa) and model.attention.kv_heads % tp:
-        _divides("cards", tp, model.attention.kv_heads, "key and value heads")
+    for mixer in model.mixers:
+        attention = mixer.attention
+        what = "heads of linear attention" if isinstance(attention, Linear) else "attention heads"
+        _divides(what, attention.heads, tp)
+        # more cards than such heads: each is on several cards, so the cards must divide by them
+        if isinstance(attention, Gqa) and attention.kv_heads % tp:
+            _divides("cards", tp, attention.kv_heads, "key and value heads")
     if model.dense_layers:
         _divides("the dense width", model.dense_width, tp)
     if model.moe is not None:
@@ -186,9 +275,8 @@ def _widths(model: Architecture, tp: int) -> Iterator[tuple[str, Scheme, int]]:
         yield "its dense width", precision.dense, model.dense_width // tp
     if model.moe is not None:
         yield _EXPERT, precision.experts, model.moe.width // tp
-        if model.moe.shared:
-            shared = model.moe.shared * model.moe.width // tp
-            yield "its shared experts' width", precision.shared, shared
+        if model.moe.shared_width:
+            yield "its shared experts' width", precision.shared, model.moe.shared_width // tp
 
 
 def _divides(what: str, whole: int, parts: int, by: str = "cards") -> None:

@@ -11,16 +11,22 @@ from pipeline.errors import ModelUnreadable
 from pipeline.fit.shape import Precision, Scheme
 
 _FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32}
-# One module of each kind, as checkpoints name them: whether it is quantised is asked by name, for
-# the lists of exceptions are patterns.
-_ATTENTION = "model.layers.1.self_attn.o_proj"
-_EXPERT = "model.layers.1.mlp.experts.0.down_proj"
-_SHARED = "model.layers.1.mlp.shared_experts.down_proj"
-_DENSE = "model.layers.0.mlp.down_proj"
-_HEAD = "lm_head"
+# Modules of each kind, as checkpoints name them: whether they are quantised is asked by name, for
+# the lists of exceptions are patterns. Hybrid models have attention in every fourth layer or so,
+# and their lists may name just these.
+_LAYERS = range(1, 9)
+_ATTENTION = [f"model.layers.{i}.self_attn.o_proj" for i in _LAYERS]
+_LINEAR = [f"model.layers.{i}.linear_attn.out_proj" for i in _LAYERS]
+_EXPERT = ["model.layers.1.mlp.experts.0.down_proj"]
+_SHARED = [f"model.layers.1.mlp.{name}.down_proj" for name in ("shared_experts", "shared_expert")]
+_DENSE = ["model.layers.0.mlp.down_proj"]
+_HEAD = ["lm_head"]
+_MXFP4 = Scheme(name="mxfp4", bits=4, group=32, group_bytes=1)
 
 
-def read_precision(config: Mapping[str, Any], text: Mapping[str, Any]) -> Precision:
+def read_precision(
+    config: Mapping[str, Any], text: Mapping[str, Any], bounds: list[str]
+) -> Precision:
     """The storage of each kind of weight, from the outer config or the text model's own."""
     dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "")
     dtype = dtype or str(config.get("torch_dtype") or "")
@@ -33,10 +39,24 @@ def read_precision(config: Mapping[str, Any], text: Mapping[str, Any]) -> Precis
         raise ModelUnreadable("quantization_config: the model and its text_config disagree")
     if not given:
         return Precision.model_validate(dict.fromkeys(_KINDS, base))
-    return _quantised(given[0], base)
+    try:
+        precision = _quantised(given[0], base)
+    except _Unknown as error:
+        bounds.append(
+            f"quantization_config: {error}; weights are counted as {base.name}, the most they need."
+        )
+        return Precision.model_validate(dict.fromkeys(_KINDS, base))
+    # DeepSeek V4: blocks of fp8, but for the experts (vLLM: models/deepseek_v4/quant_config.py)
+    if "fp4" in (text.get("expert_dtype"), given[0].get("expert_dtype")):
+        return precision.model_copy(update={"experts": _MXFP4})
+    return precision
 
 
-_KINDS = ("base", "attention", "experts", "shared", "dense", "head")
+class _Unknown(Exception):
+    """A method that nobody here knows; a bound can still be told."""
+
+
+_KINDS = ("base", "attention", "linear", "experts", "shared", "dense", "head")
 
 
 def _quantised(quant: Any, base: Scheme) -> Precision:
@@ -45,18 +65,19 @@ def _quantised(quant: Any, base: Scheme) -> Precision:
     method = str(quant.get("quant_method", quant.get("quant_algo", ""))).lower()
     reader = _READERS.get(method)
     if reader is None:
-        raise ModelUnreadable(f"quantization_config: the method {method!r} is not supported")
+        raise _Unknown(f"the method {method!r} is not known")
     scheme = reader(quant)
     ignored = _ignored(quant)
 
-    def of(module: str) -> Scheme:
-        return base if ignored(module) else scheme
+    def of(modules: list[str]) -> Scheme:
+        return base if any(map(ignored, modules)) else scheme
 
     # only compressed-tensors and modelopt quantise the head, where they do not ignore it
-    keep_head = method in ("fp8", "awq")
+    keep_head = method in ("fp8", "awq", "gptq", "mxfp4")
     return Precision(
         base=base,
         attention=of(_ATTENTION),
+        linear=of(_LINEAR),
         experts=of(_EXPERT),
         shared=of(_SHARED),
         dense=of(_DENSE),
@@ -74,7 +95,8 @@ def _ignored(quant: Mapping[str, Any]) -> Callable[[str], bool]:
 
     def is_ignored(module: str) -> bool:
         # exporters differ in whether the outer model's prefix is part of the name
-        spelled = (module, f"language_model.{module}", module.replace("model.", "", 1))
+        bare = module.replace("model.", "", 1)
+        spelled = (module, f"language_model.{module}", f"model.language_model.{bare}", bare)
         return any(test(s) for test in tests for s in spelled)
 
     return is_ignored
@@ -87,23 +109,32 @@ def _test(name: str) -> Callable[[str], bool]:
         except re.error as error:
             raise ModelUnreadable(f"quantization_config: ignore: {name!r}: {error}") from error
     if any(c in name for c in "*?["):
-        return lambda module: fnmatchcase(module, name)
+        return lambda module: fnmatchcase(module, name) or fnmatchcase(module, f"{name}.*")
     return lambda module: module == name or module.startswith(f"{name}.") or f".{name}." in module
 
 
 def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     groups = quant.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ModelUnreadable("quantization_config: config_groups: is missing")
     # with several, each module's group is found by patterns that we would have to imitate
-    if not isinstance(groups, Mapping) or len(groups) != 1:
-        raise ModelUnreadable("quantization_config: config_groups: exactly one group is supported")
+    if len(groups) != 1:
+        raise _Unknown(f"config_groups has {len(groups)} groups")
     weights = next(iter(groups.values())).get("weights") or {}
     bits, group, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type")
+    block = weights.get("block_structure")
+    if kind == "float" and bits == 8 and block:
+        return _fp8({"weight_block_size": block})
     if kind == "float" and bits == 4 and group == 16:
         return Scheme(name="nvfp4", bits=4, group=16, group_bytes=1)
+    if kind == "float" and bits == 4 and group == 32:
+        return _MXFP4
     if kind == "float" and bits == 8:
         return Scheme(name="fp8", bits=8)
+    if kind == "int" and bits in (4, 8) and weights.get("strategy") in ("channel", "tensor"):
+        return Scheme(name=f"int{bits}", bits=bits)
     if kind != "int" or bits not in (4, 8) or weights.get("strategy") != "group":
-        raise ModelUnreadable(f"quantization_config: weights of {kind} {bits} are not supported")
+        raise _Unknown(f"weights of {kind} {bits} are not known")
     # each group has a 16-bit scale, and unless it is symmetric a zero point as wide as a weight
     zero = 0.0 if weights.get("symmetric") else bits / 8
     return Scheme(name=f"int{bits}", bits=bits, group=_group(group), group_bytes=2 + zero)
@@ -116,7 +147,7 @@ def _modelopt(quant: Mapping[str, Any]) -> Scheme:
         return Scheme(name="nvfp4", bits=4, group=_group(group), group_bytes=1)
     if algorithm == "FP8":
         return Scheme(name="fp8", bits=8)
-    raise ModelUnreadable(f"quantization_config: quant_algo {algorithm!r} is not supported")
+    raise _Unknown(f"quant_algo {algorithm!r} is not known")
 
 
 def _fp8(quant: Mapping[str, Any]) -> Scheme:
@@ -134,7 +165,7 @@ def _fp8(quant: Mapping[str, Any]) -> Scheme:
 def _awq(quant: Mapping[str, Any]) -> Scheme:
     bits = quant.get("bits", quant.get("w_bit"))
     if bits not in (4, 8):
-        raise ModelUnreadable(f"quantization_config: awq of {bits} bits is not supported")
+        raise _Unknown(f"{bits} bits are not known")
     # AutoAWQ's default is a zero point for each group
     zero = bits / 8 if quant.get("zero_point", True) else 0.0
     group = _group(quant.get("group_size", quant.get("q_group_size")))
@@ -160,4 +191,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "nvfp4": _modelopt,
     "fp8": _fp8,
     "awq": _awq,
+    "gptq": _awq,  # packs the same numbers another way
+    "mxfp4": lambda _: _MXFP4,
 }

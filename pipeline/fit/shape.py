@@ -8,7 +8,8 @@ from pydantic import Field
 
 from pipeline.model import Frozen
 
-Count = Annotated[int, Field(ge=1, le=1 << 24)]
+Count = Annotated[int, Field(ge=1, le=1 << 40)]
+Few = Annotated[int, Field(ge=0, le=1 << 40)]  # a count that may be none
 
 
 class Mla(Frozen):
@@ -16,11 +17,12 @@ class Mla(Frozen):
 
     kind: Literal["mla"] = "mla"
     heads: Count
-    q_rank: Annotated[int, Field(ge=0, le=1 << 20)]  # 0: queries are not compressed
+    q_rank: Few  # 0: queries are not compressed
     kv_rank: Count
-    rope: Count
+    rope: Few
     nope: Count
     value: Count
+    gate: bool = False  # a gate on the output, as wide as the values
 
 
 class Gqa(Frozen):
@@ -30,7 +32,50 @@ class Gqa(Frozen):
     heads: Count
     kv_heads: Count
     head: Count
+    value: Count  # of a head; mostly as wide as a key
     bias: bool = False
+    gate: bool = False  # queries bring a gate on the output along, as wide as themselves
+
+
+class Compressed(Frozen):
+    """Attention to a window of tokens and to all others in compressed runs (DeepSeek V4)."""
+
+    kind: Literal["compressed"] = "compressed"
+    heads: Count
+    head: Count
+    q_rank: Count
+    groups: Count  # of heads, each with an output matrix of its own
+    o_rank: Count
+    ratio: Few  # tokens in a run; 0: the window alone
+    index_heads: Few = 0
+    index_head: Few = 0
+
+
+class Linear(Frozen):
+    """A state of fixed size for a request instead of a cache: Mamba-2, gated delta nets, KDA."""
+
+    kind: Literal["linear"] = "linear"
+    heads: Count
+    divided: Count  # weights of a layer that cards share
+    whole: Few  # weights of a layer that every card has
+    state: Count  # float32 values of a request in a layer
+    conv: Few  # values of a request in the model's own precision
+
+
+class Indexer(Frozen):
+    """What picks the tokens that attention looks at (DeepSeek sparse attention)."""
+
+    heads: Count
+    head: Count
+
+
+class Mixer(Frozen):
+    """Layers that mix tokens in one way, and how many they are."""
+
+    layers: Count
+    attention: Annotated[Mla | Gqa | Compressed | Linear, Field(discriminator="kind")]
+    window: Few = 0  # tokens that are kept; 0: all
+    indexer: Indexer | None = None
 
 
 class Moe(Frozen):
@@ -38,9 +83,11 @@ class Moe(Frozen):
 
     experts: Count
     active: Count
-    shared: Annotated[int, Field(ge=0, le=1 << 10)] = 0
     width: Count
     layers: Count  # how many of the model's layers are of this kind
+    hidden: Count  # what comes in: the model's hidden state, or a smaller latent one
+    shared_width: Few = 0  # of all experts that every token visits
+    bias: bool = False
 
 
 class Vision(Frozen):
@@ -52,12 +99,14 @@ class Vision(Frozen):
     patch: Count
     positions: Count
     merge: Count  # how many patches become one token
+    frames: Count = 1  # of a video that become one patch
+    rated_layers: Count  # what sglang takes for the number of layers when it chooses its share
 
     def parameters(self, text_hidden: int) -> int:
         """All of the tower and the projector, biases and norms included."""
         h, w, merged = self.hidden, self.width, self.hidden * self.merge
         block = 4 * h * h + 4 * h + 2 * h * w + w + h + 4 * h
-        patches = 3 * self.patch * self.patch * h + h + self.positions * h
+        patches = 3 * self.frames * self.patch * self.patch * h + h + self.positions * h
         projector = 2 * h + merged * merged + merged + merged * text_hidden + text_hidden
         return self.layers * block + patches + 2 * h + projector
 
@@ -77,6 +126,7 @@ class Precision(Frozen):
 
     base: Scheme
     attention: Scheme
+    linear: Scheme  # linear attention
     experts: Scheme
     shared: Scheme
     dense: Scheme
@@ -92,14 +142,24 @@ class Architecture(Frozen):
     hidden: Count
     vocabulary: Count
     context: Count
-    dense_width: Annotated[int, Field(ge=0, le=1 << 24)]
+    mixers: list[Mixer] = Field(min_length=1)
+    dense_layers: Few
+    dense_width: Few
+    gated: bool = True  # feed-forward parts have a gate beside their up matrix
     tied: bool = False
     predictors: Annotated[int, Field(ge=0, le=64)] = 0  # layers for multi-token prediction
-    attention: Annotated[Mla | Gqa, Field(discriminator="kind")]
     moe: Moe | None = None
     vision: Vision | None = None
     precision: Precision
+    bounds: list[str] = []  # what was not understood, and on which side it is counted
 
     @property
-    def dense_layers(self) -> int:
-        return self.layers - (self.moe.layers if self.moe else 0)
+    def attention(self) -> Mla | Gqa | Compressed | Linear:
+        """That of the layers which keep all tokens, where there are some."""
+        whole = [m for m in self.mixers if not m.window and m.attention.kind != "linear"]
+        return (whole or self.mixers)[0].attention
+
+    @property
+    def attends(self) -> bool:
+        """Whether some layers keep tokens."""
+        return any(mixer.attention.kind != "linear" for mixer in self.mixers)

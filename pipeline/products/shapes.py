@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.errors import RecipeInvalid
+from pipeline.errors import ModelUnreadable, RecipeInvalid
 from pipeline.fit.parts import require_divisible
 from pipeline.fit.shape import Architecture, Gqa, Mla, Scheme
 from pipeline.fit.units import share
@@ -68,6 +68,10 @@ def products_of(model: Architecture, shards: Sharding) -> tuple[list[Product], l
     require_divisible(model, shards.tensor)
     products: list[Product] = []
     skipped: list[Skipped] = []
+    others = {m.attention.kind for m in model.mixers} - {model.attention.kind}
+    skipped += [
+        Skipped(name=f"{kind} attention", why="its products are not known") for kind in others
+    ]
     for matrix in _matrices(model, shards):
         formats = _formats(matrix.scheme)
         products += [_product(model, shards, matrix, each) for each in formats]
@@ -100,8 +104,10 @@ def _matrices(model: Architecture, shards: Sharding) -> Iterator[_Matrix]:
     tp, hidden = shards.tensor, model.hidden
     if isinstance(model.attention, Mla):
         yield from _mla(model, model.attention, tp)
-    else:
+    elif isinstance(model.attention, Gqa):
         yield from _gqa(model, model.attention, tp)
+    else:
+        raise ModelUnreadable(f"{model.family}: the products of its attention are not known")
     if model.dense_layers:
         width = model.dense_width // tp
         yield _Matrix("dense, gate and up", 2 * width, hidden, model.precision.dense)
@@ -137,9 +143,10 @@ def _experts(model: Architecture, shards: Sharding) -> Iterator[_Matrix]:
         return
     # experts that are spread stay whole, as far as there are parts of both kinds
     width = moe.width // max(1, shards.tensor // shards.experts)
-    yield _Matrix("experts, gate and up", 2 * width, hidden, precision.experts, is_expert=True)
-    yield _Matrix("experts, down", hidden, width, precision.experts, is_expert=True)
-    if moe.shared:
-        wide = moe.shared * moe.width // shards.tensor
+    up = 2 if model.gated else 1
+    yield _Matrix("experts, gate and up", up * width, moe.hidden, precision.experts, is_expert=True)
+    yield _Matrix("experts, down", moe.hidden, width, precision.experts, is_expert=True)
+    if moe.shared_width:
+        wide = moe.shared_width // shards.tensor
         yield _Matrix("shared experts, gate and up", 2 * wide, hidden, precision.shared)
         yield _Matrix("shared experts, down", hidden, wide, precision.shared)

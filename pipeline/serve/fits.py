@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from pipeline.errors import DoesNotFit, PipelineError
 from pipeline.fit.answer import answer
-from pipeline.fit.engine import Kv, Question
+from pipeline.fit.cache import Kv
+from pipeline.fit.engine import Question
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch
 from pipeline.fit.loads import Machine as Cards
@@ -120,10 +121,12 @@ def _short(plan: FitPlan, model: Model, room: Room) -> Known[str]:
     if isinstance(question, Unknown):
         return question
     found = answer(model, question)
-    if isinstance(flags, SglangFlags) and flags.context_length is None and found.low_tokens:
+    if isinstance(flags, SglangFlags) and flags.context_length is None and found.room.kv_tokens:
         # SGLang then serves as many tokens as there is room for; vLLM would not start
-        fewer = min(model.context, found.low_tokens)
-        return answer(model, question.model_copy(update={"context": fewer})).short
+        fewer = min(model.context, found.room.kv_tokens)
+        used = found.room.weights_bytes + found.room.kernels_bytes
+        as_it_comes = {"context": fewer, "measured_bytes": used}
+        return answer(model, question.model_copy(update=as_it_comes)).short
     return found.short
 
 

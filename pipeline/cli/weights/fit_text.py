@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline import log
 from pipeline.fit.answer import FitAnswer
-from pipeline.fit.engine import WEIGHTS_ERROR, Question
+from pipeline.fit.engine import Question
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.launch import launch_lines, layout_notes, layout_rows
 from pipeline.fit.loads import Batch, Machine
@@ -19,9 +19,10 @@ def answer_text(result: FitAnswer, question: Question) -> str:
     """The table of a card, the KV cache and what to know."""
     rows = [[row.what, _gib_text(row.n_bytes)] for row in result.rows]
     measured = question.measured_bytes is not None
-    # the KV cache is what calculated weights leave: their error is its uncertainty
+    # the KV cache is what everything else leaves: the error of that sum is its uncertainty
     between = (
-        f"{result.low_tokens:,} to {result.high_tokens:,} if that sum is off by {WEIGHTS_ERROR:.1%}"
+        f"{result.low_tokens:,} to {result.high_tokens:,} if the rest is off by"
+        f" {gib(result.margin_bytes)}"
     )
     return "\n".join(
         [

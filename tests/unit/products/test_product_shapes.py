@@ -70,8 +70,13 @@ def test_tensor_parallelism_divides_rows_of_the_first_and_columns_of_the_second_
 
 
 def test_with_fewer_heads_of_keys_and_values_than_cards_each_card_has_one() -> None:
-    found, _ = products_of(moe(BLOCK), Sharding(tensor=8))
+    found, _ = products_of(moe(NVFP4), Sharding(tensor=8))
     assert shapes(found)["attention, qkv"] == ((4 + 2) * 128, 2048)
+
+
+def test_blocks_that_cards_would_cut_have_no_products() -> None:
+    with pytest.raises(DoesNotFit, match="96 of an expert's width"):
+        products_of(moe(BLOCK), Sharding(tensor=8))
 
 
 def test_spread_experts_stay_whole_and_are_fewer() -> None:

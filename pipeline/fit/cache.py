@@ -1,0 +1,88 @@
+"""What tokens and requests cost on one card.
+
+Most layers keep something of every token. Layers with a window keep the last tokens of a request,
+and linear attention keeps a state of one size, however long a request is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pipeline.fit.shape import Architecture, Compressed, Gqa, Linear, Mixer, Mla
+from pipeline.fit.units import share
+
+Kv = Literal["bf16", "fp8"]
+KV_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
+_STATE_BYTES = 4  # both engines keep states of linear attention in float32 unless told otherwise
+_SCALE_RUN, _SCALE_BYTES = 128, 4  # of fp8 beside sparse attention: a float32 for 128 values
+
+
+def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
+    """What one more token costs in the layers that keep all of them."""
+    return math.ceil(sum(m.layers * _growing(model, m, tp, kv) for m in model.mixers))
+
+
+def window_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
+    """What a token costs in the layers with a window, while it is inside."""
+    windows = (m for m in model.mixers if m.window)
+    return sum(m.layers * _entry(model, m, tp, kv) for m in windows)
+
+
+def request_bytes(model: Architecture, tp: int, kv: Kv, context: int) -> int:
+    """What a request costs besides: its windows and its states."""
+    total = 0
+    for mixer in model.mixers:
+        total += mixer.layers * min(mixer.window, context) * _entry(model, mixer, tp, kv)
+        total += mixer.layers * _state(model, mixer, tp)
+    return total
+
+
+def state_bytes(model: Architecture, tp: int) -> int:
+    """What a request costs in linear attention alone."""
+    linear = (m for m in model.mixers if isinstance(m.attention, Linear))
+    return sum(m.layers * _state(model, m, tp) for m in linear)
+
+
+def _growing(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> float:
+    indexer = mixer.indexer
+    index = indexer.head + share(indexer.head, _SCALE_RUN) * _SCALE_BYTES if indexer else 0
+    attention = mixer.attention
+    if isinstance(attention, Compressed):
+        if not attention.ratio:
+            return 0
+        index = attention.index_head + _SCALE_BYTES if attention.index_head else 0
+        return (_entry(model, mixer, tp, kv) + index) / attention.ratio
+    return index + (0 if mixer.window else _entry(model, mixer, tp, kv))
+
+
+def _entry(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> int:
+    """One token in one layer: MLA's latent is on every card, heads are divided.
+
+    fp8 caches of both engines have one scale for a whole tensor, so a token costs one byte a value;
+    sparse attention has scales of its own and keeps positions in 16 bits (vLLM: fp8_ds_mla, 656
+    bytes, and 584 in DeepSeek V4).
+    """
+    match mixer.attention:
+        case Mla() as mla if kv == "fp8" and any(m.indexer for m in model.mixers):
+            scales = share(mla.kv_rank, _SCALE_RUN) * _SCALE_BYTES
+            return mla.kv_rank + scales + 2 * mla.rope
+        case Mla() as mla:
+            return (mla.kv_rank + mla.rope) * KV_BYTES[kv]
+        case Gqa() as gqa:
+            return share(gqa.kv_heads, tp) * (gqa.head + gqa.value) * KV_BYTES[kv]
+        case Compressed() as csa:
+            return csa.head + 72 if kv == "fp8" else 2 * csa.head
+    return 0
+
+
+def _state(model: Architecture, mixer: Mixer, tp: int) -> int:
+    match mixer.attention:
+        case Linear() as linear:
+            conv = linear.conv * model.precision.base.bits // 8
+            return share(linear.state * _STATE_BYTES + conv, tp)
+        case Compressed(ratio=ratio) as csa if ratio:
+            # unfinished runs, in float32; runs of 4 overlap (vLLM: CompressorStateCache)
+            overlap = 2 if ratio == 4 else 1
+            return overlap * ratio * 2 * overlap * csa.head * _STATE_BYTES
+    return 0
