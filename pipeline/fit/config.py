@@ -22,23 +22,31 @@ from pipeline.fit.quant import read_precision
 from pipeline.fit.shape import Architecture, Vision
 
 MOST_BYTES = 16 << 20  # of a config.json; real ones have some kilobytes
+CONFIG_FILE = "config.json"
+QUANT_FILE = "hf_quant_config.json"  # NVIDIA's modelopt may say how it quantised in here only
 # what sglang takes for a vision tower's layers where it does not find its field
 _RATED_LAYERS = 24
 
 
 def read_config(path: Path) -> Architecture:
     """The architecture that a config.json describes, and hf_quant_config.json beside it."""
-    config = _read_json(path)
-    beside = path.with_name("hf_quant_config.json")  # NVIDIA's modelopt may put it there only
-    if "quantization_config" not in config and beside.is_file():
-        quantization = _read_json(beside).get("quantization")
-        if not isinstance(quantization, dict):
-            raise ModelUnreadable(f"{beside}: quantization: is missing")
-        config["quantization_config"] = {"quant_method": "modelopt", **quantization}
+    beside = path.with_name(QUANT_FILE)
     try:
-        return architecture_of(config)
+        quant = _file_bytes(beside) if beside.is_file() else None
+        return parse_config(_file_bytes(path), quant)
     except ModelUnreadable as error:
         raise ModelUnreadable(f"{path}: {error}", error.hint) from error
+
+
+def parse_config(data: bytes, quant: bytes | None = None) -> Architecture:
+    """The same of their bytes."""
+    config = _parsed(data)
+    if "quantization_config" not in config and quant is not None:
+        quantization = _parsed(quant).get("quantization")
+        if not isinstance(quantization, dict):
+            raise ModelUnreadable(f"{QUANT_FILE}: quantization: is missing")
+        config["quantization_config"] = {"quant_method": "modelopt", **quantization}
+    return architecture_of(config)
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
@@ -138,15 +146,22 @@ def _qwen_vision(vision: Mapping[str, Any]) -> Vision:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _file_bytes(path: Path) -> bytes:
     try:
         data = read_at_most(path, MOST_BYTES)
-        if data is None:
-            raise ValueError("is larger than 16 MiB")
+    except OSError as error:
+        raise ModelUnreadable(f"cannot be read: {error}") from error
+    if data is None:
+        raise ModelUnreadable("is larger than 16 MiB")
+    return data
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
         # as engines read it, not strictly: published configs do hold Infinity and 10**30
         value = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelUnreadable(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelUnreadable(f"cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise ModelUnreadable(f"{path}: is not a JSON object")
+        raise ModelUnreadable("is not a JSON object")
     return value

@@ -28,6 +28,7 @@ _SMALL_ROUND, _LARGE, _LARGE_ROUND = 512, 10 * MIB, 2 * MIB
 _VOCABULARY_ROUND = 64  # sglang and vLLM pad the vocabulary to this before they divide it
 _EXPERT = "an expert's width"
 _SCALAR = Scheme(name="float32", bits=32)
+_BYTE = Scheme(name="bytes", bits=8)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def parts_of(model: Architecture, engine: str = "", tp: int = 1) -> list[TensorG
     if model.vision is not None:
         weights = model.vision.parameters(model.hidden)
         parts.append(TensorGroup("vision tower", 1, weights, model.precision.base, divided=False))
+    if model.unexplained_bytes:
+        parts.append(TensorGroup("beyond known parts", 1, model.unexplained_bytes, _BYTE))
     return parts
 
 

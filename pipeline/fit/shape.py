@@ -152,6 +152,7 @@ class Architecture(Frozen):
     vision: Vision | None = None
     precision: Precision
     bounds: list[str] = []  # what was not understood, and on which side it is counted
+    unexplained_bytes: Few = 0  # of its files, beyond all known parts
 
     @property
     def attention(self) -> Mla | Gqa | Compressed | Linear:

@@ -1,20 +1,27 @@
-"""What a user names: a spec, a folder, a config.json or a GGUF file."""
+"""What a user names: a spec, a repository, a folder, a config.json or a GGUF file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from pipeline.errors import ModelUnreadable, WeightsUnknown
-from pipeline.fit.config import read_config
+from pipeline.errors import ModelUnreadable, OfflineMiss, SourceUnreachable, WeightsUnknown
+from pipeline.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
 from pipeline.fit.parts import parts_of as tensors_of
 from pipeline.fit.shape import Architecture
+from pipeline.fit.units import gib
+from pipeline.model import HUB_REPOSITORY
 from pipeline.spec.checkout import Checkout
-from pipeline.weights.model import WeightsSpec, current_lock, lock_path, read_spec
+from pipeline.weights.model import FilePin, WeightsSpec, current_lock, lock_path, read_spec
 from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
+
+_TOLERATED = 0.03  # of the files: small parts that are not counted, headers
+_REFERENCE = re.compile(rf"({HUB_REPOSITORY})(?:@([A-Za-z0-9][\w./-]{{0,199}}))?")
 
 
 @dataclass(frozen=True)
@@ -28,13 +35,30 @@ class Source:
     is_estimate: bool  # of the disk: summed from the architecture, not from files or a lock
 
 
-def find_source(text: str, checkout: Callable[[], Checkout]) -> Source:
-    """A path where there is one, else the name of a spec."""
+@dataclass(frozen=True)
+class HubModel:
+    """A commit of a repository on the Hub, and a way to read a small file of it."""
+
+    repository: str
+    commit: str
+    files: list[FilePin]
+    read: Callable[[FilePin], bytes]
+
+
+AskHub: TypeAlias = Callable[[str, str], HubModel]  # of a repository at a revision
+
+
+def find_source(
+    text: str, checkout: Callable[[], Checkout], ask_hub: AskHub | None = None
+) -> Source:
+    """A path where there is one, else a repository of the Hub, else the name of a spec."""
     path = Path(text)
     if path.is_file():
         return _from_file(path)
     if path.is_dir():
         return _from_folder(path)
+    if ask_hub is not None and (named := _REFERENCE.fullmatch(text)):
+        return _from_reference(named[1], named[2] or "main", ask_hub)
     # meant as a path: an answer about an unknown spec would mislead
     if "/" in text or text.endswith((".json", ".gguf")):
         raise WeightsUnknown(f"{text}: there is no such file or folder")
@@ -55,7 +79,7 @@ def _from_config(path: Path) -> Source:
     shards = [file.stat().st_size for file in path.parent.glob("*.safetensors")]
     # config.json alone is enough: people judge a model before they fetch it
     size = sum(shards) or _file_bytes(model)
-    return Source(_name_of(path), model, f"{path.name}", size, not shards)
+    return Source(_name_of(path), _beside_files(model, size), f"{path.name}", size, not shards)
 
 
 def _name_of(path: Path) -> str:
@@ -65,8 +89,8 @@ def _name_of(path: Path) -> str:
 
 
 def _from_folder(folder: Path) -> Source:
-    if (folder / "config.json").is_file():
-        return _from_config(folder / "config.json")
+    if (folder / CONFIG_FILE).is_file():
+        return _from_config(folder / CONFIG_FILE)
     ggufs = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
     # mmproj is llama.cpp's name for a vision tower beside the model
     models = {parts_of(path)[0] for path in ggufs if not path.name.startswith("mmproj")}
@@ -82,6 +106,40 @@ def _from_folder(folder: Path) -> Source:
     if len(places) != 1 or places[0].snapshot == folder:
         raise ModelUnreadable(f"{folder}: holds no config.json and no .gguf file")
     return _from_folder(places[0].snapshot)
+
+
+def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> Source:
+    try:
+        return _from_hub(ask_hub(repository, revision))
+    except (OfflineMiss, SourceUnreachable):
+        known = fact_of(repository)
+        if known is None:
+            raise
+        model = known.architecture()
+        origin = f"shipped facts about {repository}; the Hub was not reached"
+        return Source(repository, model, origin, _file_bytes(model), True)
+
+
+def _from_hub(there: HubModel) -> Source:
+    """A repository's config.json, and the size of its files as the Hub lists them."""
+    pins = {pin.path: pin for pin in there.files}
+    if CONFIG_FILE not in pins:
+        raise ModelUnreadable(
+            f"{there.repository}: has no config.json at {there.commit[:12]}",
+            "Of GGUF files, fetch one set (`sm120 weights fetch`) and name its .gguf file.",
+        )
+    quant = pins.get(QUANT_FILE)
+    try:
+        data = there.read(pins[CONFIG_FILE])
+        model = parse_config(data, there.read(quant) if quant else None)
+    except ModelUnreadable as error:
+        raise ModelUnreadable(f"{there.repository}: {error}", error.hint) from error
+    # some repositories hold the weights a second time, under the name of another loader
+    shards = [n for n in pins if re.fullmatch(r"(?!consolidated)[^/]*\.safetensors", n)]
+    size = sum(pins[name].size_bytes for name in shards)
+    origin = f"config.json of {there.repository} at {there.commit[:12]}"
+    size = size or _file_bytes(model)
+    return Source(there.repository, _beside_files(model, size), origin, size, not shards)
 
 
 def _from_spec(checkout: Checkout, name: str) -> Source:
@@ -105,6 +163,22 @@ def _shipped(spec: WeightsSpec) -> Architecture | GgufModel:
         f"{spec.name}: nothing about {spec.repository} is shipped",
         "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",
     )
+
+
+def _beside_files(model: Architecture, size: int) -> Architecture:
+    """A model whose parts were compared with the size of its files."""
+    known = _file_bytes(model)
+    # layers for multi-token prediction lie in the files, and engines leave them there
+    spare = known * _TOLERATED + known // model.layers * 2 * model.predictors
+    if known - known * _TOLERATED <= size <= known + spare:
+        return model
+    told = f"Its files have {gib(size)}, its known parts {gib(known)}"
+    # a download that is not finished is no reason for doubt in the sum
+    if size < known:
+        return model.model_copy(update={"bounds": [*model.bounds, f"{told}, which are counted."]})
+    told += "; the rest is counted, too, as if cards shared it."
+    more = {"bounds": [*model.bounds, told], "unexplained_bytes": size - known}
+    return model.model_copy(update=more)
 
 
 def _file_bytes(model: Architecture) -> int:

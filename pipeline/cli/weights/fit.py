@@ -38,7 +38,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 
 @click.command("fit")
-@click.argument("model", metavar="NAME|DIR|FILE")
+@click.argument("model", metavar="NAME|ORG/MODEL[@REVISION]|DIR|FILE")
 @click.option("--gpus", type=_COUNT, default=8, show_default=True, help="Number of GPUs.")
 @click.option(
     "--vram",
@@ -113,10 +113,16 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
     """Calculate what a model needs on each GPU, on the host and on the disk. No GPU is needed.
 
+    Of ORG/MODEL only the config is read, from the Hub (or HF_ENDPOINT). The weights need not be
+    here.
+
     sglang and vLLM divide the model among the GPUs (tensor parallelism). ik_llama runs GGUF files
     on GPUs and host together; for it, a placement of the experts is calculated, as -ot lines.
     """
-    source = find_source(model, lambda: checkout_of(context))
+    # late: most models are read from a disk, which needs no HTTP client
+    from pipeline.cli.weights.hub_model import ask_hub
+
+    source = find_source(model, lambda: checkout_of(context), ask_hub)
     engine = _engine(options, isinstance(source.model, GgufModel))
     _require_applicable(context, engine)
     if engine == "ik_llama":

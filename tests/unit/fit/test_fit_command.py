@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import FilePin, lock_path, read_spec, sealed, write_lock
 from pipeline.weights.place import new_place
+from tests.testbed.hub import TestHub, test_hub
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, LLAMA, TENSORS, gguf
 from tests.unit.fit.test_fit_config import LLAMA as LLAMA_CONFIG
@@ -40,16 +42,14 @@ def test_what_does_not_fit_prints_the_table_first_and_ends_with_its_own_code(fit
     ended = fit("kimi-k2.6")
     assert ended.error == "DoesNotFit"
     assert "on each card" in ended.out
-    assert "--mem-fraction 0.819 would give 65,536 tokens their room" in ended.out
+    assert "--mem-fraction 0.818 would give 65,536 tokens their room" in ended.out
     assert "room for 4,277 tokens, 65,536 asked for" in ended.err
 
 
 def test_cards_and_contexts_are_read_as_people_call_them(fit: Any) -> None:
-    sold = fit("kimi-k2.6", "--vram", "96GB", "--ctx", "128k", "--mem-fraction", "0.85", "--json")
-    exact = fit(
-        "kimi-k2.6", "--vram", "96GiB", "--ctx", "131072", "--mem-fraction", "0.85", "--json"
-    )
-    assert sold.json == exact.json
+    rest = ("--kv", "fp8", "--mem-fraction", "0.85", "--json")
+    sold = fit("kimi-k2.6", "--vram", "96GB", "--ctx", "128k", *rest)
+    assert sold.json == fit("kimi-k2.6", "--vram", "96GiB", "--ctx", "131072", *rest).json
 
 
 def test_measured_weights_give_the_published_number(fit: Any) -> None:
@@ -103,6 +103,67 @@ def test_files_and_folders_are_read_themselves(fit: Any, tmp_path: Path) -> None
     by_folder = fit(folder, "--gpus", "1", "--json").json
     assert by_file == by_folder
     assert (by_file["disk_bytes"], by_file["disk_is_estimate"]) == (5, False)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
+    with test_hub() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_mine")
+        yield running
+
+
+def test_any_model_of_the_hub_is_answered_by_its_config_alone(fit: Any, hub: TestHub) -> None:
+    quant = {
+        "quantization": {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"}
+    }
+    files = {"config.json": json.dumps(LLAMA_CONFIG), "hf_quant_config.json": json.dumps(quant)}
+    hub.add("org/llama", {name: text.encode() for name, text in files.items()})
+    ended = fit("org/llama@main", "--gpus", "1")
+    assert ended.code == 0, ended.err
+    assert "read from: config.json of org/llama at" in ended.out
+    assert "KV cache in fp8" in ended.out
+    assert fit("org/llama", "--gpus", "1", "--json").json["name"] == "org/llama"
+
+
+def test_a_model_that_the_hub_does_not_have_or_cannot_tell_is_refused(
+    fit: Any, hub: TestHub
+) -> None:
+    assert fit("org/nothing").error == "HubRefused"
+    hub.add("org/gguf", {"model-Q4.gguf": b"GGUF"})
+    ended = fit("org/gguf")
+    assert ended.error == "ModelUnreadable"
+    assert "has no config.json" in ended.err
+    hub.add("org/broken", {"config.json": b"{"})
+    ended = fit("org/broken")
+    assert ended.error == "ModelUnreadable"
+    assert "org/broken: cannot be read" in ended.err
+
+
+def test_without_the_hub_a_shipped_fact_answers_and_says_so(
+    fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ended = fit("openai/gpt-oss-120b", "--gpus", "1", "--engine", "vllm", "--gpu-util", "0.9")
+    assert ended.code == 0, ended.err
+    assert "shipped facts about openai/gpt-oss-120b; the Hub was not reached" in ended.out
+    assert fit("org/nothing").error == "OfflineMiss"
+
+
+def test_files_larger_than_their_known_parts_are_counted_with_the_reason(
+    fit: Any, hub: TestHub
+) -> None:
+    small = LLAMA_CONFIG | {"num_hidden_layers": 1, "vocab_size": 64, "intermediate_size": 128}
+    small |= {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = json.dumps(small | {"max_position_embeddings": 65536}).encode()
+    hub.add("org/more", {"config.json": config, "model.safetensors": bytes(1 << 20)})
+    ended = fit("org/more", "--gpus", "1")
+    assert "beyond known parts" in ended.out
+    assert "Its files have 0.00 GiB" in ended.out
+    hub.add("org/less", {"config.json": config, "model.safetensors": b"1"})
+    ended = fit("org/less", "--gpus", "1")
+    assert "beyond known parts" not in ended.out
+    assert "which are counted" in ended.out
 
 
 def test_a_gguf_is_placed_from_its_own_head(fit: Any, tmp_path: Path) -> None:
