@@ -112,9 +112,10 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     if question.engine == "sglang":
         own = eng.sglang_default_fraction(model, question)
         if question.fraction is None:
+            later = eng.later_sglang_fraction(model, question)
             notes.append(
-                f"--mem-fraction-static {own:.3f} is what sglang 0.5.8 chooses by itself here; give"
-                " the flag, for other releases choose otherwise."
+                f"--mem-fraction-static {own:.3f} is what sglang 0.5.8 chooses by itself here;"
+                f" 0.5.23 chooses {later:.3f}. To have one of them for sure, give the flag."
             )
         elif question.fraction > own:
             notes.append(

@@ -153,12 +153,34 @@ def margin_bytes(question: Question, weights: int) -> int:
 
 def sglang_default_fraction(model: Architecture, question: Question) -> float:
     """What sglang chooses itself (0.5.8 server_args.py), in its own MiB arithmetic."""
-    card = question.card_bytes / MIB
     reserved = 512 + max(question.prefill_tokens, 2048) * 1.5 + question.batch * 2
-    reserved += question.tp / 8 * 1024
+    return _fraction(model, question, reserved)
+
+
+def later_sglang_fraction(model: Architecture, question: Question) -> float:
+    """What 0.5.23 chooses: more for graphs of prefill steps, and larger ones on small cards."""
+    small = question.card_bytes < 35 * GIB and question.card_bytes >= 20 * GIB
+    tokens = question.prefill_given or (4096 if small else question.prefill_tokens)
+    batch = question.graph_batch_given or (question.batch * 2 if small else question.batch)
+    reserved = 512 + max(tokens, 2048) * 1.5 + min(batch, 160 if small else batch) * 2
+    # arg_groups/memory_hook.py: reserve_for_graph_mb
+    reserved += 1536 if isinstance(model.attention, Mla) else 8 * _prefill_graphs(tokens)
+    return _fraction(model, question, reserved)
+
+
+def _prefill_graphs(tokens: int) -> int:
+    """How many lengths of a prefill step sglang 0.5.23 captures (arg_groups/cuda_graph_hook.py)."""
+    steps = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
+    lengths = [n for first, last, by in steps for n in range(first, last + 1, by)]
+    return sum(n <= tokens for n in [*lengths, *range(4608, tokens + 1, 512)])
+
+
+def _fraction(model: Architecture, question: Question, reserved_mib: float) -> float:
+    card = question.card_bytes / MIB
+    reserved_mib += question.tp / 8 * 1024
     if card > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
-    fraction = round((card - reserved) / card, 3)
+        reserved_mib = max(reserved_mib, 10 * 1024)
+    fraction = round((card - reserved_mib) / card, 3)
     if model.vision is None:
         return fraction
     # adjust_mem_fraction_for_vlm: compared with a ViT-L/14 of 24 layers of 1024

@@ -81,7 +81,7 @@ def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
         hidden=model.hidden,
         vocabulary=model.vocabulary,
         context=model.context,
-        kv_values=model.attention.kv_rank + model.attention.rope,
+        kv_values=[model.attention.kv_rank + model.attention.rope] * model.layers,
         is_mla=True,
         experts=model.moe.experts,
         active=model.moe.active,

@@ -21,6 +21,7 @@ _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 # Far above any model (Kimi K2.6 has 1,096 tensors), far below what would fill the memory.
 _MOST_TENSORS, _MOST_KEYS, _MOST_DIMENSIONS = 200_000, 20_000, 4
 _MOST_NAME, _MOST_STRING, _MOST_ARRAY = 256, 16 << 20, 4_000_000
+_MOST_LAYERS = 1024
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS[12] = "d"
 _STRING, _ARRAY = 8, 9
@@ -103,8 +104,8 @@ class _HeaderReader:
             raise self.fail(f"{key} is of type {kind}, which GGUF does not have")
         return self.number(_SCALARS[kind], key)
 
-    def array(self, key: str) -> Skipped:
-        """Pass over an array: vocabularies are large, and nothing here needs them."""
+    def array(self, key: str) -> Skipped | list[Any]:
+        """Numbers, one for each layer; vocabularies are large, and are passed over."""
         kind, count = self.number("I", key), self.number("Q", key)
         if count > _MOST_ARRAY:
             raise self.fail(f"{key} claims {count} values")
@@ -112,6 +113,9 @@ class _HeaderReader:
             for _ in range(count):
                 length = self.number("Q", key)
                 self.skip(length, key)
+        elif kind in _SCALARS and count <= _MOST_LAYERS:
+            size = count * struct.calcsize(f"<{_SCALARS[kind]}")
+            return list(struct.unpack(f"<{count}{_SCALARS[kind]}", self.take(size, key)))
         elif kind in _SCALARS:
             self.skip(count * struct.calcsize(f"<{_SCALARS[kind]}"), key)
         else:

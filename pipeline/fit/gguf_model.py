@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from pipeline.errors import ModelUnreadable
 from pipeline.fit.gguf import GgufHeader, Tensor, read_header
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama.cpp: llama_split_path
-_KNOWN = ("deepseek2", "llama", "qwen2", "qwen3", "qwen3moe")
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,12 @@ class GgufModel:
     hidden: int
     vocabulary: int
     context: int
-    kv_values: int  # a token's in one layer
+    kv_values: list[int]  # a token's, in each layer
     is_mla: bool
     experts: int
     active: int
     expert_width: int
+    bounds: tuple[str, ...] = ()  # what was not understood, and on which side it is counted
 
     @property
     def n_bytes(self) -> int:
@@ -78,11 +79,8 @@ def _require_whole(heads: list[GgufHeader]) -> None:
 
 def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufModel:
     family = metadata.get("general.architecture")
-    if family not in _KNOWN:
-        known = ", ".join(_KNOWN)
-        raise ModelUnreadable(
-            f"{name}: the architecture {family!r} is not supported", f"Supported: {known}."
-        )
+    if not isinstance(family, str):
+        raise ModelUnreadable(f"{name}: general.architecture: {family!r} is not a name")
 
     def number(key: str, default: int | None = None) -> int:
         value = metadata.get(f"{family}.{key}", default)
@@ -99,33 +97,69 @@ def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufMo
         raise ModelUnreadable(f"{name}: embedding_length {hidden}, token_embd {embedding.shape[0]}")
     # a sum over missing layers would promise room that is not there
     _require_layers(name, layers, tensors)
-    is_mla = family == "deepseek2"  # Kimi K2 is converted as that, too
+    # Kimi K2 is converted as deepseek2, too; newer models have the same keys under other names
+    is_mla = f"{family}.attention.kv_lora_rank" in metadata
     experts = number("expert_count", 0)
+    one = _latent(number) if is_mla else 0
+    kept = [one] * layers if is_mla else _heads(metadata, family, number, hidden, layers)
+    states = _layers_with_states(tensors)
     return GgufModel(
         tensors=tensors,
         layers=layers,
         hidden=hidden,
         vocabulary=embedding.shape[1],
         context=number("context_length"),
-        kv_values=_latent(number) if is_mla else _heads(number, hidden),
+        kv_values=[0 if i in states else values for i, values in enumerate(kept)],
         is_mla=is_mla,
         experts=experts,
         active=number("expert_used_count") if experts else 0,
         expert_width=number("expert_feed_forward_length") if experts else 0,
+        bounds=tuple(_bounds(metadata, family, states)),
     )
+
+
+def _layers_with_states(tensors: list[Tensor]) -> set[int]:
+    """Layers of linear attention, which keep a state instead of tokens."""
+    found = (re.match(r"blk\.(\d{1,6})\.ssm_", tensor.name) for tensor in tensors)
+    return {int(match[1]) for match in found if match}
+
+
+def _bounds(metadata: dict[str, Any], family: str, states: set[int]) -> Iterator[str]:
+    if metadata.get(f"{family}.attention.sliding_window"):
+        yield (
+            "Some layers have a window; all are counted as keeping all tokens, which is the most"
+            " they can need."
+        )
+    if states:
+        yield f"The states of {len(states)} layers of linear attention are not counted: some MiB."
 
 
 def _latent(number: Any) -> int:
     return int(number("attention.kv_lora_rank") + number("rope.dimension_count"))
 
 
-def _heads(number: Any, hidden: int) -> int:
-    heads = number("attention.head_count")
+def _heads(
+    metadata: dict[str, Any], family: str, number: Any, hidden: int, layers: int
+) -> list[int]:
+    """What each layer keeps of a token; the number of heads may differ from layer to layer."""
+    listed = _per_layer(metadata, f"{family}.attention.head_count", layers)
+    heads = max(listed) if listed else number("attention.head_count")
     if not heads or (hidden % heads and not number("attention.key_length", 0)):
         raise ModelUnreadable(f"attention.head_count: {heads} heads for {hidden}")
     head = hidden // heads
     sizes = number("attention.key_length", head) + number("attention.value_length", head)
-    return int(number("attention.head_count_kv", heads) * sizes)
+    shared = _per_layer(metadata, f"{family}.attention.head_count_kv", layers)
+    return [n * sizes for n in shared or [number("attention.head_count_kv", heads)] * layers]
+
+
+def _per_layer(metadata: dict[str, Any], key: str, layers: int) -> list[int]:
+    """A count for each layer; empty where the file has one for all of them."""
+    value = metadata.get(key)
+    if not isinstance(value, list):
+        return []
+    if len(value) != layers or not all(type(n) is int and 0 <= n < 1 << 20 for n in value):
+        raise ModelUnreadable(f"{key}: is not a count for each of {layers} layers")
+    return value
 
 
 def _require_layers(name: str, layers: int, tensors: list[Tensor]) -> None:

@@ -67,6 +67,7 @@ def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
             f"From -ub {offload_from(model)} on, prompts bring a layer of the host's experts to the"
             " card at a time: faster, and a buffer as large as that layer."
         )
+    notes += model.bounds
     notes += [
         f"{rule.flag()} does nothing: earlier rules, or none of the tensors, match it."
         for rule in idle_rules(model.tensors, layout.rules)

@@ -74,7 +74,10 @@ def offload_from(model: GgufModel) -> int:
 
 def kv_token_bytes(model: GgufModel, kv: Kv) -> int:
     """What a token costs on all cards together; `fp8` is q8_0 here: 34 bytes for 32 values."""
-    values = model.kv_values * model.layers
+    return _kept_bytes(sum(model.kv_values), kv)
+
+
+def _kept_bytes(values: int, kv: Kv) -> int:
     return values * KV_BYTES[kv] if kv == "bf16" else values * 34 // 32
 
 
@@ -103,17 +106,19 @@ def loads_of(
     devices = machine.devices
     sums = device_sums(model.tensors, rules, model.layers, devices)
     context = share(batch.context, _CACHE_STEP) * _CACHE_STEP
-    token = kv_token_bytes(model, batch.kv) // model.layers
     on_host = (t for t in model.tensors if device_of(t.name, rules, model.layers, devices) == CPU)
     staged = max(expert_bytes(on_host).values(), default=0)
     loads = []
     for device in devices:
         own = sum(
-            home_of(f"blk.{i}.", model.layers, devices) == device for i in range(model.layers)
+            values
+            for i, values in enumerate(model.kv_values)
+            if home_of(f"blk.{i}.", model.layers, devices) == device
         )
         last = device == devices[-1]
         buffers = buffer_bytes(model, batch, last=last, host_experts=staged) + CONTEXT_BYTES
-        loads.append(Load(device, sums[device], own * token * context, buffers))
+        kept = _kept_bytes(own, batch.kv) * context
+        loads.append(Load(device, sums[device], kept, buffers))
     return loads, sums[CPU]
 
 

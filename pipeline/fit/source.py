@@ -62,7 +62,7 @@ def find_source(
     # meant as a path: an answer about an unknown spec would mislead
     if "/" in text or text.endswith((".json", ".gguf")):
         raise WeightsUnknown(f"{text}: there is no such file or folder")
-    return _from_spec(checkout(), text)
+    return _from_spec(checkout(), text, ask_hub)
 
 
 def _from_file(path: Path) -> Source:
@@ -142,27 +142,31 @@ def _from_hub(there: HubModel) -> Source:
     return Source(there.repository, _beside_files(model, size), origin, size, not shards)
 
 
-def _from_spec(checkout: Checkout, name: str) -> Source:
+def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
     spec = read_spec(checkout, name)
+    lock = current_lock(checkout, name) if lock_path(checkout, name).exists() else None
     model = _shipped(spec)
+    if model is None and ask_hub is not None and spec.format == "safetensors":
+        return _from_hub(ask_hub(spec.repository, lock.commit if lock else spec.revision))
+    if model is None:
+        raise ModelUnreadable(
+            f"{name}: nothing about {spec.repository} is shipped",
+            "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",
+        )
     origin = f"shipped facts about {spec.repository}, not the weights themselves"
-    if lock_path(checkout, name).exists():
-        lock = current_lock(checkout, name)
+    if lock is not None:
         return Source(name, model, origin, lock.size_bytes, False)
     size = model.n_bytes if isinstance(model, GgufModel) else _file_bytes(model)
     return Source(name, model, origin, size, True)
 
 
-def _shipped(spec: WeightsSpec) -> Architecture | GgufModel:
+def _shipped(spec: WeightsSpec) -> Architecture | GgufModel | None:
     if spec.format == "gguf" and (shipped := recipe_of(spec.repository, spec.quant)):
         fact, recipe = shipped
         return from_recipe(fact.architecture(), recipe)
     if spec.format == "safetensors" and (known := fact_of(spec.repository)):
         return known.architecture()
-    raise ModelUnreadable(
-        f"{spec.name}: nothing about {spec.repository} is shipped",
-        "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",
-    )
+    return None
 
 
 def _beside_files(model: Architecture, size: int) -> Architecture:

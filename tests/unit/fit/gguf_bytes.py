@@ -15,6 +15,8 @@ def text(value: str) -> bytes:
 def entry(key: str, value: Any) -> bytes:
     if isinstance(value, str):
         return text(key) + struct.pack("<I", 8) + text(value)
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return text(key) + struct.pack(f"<IIQ{len(value)}I", 9, 4, len(value), *value)
     if isinstance(value, list):
         strings = b"".join(map(text, value))
         return text(key) + struct.pack("<IIQ", 9, 8, len(value)) + strings

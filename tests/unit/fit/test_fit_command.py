@@ -126,6 +126,13 @@ def test_any_model_of_the_hub_is_answered_by_its_config_alone(fit: Any, hub: Tes
     assert fit("org/llama", "--gpus", "1", "--json").json["name"] == "org/llama"
 
 
+def test_a_spec_of_a_model_that_is_not_shipped_is_read_from_the_hub(fit: Any, hub: TestHub) -> None:
+    hub.add("lightseekorg/kimi-k2.6-eagle3", {"config.json": json.dumps(LLAMA_CONFIG).encode()})
+    ended = fit("kimi-k2.6-eagle3", "--gpus", "1")
+    assert ended.code == 0, ended.err
+    assert "config.json of lightseekorg/kimi-k2.6-eagle3 at" in ended.out
+
+
 def test_a_model_that_the_hub_does_not_have_or_cannot_tell_is_refused(
     fit: Any, hub: TestHub
 ) -> None:
@@ -201,7 +208,6 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
     [
         (("nothing",), 41, "no weights spec 'nothing'"),
         (("no/such/folder",), 41, "no such file or folder"),
-        (("kimi-k2.6-eagle3",), 30, "nothing about lightseekorg/kimi-k2.6-eagle3 is shipped"),
         (("kimi-k2.6", "--gpus", "7"), 61, "64 cannot be divided among 7 cards"),
         (("kimi-k2.6", "--tp", "16"), 2, "only 8 cards"),
         (("kimi-k2.6", "--gpus", "0"), 2, "--gpus"),

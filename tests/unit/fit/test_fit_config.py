@@ -14,6 +14,7 @@ from pipeline.fit.config import architecture_of, read_config
 from pipeline.fit.engine import (
     KERNELS_BYTES,
     Question,
+    later_sglang_fraction,
     margin_bytes,
     sglang_default_fraction,
     shown_bytes,
@@ -244,6 +245,8 @@ def test_a_part_that_is_not_known_is_bounded_with_its_reason(
 @pytest.mark.parametrize(
     ("repository", "billions"),
     [
+        ("zai-org/GLM-4.5", 352.8),
+        ("zai-org/GLM-4.5-Air", 106.8),
         ("zai-org/GLM-5", 744),
         ("openai/gpt-oss-120b", 116.83),  # ollama/ollama#18373: model params
         ("MiniMaxAI/MiniMax-M2", 228.7),
@@ -455,3 +458,25 @@ def test_sglang_chooses_its_share_by_the_size_of_a_card(
 ) -> None:
     question = asked(card_bytes=card_mib << 20, tp=tp)
     assert sglang_default_fraction(architecture_of(LLAMA), question) == want
+
+
+# by hand: 512 + 1.5 for each token of a step + 2 for each sequence of a graph + 128 for each card,
+# and 1,536 (a latent) or 8 for each of 50 or 58 graphs of prefill steps
+@pytest.mark.parametrize(
+    ("config", "card_mib", "tp", "want"),
+    [
+        (LLAMA, 32_607, 1, 0.777),
+        (LLAMA, 32_607, 4, 0.758),
+        (LLAMA, 97_887, 8, 0.844),
+        ("kimi", 97_887, 8, 0.833),
+    ],
+)
+def test_a_later_sglang_keeps_more_for_graphs(
+    config: Any, card_mib: int, tp: int, want: float
+) -> None:
+    text = kimi()["text_config"] | {"architectures": ["DeepseekV3ForCausalLM"]}
+    model = architecture_of(text | {"dtype": "bfloat16"} if config == "kimi" else config)
+    question = asked(card_bytes=card_mib << 20, tp=tp)
+    assert later_sglang_fraction(model, question) == want
+    notes = answer(model, question).notes
+    assert any(f"0.5.23 chooses {want:.3f}" in note for note in notes)

@@ -51,13 +51,31 @@ def test_an_mla_model_with_experts_is_understood(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
     model = read_gguf(path)
-    assert (model.layers, model.hidden, model.kv_values) == (2, 64, 576)
+    assert (model.layers, model.hidden, model.kv_values) == (2, 64, [576, 576])
     assert (model.experts, model.active, model.expert_width) == (8, 2, 32)
 
 
 def test_heads_that_share_keys_cost_their_own_number(tmp_path: Path) -> None:
     model = read_gguf(put(tmp_path, WHOLE))
-    assert model.kv_values == 2 * (16 + 16)
+    assert model.kv_values == [2 * (16 + 16)]
+
+
+def test_any_architecture_is_read_by_its_keys_and_layers_may_differ(tmp_path: Path) -> None:
+    keys = {key.replace("llama.", "newest."): value for key, value in LLAMA.items()}
+    keys |= {"general.architecture": "newest", "newest.block_count": 3}
+    keys |= {"newest.attention.head_count_kv": [2, 0, 1], "newest.attention.sliding_window": 128}
+    tensors = [*TENSORS, tensor("blk.1.ssm_in.weight", (64, 64), F32, DATA)]
+    tensors.append(tensor("blk.2.attn_q.weight", (64, 64), F32, DATA + 64 * 64 * 4))
+    model = read_gguf(put(tmp_path, gguf(keys, tensors, DATA + 2 * 64 * 64 * 4)))
+    assert model.kv_values == [2 * 32, 0, 32]
+    assert "have a window" in model.bounds[0]
+    assert "states of 1 layers" in model.bounds[1]
+
+
+def test_a_layer_with_a_state_keeps_no_tokens(tmp_path: Path) -> None:
+    tensors = [*TENSORS, tensor("blk.0.ssm_in.weight", (64, 64), F32, DATA)]
+    model = read_gguf(put(tmp_path, gguf(LLAMA, tensors, DATA + 64 * 64 * 4)))
+    assert model.kv_values == [0]
     assert (model.vocabulary, model.is_mla, model.experts) == (3, False, 0)
 
 
@@ -211,8 +229,11 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": "mamba"}, "'mamba' is not supported"),
-        ({"general.architecture": 3}, "is not supported"),
+        ({"general.architecture": "mamba"}, "mamba.embedding_length"),
+        ({"general.architecture": 3}, "is not a name"),
+        ({"llama.attention.head_count_kv": [2, 2]}, "not a count for each of 1 layers"),
+        ({"llama.attention.head_count_kv": [1 << 31]}, "not a count for each of 1 layers"),
+        ({"llama.attention.head_count": [4, 4]}, "not a count for each of 1 layers"),
         ({"llama.block_count": 2}, "block_count is 2, but it holds 1"),
         ({"llama.embedding_length": 128}, "embedding_length 128"),
         ({"llama.context_length": "many"}, "not a count"),

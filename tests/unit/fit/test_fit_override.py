@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from pipeline.errors import ModelUnreadable
 from pipeline.fit.facts import from_recipe, recipe_of
 from pipeline.fit.ggml import BY_NAME
 from pipeline.fit.gguf import Tensor
@@ -199,7 +198,8 @@ def test_an_eight_bit_cache_is_a_little_more_than_half() -> None:
     assert half / whole == pytest.approx(34 / 64, abs=1e-3)
 
 
-def test_a_model_without_experts_has_nothing_to_place() -> None:
-    dense = GgufModel([tensor("token_embd.weight")], 1, 64, 3, 4096, 64, False, 0, 0, 0)
-    with pytest.raises(ModelUnreadable, match="no routed experts"):
-        place(dense, Machine(1, 96 * GIB), Batch(4096, "bf16"))
+def test_a_model_without_experts_needs_no_rules() -> None:
+    dense = GgufModel([tensor("token_embd.weight")], 1, 64, 3, 4096, [64], False, 0, 0, 0)
+    layout = place(dense, Machine(1, 96 * GIB), Batch(4096, "bf16"))
+    assert (layout.rules, layout.expert_layers) == ([], 0)
+    assert layout.loads[0].kv_bytes == 64 * 2 * 4096
