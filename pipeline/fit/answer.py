@@ -6,7 +6,7 @@ import math
 
 from pipeline.errors import DoesNotFit
 from pipeline.fit import engine as eng
-from pipeline.fit.cache import Kv, request_bytes
+from pipeline.fit.cache import Kv, state_bytes
 from pipeline.fit.engine import Engine, Question, Room
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture
@@ -139,11 +139,16 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
 
 
 def _hybrid_note(model: Architecture, question: Question, room: Room) -> str:
-    fixed = request_bytes(model, question.tp, question.kv_of(model), question.context)
-    note = f"Windows and states cost a request {fixed / MIB:,.1f} MiB on each card, at any length"
     if room.kv_part < 1:
-        return f"{note}; sglang sets {1 - room.kv_part:.0%} of the cache aside for states."
-    return f"{note}; tokens are counted in requests of {question.context:,}."
+        state = state_bytes(model, question.tp) / MIB
+        return (
+            f"A request has a state of {state:,.1f} MiB on each card, for which sglang sets"
+            f" {1 - room.kv_part:.0%} of the cache aside."
+        )
+    return (
+        f"Windows and states cost a request {room.request_bytes / MIB:,.1f} MiB on each card, at"
+        f" any length; tokens are counted in requests of {question.context:,}."
+    )
 
 
 _SHARES = {

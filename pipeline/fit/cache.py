@@ -29,19 +29,30 @@ def window_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
     return sum(m.layers * _entry(model, m, tp, kv) for m in windows)
 
 
-def request_bytes(model: Architecture, tp: int, kv: Kv, context: int) -> int:
-    """What a request costs besides: its windows and its states."""
+def request_bytes(
+    model: Architecture, tp: int, kv: Kv, context: int, *, in_flight: int = 1, states: int = 1
+) -> int:
+    """What a request costs besides: its windows and its states.
+
+    vLLM keeps all tokens of a prefill step beside a window, and a state more for its prefix cache.
+    """
     total = 0
     for mixer in model.mixers:
-        total += mixer.layers * min(mixer.window, context) * _entry(model, mixer, tp, kv)
-        total += mixer.layers * _state(model, mixer, tp)
-    return total
+        if mixer.window:
+            tokens = min(mixer.window - 1 + in_flight, context)
+            total += mixer.layers * tokens * _entry(model, mixer, tp, kv)
+        total += mixer.layers * _unfinished(mixer, context, in_flight)
+    return total + states * state_bytes(model, tp)
 
 
 def state_bytes(model: Architecture, tp: int) -> int:
-    """What a request costs in linear attention alone."""
-    linear = (m for m in model.mixers if isinstance(m.attention, Linear))
-    return sum(m.layers * _state(model, m, tp) for m in linear)
+    """A state of linear attention, in all layers."""
+    total = 0
+    for mixer in model.mixers:
+        if isinstance(linear := mixer.attention, Linear):
+            conv = linear.conv * model.precision.base.bits // 8
+            total += mixer.layers * share(linear.state * _STATE_BYTES + conv, tp)
+    return total
 
 
 def _growing(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> float:
@@ -76,13 +87,11 @@ def _entry(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> int:
     return 0
 
 
-def _state(model: Architecture, mixer: Mixer, tp: int) -> int:
-    match mixer.attention:
-        case Linear() as linear:
-            conv = linear.conv * model.precision.base.bits // 8
-            return share(linear.state * _STATE_BYTES + conv, tp)
-        case Compressed(ratio=ratio) as csa if ratio:
-            # unfinished runs, in float32; runs of 4 overlap (vLLM: CompressorStateCache)
-            overlap = 2 if ratio == 4 else 1
-            return overlap * ratio * 2 * overlap * csa.head * _STATE_BYTES
-    return 0
+def _unfinished(mixer: Mixer, context: int, in_flight: int) -> int:
+    """Keys and scores of runs that are not full yet, in float32 (vLLM: CompressorStateCache)."""
+    csa = mixer.attention
+    if not isinstance(csa, Compressed) or not csa.ratio:
+        return 0
+    overlap = 2 if csa.ratio == 4 else 1  # runs of 4 overlap
+    tokens = min(overlap * csa.ratio - 1 + in_flight, context)
+    return tokens * 2 * overlap * (csa.head + csa.index_head) * _STATE_BYTES

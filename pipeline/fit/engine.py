@@ -245,10 +245,18 @@ def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
         requests_bytes=0,
         kv_bytes=kv,
         kv_token_bytes=max(1, share(token, question.dcp)),
-        request_bytes=request_bytes(model, tp, question.kv_of(model), question.context),
+        request_bytes=vllm_request_bytes(model, question),
         context=question.context,
         left_bytes=card - taken - weights - kernels - activations - max(0, kv),
     )
+
+
+def vllm_request_bytes(model: Architecture, question: Question) -> int:
+    """What a request costs in vLLM besides its tokens."""
+    # 0.32.0 kv_cache_interface.py: SlidingWindowSpec, and MambaSpec as prefix caching has it
+    kv, context = question.kv_of(model), question.context
+    in_flight = question.prefill_tokens
+    return request_bytes(model, question.tp, kv, context, in_flight=in_flight, states=2)
 
 
 def _mla_rows_bytes(model: Architecture, question: Question) -> int:

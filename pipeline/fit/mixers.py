@@ -28,8 +28,8 @@ _KINDS = {
     "moe": _NONE,
 }
 _PAGES = (
-    "Compressed attention: the tokens are the most there can be. vLLM keeps its caches of several"
-    " kinds in pages of one size; 7 to 56 KiB a token were published (vllm-project/vllm#51041)."
+    "Compressed attention: vLLM's caches of several kinds share pages of one size, which takes more"
+    " than this sum, by a sixth in one report and twice in another (vllm-project/vllm#51041)."
 )
 _RATIOS = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}

@@ -10,7 +10,7 @@ from pipeline.errors import DoesNotFit
 from pipeline.fit.answer import FitAnswer, answer
 from pipeline.fit.cache import kv_token_bytes, request_bytes
 from pipeline.fit.config import architecture_of
-from pipeline.fit.engine import Question, sglang_default_fraction
+from pipeline.fit.engine import Question, sglang_default_fraction, vllm_request_bytes
 from pipeline.fit.facts import fact_of
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture
@@ -89,7 +89,10 @@ def ours(case: Case) -> float:
     if case.what == "cache in GiB":
         kv = asked.kv_of(model)
         requests = case.tokens / case.context
-        fixed = request_bytes(model, case.tp, kv, case.context) * requests
+        whole = vllm_request_bytes(model, asked)
+        if case.engine == "llama.cpp":
+            whole = request_bytes(model, case.tp, kv, case.context)
+        fixed = whole * requests
         return (kv_token_bytes(model, case.tp, kv) * case.tokens + fixed) / GIB
     return refused_width(model, case.tp)
 

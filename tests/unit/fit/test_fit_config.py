@@ -18,6 +18,7 @@ from pipeline.fit.engine import (
     margin_bytes,
     sglang_default_fraction,
     shown_bytes,
+    vllm_request_bytes,
 )
 from pipeline.fit.facts import all_facts, fact_of
 from pipeline.fit.parts import parts_of, require_divisible
@@ -251,7 +252,7 @@ def test_a_part_that_is_not_known_is_bounded_with_its_reason(
         ("openai/gpt-oss-120b", 116.83),  # ollama/ollama#18373: model params
         ("MiniMaxAI/MiniMax-M2", 228.7),
         ("deepseek-ai/DeepSeek-V3.2", 671),
-        ("deepseek-ai/DeepSeek-V4-Flash", 284),
+        ("deepseek-ai/DeepSeek-V4-Flash", 284.33),  # ggml-org/llama.cpp#22319: model params
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", 80),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6),
         ("moonshotai/Kimi-Linear-48B-A3B-Instruct", 49.1),
@@ -281,11 +282,59 @@ def test_every_kind_of_attention_has_its_own_cost_of_a_token() -> None:
     assert kv_token_bytes(oss, 1, "bf16") == 18 * 2 * 8 * 64 * 2
     assert request_bytes(oss, 1, "bf16", 131072) == 18 * 128 * 2 * 8 * 64 * 2
     assert request_bytes(oss, 1, "bf16", 64) == 18 * 64 * 2 * 8 * 64 * 2
+    asking = asked(engine="vllm", tp=1, context=131072, prefill_given=8192)
+    # vLLM keeps all tokens of a prefill step beside it
+    assert vllm_request_bytes(oss, asking) == 18 * (127 + 8192) * 2 * 8 * 64 * 2
     # a state, too: 36 layers of 32 heads of 128 x 128, and 3 steps of their convolution
     qwen = model_of("Qwen/Qwen3-Next-80B-A3B-Instruct")
     assert kv_token_bytes(qwen, 1, "bf16") == 12 * 2 * 2 * 256 * 2
     assert request_bytes(qwen, 1, "bf16", 4096) == 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)
+    assert vllm_request_bytes(qwen, asking) == 2 * state_bytes(qwen, 1)  # one for its prefix cache
     assert state_bytes(qwen, 4) == 36 * (8 * 128 * 128 * 4 + 2048 * 3 * 2)
+
+
+def test_latent_experts_and_gates_of_kimi_k3_are_parts_of_their_own() -> None:
+    # small numbers in the fields that vLLM 0.32.0 reads of kimi_k3 (transformers_utils/configs)
+    text = {
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "vocab_size": 64,
+        "max_position_embeddings": 4096,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "mla_use_output_gate": True,
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3],
+            "full_attn_layers": [4],
+            "num_heads": 2,
+            "head_dim": 8,
+            "short_conv_kernel_size": 4,
+            "use_full_rank_gate": True,
+        },
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "routed_expert_hidden_size": 48,
+        "first_k_dense_replace": 1,
+    }
+    config = {"architectures": ["KimiK3ForConditionalGeneration"], "dtype": "bfloat16"}
+    model = architecture_of(config | {"text_config": text})
+    sizes = {part.name: part.weights for part in parts_of(model)}
+    assert sizes["experts, down"] == 8 * 48 * 32
+    assert sizes["experts, latent"] == 2 * 64 * 48
+    assert sizes["shared experts, down"] == 64 * 2 * 32
+    assert sizes["attention, gate"] == sizes["attention, output"] == 2 * 8 * 64
+    # queries, keys, values, gate and output; the decay's second step; b; convolutions; two vectors
+    assert sizes["linear attention"] == 5 * 64 * 16 + 8 * 16 + 64 * 2 + 3 * 16 * 4 + 2 * 16
+    assert [(m.layers, m.attention.kind) for m in model.mixers] == [(1, "mla"), (3, "linear")]
+    assert model.dense_layers == 1
+    assert model.bounds == []
 
 
 def test_tokens_of_a_hybrid_model_are_counted_in_requests_by_vllm_and_beside_states_by_sglang() -> (
