@@ -146,7 +146,7 @@ def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
     spec = read_spec(checkout, name)
     lock = current_lock(checkout, name) if lock_path(checkout, name).exists() else None
     model = _shipped(spec)
-    if model is None and ask_hub is not None and spec.format == "safetensors":
+    if model is None and ask_hub is not None and spec.format != "gguf":
         return _from_hub(ask_hub(spec.repository, lock.commit if lock else spec.revision))
     if model is None:
         raise ModelUnreadable(
@@ -164,7 +164,7 @@ def _shipped(spec: WeightsSpec) -> Architecture | GgufModel | None:
     if spec.format == "gguf" and (shipped := recipe_of(spec.repository, spec.quant)):
         fact, recipe = shipped
         return from_recipe(fact.architecture(), recipe)
-    if spec.format == "safetensors" and (known := fact_of(spec.repository)):
+    if spec.format != "gguf" and (known := fact_of(spec.repository)):
         return known.architecture()
     return None
 
