@@ -119,7 +119,7 @@ def _vision(config: Mapping[str, Any], bounds: list[str]) -> Vision | None:
 def _kimi_vision(vision: Mapping[str, Any]) -> Vision:
     # patches that become one token: the projector is as wide as all of them together
     merge = vision.get("merge_kernel_size")
-    if not isinstance(merge, list) or len(merge) != 2:
+    if not isinstance(merge, list) or len(merge) != 2 or not all(type(n) is int for n in merge):
         raise ModelUnreadable("merge_kernel_size: is not a pair")
     layers = count(vision, "vt_num_hidden_layers")
     return Vision(

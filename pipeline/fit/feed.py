@@ -18,8 +18,8 @@ def read_feed_forward(text: Table, bounds: list[str]) -> tuple[int, Moe | None]:
         return _computing(text, layers).count("mlp"), None
     kinds = _computing(text, layers)
     sparse = kinds.count("moe")
-    if not sparse or len(kinds) < sparse:
-        raise ModelUnreadable(f"first_k_dense_replace: no layer of {layers} has experts")
+    if not sparse or len(kinds) != layers:
+        raise ModelUnreadable(f"{sparse} of {len(kinds)} layers have experts, of {layers} in all")
     # some models have no width but that of their experts under this name (MiniMax-M2, gpt-oss)
     width = count(text, "moe_intermediate_size", "intermediate_size")
     moe = Moe(

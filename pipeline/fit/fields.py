@@ -47,6 +47,14 @@ def names(table: Table, key: str) -> list[str]:
 def numbers(table: Table, key: str) -> list[int]:
     """A list of numbers; empty where there is none."""
     value = table.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
+    if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= _MOST for v in value):
         raise ModelUnreadable(f"{key}: is not a list of numbers")
+    return value
+
+
+def table(outer: Table, key: str) -> Table:
+    """A table inside; empty where there is none."""
+    value = outer.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise ModelUnreadable(f"{key}: is not a JSON object")
     return value

@@ -8,10 +8,9 @@ pattern of letters, in lists of layers, or in an interval.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.fields import Table, count, few, flag, names, numbers
+from pipeline.fit.fields import Table, count, few, flag, names, numbers, table
 from pipeline.fit.shape import Compressed, Gqa, Indexer, Linear, Mixer, Mla
 
 _FULL, _WINDOW, _LINEAR, _NONE = "full", "window", "linear", "none"
@@ -81,8 +80,8 @@ def _kinds(text: Table, bounds: list[str]) -> list[str]:
                 " tokens, which is the most they can need."
             )
         return [_KINDS.get(name, _FULL) for name in listed]
-    if table := text.get("linear_attn_config"):
-        linear = set(numbers(table, "kda_layers"))  # counted from 1
+    if own := table(text, "linear_attn_config"):
+        linear = set(numbers(own, "kda_layers"))  # counted from 1
         return [_LINEAR if i + 1 in linear else _FULL for i in range(layers)]
     if text.get("linear_num_value_heads"):
         step = few(text, "full_attention_interval") or 4
@@ -121,7 +120,9 @@ def _own_indexers(text: Table, layers: int) -> int:
         return max(1, listed.count("full"))
     if isinstance(pattern := text.get("index_topk_pattern"), str):
         return max(1, pattern.count("F"))
-    step, offset = few(text, "index_topk_freq") or 1, text.get("index_skip_topk_offset", 2)
+    step, offset = few(text, "index_topk_freq") or 1, 2
+    if text.get("index_skip_topk_offset") is not None:
+        offset = few(text, "index_skip_topk_offset")
     return sum(max(i - offset + 1, 0) % step == 0 for i in range(layers))
 
 
@@ -196,12 +197,12 @@ def _delta_net(text: Table) -> Linear:
 
 def _kda(text: Table) -> Linear:
     """Kimi delta attention (vLLM: models/kimi_k3/nvidia/kda.py; transformers: kimi_linear)."""
-    table = text.get("linear_attn_config") or {}
+    own = table(text, "linear_attn_config")
     hidden = count(text, "hidden_size")
-    heads = count({**text, **table}, "num_heads", "linear_num_heads")
-    head = count({**text, **table}, "head_dim" if table else "linear_head_dim")
-    kernel = count({**text, **table}, "short_conv_kernel_size", "linear_conv_kernel_dim")
-    wide, whole_gate = heads * head, bool(table.get("use_full_rank_gate"))
+    heads = count({**text, **own}, "num_heads", "linear_num_heads")
+    head = count({**text, **own}, "head_dim" if own else "linear_head_dim")
+    kernel = count({**text, **own}, "short_conv_kernel_size", "linear_conv_kernel_dim")
+    wide, whole_gate = heads * head, bool(own.get("use_full_rank_gate"))
     # queries, keys, values and output; the second step of the decay; b of every head
     divided = 4 * hidden * wide + head * wide + hidden * heads + 3 * wide * kernel + 2 * wide
     # the output's gate is one matrix in Kimi-K3, and two narrow ones before it
@@ -235,8 +236,8 @@ def _ratios(text: Table) -> list[int]:
     """How many tokens are a run, in each layer; a checkpoint may list them for MTP layers too."""
     if listed := numbers(text, "compress_ratios"):
         return listed[: count(text, "num_hidden_layers")]
-    kinds, given = names(text, "layer_types"), text.get("compress_rates")
-    rates = dict(_RATIOS) | (dict(given) if isinstance(given, Mapping) else {})
+    kinds, given = names(text, "layer_types"), table(text, "compress_rates")
+    rates = _RATIOS | {kind: count(given, kind) for kind in _RATIOS if kind in given}
     return [rates.get(kind, 0) for kind in kinds] if set(kinds) & set(_RATIOS) else []
 
 

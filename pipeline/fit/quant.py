@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.errors import ModelUnreadable
+from pipeline.fit.fields import table
 from pipeline.fit.shape import Precision, Scheme
 
 _FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32}
@@ -120,7 +121,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     # with several, each module's group is found by patterns that we would have to imitate
     if len(groups) != 1:
         raise _Unknown(f"config_groups has {len(groups)} groups")
-    weights = next(iter(groups.values())).get("weights") or {}
+    weights = table(table(groups, next(iter(groups))), "weights")
     bits, group, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type")
     block = weights.get("block_structure")
     if kind == "float" and bits == 8 and block:

@@ -20,7 +20,7 @@ from pipeline.fit.engine import (
     shown_bytes,
     vllm_request_bytes,
 )
-from pipeline.fit.facts import all_facts, fact_of
+from pipeline.fit.facts import Fact, all_facts, fact_of
 from pipeline.fit.parts import parts_of, require_divisible
 from pipeline.fit.shape import Architecture, Gqa, Mla
 from pipeline.fit.units import GIB, read_card_size, read_size, read_tokens
@@ -337,6 +337,19 @@ def test_latent_experts_and_gates_of_kimi_k3_are_parts_of_their_own() -> None:
     assert model.bounds == []
 
 
+def test_a_vision_tower_is_read_under_either_family_of_names() -> None:
+    # defaults of transformers 5.22.2, configuration_qwen3_5.py
+    tower = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16}
+    tower |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304}
+    model = architecture_of(LLAMA | {"vision_config": tower})
+    assert model.vision is not None
+    blocks = 27 * (4 * 1152**2 + 2 * 1152 * 4304)
+    merger = 4608 * 4608 + 4608 * 4096
+    assert model.vision.parameters(4096) == pytest.approx(blocks + merger, rel=0.02)
+    assert model.vision.rated_layers == 24  # sglang looks for a field that these do not have
+    assert model.bounds == []
+
+
 def test_tokens_of_a_hybrid_model_are_counted_in_requests_by_vllm_and_beside_states_by_sglang() -> (
     None
 ):
@@ -369,6 +382,44 @@ def test_experts_that_cannot_be_are_refused(change: dict[str, Any], message: str
     config["text_config"] |= change
     with pytest.raises(ModelUnreadable, match=message):
         architecture_of(config)
+
+
+STRANGE: tuple[Any, ...] = (
+    None,
+    [],
+    {},
+    "x",
+    -1,
+    0,
+    2.5,
+    True,
+    1 << 40,
+    [None],
+    [[]],
+    {"a": []},
+    ["x"],
+    [-1],
+)
+
+
+@pytest.mark.parametrize("fact", all_facts(), ids=lambda fact: fact.repositories[0])
+def test_a_strange_value_in_any_field_is_read_or_refused_and_never_a_crash(fact: Fact) -> None:
+    outer = fact.config.get("text_config", {})
+    tables = [(fact.config, ()), (outer, ("text_config",))]
+    tables += [(t, (k,)) for k, t in fact.config.items() if isinstance(t, dict)]
+    refused = 0
+    for fields, path in tables:
+        for key, value in ((key, value) for key in fields for value in STRANGE):
+            config = copy.deepcopy(fact.config)
+            inner = config
+            for step in path:
+                inner = inner[step]
+            inner[key] = value
+            try:
+                architecture_of(config)
+            except ModelUnreadable:
+                refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"architectures": 3}', "[" * 100_000])
