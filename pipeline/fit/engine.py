@@ -48,7 +48,8 @@ _MLA_ROWS = 64 * 1024
 # how far a calculated card may be off, on either side: the largest error among published runs
 MARGIN_BYTES, MARGIN_PART = round(0.35 * GIB), 0.005
 # sglang's --mamba-full-memory-ratio and --swa-full-tokens-ratio: states of linear attention get 0.9
-# of what the KV cache gets, and a window's layers hold 0.8 of the tokens
+# of what the KV cache gets (7.42 beside 8.30 GB in kvcache-ai/ktransformers#1870), and a window's
+# layers hold 0.8 of the tokens
 _STATES_TO_KV, _WINDOW_TO_FULL = 0.9, 0.8
 VLLM_DEFAULT_UTILIZATION = 0.92  # 0.32.0, config/cache.py; earlier releases: 0.9
 
