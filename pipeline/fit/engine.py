@@ -40,12 +40,12 @@ NCCL_BYTES = round(0.28 * GIB)
 # to 0.35 GiB (vllm-project/vllm#10517, #12126, #14452); sglang's "Load weight end" was 0.27 and
 # 0.31 GiB above our sum of tensors in two logs of 8 cards
 KERNELS_BYTES = round(0.33 * GIB)
-# what two published runs of vLLM on 8 cards have less than this sum says (kimi-k26-v4 of
-# local-inference-lab/rtx6kpro): communicators and all-reduce buffers of its own beside torch's
+# what two published runs of vLLM on 8 cards have less than the rest of this sum (kimi-k26-v4 of
+# local-inference-lab/rtx6kpro); probably communicators and all-reduce buffers beside torch's
 VLLM_GROUP_BYTES = round(0.18 * GIB)
 # vLLM's MLA keeps rows for 64k tokens of a long prompt (MLACommonMetadataBuilder)
 _MLA_ROWS = 64 * 1024
-# how far a calculated card may be off, on either side: the largest error among published runs
+# how far a calculated card may be off, on either side: about the largest error of published runs
 MARGIN_BYTES, MARGIN_PART = round(0.35 * GIB), 0.005
 # sglang's --mamba-full-memory-ratio and --swa-full-tokens-ratio: states of linear attention get 0.9
 # of what the KV cache gets (7.42 beside 8.30 GB in kvcache-ai/ktransformers#1870), and a window's
