@@ -28,7 +28,7 @@ _RENDER = Verb("recipe.render:render", "Print a recipe as the command or unit th
 _PUBLISH = Verb("registry.publish:publish", "Push a built image and its evidence to a registry.")
 _VERIFY = Verb("evidence.verify:verify", "Check the evidence of an image, a file or weights.")
 _SERVE = Verb("serve.serve:serve", "Start a recipe's engine and wait until it answers.")
-_DOCTOR = Verb("host.facts:doctor", "Recognise known problems in logs and on this host.")
+_DOCTOR = Verb("host.doctor:doctor", "Recognise known problems in logs and on this host.")
 
 # in the order of a first day
 DAILY = {

@@ -1,4 +1,4 @@
-"""What this host is: facts, what changed since, which host differs, known issues."""
+"""What this host is: facts, what changed since, which host differs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pipeline import log
 from pipeline.cli.context import say_json
 from pipeline.cli.file_statements import without_statements
 from pipeline.cli.options import EXISTING_FILE, json_option
-from pipeline.errors import FactsUnreadable, HostDrifted, HostOutlier, IssueFound
+from pipeline.errors import FactsUnreadable, HostDrifted, HostOutlier
 from pipeline.host.facts.drift import compare, read_facts
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import Gpu, HostFacts
 from pipeline.host.facts.redact import redact as redact_capture
 from pipeline.host.facts.source import read_capture
 from pipeline.host.probes.runner import read_rows
-from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
-from pipeline.host.rules.judge import judge
 from pipeline.host.rules.outliers import find_outliers
 from pipeline.known import Unknown
 
@@ -178,47 +176,3 @@ def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -
     if result.outliers:
         first = result.outliers[0]
         raise HostOutlier(f"{first.subject}: {first.field} is {first.value}, not {first.others}")
-
-
-@click.command("doctor")
-@click.argument("logs", nargs=-1, type=EXISTING_FILE)
-@click.option("--no-facts", is_flag=True, help="Read the logs only, not this machine.")
-@root_option
-@json_option
-def doctor(logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: bool) -> None:
-    """Recognise known issues in logs and in the facts of this machine; name cause and fix."""
-    matches = []
-    for path in logs:
-        # line by line, and whatever its encoding: engines write logs of gigabytes
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            matches.append(match_lines(path.name, lines))
-    if not no_facts:
-        capture = read_capture(root)
-        matches.append(match_rules(judge(gather(capture))))
-        # either may be closed to users, or already have dropped the line
-        for name in ("dmesg", "journal"):
-            text = capture.output(name)
-            if isinstance(text, str):
-                matches.append(match_lines(name, text.splitlines()))
-    issues = findings(matches)
-    if as_json:
-        say_json([f.model_dump() for f in issues])
-    else:
-        _show_findings(issues)
-    if issues:
-        raise IssueFound(f"{log.count(len(issues), 'known issue')}, such as {issues[0].issue.id}")
-
-
-def _show_findings(issues: list[Finding]) -> None:
-    for each in issues:
-        click.echo(f"{each.issue.id}: {each.issue.title} (seen {each.times}x)\n  {each.seen[0]}")
-        show_fix(each)
-        click.echo(f"  see:   {', '.join(each.issue.sources)}\n")
-    if not issues:
-        # an empty result must not read as a clean bill of health
-        click.echo("no known issue was recognised; that does not prove that there is none")
-
-
-def show_fix(finding: Finding) -> None:
-    """Cause and fix of a known issue."""
-    click.echo(f"  cause: {finding.issue.cause}\n  fix:   {finding.issue.fix}")

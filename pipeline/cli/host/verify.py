@@ -9,7 +9,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json
-from pipeline.cli.host.facts import show_fix
+from pipeline.cli.host.doctor import show_fix
 from pipeline.cli.host.fleet import Fleet, fleet_of, fleet_options
 from pipeline.cli.options import json_option
 from pipeline.errors import (

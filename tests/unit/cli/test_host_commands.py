@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.unit.host.machines import DATA, H200, blackwell, changed, h200
-from tests.unit.support import Command
+from tests.unit.support import ROOT, Command
 
 
 def keep(path: Path, value: object) -> Path:
@@ -143,6 +145,73 @@ def test_the_doctor_also_looks_at_the_machine(sm120: Command, tmp_path: Path) ->
     ended = sm120("host", "doctor", "--root", sick, "--json")
     assert ended.error == "IssueFound"
     assert [f["issue"]["id"] for f in json.loads(ended.out)] == ["gpu-lost", "nccl-hang"]
+
+
+README_LINE = (
+    "triton.runtime.errors.OutOfResources: "
+    "shared memory, Required: 106496, Hardware limit: 101376\n"
+)
+
+
+@pytest.fixture
+def stdin(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Sends text to standard input, as a shell does with `<` and `|`."""
+    kept = os.dup(0)
+
+    def send(text: str) -> None:
+        with keep(tmp_path / "sent", text).open() as file:
+            os.dup2(file.fileno(), 0)
+
+    yield send
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+def test_the_line_that_the_readme_opens_with_names_image_patch_and_command(
+    sm120: Command, tmp_path: Path
+) -> None:
+    assert README_LINE.split(": ", 1)[1].strip() in (ROOT / "README.md").read_text("utf-8")
+    log = keep(tmp_path / "engine.log", README_LINE)
+    ended = sm120("--checkout", ROOT, "doctor", "--no-facts", log)
+    assert (ended.code, ended.error) == (80, "IssueFound")
+    assert "_fwd_kernel of sglang, gate smem-extend-attention (Kimi K2" in ended.out
+    assert "sglang-k2: 0001-extend-attention-sm120-blocks.patch" in ended.out
+    assert "sm120 build sglang-k2 && sm120 load sglang-k2" in ended.out
+
+
+def test_outside_a_checkout_the_doctor_says_what_one_would_add(
+    sm120: Command, tmp_path: Path
+) -> None:
+    ended = sm120("doctor", "--no-facts", keep(tmp_path / "engine.log", README_LINE))
+    assert ended.error == "IssueFound"
+    assert "--checkout DIR" in ended.out
+
+
+@pytest.mark.parametrize("named", [["-"], []])
+def test_a_log_may_come_from_a_pipe(
+    sm120: Command, stdin: Callable[[str], None], named: list[str]
+) -> None:
+    stdin(README_LINE)
+    ended = sm120("--checkout", ROOT, "doctor", "--no-facts", *named, "--json")
+    [finding] = json.loads(ended.out)
+    assert finding["issue"]["id"] == "shared-memory-101376"
+    assert finding["seen"][0].startswith("stdin:1: ")
+    assert finding["kernels"][0]["known"][0]["image"] == "sglang-k2"
+
+
+def test_a_log_that_is_named_is_read_in_place_of_a_pipe(
+    sm120: Command, stdin: Callable[[str], None], tmp_path: Path
+) -> None:
+    stdin(README_LINE)
+    assert sm120("doctor", "--no-facts", keep(tmp_path / "fine.log", "fine\n")).code == 0
+
+
+def test_bytes_that_no_gate_knows_are_said_to_be_unknown(sm120: Command, tmp_path: Path) -> None:
+    log = keep(tmp_path / "engine.log", README_LINE.replace("106496", "106498"))
+    ended = sm120("--checkout", ROOT, "doctor", "--no-facts", log)
+    assert ended.error == "IssueFound"
+    assert "has these bytes" in ended.out
+    assert "sglang-k2" not in ended.out
 
 
 def test_a_healthy_machine_is_not_called_proved(sm120: Command, good: Path) -> None:

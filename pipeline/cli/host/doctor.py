@@ -1,0 +1,184 @@
+"""`sm120 doctor`: known issues in logs and on this machine, and the kernel behind a crash."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_or_none, own_name, say_json, store_to_read
+from pipeline.cli.host.facts import root_option
+from pipeline.cli.options import json_option
+from pipeline.errors import IssueFound
+from pipeline.gate.overrun import KnownKernel, Overrun, OverrunReader, known_kernels
+from pipeline.host.facts.gather import gather
+from pipeline.host.facts.source import read_capture
+from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
+from pipeline.host.rules.judge import judge
+
+_STDIN = Path("-")
+_LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+# The known issue that overruns are of; all else in its entry is text.
+_OVERRUN_ISSUE = "shared-memory-101376"
+_MOST_KERNELS = 4
+
+
+@click.command("doctor")
+@click.argument("logs", nargs=-1, type=_LOG)
+@click.option("--no-facts", is_flag=True, help="Read the logs only, not this machine.")
+@root_option
+@json_option
+@click.pass_context
+def doctor(
+    context: click.Context,
+    logs: tuple[Path, ...],
+    no_facts: bool,
+    root: Path | None,
+    as_json: bool,
+) -> None:
+    """Recognise known issues in logs and in the facts of this machine; name cause and fix.
+
+    Logs may come from a pipe, which `-` names: `docker logs NAME 2>&1 | sm120 doctor -`. In a
+    checkout a kernel that needs too much shared memory is looked up in its gates, and the image
+    and the patch with exactly these bytes are named.
+    """
+    reader = OverrunReader()
+    matches = [_match_log(path, reader) for path in logs or _piped()]
+    if not no_facts:
+        matches += _match_machine(root)
+    issues = findings(matches)
+    kernels = _look_up(context, reader.overruns)
+    if as_json:
+        say_json([_as_json(each, kernels) for each in issues])
+    else:
+        _show_findings(issues, kernels)
+    if issues:
+        raise IssueFound(f"{log.count(len(issues), 'known issue')}, such as {issues[0].issue.id}")
+
+
+def _piped() -> tuple[Path, ...]:
+    """Standard input, where somebody sends something: a terminal or /dev/null has no log."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:  # closed
+        return ()
+    return (_STDIN,) if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ()
+
+
+def _match_log(path: Path, reader: OverrunReader) -> dict[str, list[str]]:
+    name = "stdin" if path == _STDIN else path.name
+    with _opened(path) as lines:
+        return match_lines(name, reader.watch(lines))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Iterable[str]]:
+    if path == _STDIN:
+        log.say("Reading the log from standard input")
+    # line by line, and whatever its encoding: engines write logs of gigabytes
+    source = 0 if path == _STDIN else path
+    with open(source, encoding="utf-8", errors="replace", closefd=source != 0) as lines:
+        yield lines
+
+
+def _match_machine(root: Path | None) -> list[dict[str, list[str]]]:
+    capture = read_capture(root)
+    # either may be closed to users, or already have dropped the line
+    texts = {name: capture.output(name) for name in ("dmesg", "journal")}
+    kept = [
+        match_lines(name, text.splitlines())
+        for name, text in texts.items()
+        if isinstance(text, str)
+    ]
+    return [match_rules(judge(gather(capture))), *kept]
+
+
+Kernels = list[tuple[Overrun, list[KnownKernel] | None]]
+
+
+def _look_up(context: click.Context, overruns: list[Overrun]) -> Kernels:
+    """What the gates of a checkout know about overruns; None where there is no checkout."""
+    checkout = checkout_or_none(context) if overruns else None
+    if checkout is None:
+        return [(each, None) for each in overruns]
+    store = store_to_read(context)
+    return [(each, known_kernels(checkout, store, each)) for each in overruns]
+
+
+def _as_json(finding: Finding, kernels: Kernels) -> dict[str, object]:
+    of_this = kernels if finding.issue.id == _OVERRUN_ISSUE else []
+    rows = [
+        {
+            "required_bytes": overrun.required_bytes,
+            "limit_bytes": overrun.limit_bytes,
+            "known": [{**k.model_dump(), "commands": k.commands} for k in known or []],
+        }
+        for overrun, known in of_this
+    ]
+    return {**finding.model_dump(), "kernels": rows}
+
+
+def _show_findings(issues: list[Finding], kernels: Kernels) -> None:
+    for each in issues:
+        click.echo(f"{each.issue.id}: {each.issue.title} (seen {each.times}x)\n  {each.seen[0]}")
+        show_fix(each)
+        click.echo(f"  see:   {', '.join(each.issue.sources)}\n")
+        if each.issue.id == _OVERRUN_ISSUE:
+            for overrun, known in kernels:
+                _show_overrun(overrun, known)
+    if not issues:
+        # an empty result must not read as a clean bill of health
+        click.echo("no known issue was recognised; that does not prove that there is none")
+
+
+def show_fix(finding: Finding) -> None:
+    """Cause and fix of a known issue."""
+    click.echo(f"  cause: {finding.issue.cause}\n  fix:   {finding.issue.fix}")
+
+
+def _show_overrun(overrun: Overrun, known: list[KnownKernel] | None) -> None:
+    over = overrun.required_bytes - overrun.limit_bytes
+    click.echo(f"{overrun.required_bytes} bytes of shared memory, {over} too many:")
+    if known is None:
+        click.echo(
+            "  No checkout is here: with --checkout DIR its gates name the image and the patch.\n"
+        )
+        return
+    for kernel in known[:_MOST_KERNELS]:
+        _show_kernel(kernel)
+    if len(known) > _MOST_KERNELS:
+        click.echo(f"  and {len(known) - _MOST_KERNELS} more, which --json lists")
+    if not known:
+        click.echo("  No patch, case or recorded result of this checkout has these bytes.")
+        click.echo(f"  run:    {own_name()} gate run IMAGE --only smem --unpatched")
+    click.echo("")
+
+
+def _show_kernel(kernel: KnownKernel) -> None:
+    click.echo(
+        f"  kernel: {', '.join(kernel.kernels)} of {kernel.engine}, gate {kernel.gate}"
+        f" ({', '.join(kernel.stands_for[:4])})"
+    )
+    click.echo(f"  image:  {kernel.image}: {_known_about(kernel)}")
+    click.echo(f"  match:  {_certainty(kernel)}")
+    for title, command in zip(("run:", ""), kernel.commands, strict=False):
+        click.echo(f"  {title:7} {command}")
+
+
+def _known_about(kernel: KnownKernel) -> str:
+    if kernel.patch:
+        return f"{kernel.patch} mends this in {kernel.applies_to}"
+    if kernel.accepted:
+        return f"over the limit there, too, and accepted: {kernel.accepted}"
+    return "its cases call this kernel, and no patch changes it"
+
+
+def _certainty(kernel: KnownKernel) -> str:
+    if not kernel.in_traceback:
+        return "exactly these bytes; other kernels may need as many, and the log has no traceback"
+    return "the traceback names it" + (", with exactly these bytes" if kernel.same_bytes else "")
