@@ -36,7 +36,11 @@ class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
 
 def read_yaml(path: Path, model: type[Model]) -> Model:
     """A file as a closed model, or an error that names the file and the field."""
-    data = read_limited(path, MAX_FILE_BYTES, SpecInvalid)
+    return parse_yaml(read_limited(path, MAX_FILE_BYTES, SpecInvalid), model, path)
+
+
+def parse_yaml(data: bytes, model: type[Model], path: Path) -> Model:
+    """The same of bytes that are to be written to the file."""
     try:
         return cast(Model, _parsed(data, model))
     except ValidationError as error:

@@ -9,8 +9,11 @@ keeps what it signed before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,10 +23,14 @@ from pipeline.attest.keys import PublicKey, key_id, public_pem, read_key_file, r
 from pipeline.attest.names import KINDS, Kind, kind_of
 from pipeline.attest.statement import CLOCKS_APART
 from pipeline.errors import KeyInvalid, SpecInvalid, TrustInvalid
+from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name
-from pipeline.yaml_file import read_yaml
+from pipeline.yaml_file import parse_yaml, read_yaml
 
 FILE_NAME = "trust.yaml"
+_BY_HAND = "Nothing was written. Put what `sm120 evidence show-key FILE.pub` prints under `keys:`."
+# of an entry that is made here; whoever reviews a trust file may set another end
+_BELIEVED_FOR = timedelta(days=365)
 
 Reason = Annotated[str, StringConstraints(min_length=5, max_length=400)]
 
@@ -104,6 +111,15 @@ class Trust(Frozen):
         return [key for key in self.keys if wanted in (None, key.id)]
 
 
+class OwnKeys(Trust):
+    """This user's own keys, where no file says whom else to believe."""
+
+
+def judges_strangers(trust: Trust | None) -> bool:
+    """Whether somebody chose whom to believe; until then a key that nobody knows proves nothing."""
+    return trust is not None and not isinstance(trust, OwnKeys)
+
+
 def read_trust(path: Path) -> Trust:
     """The trust file, or an error with the reason why it cannot be used."""
     if not path.exists():
@@ -116,44 +132,68 @@ def read_trust(path: Path) -> Trust:
 
 def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:
     """The trust file's keys and this user's own; an entry of the file wins, also a revocation."""
-    # the user's own keys need no entry in the file
-    known, bases = (trust.keys, trust.bases) if trust else ([], {})
-    ids, names = {key.id for key in known}, {key.name for key in known}
     own = []
     for path in public_keys:
-        try:
-            public = read_public(read_key_file(path), str(path))
-            name = path.stem if path.stem not in names else f"{path.stem}-own"
-            key = _own_key(name, public)
         # a stray file among the user's keys is no reason to trust nobody
-        except (KeyInvalid, ValidationError):
-            continue
-        if key.id not in ids and key.name not in names:
-            own.append(key)
-            names.add(key.name)
-            ids.add(key.id)
-    return Trust(keys=[*known, *own], bases=bases) if trust or own else None
+        with suppress(KeyInvalid, ValidationError):
+            own.append(_named_key(path))
+    if trust is None:
+        return OwnKeys(keys=_joined([], own)) if own else None
+    return Trust(keys=_joined(trust.keys, own), bases=trust.bases)
 
 
-def _own_key(name: str, public: PublicKey) -> TrustedKey:
+def with_named_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:
+    """The same, and keys that were named for this once; an entry of a file wins here, too."""
+    if not public_keys:
+        return trust
+    known, bases = (trust.keys, trust.bases) if trust else ([], {})
+    return Trust(keys=_joined(known, [_named_key(path) for path in public_keys]), bases=bases)
+
+
+def both(first: Trust | None, second: Trust | None) -> Trust | None:
+    """Two trust files as one; where they contradict, the first wins, also with a revocation."""
+    if first is None or second is None:
+        return first or second
+    return Trust(keys=_joined(first.keys, second.keys), bases={**second.bases, **first.bases})
+
+
+def _joined(known: Sequence[TrustedKey], more: Iterable[TrustedKey]) -> list[TrustedKey]:
+    joined = {key.id: key for key in known}
+    for key in more:
+        names = {each.name for each in joined.values()}
+        name = key.name if key.name not in names else f"{key.name}-own"
+        if key.id not in joined and name not in names:
+            joined[key.id] = key.model_copy(update={"name": name})
+    return list(joined.values())
+
+
+def key_name(path: Path) -> str:
+    """A key's name in a trust file, from the name of its own file."""
+    return re.sub(r"[^a-z0-9.+-]+", "-", path.stem.lower()).strip(".+-")[:80] or "key"
+
+
+def _named_key(path: Path) -> TrustedKey:
+    public = read_public(read_key_file(path), str(path))
     return TrustedKey.model_validate(
         {
-            "name": name,
+            "name": key_name(path),
             "id": key_id(public),
             "public": public_pem(public),
             "for": list(KINDS),
-            # one's own key is trusted until it is deleted
+            # until its file is deleted, or no longer named
             "not_before": datetime(2000, 1, 1, tzinfo=UTC),
             "until": datetime(9999, 1, 1, tzinfo=UTC),
         }
     )
 
 
-def trust_entry(name: str, public: str, kid: str, now: datetime, days: int = 365) -> str:
-    """A key's entry to paste into a trust file."""
+def trust_entry(
+    name: str, public: str, kid: str, now: datetime, *, believed: Sequence[str] = ()
+) -> str:
+    """A key's entry to paste into a trust file: believed about some kinds, or about all."""
     start = now.astimezone(UTC).replace(microsecond=0)
-    end = datetime.fromtimestamp(start.timestamp() + days * 86_400, UTC)
-    kinds = ", ".join(kind for kind in KINDS)
+    end = start + _BELIEVED_FOR
+    kinds = ", ".join(believed or KINDS)
     return "\n".join(
         [
             f"- name: {name}",
@@ -165,3 +205,19 @@ def trust_entry(name: str, public: str, kid: str, now: datetime, days: int = 365
             f"  until: {end:%Y-%m-%dT%H:%M:%SZ}",
         ]
     )
+
+
+def add_entry(path: Path, entry: str, wanted: str) -> None:
+    """Put a key's entry into a trust file, whose other lines stay as they are."""
+    text = path.read_text("utf-8") if path.exists() else "format: 1\nkeys:\n"
+    # entries of one list begin in one column, which is the writer's choice
+    column = re.search(r"^keys:.*\n(?: *#.*\n|\n)*( *)- ", text, re.MULTILINE)
+    indented = textwrap.indent(entry, column[1] if column else "")
+    lines = f"keys:\n{indented}"
+    changed = re.sub(r"^keys: *(\[\])? *(#.*)?$", lambda _: lines, text, count=1, flags=re.M)
+    try:
+        if not parse_yaml(changed.encode(), Trust, path).find(wanted):
+            raise SpecInvalid(f"{path}: has no list of keys")
+    except SpecInvalid as error:
+        raise TrustInvalid(str(error), _BY_HAND) from error
+    write_bytes(path, changed.encode())

@@ -132,7 +132,7 @@ trust_option = click.option(
     "trust_path",
     envvar="SM120_TRUST",
     type=ANY_PATH,
-    help="Trust file [SM120_TRUST; default: lockfiles/trust.yaml and your own keys].",
+    help="Trust file [SM120_TRUST; default: lockfiles/trust.yaml, your own file and keys].",
 )
 look_in_option = click.option(
     "--look-in",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pipeline import log
-from pipeline.attest.keyring import own_key, own_public_keys, public_id
+from pipeline.attest.keyring import default_folder, own_key, own_public_keys, public_id
 from pipeline.cli.context import checkout_or_none
 from pipeline.errors import KeyInvalid, SigningFailed
 from pipeline.store.store import Store
@@ -105,13 +105,22 @@ def signer_of(key_path: Path | None) -> Signer:
 
 
 def trust_of(context: click.Context, path: Path | None) -> Trust | None:
-    """The trust file that was named, else the checkout's with the user's own keys; or none."""
-    from pipeline.attest.trust import FILE_NAME, read_trust, with_own_keys
+    """The trust file that was named, else the checkout's, the user's and the user's own keys."""
+    from pipeline.attest.trust import FILE_NAME, both, read_trust, with_own_keys
 
     if path is not None:
         return read_trust(path)
     checkout = checkout_or_none(context)
-    # a checkout's trust file is reviewed like its code; the user's own keys are added to it
+    # a checkout's trust file is reviewed like its code; the user's own is added to it
     shared = checkout.root / "lockfiles" / FILE_NAME if checkout else None
-    trust = read_trust(shared) if shared and shared.exists() else None
+    files = [p for p in (shared, own_trust_file()) if p and p.exists()]
+    trust = reduce(both, map(read_trust, files), None)
     return with_own_keys(trust, own_public_keys(os.environ))
+
+
+def own_trust_file() -> Path | None:
+    """Where this user keeps whom to believe; a user id without an account has no such place."""
+    try:
+        return default_folder(os.environ).with_name("trust.yaml")
+    except KeyInvalid:
+        return None

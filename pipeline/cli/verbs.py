@@ -122,6 +122,7 @@ EVIDENCE = {
     "new-key": Verb("evidence.keys:new_key", "Make a key that signs evidence."),
     "list-keys": Verb("evidence.keys:list_keys", "List the trusted keys and what they may sign."),
     "show-key": Verb("evidence.keys:show_key", "Print a key's entry for a trust file."),
+    "trust-key": Verb("evidence.keys:trust_key", "Believe somebody's public key from now on."),
 }
 REGISTRY = {
     "publish": _PUBLISH,

@@ -27,8 +27,8 @@ from pipeline.verify.naming import (
 )
 from pipeline.verify.remote import RemoteImage, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.results import judge_bill, judge_results
-from pipeline.verify.signature import TrustedStatement, judge_signatures
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
+from pipeline.verify.verdict import Node, Verdict, worst
 from pipeline.verify.walk import Walk, walk
 
 
@@ -61,23 +61,25 @@ def judge_attached(
     names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += judge_commitment(names, walked.sets, is_named=is_named)
-    nodes += [_bill(bill, walked.believed) for bill in attached.bills]
+    nodes += [_bill(bill, walked.counted) for bill in attached.bills]
     nodes += [_note(note) for note in attached.notes]
     nodes += _skipped([*attached.skipped, *doubts])
     node = replace(walked.node, children=(*walked.node.children, *nodes))
     return replace(walked, node=node)
 
 
-def _bill(bill: AttachedBlob, believed: Sequence[TrustedStatement]) -> Node:
+def _bill(bill: AttachedBlob, counted: Sequence[Opened]) -> Node:
     """An unsigned SBOM counts only as a copy of one that was signed."""
     title = f"unsigned SBOM {bill.name}"
-    for each in believed:
-        statement = each.statement
+    for each in counted:
+        statement = each.envelope.statement
         if BILL_MEDIA.get(statement.predicate_type) == bill.media_type and (
             # published with a newline at the end, see publish/evidence.py
             canonical_json(statement.predicate) == bill.data.strip()
         ):
-            return Node(title, message=f"the same as in {each.name}")
+            # as far as the statement itself is believed
+            verdict = worst(check.verdict for check in each.checks)
+            return Node(title, verdict, f"the same as in {each.item.name}")
     return Node(title, Verdict.BROKEN, "is not a bill of materials that was signed for this image")
 
 

@@ -20,6 +20,10 @@ from pipeline.verify.pinned import judge_pin
 from pipeline.verify.trees import judge_trees
 from pipeline.verify.verdict import Node, Verdict
 
+MATERIALS = "materials"
+# What only a checkout can tell of an image.
+IN_A_CHECKOUT = ("spec", "locks", "golden digest", "every package", "patches")
+
 
 def judge_materials(
     provenance: Provenance,
@@ -37,8 +41,8 @@ def judge_materials(
         # a trust file can accept a base also where nothing else can be compared
         nodes += judge_base(provenance, {}, artifact, trust)
         nodes += judge_trees(provenance, artifact, None)
-        message = "there is no checkout to compare spec, lock and patches with"
-        return (*nodes, Node("materials", Verdict.INCOMPLETE, message))
+        message = f"no checkout is here to compare {', '.join(IN_A_CHECKOUT)} with"
+        return (*nodes, Node(MATERIALS, Verdict.INCOMPLETE, message))
     platform = provenance.definition.external.platform
     locks = {name: _lock(checkout, name, platform) for name in provenance.locks}
     nodes += [

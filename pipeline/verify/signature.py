@@ -9,14 +9,14 @@ from pipeline.attest.envelope import Envelope, Signature
 from pipeline.attest.keys import is_valid_signature
 from pipeline.attest.names import TEST_RESULT, kind_of
 from pipeline.attest.statement import Statement
-from pipeline.attest.trust import Trust, TrustedKey
+from pipeline.attest.trust import Trust, TrustedKey, judges_strangers
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.gate_result import TestResult, read_test_result
 from pipeline.model import sha256_of
 from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Node, Verdict, worst
 
-_TITLE = "signature"
+SIGNATURE = "signature"
 
 
 def judge_signatures(
@@ -24,36 +24,48 @@ def judge_signatures(
 ) -> tuple[Node, list[TrustedKey]]:
     """One trusted signature is enough; one that does not match its own key breaks everything."""
     if not envelope.signatures:
-        return Node(_TITLE, Verdict.UNSIGNED, "nobody signed it"), []
+        return Node(SIGNATURE, Verdict.UNSIGNED, "nobody signed it"), []
     if trust is None:
         # not broken: the signature may be good, nobody here can tell
-        return Node(_TITLE, Verdict.INCOMPLETE, "there is no trust file to judge it by"), []
+        return Node(
+            SIGNATURE, Verdict.INCOMPLETE, f"{_by(envelope)}, and no key is trusted here"
+        ), []
     believed: list[TrustedKey] = []
     doubts: list[str] = []
+    is_known = False
     for signature in envelope.signatures:
         key = _signer(envelope, signature, trust)
         if isinstance(key, str):
             # a wrong signature under a trusted key id is damage or an attack: nothing else counts
             if signature.key_id and trust.find(signature.key_id):
-                return Node(_TITLE, Verdict.BROKEN, key), []
+                return Node(SIGNATURE, Verdict.BROKEN, key), []
             doubts.append(key)
             continue
-        statement = envelope.statement
+        is_known, statement = True, envelope.statement
         objection = key.objection(statement.predicate_type, statement.recorded, now)
         if objection:
             doubts.append(objection)
         # one key may have signed twice; it counts once
         elif key not in believed:
             believed.append(key)
+    if not believed and not is_known and not judges_strangers(trust):
+        message = f"{_by(envelope)}, and only your own keys are trusted here"
+        return Node(SIGNATURE, Verdict.INCOMPLETE, message), []
     if not believed:
-        return Node(_TITLE, Verdict.BROKEN, "; ".join(doubts)), []
+        return Node(SIGNATURE, Verdict.BROKEN, "; ".join(doubts)), []
     message = f"by {', '.join(key.name for key in believed)}"
     made_at = envelope.statement.recorded
     message += (
         f", {made_at:%Y-%m-%d %H:%M:%S} UTC by its own clock" if made_at else ", without a time"
     )
     message += f" (not counted: {'; '.join(doubts)})" if doubts else ""
-    return Node(_TITLE, message=message), believed
+    return Node(SIGNATURE, message=message), believed
+
+
+def _by(envelope: Envelope) -> str:
+    """The keys that a signature claims; cosign's claim none."""
+    claimed = [signature.key_id for signature in envelope.signatures if signature.key_id]
+    return f"signed by {', '.join(claimed) or 'a key without a name'}"
 
 
 def _signer(envelope: Envelope, signature: Signature, trust: Trust) -> TrustedKey | str:

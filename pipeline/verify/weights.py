@@ -11,7 +11,7 @@ from pipeline import log
 from pipeline.attest import bundle
 from pipeline.attest.envelope import read_kept
 from pipeline.attest.names import WEIGHTS
-from pipeline.attest.trust import Trust, TrustedKey
+from pipeline.attest.trust import Trust, TrustedKey, judges_strangers
 from pipeline.errors import (
     LockEdited,
     LocksDisagree,
@@ -109,10 +109,13 @@ def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
 
 def _signature(place: Place, path: Path, judge: Judge) -> Node:
     title = SIGNATURE
-    if judge.trust is None:
-        return Node(title, Verdict.INCOMPLETE, "there is no trust file to judge it by")
     try:
-        key = signer_of(path, judge.trust.keys)
+        key = signer_of(path, judge.trust.keys if judge.trust else ())
+    except ModelSignatureInvalid as error:
+        if judges_strangers(judge.trust):
+            return Node(title, Verdict.BROKEN, str(error))
+        return Node(title, Verdict.INCOMPLETE, "no key that is trusted here made it")
+    try:
         # files that the receipt proves unchanged are not hashed again
         known = {p.path: p.sha256 for p in check_by_receipt(place).proved if p.sha256}
         done = signing.check(place.snapshot, path, key.key, {} if judge.deep else known)

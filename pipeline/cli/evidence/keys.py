@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline import log
 from pipeline.attest import keys
 from pipeline.attest.keyring import default_folder, use_first_key
-from pipeline.attest.trust import TrustedKey, trust_entry
+from pipeline.attest.names import KINDS
+from pipeline.attest.trust import TrustedKey, add_entry, key_name, read_trust, trust_entry
 from pipeline.cli.context import checkout_or_none, say_json, store_of
 from pipeline.cli.image_statements import sign_store
-from pipeline.cli.options import ANY_PATH, json_option, trust_option
-from pipeline.cli.signing import trust_of
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option, trust_option
+from pipeline.cli.signing import own_trust_file, trust_of
 from pipeline.errors import KeyInvalid, StoreUnwritable
 from pipeline.model import Name
 from pipeline.store.store import default_root
@@ -83,9 +85,13 @@ def _require_plain(name: str) -> None:
         ) from error
 
 
-def _entry(name: str, public: Path) -> str:
-    key = keys.read_public(keys.read_key_file(public), str(public))
-    return trust_entry(name, keys.public_pem(key), keys.key_id(key), datetime.now(UTC))
+def _entry(name: str, public: Path, believed: Sequence[str] = ()) -> str:
+    pem = keys.public_pem(keys.read_public(keys.read_key_file(public), str(public)))
+    return trust_entry(name, pem, _id_of(public), datetime.now(UTC), believed=believed)
+
+
+def _id_of(public: Path) -> str:
+    return keys.key_id(keys.read_public(keys.read_key_file(public), str(public)))
 
 
 @click.command("show-key")
@@ -104,6 +110,41 @@ def show_key(name: str) -> None:
     click.echo(_entry(path.stem, path.with_suffix(".pub")))
 
 
+@click.command("trust-key")
+@click.argument("public", metavar="FILE.pub", type=EXISTING_FILE)
+@click.option("--name", help="Name of the key in messages [default: that of its file].")
+@click.option(
+    "--for",
+    "believed",
+    multiple=True,
+    type=click.Choice([*KINDS]),
+    help="Kind of statement to believe it about. Repeatable [default: all].",
+)
+@click.option(
+    "--to",
+    "path",
+    type=ANY_PATH,
+    help="Trust file to add it to, such as a team's lockfiles/trust.yaml [default: your own].",
+)
+def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: Path | None) -> None:
+    """Add somebody's public key to a trust file, so that `sm120 verify` believes what it signed.
+
+    For a year, which the file says and you may change. Compare the id that is printed with the
+    owner of the key, over another channel than the one that the key came by.
+    """
+    name = name or key_name(public)
+    _require_plain(name)
+    target = path or own_trust_file()
+    if target is None:
+        raise StoreUnwritable("this user has no home folder", "Name a trust file with --to.")
+    key_id, entry = _id_of(public), _entry(name, public, believed)
+    known = read_trust(target).find(key_id) if target.exists() else []
+    if known:
+        return click.echo(f"{target}: has {known[0].name} {key_id} already")
+    add_entry(target, entry, key_id)
+    click.echo(f"{target}: now has {name} {key_id}")
+
+
 @click.command("list-keys")
 @trust_option
 @json_option
@@ -116,7 +157,10 @@ def list_keys(context: click.Context, trust_path: Path | None, as_json: bool) ->
     if as_json:
         return say_json(rows)
     if not rows:
-        return click.echo("no key is trusted here; `sm120 evidence new-key NAME` makes one")
+        return click.echo(
+            "no key is trusted here: `sm120 evidence trust-key FILE.pub` believes somebody's,"
+            " `sm120 evidence new-key NAME` makes one"
+        )
     head = ["name", "id", "state", "until", "for"]
     table = [[r["name"], r["id"], r["state"], r["until"], ", ".join(r["for"])] for r in rows]
     click.echo(log.table(head, table))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ import click
 
 from pipeline import log
 from pipeline.attest.envelope import SUFFIX
+from pipeline.attest.trust import judges_strangers, with_named_keys
 from pipeline.bench.model import RUN_FILE
 from pipeline.bench.record import run_folder
 from pipeline.cli.context import (
@@ -23,6 +25,7 @@ from pipeline.cli.context import (
 )
 from pipeline.cli.options import (
     ANY_PATH,
+    EXISTING_FILE,
     json_option,
     look_in_option,
     platform_option,
@@ -48,13 +51,16 @@ from pipeline.verify.artifact import open_file, open_image, open_layout
 from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
 from pipeline.verify.evidence import attached_in, beside, gather
+from pipeline.verify.materials import IN_A_CHECKOUT, MATERIALS
 from pipeline.verify.naming import Memory
 from pipeline.verify.policy import judge_policy, read_policy
 from pipeline.verify.remote import open_remote
 from pipeline.verify.reports import judge_report
 from pipeline.verify.runs import judge_run
+from pipeline.verify.signature import SIGNATURE
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from pipeline.verify.walk import walk
+from pipeline.verify.weights import SIGNATURE as MODEL_SIGNATURE
 from pipeline.verify.weights import judge_weights
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
@@ -76,6 +82,14 @@ _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 @look_in_option
 @trust_option
 @click.option(
+    "--key",
+    "key_paths",
+    multiple=True,
+    type=EXISTING_FILE,
+    metavar="FILE.pub",
+    help="Public key to believe for this once, about everything. Repeatable.",
+)
+@click.option(
     "--policy", "policy_path", type=ANY_PATH, help="File of what the evidence must hold, for CI."
 )
 @click.option("--deep", is_flag=True, help="Read every layer in a registry and every weights file.")
@@ -92,6 +106,7 @@ def verify(
     places: tuple[Path, ...],
     folders: tuple[Path, ...],
     trust_path: Path | None,
+    key_paths: tuple[Path, ...],
     policy_path: Path | None,
     deep: bool,
     everything: bool,
@@ -109,7 +124,7 @@ def verify(
     have their own exit codes; what could not be checked never counts as valid.
     """
     now = datetime.now(UTC)
-    trust = trust_of(context, trust_path)
+    trust = with_named_keys(trust_of(context, trust_path), key_paths)
     policy = read_policy(policy_path) if policy_path else None
     judge = Judge(trust, checkout_or_none(context), now, deep, jobs)
     # not compared with a spec: the image may be of somebody else's checkout
@@ -135,13 +150,35 @@ def verify(
         click.echo("\n".join(show(n, everything=everything) for n in (chain.node, *asked)))
     # evidence before policy: a policy over evidence that does not hold says nothing
     if error := error_of(chain.node):
-        if isinstance(error, EvidenceIncomplete) and not chain.node.children:
-            error.hint = "Name its statements with --evidence."  # no tree shows what is missing
+        if isinstance(error, EvidenceIncomplete):
+            error.hint = _what_is_missing(chain.node, judge) or error.hint
         raise error
     for each in asked:
         if each.verdict is not Verdict.VALID:
             culprit = each.culprit()
             raise PolicyRefused(f"{policy_path}: {culprit.title}: {culprit.message}")
+
+
+def _what_is_missing(node: Node, judge: Judge) -> str:
+    """How to get further than incomplete, where the reason is one that every newcomer meets."""
+    if not node.children:  # no tree shows what is missing
+        return "Name its statements with --evidence."
+    if not judges_strangers(judge.trust) and _lacks(node, {SIGNATURE, MODEL_SIGNATURE}):
+        return (
+            "Nothing contradicts, but whether to believe the signer is yours to say: with the key,"
+            " `--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
+        )
+    if judge.checkout is None and _lacks(node, {MATERIALS}):
+        compared = f"{', '.join(IN_A_CHECKOUT[:-1])} and {IN_A_CHECKOUT[-1]}"
+        return (
+            f"As far as can be told without a checkout. In one (--checkout) {compared} count, too."
+        )
+    return ""
+
+
+def _lacks(node: Node, titles: Collection[str]) -> bool:
+    is_one = node.title in titles and node.own is Verdict.INCOMPLETE
+    return is_one or any(_lacks(child, titles) for child in node.children)
 
 
 def _reference(artifact: str) -> Reference | None:

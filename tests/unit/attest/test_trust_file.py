@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from pipeline.attest.keys import key_id, new_key, public_pem
 from pipeline.attest.names import HOST_FACTS, PROVENANCE
 from pipeline.attest.statement import CLOCKS_APART
-from pipeline.attest.trust import Trust, read_trust, trust_entry
+from pipeline.attest.trust import Trust, add_entry, both, key_name, read_trust, trust_entry
 from pipeline.errors import TrustInvalid
 
 KEY = new_key().public_key()
@@ -105,3 +106,72 @@ def test_clocks_may_be_a_little_apart_and_no_more(tmp_path: Path) -> None:
     assert key.objection(HOST_FACTS, now + CLOCKS_APART, now) == ""
     for ahead in (CLOCKS_APART + timedelta(seconds=1), timedelta(days=1)):
         assert "in the future" in key.objection(HOST_FACTS, now + ahead, now)
+
+
+SECOND = new_key().public_key()
+MORE = trust_entry("second", public_pem(SECOND), key_id(SECOND), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        FILE,
+        "format: 1\nkeys: []  # nobody yet\n",
+        f"keys:\n# reviewed in May\n\n{textwrap.indent(ENTRY, '  ')}\n",
+        f"{FILE}bases:\n  sha256:{'0' * 64}: used by everybody\n",
+    ],
+)
+def test_an_entry_is_added_and_all_else_stays(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "new" / "trust.yaml"
+    if text is not None:
+        path.parent.mkdir()
+        path.write_text(text)
+    before = read_trust(path) if text else Trust()
+    add_entry(path, MORE, key_id(SECOND))
+    after = read_trust(path)
+    assert {k.id for k in after.keys} == {k.id for k in before.keys} | {key_id(SECOND)}
+    assert after.bases == before.bases
+    kept = path.read_text().splitlines()
+    assert all(line in kept for line in (text or "").splitlines() if not line.startswith("keys:"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["format: 1\n", "format: 2\nkeys:\n", "keys: {}\n", FILE.replace("builder", "second"), "["],
+)
+def test_a_trust_file_that_an_entry_does_not_fit_into_is_left_as_it_is(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "trust.yaml"
+    path.write_text(text)
+    with pytest.raises(TrustInvalid):
+        add_entry(path, MORE, key_id(SECOND))
+    assert path.read_text() == text
+    assert [p.name for p in tmp_path.iterdir()] == ["trust.yaml"]
+
+
+def test_of_two_trust_files_the_first_has_the_last_word(tmp_path: Path) -> None:
+    gone = "  revoked: {since: 2026-01-01T00:00:00Z, reason: was stolen, compromised: true}\n"
+    strict, loose = read(tmp_path, FILE + gone), read(tmp_path, FILE + MORE + "\n")
+    joined = both(strict, loose)
+    assert joined
+    assert [(k.name, bool(k.revoked)) for k in joined.keys] == [
+        ("builder", True),
+        ("second", False),
+    ]
+    assert both(None, loose) == loose
+    assert both(strict, None) == strict
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("builder.pub", "builder"),
+        ("My Key.pub", "my-key"),
+        ("Ключ.pub", "key"),
+        ("a_b.x.pub", "a-b.x"),
+    ],
+)
+def test_a_key_is_named_after_its_file(file: str, name: str) -> None:
+    assert key_name(Path(file)) == name

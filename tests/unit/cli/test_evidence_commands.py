@@ -156,6 +156,70 @@ def test_without_a_key_it_says_what_is_missing(
     assert "without evidence, as asked" in bare.err
 
 
+@pytest.fixture
+def strangers(built: str, trust: Path, sm120: Command, door: Door, tmp_path: Path) -> str:
+    """An image that somebody published, on a machine where nobody is trusted."""
+    place = f"{door.host_port}/{PLACE}:v1"
+    sm120("publish", "tiny", place, *key_in(tmp_path))
+    trust.unlink()
+    return place
+
+
+def test_an_image_of_a_stranger_is_incomplete_and_says_how_to_trust(
+    strangers: str, sm120: Command
+) -> None:
+    for _ in ("nobody trusted", "only an own key"):
+        ended = sm120("verify", strangers)
+        assert ended.error == "EvidenceIncomplete", ended.out
+        assert "broken" not in ended.out
+        assert "`--key FILE.pub` once" in ended.err
+        assert "`sm120 evidence trust-key FILE.pub`" in ended.err
+        sm120("evidence", "new-key", "mine")
+
+
+def test_a_public_key_may_be_named_for_once(strangers: str, sm120: Command, tmp_path: Path) -> None:
+    public = tmp_path / "keys" / "builder.pub"
+    assert sm120("verify", strangers, "--key", public).code == 0
+    assert sm120("verify", strangers).error == "EvidenceIncomplete", "it was for once"
+    sm120("evidence", "new-key", "other", "--to", tmp_path / "more")
+    wrong = sm120("verify", strangers, "--key", tmp_path / "more" / "other.pub")
+    assert wrong.error == "EvidenceBroken", "who names a key means that one"
+    private = tmp_path / "keys" / "builder.pem"
+    assert sm120("verify", strangers, "--key", private).error == "KeyInvalid"
+
+
+def test_a_public_key_is_trusted_from_now_on(
+    strangers: str, sm120: Command, tmp_path: Path
+) -> None:
+    public = tmp_path / "keys" / "builder.pub"
+    done = sm120("evidence", "trust-key", public)
+    assert (done.code, "now has builder sha256:" in done.out) == (0, True), done.err
+    assert sm120("verify", strangers).code == 0
+    assert "already" in sm120("evidence", "trust-key", public).out
+    assert [row["name"] for row in sm120("evidence", "list-keys", "--json").json] == ["builder"]
+
+
+def test_a_key_that_is_believed_about_little_does_not_prove_the_rest(
+    strangers: str, sm120: Command, tmp_path: Path
+) -> None:
+    public = tmp_path / "keys" / "builder.pub"
+    sm120("evidence", "trust-key", public, "--for", "provenance", "--to", tmp_path / "few.yaml")
+    ended = sm120("verify", strangers, "--trust", tmp_path / "few.yaml")
+    assert "is not trusted for evidence-set" in ended.err
+
+
+def test_outside_a_checkout_the_best_verdict_says_what_one_would_add(
+    strangers: str, sm120: Command, tmp_path: Path
+) -> None:
+    sm120.cwd = tmp_path / "elsewhere"
+    sm120.cwd.mkdir()
+    (tmp_path / "images").rename(tmp_path / "put-away")
+    ended = sm120("verify", strangers, "--key", tmp_path / "keys" / "builder.pub")
+    assert ended.error == "EvidenceIncomplete"
+    assert "spec, locks, golden digest, every package and patches" in ended.err
+    assert "--checkout" in ended.err
+
+
 def test_a_rehearsal_signs_nothing(built: str, sm120: Command, door: Door, tmp_path: Path) -> None:
     at = f"{door.host_port}/{PLACE}"
     sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--dry-run")

@@ -22,9 +22,10 @@ from pipeline.attest.names import KINDS, UNGATED
 from pipeline.attest.predicates import Ungated
 from pipeline.attest.statement import Moment, make_statement
 from pipeline.attest.strict import MAX_BYTES
-from pipeline.attest.trust import Trust
+from pipeline.attest.trust import OwnKeys, Trust
 from pipeline.errors import (
     EvidenceBroken,
+    EvidenceIncomplete,
     NotInRegistry,
     PipelineError,
     RecordInvalid,
@@ -89,8 +90,11 @@ class Site:
         return publish(open_store(self.folder / "memory"), Order(**given))
 
     def judge(self, name: str = ":v1", trust: Trust | None = None, **more: Any) -> Node:
+        return self.judge_by(trust or self.world.trust, name, **more)
+
+    def judge_by(self, trust: Trust | None, name: str = ":v1", **more: Any) -> Node:
         asked = parse_reference(f"{self.door.host_port}/{NAME}{name}")
-        judge = Judge(trust or self.world.trust, self.world.checkout, NOW, jobs=2, **more)
+        judge = Judge(trust, self.world.checkout, NOW, jobs=2, **more)
         return judge_remote(open_remote(self.repository, asked, None), judge).node
 
     @property
@@ -437,6 +441,30 @@ def test_a_registry_that_lies_is_found_out(site: Site, name: str) -> None:
         return
     with pytest.raises(wanted, match=message):
         site.judge()
+
+
+NOBODY: dict[str, Callable[[Site], Trust | None]] = {
+    "no key at all": lambda site: None,
+    "one's own key": lambda site: OwnKeys(keys=trust_in(trusted(site.world.other_key)).keys),
+}
+
+
+@pytest.mark.parametrize("trust", NOBODY)
+def test_a_good_image_whose_signer_nobody_here_trusts_is_incomplete(site: Site, trust: str) -> None:
+    node = site.judge_by(NOBODY[trust](site))
+    assert node.verdict is Verdict.INCOMPLETE, show(node)
+    assert isinstance(error_of(node), EvidenceIncomplete)
+
+
+@pytest.mark.parametrize("trust", NOBODY)
+@pytest.mark.parametrize(
+    "spoil", ["bill of somebody else", "statement of another image", "evidence is junk"]
+)
+def test_contradictions_are_found_also_where_nobody_is_trusted(
+    site: Site, spoil: str, trust: str
+) -> None:
+    MUST_FAIL[spoil][0](site)
+    assert site.judge_by(NOBODY[trust](site)).verdict is Verdict.BROKEN
 
 
 def test_a_layer_with_other_bytes_is_found_only_by_reading_it(site: Site) -> None:

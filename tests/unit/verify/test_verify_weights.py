@@ -14,7 +14,7 @@ from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.attest.names import HOST_FACTS
 from pipeline.attest.statement import make_statement
-from pipeline.attest.trust import Trust
+from pipeline.attest.trust import OwnKeys, Trust
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import read_item
@@ -107,7 +107,9 @@ def test_without_a_trust_file_a_signature_proves_nothing(place: Place) -> None:
     sign(place)
     signature = judged(place, trust=None)["model signature"]
     assert signature.own is Verdict.INCOMPLETE
-    assert "no trust file" in signature.message
+    assert "no key that is trusted here" in signature.message
+    own = judged(place, trust=OwnKeys(keys=trust_in(trusted(OTHER)).keys))["model signature"]
+    assert own.own is Verdict.INCOMPLETE
 
 
 @pytest.mark.parametrize("keys", [[OTHER], [OTHER, new_key()]])
