@@ -7,6 +7,7 @@ Podman and skopeo all take. The layers go in as they are: no recompression, no t
 from __future__ import annotations
 
 import hashlib
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.errors import DockerUnavailable, StoreDamaged
-from pipeline.model import canonical_json
+from pipeline.model import NAME, Frozen, canonical_json
 from pipeline.oci.document import Document, index_json, read_document
 from pipeline.oci.layout import LAYOUT, Blobs
 from pipeline.oci.tar_header import BLOCK, END, MTIME, padding
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 # a daemon unpacks while it receives: an image of 10 GB takes minutes on a slow disk
 _LOAD_TIMEOUT_S = 3600
+# What `default_tag` makes; nobody else gives such names by accident.
+_OWN_TAG = re.compile(rf"sm120/{NAME}:[0-9a-f]{{12}}")
 
 
 def docker_archive(blobs: Blobs, image: Document, tags: list[str]) -> Iterator[bytes]:
@@ -88,6 +91,36 @@ def archive_bytes(image: Document) -> int:
 def default_tag(name: str, digest: str) -> str:
     """A tag that cannot move: it carries the digest."""
     return f"sm120/{name}:{digest.removeprefix('sha256:')[:12]}"
+
+
+class LoadedTag(Frozen):
+    """A name that `sm120 load` or `sm120 serve` gave to an image in Docker."""
+
+    tag: str
+    size_bytes: int
+
+
+def own_tags(client: DockerClient) -> list[LoadedTag]:
+    """The tags in a daemon that are ours by their form; names that a user chose are not."""
+    sizes = {tag: row["Size"] for row in client.api.images() for tag in row.get("RepoTags") or ()}
+    return [
+        LoadedTag(tag=tag, size_bytes=int(size))
+        for tag, size in sorted(sizes.items())
+        if _OWN_TAG.fullmatch(tag)
+    ]
+
+
+def untag(client: DockerClient, tag: str) -> str:
+    """Take a tag away, and with its last tag the image; why not, where a container needs it."""
+    from docker.errors import DockerException, ImageNotFound
+
+    try:
+        client.api.remove_image(tag)
+    except ImageNotFound:
+        return ""
+    except DockerException as error:
+        return _reason(error)
+    return ""
 
 
 def connect(place: Path | None = None) -> DockerClient:

@@ -42,10 +42,10 @@ class Mark(Frozen):
 
 def require_store(root: Path) -> None:
     """Refuse a folder that is neither a store nor a place where one may be made."""
-    if not _is_marked(root):
+    if not is_store(root):
         other = _first_name(root)
         # somebody else may just have made it one
-        if other and not _is_marked(root):
+        if other and not is_store(root):
             raise NotAStore(f"{root}: is not a store, and not empty: it holds {other!r}")
         return
     # `trim` and `sweep` remove files: a link would lead them out of the store
@@ -63,7 +63,7 @@ def write_mark(root: Path) -> None:
     Written in place and in one piece, always the same: two that make one store at the same time do
     not disturb each other, and a kill leaves no second file, but an empty mark at worst.
     """
-    if _is_marked(root):
+    if is_store(root):
         return
     # O_NOFOLLOW: a link planted here would have us write into another file
     handle = os.open(root / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -74,7 +74,8 @@ def write_mark(root: Path) -> None:
         os.close(handle)
 
 
-def _is_marked(root: Path) -> bool:
+def is_store(root: Path) -> bool:
+    """Whether a folder has the mark of a store; a mark that is not ours is an error."""
     mark = root / MARK
     if not mark.is_symlink() and not mark.exists():
         return False

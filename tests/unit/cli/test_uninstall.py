@@ -1,0 +1,172 @@
+"""What this command made is listed, and removed when somebody says so."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from docker.errors import APIError, ImageNotFound
+
+from pipeline.cli import uninstall as verb
+from pipeline.errors import DockerUnavailable
+from pipeline.spec.checkout import Checkout
+from tests.unit.support import Command
+
+OURS, CHOSEN = "sm120/vllm:7e106a76b933", "sm120/vllm:latest"
+
+
+@dataclass
+class FakeDocker:
+    """A daemon with some images; `busy` are used by containers."""
+
+    tags: list[str] = field(default_factory=lambda: [OURS, CHOSEN, "postgres:16"])
+    busy: tuple[str, ...] = ()
+
+    @property
+    def api(self) -> FakeDocker:
+        return self
+
+    def images(self) -> list[dict[str, Any]]:
+        return [{"RepoTags": self.tags, "Size": 1000}, {"RepoTags": None, "Size": 5}]
+
+    def remove_image(self, tag: str) -> None:
+        if tag in self.busy:
+            raise APIError("conflict: container 123 is using it")
+        if tag not in self.tags:
+            raise ImageNotFound("no such image")
+        self.tags.remove(tag)
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
+    daemon = FakeDocker()
+    monkeypatch.setattr(verb, "connect", lambda: daemon)
+    return daemon
+
+
+@pytest.fixture
+def machine(
+    checkout: Checkout, docker: FakeDocker, sm120: Command, store_root: Path
+) -> dict[str, Path]:
+    """A store, a key, a trust file and an environment, and beside each what is not ours."""
+    sm120("--store", store_root, "store", "trim")
+    sm120("evidence", "new-key", "me")
+    keys = Path(os.environ["HOME"]) / ".config" / "sm120" / "keys"
+    (keys / "notes.txt").write_text("mine")
+    sm120("evidence", "trust-key", keys / "me.pub")
+    (checkout.root / "lockfiles" / "tool").mkdir()
+    for name in ("run", "other"):
+        (checkout.root / "lockfiles" / "tool" / f"{name}.txt").write_text("")
+        (checkout.root / ".nox" / name / "bin").mkdir(parents=True)
+    (checkout.root / ".nox" / "run" / "locked").write_text("0" * 64)
+    return {
+        "store": store_root,
+        "keys": keys,
+        "trust": keys.with_name("trust.yaml"),
+        "run": checkout.root / ".nox" / "run",
+        "other": checkout.root / ".nox" / "other",
+    }
+
+
+def is_there(machine: dict[str, Path]) -> dict[str, bool]:
+    found = {name: path.exists() for name, path in machine.items() if name != "keys"}
+    return {**found, "keys": (machine["keys"] / "me.pem").exists()}
+
+
+ALL = dict.fromkeys(("store", "keys", "trust", "run", "other"), True)
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], ["--dry-run", "--yes"], ["--json"], []])
+def test_nothing_goes_before_somebody_says_so(
+    machine: dict[str, Path], docker: FakeDocker, sm120: Command, options: list[str]
+) -> None:
+    ended = sm120("--store", machine["store"], "uninstall", *options)
+    assert ended.code == 0, ended.err
+    assert str(machine["run"]) in ended.out
+    assert OURS in ended.out
+    assert is_there(machine) == ALL
+    assert OURS in docker.tags
+
+
+def test_all_but_the_keys_goes(
+    machine: dict[str, Path], docker: FakeDocker, sm120: Command
+) -> None:
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert ended.code == 0, ended.err
+    assert "kept (--keys)" in ended.out
+    assert is_there(machine) == {**ALL, "store": False, "run": False}
+    assert docker.tags == [CHOSEN, "postgres:16"]
+    again = sm120("--store", machine["store"], "uninstall", "--yes", "--json").json
+    assert [item["what"] for item in again["items"] if item["goes"]] == []
+
+
+def test_keys_go_when_they_are_asked_for_and_what_lies_beside_them_stays(
+    machine: dict[str, Path], sm120: Command
+) -> None:
+    answer = sm120("--store", machine["store"], "uninstall", "--yes", "--keys", "--json").json
+    assert answer["removed"]
+    assert is_there(machine) == {**dict.fromkeys(ALL, False), "other": True}
+    assert [p.name for p in machine["keys"].iterdir()] == ["notes.txt"]
+
+
+def test_a_tag_that_a_container_uses_is_named(
+    machine: dict[str, Path], docker: FakeDocker, sm120: Command
+) -> None:
+    docker.busy = (OURS,)
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert ended.error == "DockerUnavailable"
+    assert "container 123" in ended.err
+    assert not machine["store"].exists()
+
+
+def test_without_docker_the_rest_goes(
+    machine: dict[str, Path], sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise DockerUnavailable("Docker does not answer")
+
+    monkeypatch.setattr(verb, "connect", refuse)
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert (ended.code, "tags of images in it are not listed" in ended.err) == (0, True)
+    assert not machine["store"].exists()
+
+
+def test_environments_behind_a_link_are_somebody_elses(
+    machine: dict[str, Path], sm120: Command, tmp_path: Path
+) -> None:
+    home = machine["run"].parent
+    home.rename(tmp_path / "shared")
+    home.symlink_to(tmp_path / "shared")
+    assert sm120("--store", machine["store"], "uninstall", "--yes").code == 0
+    assert (tmp_path / "shared" / "run" / "locked").exists()
+
+
+def test_a_folder_that_is_no_store_is_not_touched(
+    docker: FakeDocker, sm120: Command, tmp_path: Path
+) -> None:
+    docker.tags = []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    ended = sm120("--store", tmp_path / "mine", "uninstall", "--yes")
+    assert "nothing of this command is here" in ended.out
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(("answer", "is_gone"), [(True, True), (False, False)])
+def test_on_a_terminal_it_asks(
+    machine: dict[str, Path],
+    sm120: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: bool,
+    is_gone: bool,
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", lambda *_, **__: answer)
+    ended = sm120("--store", machine["store"], "uninstall")
+    assert ended.code == 0
+    assert machine["store"].exists() is not is_gone
