@@ -6,7 +6,6 @@ installed, `nox -s build-sm120` is the same.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -17,25 +16,14 @@ ROOT = Path(__file__).resolve().parent
 LOCKS = ROOT / "lockfiles" / "tool"
 
 
-def environment(group: str) -> Path:
-    """The programs of a hash-locked group, in `.nox/GROUP`; made once for each version of its lock.
+sys.path.insert(0, str(ROOT))  # nox loads this file from anywhere
 
-    One environment serves all sessions of a group: a session of nox's own would be a copy each.
-    """
-    home = ROOT / ".nox" / group
-    python, stamp = home / "bin" / "python", home / "locked"
-    lock = LOCKS / f"{group}.txt"
-    wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        print(f"Making .nox/{group} from lockfiles/tool/{group}.txt …", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*install, "--require-hashes", "-r", str(lock)], check=True)
-        if group != "nox":  # the menu itself needs no package of ours
-            own = ["--no-deps", "--no-build-isolation", "-e", str(ROOT)]
-            subprocess.run([*install, *own], check=True)
-        stamp.write_text(wanted)
-    return home / "bin"
+from pipeline import bootstrap as tool  # noqa: E402
+
+
+def environment(group: str) -> Path:
+    """The programs of a hash-locked group, in `.nox/GROUP`."""
+    return tool.environment(ROOT, group)
 
 
 def bootstrap() -> None:

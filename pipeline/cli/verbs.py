@@ -167,8 +167,11 @@ class VerbGroup(click.Group):
         """The table, each verb with a whole sentence."""
         # one width for all sections, so that the sentences stand in one column
         width = max(map(len, self.verbs))
+        formatter.write_paragraph()
         for title, names in self.parts.items():
-            with formatter.section(title):
+            # no empty line between two sections: the whole list fits a screen of 24 lines
+            formatter.write_heading(title)
+            with formatter.indentation():
                 formatter.write_dl([(f"{n:{width}}", self.verbs[n].summary) for n in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -117,8 +117,9 @@ def show_key(name: str) -> None:
     "--for",
     "believed",
     multiple=True,
+    metavar="KIND",
     type=click.Choice([*KINDS]),
-    help="Kind of statement to believe it about. Repeatable [default: all].",
+    help="Believe it only about this, e.g. provenance. Repeatable [default: all kinds].",
 )
 @click.option(
     "--to",

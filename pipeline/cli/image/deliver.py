@@ -7,15 +7,25 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.cli.context import checkout_of, platforms_of, say_json, store_of, store_to_read
+from pipeline.bootstrap import FOLDER
+from pipeline.cli.context import (
+    checkout_of,
+    host_platform,
+    platforms_of,
+    say_json,
+    store_of,
+    store_to_read,
+)
 from pipeline.cli.images import find_image
 from pipeline.cli.options import ANY_PATH, base_options, json_option, mirror_option, platform_option
 from pipeline.fetch.base import BaseSettings
 from pipeline.fetch.inputs import collect as collect_files
 from pipeline.fetch.inputs import collect_base
+from pipeline.fetch.tool import ToolTarget, collect_tool, own_python
 from pipeline.fetch.transport import make_fetcher
 from pipeline.lock.model import current_lock
 from pipeline.oci.layout import export_layout
+from pipeline.spec.checkout import Checkout
 
 
 @click.command()
@@ -62,8 +72,21 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
 
 
 @click.command()
-@click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
+@click.option("--tool", is_flag=True, help="Collect this tool's own wheels, too, into DIR/tool.")
+@click.option(
+    "--tool-platform",
+    type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
+    default="host",
+    show_default=True,
+    help="Platform that the tool will run on.",
+)
+@click.option(
+    "--tool-python",
+    type=click.Choice([f"3.{minor}" for minor in range(11, 16)]),
+    help="Python that the tool will run with [default: the one that runs this].",
+)
 @platform_option
 @mirror_option
 @base_options
@@ -72,6 +95,9 @@ def collect(
     context: click.Context,
     names: tuple[str, ...],
     folder: Path,
+    tool: bool,
+    tool_platform: str,
+    tool_python: str | None,
     platform: str | None,
     mirrors: tuple[str, ...],
     bases: BaseSettings,
@@ -79,8 +105,32 @@ def collect(
     """Download every locked file of images into a folder, for a machine without network.
 
     On that machine: sm120 build IMAGE --offline --mirror DIR
+
+    With --tool also what the command itself is installed from. There, in the checkout:
+    python3 noxfile.py -s build-sm120 -- IMAGE --offline --mirror DIR
     """
-    checkout, store = checkout_of(context), store_of(context)
+    if not names and not tool:
+        raise click.UsageError("Name an image, or --tool.")
+    checkout = checkout_of(context)
+    if names:
+        _collect_images(context, checkout, names, folder, platform, mirrors, bases)
+    if tool:
+        on = host_platform() if tool_platform == "host" else tool_platform
+        target = ToolTarget(platform=on, python=tool_python or own_python())
+        count, n_bytes = collect_tool(checkout.root, target, folder / FOLDER)
+        click.echo(f"{folder / FOLDER}: {log.count(count, 'file')}, {log.size(n_bytes)}")
+
+
+def _collect_images(
+    context: click.Context,
+    checkout: Checkout,
+    names: tuple[str, ...],
+    folder: Path,
+    platform: str | None,
+    mirrors: tuple[str, ...],
+    bases: BaseSettings,
+) -> None:
+    store = store_of(context)
     pins, foreign = {}, {}
     for name in names:
         # platforms of the image, not of its base, which may have more
