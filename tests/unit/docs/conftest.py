@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.errors import DockerUnavailable
 from tests import makers
 from tests.docs.walks import World
 from tests.testbed.deb_file import Item
@@ -48,6 +49,35 @@ def demo(sm120: Command, door: Door, tmp_path: Path) -> World:
 
 
 @pytest.fixture
+def stranger(demo: World, tmp_path: Path) -> World:
+    """The same image as somebody published it, seen from a machine that trusts nobody."""
+    sm120, here = demo.sm120, demo.names[REGISTRY]
+    sm120("build", "demo", "--mirror", "parts", "--offline", "--accept")
+    sm120("evidence", "new-key", "builder", "--to", tmp_path / "theirs")
+    key = ("--key", tmp_path / "theirs" / "builder.pem")
+    assert sm120("publish", "demo", f"{here}/team/demo:v1", *key).code == 0
+    shutil.copy(tmp_path / "theirs" / "builder.pub", tmp_path)
+    return demo
+
+
+@pytest.fixture
+def used(demo: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    """A machine on which an image was built and a key made, without Docker."""
+
+    def refuse() -> None:
+        raise DockerUnavailable("Docker does not answer")
+
+    monkeypatch.setattr("pipeline.cli.uninstall.connect", refuse)
+    demo.sm120("build", "demo", "--mirror", "parts", "--offline", "--accept")
+    demo.sm120("evidence", "new-key", "me")
+    (tmp_path / "lockfiles" / "tool").mkdir()
+    (tmp_path / "lockfiles" / "tool" / "run.txt").write_text("")
+    (tmp_path / ".nox" / "run").mkdir(parents=True)
+    (tmp_path / ".nox" / "run" / "locked").write_text("0" * 64)
+    return demo
+
+
+@pytest.fixture
 def weights(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     """A checkout that asks for one small repository, and a Hub that has it."""
     spec = {
@@ -81,7 +111,10 @@ def host(sm120: Command, tmp_path: Path) -> World:
         (tmp_path / f"{name}.json").write_text(facts, encoding="utf-8")
     log = "NCCL WARN Call to posix_fallocate failed : No space left on device\n"
     (tmp_path / "engine.log").write_text(log, encoding="utf-8")
-    return World(sm120)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    line = next(part for part in readme.split("`") if part.startswith("OutOfResources"))
+    (tmp_path / "crash.log").write_text(f"triton.runtime.errors.{line}\n", encoding="utf-8")
+    return World(sm120, {"/work/sm120-pipeline": str(ROOT)})
 
 
 @pytest.fixture
