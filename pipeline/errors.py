@@ -60,7 +60,7 @@ class GateInvalid(InputInvalid):
 # Not of the evidence's decade: the file is the verifier's own input, and nothing was judged yet.
 class TrustInvalid(InputInvalid):
     meaning = "a trust or policy file is missing or not valid"
-    hint = "`sm120 evidence show-key KEY` prints an entry; --trust names the file."
+    hint = "`sm120 evidence trust-key FILE.pub --to FILE` adds a key; --trust names the file."
 
 
 class FactsUnreadable(InputInvalid):

@@ -151,13 +151,19 @@ def _remove(going: list[Item], store: Store, client: DockerClient | None) -> Non
         elif item.what == "Docker tag" and client and (why := untag(client, item.where)):
             refused.append(f"{item.where}: {why}")
         elif item.what in _PRECIOUS:
-            with os_errors_explained(Path(item.where)):
-                Path(item.where).unlink(missing_ok=True)
+            _remove_file(Path(item.where))
         elif item.what == "environment":
             remove_tree(Path(item.where))
     if refused:
         hint = "All else is removed. `sm120 recipe stop RECIPE` ends a container; then try again."
         raise DockerUnavailable(f"Docker keeps {'; '.join(refused)}", hint)
+
+
+def _remove_file(path: Path) -> None:
+    with os_errors_explained(path):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # what else lies there is not ours
+        path.parent.rmdir()
 
 
 def _end(items: list[Item], as_json: bool, *, is_done: bool, dry_run: bool) -> None:

@@ -17,6 +17,7 @@ from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Node, Verdict, worst
 
 SIGNATURE = "signature"
+STRANGER = "a key that the trust file does not know"
 
 
 def judge_signatures(
@@ -72,7 +73,7 @@ def _signer(envelope: Envelope, signature: Signature, trust: Trust) -> TrustedKe
     """The trusted key that made a signature, or why there is none."""
     known = trust.find(signature.key_id)
     if not known:
-        return f"signed by {signature.key_id}, a key that the trust file does not know"
+        return f"signed by {signature.key_id}, {STRANGER}"
     # cosign leaves the key id out: then every trusted key is tried
     for key in known:
         if is_valid_signature(key.key, signature.sig, envelope.signed_bytes):

@@ -57,7 +57,7 @@ from pipeline.verify.policy import judge_policy, read_policy
 from pipeline.verify.remote import open_remote
 from pipeline.verify.reports import judge_report
 from pipeline.verify.runs import judge_run
-from pipeline.verify.signature import SIGNATURE
+from pipeline.verify.signature import SIGNATURE, STRANGER
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from pipeline.verify.walk import walk
 from pipeline.verify.weights import SIGNATURE as MODEL_SIGNATURE
@@ -67,6 +67,7 @@ from pipeline.weights.place import find_places
 from pipeline.weights.sign.record import record_path
 
 _HEAD = 4096  # bytes of a file that tell a report
+_TRUST = "`--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
 _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 
 
@@ -152,6 +153,8 @@ def verify(
     if error := error_of(chain.node):
         if isinstance(error, EvidenceIncomplete):
             error.hint = _what_is_missing(chain.node, judge) or error.hint
+        elif STRANGER in chain.node.culprit().message:
+            error.hint = f"Do not use it before you know whose key that is. If you do: {_TRUST}"
         raise error
     for each in asked:
         if each.verdict is not Verdict.VALID:
@@ -166,7 +169,7 @@ def _what_is_missing(node: Node, judge: Judge) -> str:
     if not judges_strangers(judge.trust) and _lacks(node, {SIGNATURE, MODEL_SIGNATURE}):
         return (
             "Nothing contradicts, but whether to believe the signer is yours to say: with the key,"
-            " `--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
+            f" {_TRUST}"
         )
     if judge.checkout is None and _lacks(node, {MATERIALS}):
         compared = f"{', '.join(IN_A_CHECKOUT[:-1])} and {IN_A_CHECKOUT[-1]}"

@@ -184,6 +184,7 @@ def test_a_public_key_may_be_named_for_once(strangers: str, sm120: Command, tmp_
     sm120("evidence", "new-key", "other", "--to", tmp_path / "more")
     wrong = sm120("verify", strangers, "--key", tmp_path / "more" / "other.pub")
     assert wrong.error == "EvidenceBroken", "who names a key means that one"
+    assert "know whose key that is" in wrong.err
     private = tmp_path / "keys" / "builder.pem"
     assert sm120("verify", strangers, "--key", private).error == "KeyInvalid"
 
