@@ -72,10 +72,14 @@ def _run(command: list[str], group: str, hint: str) -> None:
     done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
     errors = done.stderr.decode(errors="replace")
     if done.returncode:
-        said = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
-        reason = (said or errors.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        sys.exit(
-            f"noxfile.py: .nox/{group} could not be made: {reason.removeprefix('ERROR: ')}\n"
-            f"       {hint}"
-        )
+        reason = last_words(errors) or f"exit code {done.returncode}"
+        sys.exit(f"noxfile.py: .nox/{group} could not be made: {reason}\n       {hint}")
     sys.stderr.write(errors)
+
+
+def last_words(errors: str) -> str:
+    """Why pip failed, as it says itself; a crash of its own ends with the reason."""
+    lines = [line.removeprefix("ERROR: ").strip() for line in errors.splitlines() if line.strip()]
+    said = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
+    named = [line.removeprefix("ERROR: ") for line in said if line.strip() != "ERROR: Exception:"]
+    return (named or lines or [""])[-1]

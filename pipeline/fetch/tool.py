@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -111,13 +111,8 @@ def _download(chosen: Path, target: ToolTarget, folder: Path) -> None:
     names = [name for name in os.environ if name.startswith(_PREFIXES)]
     done = proc.read(pip_download(chosen, target, folder), env=proc.environment(*names))
     if done.returncode:
-        reason = _reason(done.stderr.decode(errors="replace").splitlines())
+        reason = bootstrap.last_words(done.stderr.decode(errors="replace"))
         raise SourceUnreachable(
             f"pip has no wheels for {target.platform} and Python {target.python}: {reason}",
             "Check the network and pip's settings (`python3 -m pip config list`).",
         )
-
-
-def _reason(lines: Sequence[str]) -> str:
-    said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return proc.last_line("\n".join(said or lines))

@@ -99,6 +99,11 @@ def test_a_folder_of_wheels_is_all_that_pip_sees(
     [
         ("--require-hashes", b"noise\nERROR: No matching distribution found for uv\n", "for uv"),
         ("--require-hashes", b"ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n", "MATCH THE"),
+        (
+            "--require-hashes",
+            b"ERROR: Exception:\nTraceback (most recent call last):\nReadTimeoutError: slow\n",
+            "ReadTimeoutError: slow",
+        ),
         ("--no-deps", b"ERROR: no flit_core\n", "no flit_core"),
         ("venv", b"ensurepip is not available\n", "ensurepip"),
         ("venv", b"", "exit code 1"),
