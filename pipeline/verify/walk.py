@@ -44,7 +44,7 @@ class Walk:
     node: Node
     believed: tuple[TrustedStatement, ...]
     sets: frozenset[str] = frozenset()  # digests of the believed sets, also of older ones
-    counted: tuple[Opened, ...] = ()  # those that decide, also where nobody is trusted
+    counted: tuple[Opened, ...] = ()  # the current ones, also where nobody is trusted
 
 
 def walk(
@@ -86,8 +86,8 @@ def walk(
     if artifact.is_image:
         nodes += sets.judge(made)
         nodes += _missing(counted, made, gates_may_wait=gates_may_wait)
-    node = Node(title, children=tuple(nodes))
-    return Walk(node, believed, sets.believed, tuple(counted))
+    current = tuple(x for x in counted if not sets.superseded(x))
+    return Walk(Node(title, children=tuple(nodes)), believed, sets.believed, current)
 
 
 def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
