@@ -13,7 +13,6 @@ from pydantic import Field
 from pipeline.bench.workload import Lengths, Workload
 from pipeline.model import Count, Digest, Frozen, Stamp
 
-RUN_FILE, REQUESTS_FILE = "bench.json", "requests.jsonl"
 FORMAT = "sm120-bench/1"
 Engine: TypeAlias = Literal["vllm", "sglang", "llama.cpp", "stub"]
 # Why a request has no whole answer.

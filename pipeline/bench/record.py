@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, RequestLines, RequestRow, Run
+from pipeline.bench.model import RequestLines, RequestRow, Run
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder
 from pipeline.bench.workload import Workload
 from pipeline.errors import RunInvalid
 from pipeline.files import atomic_file, os_errors_explained, read_limited
@@ -19,16 +20,6 @@ from pipeline.model import canonical_json, sha256_of
 
 _MOST_RUN_BYTES = 256 << 20
 _MOST_LINE_BYTES = 64 << 20
-
-
-def run_folder(path: Path) -> Path:
-    """The folder of a run, named by itself or by its file."""
-    return path.parent if path.name == RUN_FILE else path
-
-
-def is_run(path: Path) -> bool:
-    """Whether a path names a run of ours, and not the result of another program."""
-    return (run_folder(path) / RUN_FILE).is_file() and (path.is_dir() or path.name == RUN_FILE)
 
 
 def read_run(path: Path) -> Run:

@@ -21,7 +21,6 @@ from pipeline.bench.loop import EVENT_LOOP
 from pipeline.bench.marks import Tally, client_marks, engine_marks
 from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import (
-    RUN_FILE,
     Cell,
     CellResult,
     ClientFacts,
@@ -32,6 +31,7 @@ from pipeline.bench.model import (
     ServerFacts,
     Trial,
 )
+from pipeline.bench.place import RUN_FILE
 from pipeline.bench.plan import Job, cells_of
 from pipeline.bench.progress import SweepProgress
 from pipeline.bench.prompts import Scale

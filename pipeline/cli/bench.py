@@ -20,7 +20,7 @@ from pipeline.bench.shipped import prompt_file, read_workload, shipped_names
 from pipeline.bench.starts import Starter, measure_starts
 from pipeline.bench.workload import Fixed, Load, Workload
 from pipeline.cli.context import say_json, store_to_read
-from pipeline.cli.file_statements import leave_run_statement, show_statement
+from pipeline.cli.file_statements import show_statement
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
@@ -29,6 +29,7 @@ from pipeline.cli.options import (
     json_option,
 )
 from pipeline.cli.recipe.recipes import recipes_of, recipes_option
+from pipeline.cli.result_statements import leave_run_statement
 from pipeline.cli.serve.options import engine_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import BenchVoid, NothingServed, StartFailed, WorkloadInvalid

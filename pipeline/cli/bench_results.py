@@ -9,16 +9,18 @@ import click
 
 from pipeline import log
 from pipeline.bench.metrics import DEFINITIONS
-from pipeline.bench.model import RUN_FILE, Interval
-from pipeline.bench.record import read_run, run_folder
+from pipeline.bench.model import Interval
+from pipeline.bench.place import RUN_FILE, run_folder
+from pipeline.bench.record import read_run
 from pipeline.bench.results.compare import STATISTIC, Comparison, InputChange, NumberChange
 from pipeline.bench.results.compare import compare as compare_sides
 from pipeline.bench.results.gate import GATED, GateRow, judge
 from pipeline.bench.results.recompute import recomputed, recomputed_intervals
 from pipeline.bench.results.sides import read_side
 from pipeline.cli.context import say_json
-from pipeline.cli.file_statements import leave_run_statement, show_statement
+from pipeline.cli.file_statements import show_statement
 from pipeline.cli.options import json_option
+from pipeline.cli.result_statements import leave_run_statement
 from pipeline.cli.signing import Signing
 from pipeline.errors import BenchUndecided, BenchWorse, InputInvalid, NumberChanged
 

@@ -12,8 +12,6 @@ from pipeline.attest.envelope import SUFFIX, enclose, read_kept
 from pipeline.attest.names import HOST_FACTS, KINDS
 from pipeline.attest.predicates import check_predicate
 from pipeline.attest.statement import Statement, make_statement, moment
-from pipeline.bench.model import RUN_FILE
-from pipeline.bench.results.statement import benchmark_statement
 from pipeline.cli.signing import Signing
 from pipeline.errors import (
     DiskFull,
@@ -24,8 +22,6 @@ from pipeline.errors import (
 from pipeline.files import write_bytes
 from pipeline.host.facts.drift import read_facts
 from pipeline.host.facts.summary import summarise
-from pipeline.report.model import ReportData
-from pipeline.report.statement import report_statement
 from pipeline.verify.artifact import open_file
 from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path, verification_from, weights_statement
@@ -46,7 +42,7 @@ def leave_weights_statement(
 ) -> LeftBeside:
     """State the result of a fetch or a verify of a set, beside its files."""
     result = verification_from(files_read=read, files_by_receipt=by_receipt, why=why)
-    return _keep_beside(record_path(place), weights_statement(place, result), signing)
+    return keep_beside(record_path(place), weights_statement(place, result), signing)
 
 
 def show_statement(left: LeftBeside) -> None:
@@ -69,24 +65,12 @@ def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     except RecordInvalid as error:
         return LeftBeside(str(target), f"not stated: {error}")
     digest = open_file(path).digest
-    return _keep_beside(
+    return keep_beside(
         target, make_statement(path.name, digest, HOST_FACTS, summary, moment()), signing
     )
 
 
-def leave_run_statement(folder: Path, signing: Signing) -> LeftBeside:
-    """State a benchmark with all of its values, beside its result."""
-    statement = benchmark_statement(folder, moment())
-    return _keep_beside(folder / f"{RUN_FILE}{SUFFIX}", statement, signing)
-
-
-def leave_report_statement(path: Path, data: ReportData, signing: Signing) -> LeftBeside:
-    """State a page with all of its values, beside it."""
-    statement = report_statement(path.name, path.read_bytes(), data, moment())
-    return _keep_beside(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)
-
-
-def _keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:
+def keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:
     """Write a statement, but never over one that somebody else signed.
 
     The check behind it may have taken hours: that its statement cannot be signed or written is

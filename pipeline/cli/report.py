@@ -9,9 +9,8 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.bench.record import is_run
+from pipeline.bench.place import is_run
 from pipeline.cli.context import checkout_or_none, say_json, store_to_read
-from pipeline.cli.file_statements import leave_report_statement
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
@@ -20,6 +19,7 @@ from pipeline.cli.options import (
     trust_option,
 )
 from pipeline.cli.report_evidence import with_states
+from pipeline.cli.result_statements import leave_report_statement
 from pipeline.cli.signing import Signing, trust_of
 from pipeline.errors import StoreUnusable
 from pipeline.files import write_bytes

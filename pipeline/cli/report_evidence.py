@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipeline.bench.model import RUN_FILE
-from pipeline.bench.record import run_folder
+from pipeline.bench.place import RUN_FILE, run_folder
 from pipeline.report.model import EvidenceLink, RunData
 from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge

@@ -111,11 +111,6 @@ class _Reader(HTMLParser):
                 return
 
 
-def is_report(head: bytes) -> bool:
-    """Whether a file's first bytes look like a page of ours."""
-    return head.startswith(b"<!doctype html>") and b"Content-Security-Policy" in head[:2000]
-
-
 def open_report(page: bytes) -> OpenedReport:
     """A page of ours, read; one that is not is refused."""
     if len(page) > _MOST_BYTES:

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from pipeline.bench.model import (
-    REQUESTS_FILE,
-    RUN_FILE,
-    CellResult,
-    GpuSeries,
-    Interval,
-    Mark,
-    Run,
-)
-from pipeline.bench.record import read_run, run_folder
+from pipeline.bench.model import CellResult, GpuSeries, Interval, Mark, Run
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder
+from pipeline.bench.record import read_run
 from pipeline.bench.workload import Fixed
 from pipeline.files import sha256_of_file
 from pipeline.report.model import (

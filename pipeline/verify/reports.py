@@ -13,7 +13,7 @@ from pipeline.attest.names import REPORT
 from pipeline.attest.predicates import Report
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
-from pipeline.bench.model import RUN_FILE
+from pipeline.bench.place import RUN_FILE
 from pipeline.errors import ReportInvalid
 from pipeline.files import read_plain, sha256_of_file
 from pipeline.model import sha256_of

@@ -14,7 +14,8 @@ from pipeline.attest.names import BENCHMARK_RUN
 from pipeline.attest.predicates import BenchmarkRun
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
-from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
+from pipeline.bench.model import Run
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.record import read_run_value, run_of, workload_digest
 from pipeline.bench.results.recompute import RecomputedTrial, recomputed, recomputed_intervals
 from pipeline.errors import RunInvalid

@@ -13,7 +13,8 @@ from pipeline.attest.fields import ChangedField, Scalar, changed_fields, fields_
 from pipeline.bench.engine_metrics import speculated
 from pipeline.bench.gpu import energy_j
 from pipeline.bench.metrics import intervals, metrics_of
-from pipeline.bench.model import REQUESTS_FILE, RequestRow, Run, Trial
+from pipeline.bench.model import RequestRow, Run, Trial
+from pipeline.bench.place import REQUESTS_FILE
 from pipeline.errors import RunInvalid
 
 # numbers have six digits after the point, and other machines may add up in another order

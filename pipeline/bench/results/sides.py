@@ -9,7 +9,8 @@ from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
 from pipeline.bench.foreign.read import read_foreign
 from pipeline.bench.metrics import DEFINITIONS, flat
 from pipeline.bench.model import CellResult, Run
-from pipeline.bench.record import is_run, read_run, run_bytes
+from pipeline.bench.place import is_run
+from pipeline.bench.record import read_run, run_bytes
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 
 OWN = "sm120 bench"

@@ -9,7 +9,8 @@ from pipeline.attest.fields import fields_of
 from pipeline.attest.names import BENCHMARK_RUN
 from pipeline.attest.predicates import BenchmarkRun
 from pipeline.attest.statement import Moment, Statement, state_about, subject
-from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
+from pipeline.bench.model import Run
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.record import read_run
 from pipeline.errors import RunInvalid
 from pipeline.files import sha256_of_file

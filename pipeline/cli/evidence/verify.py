@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,8 +13,7 @@ import click
 from pipeline import log
 from pipeline.attest.envelope import SUFFIX
 from pipeline.attest.trust import judges_strangers, with_named_keys
-from pipeline.bench.model import RUN_FILE
-from pipeline.bench.record import run_folder
+from pipeline.bench.place import RUN_FILE, run_folder
 from pipeline.cli.context import (
     checkout_or_none,
     named_platform,
@@ -46,17 +45,14 @@ from pipeline.errors import (
 from pipeline.evidence.evidence_set import kept
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.registry.client import Access
-from pipeline.report.check import is_report
+from pipeline.report.head import is_report
 from pipeline.verify.artifact import open_file, open_image, open_layout
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
-from pipeline.verify.evidence import attached_in, beside, gather
+from pipeline.verify.evidence import EvidenceItem, attached_in, beside, gather
 from pipeline.verify.materials import IN_A_CHECKOUT, MATERIALS
 from pipeline.verify.naming import Memory
 from pipeline.verify.policy import judge_policy, read_policy
 from pipeline.verify.remote import open_remote
-from pipeline.verify.reports import judge_report
-from pipeline.verify.runs import judge_run
 from pipeline.verify.signature import SIGNATURE, STRANGER
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from pipeline.verify.walk import walk
@@ -231,8 +227,7 @@ def _local(
             return _run(context, run_folder(path), places, folders, judge)
         items = gather(places or beside(path))
         if _is_report(path):
-            walked = judge_report(path, items, judge, Behind(store_to_read(context), folders))
-            return Chain(walked.node, (walked,))
+            return _report(context, path, items, folders, judge)
         walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
         return Chain(walked.node, (walked,))
     return _built(context, artifact, places, platform, judge)
@@ -246,6 +241,22 @@ def _is_report(path: Path) -> bool:
         return is_report(file.read(_HEAD))
 
 
+def _report(
+    context: click.Context,
+    path: Path,
+    items: Sequence[EvidenceItem],
+    folders: tuple[Path, ...],
+    judge: Judge,
+) -> Chain:
+    """A page, and the runs that it shows."""
+    # loaded for results alone, with the rooms that they come from: a third of all that verify needs
+    from pipeline.verify.behind import Behind
+    from pipeline.verify.reports import judge_report
+
+    walked = judge_report(path, items, judge, Behind(store_to_read(context), folders))
+    return Chain(walked.node, (walked,))
+
+
 def _run(
     context: click.Context,
     folder: Path,
@@ -254,6 +265,9 @@ def _run(
     judge: Judge,
 ) -> Chain:
     """A benchmark, by the folder of its result."""
+    from pipeline.verify.behind import Behind
+    from pipeline.verify.runs import judge_run
+
     items = gather(places or beside(folder / RUN_FILE))
     behind = Behind(store_to_read(context), (*folders, folder, folder.parent))
     walked = judge_run(folder, items, judge, behind)

@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.attest.envelope import SUFFIX
 from pipeline.bench.metrics import intervals
-from pipeline.bench.model import RUN_FILE, Run, Trial
+from pipeline.bench.model import Run, Trial
+from pipeline.bench.place import RUN_FILE
 from pipeline.bench.record import read_run, write_run
 from pipeline.spec.checkout import Checkout
 from tests.unit.bench.example_run import FOLDER

@@ -24,15 +24,19 @@ from pipeline.cli.main import cli
 try:
     cli(sys.argv[1:], prog_name="sm120")
 finally:
-    print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
+    print(*sys.modules, file=sys.stderr)
 """
 
 
-def loaded_by(*args: str) -> set[str]:
+def modules_of(*args: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", CODE, *args], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return SLOW & set(done.stderr.splitlines()[-1].split())
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def loaded_by(*args: str) -> set[str]:
+    return SLOW & {name.partition(".")[0] for name in modules_of(*args)}
 
 
 @pytest.mark.parametrize("args", ["--version", "--help", "weights --help", "completion bash"])
@@ -43,6 +47,13 @@ def test_what_only_speaks_of_commands_loads_none_of_their_libraries(args: str) -
 def test_a_verify_of_weights_loads_its_own_libraries_alone(tmp_path: Path) -> None:
     make_set(tmp_path, SMALL, {"model.safetensors": b"weights" * 1000})
     assert loaded_by("weights", "verify", str(tmp_path)) == {"pydantic", "yaml"}
+
+
+@pytest.mark.parametrize("verb", ["verify", "weights verify", "host verify"])
+def test_what_is_no_benchmark_is_checked_without_the_rooms_of_benchmarks(verb: str) -> None:
+    loaded = modules_of(*verb.split(), "--help")
+    assert "pipeline.attest.envelope" in loaded
+    assert loaded.isdisjoint({"pipeline.bench.model", "pipeline.report.model"})
 
 
 @pytest.mark.parametrize("group", [cli, *GROUPS], ids=lambda group: group.name)

@@ -13,8 +13,9 @@ import pytest
 from pipeline.errors import ReportInvalid
 from pipeline.model import canonical_json, sha256_of
 from pipeline.report.build import report_data
-from pipeline.report.check import check_report, check_run, is_report, open_report
+from pipeline.report.check import check_report, check_run, open_report
 from pipeline.report.from_run import read_run_data
+from pipeline.report.head import is_report
 from pipeline.report.page import render_page
 from pipeline.report.pointer import differences, look_up, step
 from pipeline.report.redact import redact

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.attest.envelope import SUFFIX, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
-from pipeline.bench.model import REQUESTS_FILE, RUN_FILE
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.results.statement import benchmark_statement
 from pipeline.errors import NumberChanged
 from pipeline.report.build import report_data

@@ -14,7 +14,8 @@ import pytest
 
 from pipeline.attest.envelope import SUFFIX, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
-from pipeline.bench.model import REQUESTS_FILE, RUN_FILE, Run
+from pipeline.bench.model import Run
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.record import read_run, write_run
 from pipeline.bench.results.statement import benchmark_statement
 from pipeline.errors import NumberChanged

@@ -13,7 +13,7 @@ from pipeline.attest.envelope import SUFFIX, enclose
 from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.attest.names import HOST_FACTS
 from pipeline.attest.statement import make_statement
-from pipeline.bench.model import RUN_FILE
+from pipeline.bench.place import RUN_FILE
 from pipeline.bench.record import write_run
 from pipeline.bench.results.statement import benchmark_statement
 from pipeline.evidence.evidence_set import evidence_folder

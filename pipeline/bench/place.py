@@ -1,0 +1,17 @@
+"""Where a run lies: its files by name, without reading them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RUN_FILE, REQUESTS_FILE = "bench.json", "requests.jsonl"
+
+
+def run_folder(path: Path) -> Path:
+    """The folder of a run, named by itself or by its file."""
+    return path.parent if path.name == RUN_FILE else path
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path names a run of ours, and not the result of another program."""
+    return (run_folder(path) / RUN_FILE).is_file() and (path.is_dir() or path.name == RUN_FILE)
