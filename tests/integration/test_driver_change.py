@@ -119,9 +119,7 @@ def test_one_package_that_the_server_lacks_leaves_the_old_driver_as_it_was(
     assert drivers(site) == BRANCHED
 
 
-def test_the_driver_that_worked_comes_back_without_a_repository_and_returns(
-    with_new_driver: Site,
-) -> None:
+def test_the_driver_that_worked_comes_back_without_a_repository(with_new_driver: Site) -> None:
     site = with_new_driver
     assert NEW_DRIVER in loaded(site)
     with no_repository(site):
@@ -130,6 +128,14 @@ def test_the_driver_that_worked_comes_back_without_a_repository_and_returns(
         site.roll_back().require_good()
         assert drivers(site) == PLAIN
         assert DRIVER in loaded(site)
+
+
+@pytest.mark.big
+def test_a_second_rollback_returns_to_the_newer_driver(with_new_driver: Site) -> None:
+    site = with_new_driver
+    with no_repository(site):
+        site.roll_back().require_good()
+        assert drivers(site) == PLAIN
         site.roll_back().require_good()
         assert drivers(site) == BRANCHED
         assert NEW_DRIVER in loaded(site)
