@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+import yaml
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
 from pipeline import log
 from pipeline.errors import LockEdited, LockStale, SpecInvalid, WeightsUnknown
@@ -31,11 +32,17 @@ from pipeline.model import (
 from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
 
-Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
+# It becomes a file's name below `refs` of a Hub cache, so it must not lead out of there.
+Revision = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200),
+    AfterValidator(stays_below),
+]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_FILES = 20_000  # a bound for hostile listings; Kimi K2.6 has 96
 _MOST_FILE_BYTES = 1 << 44  # a file of 16 TiB is the largest that ext4 takes
 _MOST_NAME_BYTES = 255  # and this the longest name
+_MOST_NAME_CHARS = 80  # of a spec
 _OWN_FOLDER = ".sm120"  # where fetches and receipts are kept beside the files
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FILE_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # as the Hub names blobs: git's, or SHA-256
@@ -73,8 +80,9 @@ class WeightsSpec(Frozen):
     revision: Revision = "main"
     include: list[Pattern] = Field(default=["*"], min_length=1)
     exclude: list[Pattern] = []
-    format: Literal["safetensors", "gguf"]
-    quant: Annotated[str, StringConstraints(min_length=1, max_length=40)]
+    # both for people and for `fit`; a model that is only named by its repository has neither
+    format: Literal["safetensors", "gguf", "any"] = "any"
+    quant: Annotated[str, StringConstraints(min_length=1, max_length=40)] = "unknown"
     about: Annotated[str, StringConstraints(min_length=20, max_length=1000)]
 
     def wants(self, path: str) -> bool:
@@ -87,6 +95,42 @@ class WeightsSpec(Frozen):
         """What a lock answers: everything but the description."""
         # the description is for people: to reword it must not make the lock stale
         return sha256_of(canonical_json(self.model_dump(exclude={"about"})))
+
+
+def is_reference(text: str) -> bool:
+    """Whether a user names a model by its repository, not by a spec."""
+    return "/" in text or "@" in text
+
+
+def spec_of(reference: str) -> WeightsSpec:
+    """The spec of `organisation/model[@revision]`: all files of any model, no file needed."""
+    repository, at, revision = reference.partition("@")
+    try:
+        return WeightsSpec(
+            name=_name_of(repository, revision),
+            repository=repository,
+            revision=revision if at else "main",
+            about=f"All files of {repository}, as its publisher has them on the Hub.",
+        )
+    except ValidationError as error:
+        part = "revision" if error.errors()[-1]["loc"] == ("revision",) else "repository"
+        raise SpecInvalid(
+            f"{reference[:100]!r}: its {part} is not one that the Hub can have",
+            "Write organisation/model or organisation/model@revision, as the Hub shows it.",
+        ) from error
+
+
+def _name_of(repository: str, revision: str) -> str:
+    """A name for the lock and its files."""
+    # `--` is in no repository's name: huggingface/huggingface_hub, utils/_validators.py; of a
+    # commit twelve digits are enough to tell it from others
+    short = revision[:12] if COMMIT.fullmatch(revision) else revision
+    whole = "--".join([*repository.split("/"), *([short] if short else [])]).lower()
+    name = re.sub(r"[^a-z0-9.+-]", "+", whole)
+    if len(name) <= _MOST_NAME_CHARS:
+        return name
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
+    return f"{name[: _MOST_NAME_CHARS - 13]}-{digest}"
 
 
 class FilePin(Frozen):
@@ -195,7 +239,9 @@ def spec_names(checkout: Checkout) -> list[str]:
 
 
 def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
-    """One set's spec."""
+    """One set's spec, by its name; any model's by `organisation/model[@revision]`."""
+    if is_reference(name):
+        return _saved_or_plain(checkout, spec_of(name))
     path = spec_path(checkout, name)
     if name not in spec_names(checkout):
         known = ", ".join(spec_names(checkout)) or "none"
@@ -204,6 +250,26 @@ def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
     if spec.name != name:
         raise SpecInvalid(f"{path}: the name in it is {spec.name!r}, not that of its file")
     return spec
+
+
+def _saved_or_plain(checkout: Checkout, plain: WeightsSpec) -> WeightsSpec:
+    """What was saved of a model and perhaps edited since, else all of its files."""
+    if plain.name not in spec_names(checkout):
+        return plain
+    saved = read_spec(checkout, plain.name)
+    if (saved.repository, saved.revision) != (plain.repository, plain.revision):
+        raise SpecInvalid(
+            f"{spec_path(checkout, plain.name)}: is of {saved.repository} at {saved.revision}, not"
+            f" of {plain.repository} at {plain.revision}",
+            f"Name it {plain.name} if that spec is meant; else rename its file.",
+        )
+    return saved
+
+
+def write_spec(path: Path, spec: WeightsSpec) -> None:
+    """Save a spec that was made from a reference, for people to edit."""
+    fields = spec.model_dump(exclude_defaults=True)
+    write_bytes(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).encode())
 
 
 def write_lock(path: Path, lock: WeightsLock) -> None:
@@ -229,10 +295,11 @@ def kept_locks(checkout: Checkout) -> list[WeightsLock]:
 
 def current_lock(checkout: Checkout, name: str) -> WeightsLock:
     """A set's lock, if it was made for today's spec."""
-    spec, path = read_spec(checkout, name), lock_path(checkout, name)
+    spec = read_spec(checkout, name)
+    path = lock_path(checkout, spec.name)
     lock = read_lock(path)
     # a lock that was copied to another name has a good seal, so the name inside counts
-    if lock.name != name or lock.repository != spec.repository:
+    if lock.name != spec.name or lock.repository != spec.repository:
         raise LockEdited(f"{path.name}: is the lock of {lock.name} ({lock.repository})")
     if lock.spec != spec.lock_digest():
         raise LockStale(

@@ -106,6 +106,8 @@ def test_a_missing_lock_says_how_to_make_it(checkout: Checkout) -> None:
 
 def test_an_unknown_set_names_the_known_ones(checkout: Checkout) -> None:
     with pytest.raises(WeightsUnknown, match="tiny"):
+        read_spec(checkout, "other")
+    with pytest.raises(SpecInvalid, match="repository"):
         read_spec(checkout, "../../etc/passwd")
 
 
