@@ -309,17 +309,22 @@ def current_lock(checkout: Checkout, name: str) -> WeightsLock:
     return lock
 
 
-def is_chosen(path: str, only: Sequence[str]) -> bool:
-    """Whether a pattern asks for it, or there is none."""
-    return not only or any(fnmatchcase(path, pattern) for pattern in only)
+def is_chosen(path: str, only: Sequence[str], exclude: Sequence[str] = ()) -> bool:
+    """Whether a pattern asks for it, or there is none; and no pattern leaves it out."""
+    if only and not any(fnmatchcase(path, pattern) for pattern in only):
+        return False
+    return not any(fnmatchcase(path, pattern) for pattern in exclude)
 
 
-def chosen_files(lock: WeightsLock, only: Sequence[str]) -> list[FilePin]:
+def chosen_files(
+    lock: WeightsLock, only: Sequence[str], exclude: Sequence[str] = ()
+) -> list[FilePin]:
     """The files that are asked for. None at all is a mistake in the pattern, not a success."""
-    pins = [pin for pin in lock.files if is_chosen(pin.path, only)]
+    pins = [pin for pin in lock.files if is_chosen(pin.path, only, exclude)]
     if not pins:
+        without = f" without {' or '.join(exclude)}" if exclude else ""
         raise WeightsUnknown(
-            f"{lock.name}: no file matches {' or '.join(only)}",
+            f"{lock.name}: no file matches {' or '.join(only) or '*'}{without}",
             "Patterns are those of a shell, on the whole path: `*` also crosses folders.",
         )
     return pins

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import WeightsUnknown
-from pipeline.weights.model import COMMIT, FilePin, WeightsLock, read_lock, write_lock
+from pipeline.lock.sealed import read_or_none
+from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, read_lock, write_lock
 
 STATE = ".sm120"
 _MODELS = "models--"
+_LOCK, _BEGUN = "lock.yaml", "begun.lock.yaml"
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
@@ -38,7 +40,12 @@ class Place:
 
     @property
     def lock_file(self) -> Path:
-        return self.state / "lock.yaml"
+        return self.state / _LOCK
+
+    @property
+    def begun_file(self) -> Path:
+        """The lock of a fetch that has begun; `lock_file` tells that the set is there."""
+        return self.state / _BEGUN
 
     @property
     def receipt_file(self) -> Path:
@@ -78,6 +85,11 @@ class Place:
     def keep_lock(self) -> None:
         """Leave the lock beside the files."""
         write_lock(self.lock_file, self.lock)
+        self.begun_file.unlink(missing_ok=True)
+
+    def keep_begun(self) -> None:
+        """Leave the lock where the next run finds it: a branch may move while a fetch goes on."""
+        write_lock(self.begun_file, self.lock)
 
 
 def _is_plain_file(path: Path) -> bool:
@@ -112,9 +124,21 @@ def in_hub_cache(folder: Path) -> CachePath | None:
     return None
 
 
-def cache_name(lock: WeightsLock) -> str:
+def cache_name(model: WeightsLock | WeightsSpec) -> str:
     """A repository's folder in a Hub cache."""
-    return f"{_MODELS}{lock.repository.replace('/', '--')}"
+    return f"{_MODELS}{model.repository.replace('/', '--')}"
+
+
+def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:
+    """The lock by which files of a spec were fetched to a folder, or began to be."""
+    here = in_hub_cache(folder)
+    roots = [here.root] if here else [folder, folder / cache_name(spec)]
+    states = [state for root in roots for state in (root / STATE, root / STATE / spec.name)]
+    for path in (state / name for state in states for name in (_BEGUN, _LOCK)):
+        lock = read_or_none(read_lock, path)
+        if lock and (lock.repository, lock.spec) == (spec.repository, spec.lock_digest()):
+            return lock
+    return None
 
 
 def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Check only matching files. Repeatable."
 )
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
+)
 @click.option("--full", is_flag=True, help="Read every file again, even with a receipt.")
 @click.option(
     "--repair", "wants_repair", is_flag=True, help="Download what is damaged, and only that."
@@ -67,6 +70,7 @@ def verify(
     folder: Path,
     lock_file: Path | None,
     only: tuple[str, ...],
+    exclude: tuple[str, ...],
     full: bool,
     wants_repair: bool,
     neighbours: tuple[str, ...],
@@ -84,7 +88,7 @@ def verify(
     there is a key. A statement that somebody else signed is left as it is.
     """
     signing = Signing()
-    request = VerifyOptions(only=only, full=full, jobs=jobs or cores())
+    request = VerifyOptions(only=only, exclude=exclude, full=full, jobs=jobs or cores())
     places = _places(context, folder, lock_file)
     if lock_file is None:
         backings = [signed_backing_of(context, place, trust_path) for place in places]
@@ -99,11 +103,11 @@ def verify(
             if not checked[i].report.is_whole:
                 repaired += _repaired(place, checked[i], neighbours, offline)
                 # without --full: what was read a moment ago has a receipt
-                again = VerifyOptions(only=only, jobs=request.jobs)
+                again = VerifyOptions(only=only, exclude=exclude, jobs=request.jobs)
                 checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
     # a part of a set, or a lock that was named here, gives no statement about the whole set
-    is_all = not only and lock_file is None
+    is_all = not only and not exclude and lock_file is None
     stated = [_stated(p, r, signing) for p, r in zip(places, reports, strict=True) if is_all]
     if as_json:
         return _answer_json(reports, repaired, backings, stated)

@@ -7,20 +7,31 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.context import checkout_of, checkout_or_none, say_json
 from pipeline.cli.file_statements import leave_weights_statement, show_statement
 from pipeline.cli.options import ANY_PATH, Rate, jobs_option, json_option, offline_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import StoreUnwritable
 from pipeline.weights.disk.install import name_revision
-from pipeline.weights.model import chosen_files, current_lock, read_spec
-from pipeline.weights.place import new_place
+from pipeline.weights.model import (
+    WeightsLock,
+    WeightsSpec,
+    chosen_files,
+    current_lock,
+    is_reference,
+    lock_path,
+    read_spec,
+    spec_of,
+)
+from pipeline.weights.place import Place, kept_lock, new_place
 from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
+from pipeline.weights.transfer.lookup import look_up_now
+from pipeline.weights.transfer.plan import PlannedFile, plan_fetch
 from pipeline.weights.transfer.sources import open_routes
 
 
 @click.command("fetch")
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME|ORG/MODEL[@REVISION]")
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
 @click.option(
     "--hub-cache", is_flag=True, help="Use the layout of the Hub's own cache; --to is that cache."
@@ -30,7 +41,7 @@ from pipeline.weights.transfer.sources import open_routes
     "neighbours",
     multiple=True,
     metavar="FOLDER|URL",
-    help="Folder, or `weights serve` of another machine, to ask first. Repeatable.",
+    help="Folder, or `weights serve` of another machine, to ask first. Repeatable: all are used.",
 )
 @click.option(
     "--limit-rate",
@@ -41,6 +52,10 @@ from pipeline.weights.transfer.sources import open_routes
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Fetch only matching files. Repeatable."
 )
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be fetched, and write nothing.")
 @offline_option
 @json_option
 @click.pass_context
@@ -53,6 +68,8 @@ def fetch_set(
     limit_rate: int | None,
     jobs: int,
     only: tuple[str, ...],
+    exclude: tuple[str, ...],
+    dry_run: bool,
     offline: bool,
     as_json: bool,
 ) -> None:
@@ -61,20 +78,25 @@ def fetch_set(
     What an earlier run downloaded, even one that was killed, is not downloaded again. The result
     is stated beside the files (.sm120/record.dsse.json), signed where there is a key. Another
     machine gets the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
+
+    A model that is named as the Hub does needs neither a spec nor a lock: it is looked up once,
+    and the folder keeps that commit.
     """
     # before hours of download: a named key that cannot sign is an error now
-    checkout, signing = checkout_of(context), Signing()
-    lock = current_lock(checkout, name)
-    pins = chosen_files(lock, only)
+    signing = Signing()
+    spec, lock = _locked(context, name, folder, offline)
+    pins = chosen_files(lock, only, exclude)
     place = new_place(folder, lock, hub_cache=hub_cache)
-    client, routes = open_routes(lock, neighbours=neighbours, offline=offline)
     options = Options(jobs=jobs, limit_bytes_per_s=limit_rate)
+    if dry_run:
+        return _show_plan(place, plan_fetch(place, pins, options), as_json)
+    client, routes = open_routes(lock, neighbours=neighbours, offline=offline)
     try:
         brought = fetch_files(place, pins, routes, client=client, options=options)
         # after the files: a lock beside a folder tells that the set is there
         place.keep_lock()
         # so that engines which ask the cache for `main` find the locked commit
-        name_revision(place, read_spec(checkout, name).revision)
+        name_revision(place, spec.revision)
     except StoreUnwritable as error:
         # the general hint speaks of the store, but weights lie where --to names
         if error.hint != StoreUnwritable.hint:
@@ -82,7 +104,7 @@ def fetch_set(
         raise StoreUnwritable(str(error), "Choose a folder you may write with --to.") from error
     size, statement = sum(pin.size_bytes for pin in brought), None
     # a part of a set gives no statement about the whole
-    if not only:
+    if not only and not exclude:
         kept = len(pins) - len(brought)
         statement = leave_weights_statement(place, signing, read=len(brought), by_receipt=kept)
     if as_json:
@@ -102,3 +124,43 @@ def fetch_set(
     click.echo(f"{place.snapshot}: {summary}")
     if statement:
         show_statement(statement)
+
+
+def _locked(
+    context: click.Context, name: str, folder: Path, offline: bool
+) -> tuple[WeightsSpec, WeightsLock]:
+    """The checkout's lock; of a model without one that of the folder, else as the Hub has it."""
+    if not is_reference(name):
+        checkout = checkout_of(context)
+        return read_spec(checkout, name), current_lock(checkout, name)
+    known = checkout_or_none(context)
+    spec = read_spec(known, name) if known else spec_of(name)
+    if known and lock_path(known, spec.name).exists():
+        return spec, current_lock(known, name)
+    if lock := kept_lock(folder, spec):
+        log.say(f"{spec.repository}: commit {lock.commit}, as this folder has it")
+        return spec, lock
+    looked = look_up_now(spec, offline=offline)
+    for warning in looked.warnings:
+        log.say(f"warning: {warning}")
+    log.say(f"  {spec.repository}: commit {looked.lock.commit}")
+    return spec, looked.lock
+
+
+def _show_plan(place: Place, planned: list[PlannedFile], as_json: bool) -> None:
+    n_bytes = sum(file.fetch_bytes for file in planned)
+    if as_json:
+        return say_json(
+            {
+                "name": place.lock.name,
+                "folder": str(place.snapshot),
+                "commit": place.lock.commit,
+                "files": [file.model_dump() for file in planned],
+                "fetch_bytes": n_bytes,
+            }
+        )
+    rows = [[f.path, log.size(f.size_bytes), f.state, log.size(f.fetch_bytes)] for f in planned]
+    click.echo(log.table(["file", "size", "state", "to fetch"], rows))
+    here = sum(file.size_bytes for file in planned if file.state == "to be read")
+    more = f"; {log.size(here)} are here and would be read" if here else ""
+    click.echo(f"{place.snapshot}: {log.size(n_bytes)} would be fetched{more}")

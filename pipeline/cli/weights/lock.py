@@ -5,28 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json
 from pipeline.cli.options import json_option, lock_check_option, locking_dry_run_option
-from pipeline.errors import LockEdited, LockMissing, LockStale, OfflineMiss, SpecInvalid
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import plain_settings
+from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid
 from pipeline.lock.sealed import read_or_none
 from pipeline.spec.checkout import Checkout
-from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
-from pipeline.weights.locking import LockChange, LockResult, diff_locks, look_up
+from pipeline.weights.locking import LockChange, LockResult, diff_locks
 from pipeline.weights.model import (
-    FilePin,
+    WeightsSpec,
     current_lock,
+    is_reference,
+    kept_locks,
     lock_path,
     read_lock,
     read_spec,
     spec_names,
+    spec_of,
+    spec_path,
     write_lock,
+    write_spec,
 )
-from pipeline.weights.transfer.fetch import fetch_range
-from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
+from pipeline.weights.transfer.lookup import look_up_now
 
 
 @click.command("list")
@@ -56,6 +58,7 @@ def list_sets(context: click.Context, as_json: bool) -> None:
         except LockEdited:
             row["lock"] = "edited"
         rows.append(row)
+    rows += _without_spec(checkout, {row["name"] for row in rows})
     if as_json:
         return say_json(rows)
     for row in rows:
@@ -64,58 +67,108 @@ def list_sets(context: click.Context, as_json: bool) -> None:
     click.echo(log.table(head, [[row.get(name) for name in head] for row in rows]))
 
 
+def _without_spec(checkout: Checkout, known: set[str]) -> list[dict[str, Any]]:
+    """Locks of models that were named by their repository."""
+    return [
+        {
+            "name": lock.name,
+            "repository": lock.repository,
+            "lock": "current",
+            "commit": lock.commit,
+            "files": len(lock.files),
+            "bytes": lock.size_bytes,
+        }
+        for lock in kept_locks(checkout)
+        if lock.name not in known
+    ]
+
+
 @click.command("lock")
-@click.argument("names", metavar="NAME...", nargs=-1)
+@click.argument("names", metavar="NAME|ORG/MODEL[@REVISION]...", nargs=-1)
+@click.option("--save", metavar="NAME", help="Also write a spec of this name, for ORG/MODEL.")
+@click.option(
+    "--include", multiple=True, metavar="PATTERN", help="Files for --save. Repeatable [default: *]."
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Files to leave out, for --save. Repeatable.",
+)
 @locking_dry_run_option
 @lock_check_option
 @json_option
 @click.pass_context
 def lock_sets(
-    context: click.Context, names: tuple[str, ...], dry_run: bool, check: bool, as_json: bool
+    context: click.Context,
+    names: tuple[str, ...],
+    save: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    dry_run: bool,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Look up the commit of weights, and the size and hash of every file; write their locks.
 
     Asks the Hub (or HF_ENDPOINT), with HF_TOKEN or the token of `hf auth login`. Nothing is
     written unless all answers belong to one commit.
+
+    Any model can be named as the Hub does, such as Qwen/Qwen3-0.6B@main: it needs no spec. --save
+    writes one, for some of its files (--include, --exclude) or to edit it.
     """
     checkout = checkout_of(context)
     if check:
         return _check(checkout, names, as_json)
     if not names:
         raise SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
+    specs = [read_spec(checkout, name) for name in dict.fromkeys(names)]
+    if save or include or exclude:
+        specs = [_to_save(checkout, names, save, include, exclude)]
     answers = []
     # all are looked up before the first is written
-    looked_up = {name: _look_up(checkout, name) for name in dict.fromkeys(names)}
-    for name, looked in looked_up.items():
-        moves = diff_locks(read_or_none(read_lock, lock_path(checkout, name)), looked.lock)
+    looked_up = [(spec, look_up_now(spec)) for spec in specs]
+    for spec, looked in looked_up:
+        path = lock_path(checkout, spec.name)
+        moves = diff_locks(read_or_none(read_lock, path), looked.lock)
         if not dry_run:
-            write_lock(lock_path(checkout, name), looked.lock)
+            # the spec first: a lock without it would be that of a model without a spec
+            if save:
+                write_spec(spec_path(checkout, save), spec)
+            write_lock(path, looked.lock)
         answers.append(_answer(looked, moves))
         if not as_json:
             _show(looked, moves, dry_run)
     if as_json:
         say_json(answers)
+    elif save and not dry_run:
+        click.echo(f"spec: {spec_path(checkout, save)}")
 
 
-def _look_up(checkout: Checkout, name: str) -> LockResult:
-    spec = read_spec(checkout, name)
-    client, hub = _transport()
-
-    def fetch(pin: FilePin, commit: str) -> bytes:
-        there = HubRepository(hub.endpoint, spec.repository, commit, hub.token)
-        routes = [HttpRoute(client, there, "plain HTTP")]
-        return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
-
-    with log.step(f"Looking up {name}: {spec.repository} at {spec.revision}"):
-        return look_up(spec, hub, fetch)
-
-
-def _transport() -> tuple[Client, Hub]:
-    # huggingface_hub's own switch: users who set it expect every tool to obey it
-    if is_offline():
-        raise OfflineMiss("HF_HUB_OFFLINE is set", "Unset it where the Hub may be asked.")
-    settings = plain_settings()
-    return Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
+def _to_save(
+    checkout: Checkout,
+    names: tuple[str, ...],
+    save: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+) -> WeightsSpec:
+    """A model's spec under a name of the user's."""
+    if not save:
+        # else nobody could tell later which files the lock leaves out, and why
+        raise click.UsageError("--include and --exclude need --save NAME, which writes them down")
+    if len(names) != 1 or not is_reference(names[0]):
+        raise click.UsageError("--save needs one ORG/MODEL[@REVISION]")
+    if save in spec_names(checkout):
+        raise SpecInvalid(
+            f"{spec_path(checkout, save)}: is there already",
+            f"Edit it and run `sm120 weights lock {save}`, or save under another name.",
+        )
+    changes = {"name": save, "include": list(include) or ["*"], "exclude": list(exclude)}
+    try:
+        return WeightsSpec.model_validate(spec_of(names[0]).model_dump() | changes)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise click.UsageError(f"--save {save!r}: {first['loc'][0]}: {first['msg']}") from error
 
 
 def _answer(looked: LockResult, moves: list[LockChange]) -> dict[str, object]:

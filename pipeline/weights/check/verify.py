@@ -31,6 +31,7 @@ class VerifyOptions:
     """How to verify."""
 
     only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     paths: frozenset[str] | None = None  # exactly these, if given
     full: bool = False  # use no receipt
     direct: bool = False  # read from the disk, not from the page cache
@@ -40,7 +41,7 @@ class VerifyOptions:
         """The files to look at."""
         if self.paths is not None:
             return [pin for pin in lock.files if pin.path in self.paths]
-        return chosen_files(lock, self.only)
+        return chosen_files(lock, self.only, self.exclude)
 
 
 class VerifyReport(Frozen):
@@ -81,8 +82,9 @@ def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] =
     pins = request.chosen(place.lock)
     since_ns = receipt.disk_time_ns(place)  # before the first file is looked at
     present, findings = survey(place, pins)
-    # with --only, what lies elsewhere in the folder was not asked about
-    findings += [f for f in extras(place, neighbours) if is_chosen(f.path, request.only)]
+    # with --only or --exclude, what else lies in the folder was not asked about
+    others = extras(place, neighbours)
+    findings += [f for f in others if is_chosen(f.path, request.only, request.exclude)]
     for finding in [f for f in findings if f.damage]:
         log.say(f"  {finding.kind}: {finding.path} {finding.detail}".rstrip())
     known = {} if request.full else receipt.proved_identities(place)

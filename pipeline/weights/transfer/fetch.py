@@ -59,7 +59,9 @@ def fetch_files(
             log.say("Another fetch is at work on this folder; waiting for it")
     with locked(lock_file, stop=client.stop):
         # under the lock: another fetch may just have made it the folder of another set
-        _require_own_folder(place, pins)
+        require_own_folder(place, pins)
+        if not again:
+            place.keep_begun()
         right = set() if again else right_files(place, pins, client.stop)
         todo = [pin for pin in pins if pin.path not in right]
         if todo:
@@ -85,7 +87,7 @@ def fetch_range(
     yield from read_range(Router(routes), pin, start, stop, client, throttle, chosen.first_wait_s)
 
 
-def _require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
+def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
     """Refuse a folder of another set, and names that cannot be written."""
     if place.lock_file.exists():
         held = read_lock(place.lock_file)
@@ -94,6 +96,8 @@ def _require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
                 f"{place.root}: holds {held.name} of {held.repository}",
                 "Choose another folder with --to: one folder, one set.",
             )
+    if place.root.exists() and not place.root.is_dir():
+        raise StoreUnwritable(f"{place.root}: is not a folder")
     for pin in pins:
         if place.file(pin).is_dir() and not place.file(pin).is_symlink():
             raise StoreUnwritable(f"{place.file(pin)}: is a folder")
@@ -109,7 +113,7 @@ def _transfer(
     partials = [PartialFile(same[0], folder, options.range_bytes) for same in names.values()]
     kept = sum(partial.kept_bytes for partial in partials)
     missing = sum(partial.pin.size_bytes for partial in partials) - kept
-    _require_space(place.root, missing)
+    require_space(place.root, missing)
 
     def finish(partial: PartialFile) -> None:
         with os_errors_explained(partial.path):
@@ -133,7 +137,7 @@ def _transfer(
         pool.run(options.jobs)
 
 
-def _require_space(root: Path, missing_bytes: int) -> None:
+def require_space(root: Path, missing_bytes: int) -> None:
     """Refuse before the first byte what the disk cannot hold."""
     # the folder itself may still have to be made
     nearest = next(p for p in (root, *root.absolute().parents) if p.exists())

@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.weights.model import read_lock
 from pipeline.weights.place import find_places
+from pipeline.weights.transfer import fetch as fetch_module
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.unit.support import Command
@@ -219,3 +220,119 @@ def test_offline_by_the_hubs_own_variable(
     assert sm120("weights", "lock", "tiny").error == "OfflineMiss"
     assert sm120("weights", "fetch", "tiny", "--to", "w").error == "OfflineMiss"
     assert hub.asked == []
+
+
+def test_any_model_is_locked_and_fetched_by_its_name_on_the_hub(
+    hub: TestHub, sm120: Command
+) -> None:
+    commit = hub.add("Some-Org/New_Model", FILES)
+    ended = sm120("weights", "lock", "Some-Org/New_Model")
+    assert ended.code == 0, ended.err
+    assert f"3 files, 102.4 kB, commit {commit}, locked" in ended.out
+    assert not (sm120.cwd / "lockfiles/weights/some-org--new+model.yaml").exists()
+    hub.add("Some-Org/New_Model", {**FILES, "config.json": b"{}"})
+    fetched = sm120("weights", "fetch", "Some-Org/New_Model", "--to", "w", "--json").json
+    assert (fetched["commit"], len(fetched["brought"])) == (commit, 3)
+    assert sm120("weights", "verify", "w").code == 0
+    rows = {row["name"]: row for row in sm120("weights", "list", "--json").json}
+    assert rows["some-org--new+model"]["repository"] == "Some-Org/New_Model"
+    assert "some-org--new+model" in sm120("weights", "list").out
+    assert "current" in sm120("weights", "lock", "--check", "Some-Org/New_Model").out
+
+
+def test_a_model_is_fetched_outside_a_checkout_and_its_folder_keeps_the_commit(
+    hub: TestHub, sm120: Command
+) -> None:
+    (sm120.cwd / "images").rmdir()
+    first = hub.add("org/other", FILES)
+    hub.fail("model.safetensors", fault.status(403), times=ALWAYS)
+    assert sm120("weights", "fetch", "org/other", "--to", "w").code != 0
+    hub.forgive()
+    # the branch moved while the first run was away: what is half here must stay of one commit
+    second = hub.add("org/other", {**FILES, "config.json": b"{}"})
+    assert sm120("weights", "fetch", "org/other", "--to", "w", "--json").json["commit"] == first
+    assert (sm120.cwd / "w/config.json").read_bytes() == FILES["config.json"]
+    hub.asked.clear()
+    assert sm120("weights", "fetch", "org/other", "--to", "w", "--offline").code == 0
+    assert hub.asked == []
+    new = sm120("weights", "fetch", "org/other", "--to", "w2", "--hub-cache", "--json").json
+    assert new["commit"] == second
+    again = sm120("weights", "fetch", "org/other", "--to", "w2", "--hub-cache", "--offline")
+    assert again.code == 0, again.err
+
+
+def test_a_revision_is_fetched_by_its_name_or_commit(hub: TestHub, sm120: Command) -> None:
+    old = hub.add("org/other", FILES, "v1")
+    hub.add("org/other", {"config.json": b"{}"})
+    for revision in ("v1", old):
+        fetch = ("weights", "fetch", f"org/other@{revision}", "--to", revision, "--json")
+        assert sm120(*fetch).json["commit"] == old
+    assert sm120("weights", "fetch", "org/other@v2", "--to", "w").error == "HubRefused"
+
+
+def test_two_models_do_not_share_a_folder(hub: TestHub, sm120: Command) -> None:
+    hub.add("org/other", FILES)
+    assert sm120("weights", "fetch", "org/tiny", "--to", "w").code == 0
+    before = sorted(p for p in (sm120.cwd / "w/.sm120").rglob("*"))
+    assert sm120("weights", "fetch", "org/other", "--to", "w").error == "SpecInvalid"
+    assert sorted(p for p in (sm120.cwd / "w/.sm120").rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["../tiny", "org/tiny@../../x", "org/tiny/x", "org/ti\nny"])
+@pytest.mark.parametrize("verb", [("lock",), ("fetch", "--to", "w")])
+def test_a_name_that_the_hub_cannot_have_asks_and_writes_nothing(
+    hub: TestHub, sm120: Command, name: str, verb: tuple[str, ...]
+) -> None:
+    assert sm120("weights", verb[0], name, *verb[1:]).error == "SpecInvalid"
+    assert hub.asked == []
+    assert not (sm120.cwd / "w").exists()
+
+
+def test_a_spec_is_saved_from_a_model_with_a_choice_of_files(hub: TestHub, sm120: Command) -> None:
+    hub.add("org/other", FILES)
+    lock = ("weights", "lock", "org/other", "--include", "*.json", "--include", "*.py")
+    assert sm120(*lock).code == 2
+    assert sm120(*lock, "--save", "tiny").error == "SpecInvalid"
+    assert sm120(*lock, "--save", "../mine").code == 2
+    assert sm120(*lock, "--save", "mine", "--dry-run").code == 0
+    spec = sm120.cwd / "lockfiles/weights/mine.yaml"
+    assert not spec.exists()
+    saved = sm120(*lock, "--save", "mine")
+    assert saved.code == 0, saved.err
+    assert f"spec: {spec}" in saved.out
+    assert sm120("weights", "fetch", "mine", "--to", "w", "--json").json["files"] == 2
+    spec.write_text(spec.read_text().replace("- '*.py'\n", ""))
+    assert sm120("weights", "fetch", "mine", "--to", "w").error == "LockStale"
+
+
+def test_a_dry_run_says_what_would_be_fetched_and_writes_nothing(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sm120("weights", "lock", "tiny")
+    fetch = ("weights", "fetch", "tiny", "--to", "w")
+    shown = sm120(*fetch, "--dry-run")
+    assert "w: 102.4 kB would be fetched" in shown.out
+    assert not (sm120.cwd / "w").exists()
+    assert hub.bodies() == []
+    sm120(*fetch, "--only", "*.json")
+    planned = sm120(*fetch, "--dry-run", "--json").json
+    states = {file["path"]: file["fetch_bytes"] for file in planned["files"]}
+    assert states == {"config.json": 0, "model.safetensors": 102400, "modeling.py": 8}
+    assert planned["fetch_bytes"] == 102408
+    on_a_file = sm120("weights", "fetch", "tiny", "--to", "w/config.json", "--dry-run")
+    assert on_a_file.error == "StoreUnwritable"
+    monkeypatch.setattr(fetch_module, "LEAVE_FREE_BYTES", 1 << 60)
+    assert sm120(*fetch, "--dry-run").error == "DiskFull"
+
+
+def test_files_are_left_out_by_a_pattern(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    fetch = ("weights", "fetch", "tiny", "--to", "w")
+    assert sm120(*fetch, "--exclude", "*").error == "WeightsUnknown"
+    ended = sm120(*fetch, "--exclude", "*.safetensors", "--json").json
+    assert (sorted(ended["brought"]), ended["statement"]) == (["config.json", "modeling.py"], None)
+    assert not (sm120.cwd / "w/model.safetensors").exists()
+    assert sm120("weights", "verify", "w", "--exclude", "*.safetensors").code == 0
+    assert sm120("weights", "verify", "w").code == 60
+    only = sm120(*fetch, "--only", "*.safetensors", "--exclude", "model*")
+    assert only.error == "WeightsUnknown"
