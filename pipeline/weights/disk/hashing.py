@@ -178,22 +178,46 @@ def _pass_over(
     chunks: Iterator[memoryview], hasher: hashlib._Hash, advance: Advance, stop: threading.Event
 ) -> tuple[str, ...]:
     """Hash everything; returns the marks."""
-    marks: list[str] = []
-    at = reported = 0
+    marked = MarkedHash(hasher)
+    reported = 0
     for chunk in chunks:
         if stop.is_set():
             raise Interrupted("stopped")
-        hasher.update(chunk)
-        at += len(chunk)
-        if at % BLOCK_BYTES == 0:
-            marks.append(mark_of(hasher))
-        if at - reported >= _WINDOW_BYTES:
-            advance(at - reported)
-            reported = at
-    if at % BLOCK_BYTES:
-        marks.append(mark_of(hasher))
-    advance(at - reported)
-    return tuple(marks)
+        marked.update(chunk)
+        if marked.at - reported >= _WINDOW_BYTES:
+            advance(marked.at - reported)
+            reported = marked.at
+    advance(marked.at - reported)
+    return marked.marks
+
+
+class MarkedHash:
+    """A hash of bytes in order, and its marks on the way."""
+
+    def __init__(self, hasher: hashlib._Hash) -> None:
+        self._hasher, self._marks = hasher, list[str]()
+        self.at = 0
+
+    def update(self, data: memoryview | bytes) -> None:
+        """The bytes that come next, however many."""
+        rest = memoryview(data)
+        while rest:
+            piece = rest[: BLOCK_BYTES - self.at % BLOCK_BYTES]
+            self._hasher.update(piece)
+            self.at += len(piece)
+            if self.at % BLOCK_BYTES == 0:
+                self._marks.append(mark_of(self._hasher))
+            rest = rest[len(piece) :]
+
+    @property
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """One for each block, the last of which may be short."""
+        last = [mark_of(self._hasher)] if self.at % BLOCK_BYTES else []
+        return (*self._marks, *last)
 
 
 def mark_of(hasher: hashlib._Hash) -> str:

@@ -12,8 +12,10 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,13 +36,16 @@ from pipeline.weights.disk.hashing import (
     on_all_cores,
     read_file,
 )
-from pipeline.weights.disk.survey import FileFinding, extras, right_size, survey
+from pipeline.weights.disk.survey import FileFinding, extras, plain_size, right_size, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
 # The coarsest clock of a file system in use (FAT's); Linux's own disks tick every few milliseconds.
 _CLOCK_TICK_NS = 2_000_000_000
 _MOST_BYTES = 256 << 20  # a set of 1 TB has 4 MB of marks
+# A receipt is written whole, which takes a second where it has 20,000 files: so many times as long
+# as it took passes until the next, and of what was proved meanwhile a kill may cost the proof.
+_PAUSE = 10
 _MACHINE = Path("/etc/machine-id")
 _LIMITS = "The machine is out of memory or of open files: see `ulimit -n`."
 
@@ -82,7 +87,7 @@ def machine() -> str:
 
 
 def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
-    """Entries by path; none when the receipt is damaged or for another lock or machine."""
+    """Entries by path, each for the hash it names; none of a receipt that is damaged or foreign."""
     try:
         data = read_plain(place.receipt_file, _MOST_BYTES)
         if data is None:
@@ -90,9 +95,13 @@ def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
         receipt = Receipt.model_validate_json(data)
     except (OSError, ValidationError):
         return {}
-    # inode numbers of another machine's disk mean nothing here
-    fits = receipt.lock == place.lock.seal and receipt.machine == machine()
-    if not fits or receipt.block_bytes != BLOCK_BYTES or receipt.seal != receipt.computed_seal():
+    # Inode numbers of another machine's disk mean nothing here. One for another lock is of use:
+    # most files of a set stay the same when it is locked anew, and need not be read for that.
+    if (
+        receipt.machine != machine()
+        or receipt.block_bytes != BLOCK_BYTES
+        or receipt.seal != receipt.computed_seal()
+    ):
         return {}
     return {entry.path: entry for entry in receipt.files}
 
@@ -118,6 +127,57 @@ def proved(pin: FilePin, reading: Reading, since_ns: int) -> ReceiptEntry:
     identity = reading.identity if is_settled else None
     marks = "".join(reading.marks)
     return ReceiptEntry(path=pin.path, want=pin.want, identity=identity, marks=marks)
+
+
+def set_back_mtime(path: Path) -> None:
+    """Before a new file gets its name, so that `installed` can vouch for it at once."""
+    # by the disk's own clock, which may not be ours; where it cannot be set, the file is read again
+    with suppress(OSError):
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 2 * _CLOCK_TICK_NS))
+
+
+def installed(place: Place, pin: FilePin, marks: Sequence[str]) -> ReceiptEntry:
+    """The entry of a file that was hashed while it was written, and has just got its name.
+
+    Its last change is too fresh to tell it from one in the same tick of the clock. But whoever
+    writes to it sets its mtime to now, and that was set back to before the tick.
+    """
+    identity = right_size(place.file(pin), pin)
+    if identity and identity.mtime_ns >= identity.ctime_ns - _CLOCK_TICK_NS:
+        identity = None
+    return ReceiptEntry(path=pin.path, want=pin.want, identity=identity, marks="".join(marks))
+
+
+class ReceiptWriter:
+    """Writes a receipt while files are proved: what ends the process costs only the last ones."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._new: list[ReceiptEntry] = []
+        self._next_s = 0.0
+        self._guard = threading.Lock()
+
+    def add(self, entries: Iterable[ReceiptEntry]) -> None:
+        """Write them now, unless most of the time would go by with writing receipts."""
+        with self._guard:
+            self._new += entries
+            if time.monotonic() >= self._next_s:
+                self._write()
+
+    def flush(self) -> None:
+        """Write what is left."""
+        with self._guard:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._new:
+            return
+        begun_s = time.monotonic()
+        keep(self._place, self._new, ())
+        self._new = []
+        now_s = time.monotonic()
+        self._next_s = now_s + _PAUSE * (now_s - begun_s)
 
 
 def keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
@@ -185,35 +245,65 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
     )
 
 
-def right_files(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> set[str]:
-    """The paths of files that are as locked: by the receipt, or else by hashing them now."""
-    proved = proved_identities(place)
-    right, unknown = set(), []
+@dataclass(frozen=True)
+class FilesHere:
+    """Which files of a set are there: those that are right, and what the others hold instead."""
+
+    right: frozenset[str] = frozenset()
+    wrong: Mapping[str, FilePin] = field(default_factory=dict)  # by the hash of what is there
+
+
+def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> FilesHere:
+    """By the receipt, or else by hashing them now, which the receipt then knows."""
+    known = proved_identities(place)
+    right, odd, unread = set(), [], []
     for pin in pins:
         if (identity := right_size(place.file(pin), pin)) is None:
-            continue
-        if proved.get(pin.path) == identity:
+            odd.append(pin)
+        elif known.get(pin.path) == identity:
             right.add(pin.path)
         else:
-            unknown.append(pin)
-    return right | _right_by_hash(place, unknown, stop) if unknown else right
+            unread.append((pin, pin))
+    unread += _strays(place, odd, pins)
+    digests = _read(place, unread, stop) if unread else {}
+    right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
+    wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
+    return FilesHere(frozenset(right), wrong)
 
 
-def _right_by_hash(place: Place, pins: list[FilePin], stop: threading.Event) -> set[str]:
-    total = sum(pin.size_bytes for pin in pins)
-    right: set[str] = set()
+def _strays(
+    place: Place, odd: Sequence[FilePin], pins: Sequence[FilePin]
+) -> list[tuple[FilePin, FilePin]]:
+    """Files of a wrong size that may be another file of the set, and which one."""
+    by_size = {pin.size_bytes: pin for pin in pins}
+    pairs = ((pin, by_size.get(plain_size(place.file(pin)) or 0)) for pin in odd)
+    return [(pin, other) for pin, other in pairs if other is not None]
 
-    def check(pin: FilePin) -> None:
+
+def _read(
+    place: Place, files: list[tuple[FilePin, FilePin]], stop: threading.Event
+) -> dict[str, str]:
+    """What lies at the path of each first, hashed as the second is; what cannot be read is not."""
+    total = sum(like.size_bytes for _, like in files)
+    digests: dict[str, str] = {}
+    since_ns, writer = disk_time_ns(place), ReceiptWriter(place)
+
+    def check(file: tuple[FilePin, FilePin]) -> None:
+        pin, like = file
         try:
-            reading = read_file(place.file(pin), pin.new_hash(), advance=bar.advance, stop=stop)
-        except OSError as error:  # a file that cannot be read is not right
+            reading = read_file(place.file(pin), like.new_hash(), advance=bar.advance, stop=stop)
+        except OSError as error:
             if error.errno in MACHINE_ERRORS:
                 raise StoreUnwritable(f"{place.file(pin)}: {error.strerror}", _LIMITS) from error
             return
-        if reading.digest == pin.want:
-            right.add(pin.path)
+        digests[pin.path] = reading.digest
+        if reading.digest == pin.want and since_ns is not None:
+            writer.add([proved(pin, reading, since_ns)])
 
-    title = f"Checking {log.count(len(pins), 'file')} already here, {log.size(total)}"
-    with log.step(title), log.progress("check", total) as bar:
-        on_all_cores(check, pins, cores(), stop.set)
-    return right
+    title = f"Checking {log.count(len(files), 'file')} already here, {log.size(total)}"
+    try:
+        with log.step(title), log.progress("check", total) as bar:
+            on_all_cores(check, files, cores(), stop.set)
+    finally:  # what was read before a Ctrl-C need not be read again
+        writer.flush()
+    return digests

@@ -132,6 +132,15 @@ def right_size(path: Path, pin: FilePin) -> Identity | None:
     return identity_of(status) if fits else None
 
 
+def plain_size(path: Path) -> int | None:
+    """The size of a plain file; none for anything else, a link too."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
 def _kind_of(mode: int) -> str:
     names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return names.get(stat.S_IFMT(mode), "a link or device")

@@ -13,10 +13,16 @@ from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.files import is_free, locked, os_errors_explained
 from pipeline.weights.disk.install import install, link
-from pipeline.weights.disk.receipt import right_files
+from pipeline.weights.disk.receipt import (
+    FilesHere,
+    ReceiptWriter,
+    files_here,
+    installed,
+    set_back_mtime,
+)
 from pipeline.weights.model import FilePin, read_lock
 from pipeline.weights.place import Place
-from pipeline.weights.transfer.partial_file import PartialFile
+from pipeline.weights.transfer.partial_file import PartialFile, adopt
 from pipeline.weights.transfer.router import Router
 from pipeline.weights.transfer.routes import Route
 from pipeline.weights.transfer.workers import Throttle, WorkerPool, read_range
@@ -62,8 +68,9 @@ def fetch_files(
         require_own_folder(place, pins)
         if not again:
             place.keep_begun()
-        right = set() if again else right_files(place, pins, client.stop)
-        todo = [pin for pin in pins if pin.path not in right]
+        here = FilesHere() if again else files_here(place, pins, client.stop)
+        todo = [pin for pin in pins if pin.path not in here.right]
+        _use_swapped(place, todo, here)
         if todo:
             _transfer(place, todo, Router(routes), client, options or Options())
         for pin in pins:
@@ -103,6 +110,17 @@ def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
             raise StoreUnwritable(f"{place.file(pin)}: is a folder")
 
 
+def _use_swapped(place: Place, todo: Sequence[FilePin], here: FilesHere) -> None:
+    """Files whose bytes lie under the name of another: nothing is fetched for them."""
+    for pin in todo:
+        if (other := here.wrong.get(pin.want)) is None:
+            continue
+        log.say(f"  {pin.path}: lies here as {other.path}")
+        with os_errors_explained(place.file(other)):
+            # as if it had just arrived: it is hashed once more, and gets its name as all others do
+            adopt(place.file(other), pin, place.partial_folder)
+
+
 def _transfer(
     place: Place, pins: Sequence[FilePin], router: Router, client: Client, options: Options
 ) -> None:
@@ -115,13 +133,19 @@ def _transfer(
     missing = sum(partial.pin.size_bytes for partial in partials) - kept
     require_space(place.root, missing)
 
+    receipt = ReceiptWriter(place)
+
     def finish(partial: PartialFile) -> None:
+        set_back_mtime(partial.path)
         with os_errors_explained(partial.path):
             partial.sync()  # before it gets its name: a name must never lead to lost bytes
-        install(place, partial.path, names[partial.pin.want])
+        same = names[partial.pin.want]
+        install(place, partial.path, same)
         partial.forget()
+        # one by one, so that a run which is killed leaves proof of what it finished
+        receipt.add([installed(place, pin, partial.marks) for pin in same])
 
-    more = f" ({log.size(kept)} are here from an earlier run)" if kept else ""
+    more = f" ({log.size(kept)} are here already)" if kept else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
     throttle = Throttle(options.limit_bytes_per_s, client.stop)
     with log.step(title), log.progress("weights", missing) as bar:
@@ -134,7 +158,10 @@ def _transfer(
             bar=bar,
             install=finish,
         )
-        pool.run(options.jobs)
+        try:
+            pool.run(options.jobs)
+        finally:
+            receipt.flush()
 
 
 def require_space(root: Path, missing_bytes: int) -> None:
@@ -142,7 +169,7 @@ def require_space(root: Path, missing_bytes: int) -> None:
     # the folder itself may still have to be made
     nearest = next(p for p in (root, *root.absolute().parents) if p.exists())
     free = shutil.disk_usage(nearest).free
-    if missing_bytes + LEAVE_FREE_BYTES > free:
+    if missing_bytes and missing_bytes + LEAVE_FREE_BYTES > free:
         raise DiskFull(
             f"{root}: {log.size(missing_bytes)} are to be fetched, {log.size(free)} are free",
             "Free some, or fetch to another disk; what is here already is kept and counted.",

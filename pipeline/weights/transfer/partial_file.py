@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from pipeline.files import os_errors_explained
+from pipeline.weights.disk.hashing import MarkedHash
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.routes import AttemptFailed
 
@@ -32,7 +33,7 @@ class PartialFile:
         self._busy = 0
         self._guard = threading.Lock()
         self._hash_turn = threading.Lock()
-        self._hash, self._front = pin.new_hash(), 0
+        self._hash = MarkedHash(pin.new_hash())
         self._file = self._journal = -1
         self.rejected = ""  # the wrong digest of a first transfer; set during the second
         self.is_alone = False  # the server sends only whole files: one connection
@@ -117,7 +118,6 @@ class PartialFile:
                 if span[0] <= self._front <= at:
                     self._hash_upto(at)
                     self._hash.update(piece)
-                    self._front = at + len(piece)
             finally:
                 self._hash_turn.release()
 
@@ -149,7 +149,6 @@ class PartialFile:
             if not piece:
                 raise OSError(f"{self.path}: became shorter")
             self._hash.update(piece)
-            self._front += len(piece)
 
     def claim_end(self) -> bool:
         """Whether all is there and hashed; true for one caller only."""
@@ -161,8 +160,18 @@ class PartialFile:
             return True
 
     @property
+    def _front(self) -> int:
+        """How far it is hashed."""
+        return self._hash.at
+
+    @property
     def digest(self) -> str:
-        return self._hash.hexdigest()
+        return self._hash.digest
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What the hash was after each block, for its receipt."""
+        return self._hash.marks
 
     def give_up(self) -> bool:
         """Fetch no more of it in this run; true for one caller only."""
@@ -177,7 +186,7 @@ class PartialFile:
         os.truncate(self._journal, 0)
         with self._guard:
             self.rejected, self._is_claimed = self.digest, False
-            self._done, self._front, self._hash = [], 0, self.pin.new_hash()
+            self._done, self._hash = [], MarkedHash(self.pin.new_hash())
             self.turn, self.fetched_bytes = self.turn + 1, 0
             self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
 
@@ -196,6 +205,16 @@ class PartialFile:
         self.close()
         self.path.unlink(missing_ok=True)
         self._journal_path.unlink(missing_ok=True)
+
+
+def adopt(source: Path, pin: FilePin, folder: Path) -> None:
+    """Make a file that lies elsewhere on this disk the partial file of a pin, complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # in this order: after a kill in between nothing wrong is taken for complete, and what is
+    # complete is not fetched again
+    (folder / pin.want).unlink(missing_ok=True)
+    (folder / f"{pin.want}.journal").write_text(f"0 {pin.size_bytes}\n", encoding="ascii")
+    os.replace(source, folder / pin.want)
 
 
 def merged(spans: list[Span]) -> list[Span]:

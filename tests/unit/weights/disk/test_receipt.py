@@ -161,11 +161,33 @@ def test_a_receipt_of_rubbish_is_ignored(proved: DiskSet, data: bytes) -> None:
     assert read_again(proved) == 6
 
 
-def test_a_receipt_of_another_lock_is_ignored(proved: DiskSet) -> None:
+def test_a_receipt_of_another_lock_vouches_only_for_what_both_name(proved: DiskSet) -> None:
     others = small_files() | {"config.json": b'{"a": 2}\n'}
     place = Place(proved.place.root, lock_of(others), hub_cache=proved.place.hub_cache)
-    damage = verify(place, VerifyOptions()).report.damage
-    assert "config.json" in {f.path for f in damage}
+    report = verify(place, VerifyOptions()).report
+    assert "config.json" in {f.path for f in report.damage}
+    # what the new lock names as the old one did need not be read again
+    assert report.by_receipt == len(others) - 1
+
+
+def test_a_new_file_is_vouched_for_at_once_and_any_later_write_shows(proved: DiskSet) -> None:
+    pin, path = proved.pin(SHARD), proved.path(SHARD)
+    fresh = path.with_name("fresh")
+    fresh.write_bytes(path.read_bytes())
+    receipt.set_back_mtime(fresh)
+    fresh.replace(path)
+    receipt.keep(proved.place, [receipt.installed(proved.place, pin, ["0" * 16])], ())
+    assert read_again(proved) == 0
+    flip(path, 100)  # within the same tick of a slow clock, it may be
+    assert proved.kinds() == {SHARD: "changed"}
+
+
+def test_a_new_file_whose_mtime_is_fresh_is_not_vouched_for(proved: DiskSet) -> None:
+    pin, path = proved.pin(SHARD), proved.path(SHARD)
+    path.write_bytes(path.read_bytes())
+    assert receipt.installed(proved.place, pin, ["0" * 16]).identity is None
+    path.unlink()
+    assert receipt.installed(proved.place, pin, ["0" * 16]).identity is None
 
 
 def test_a_receipt_of_another_machine_is_ignored(
