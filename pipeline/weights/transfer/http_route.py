@@ -62,9 +62,15 @@ class HttpRoute:
     """Ranges of a repository's files; remembers where the Hub sends us for each."""
 
     def __init__(
-        self, client: Client, repository: HubRepository, name: str, stall_s: float = STALL_S
+        self,
+        client: Client,
+        repository: HubRepository,
+        name: str,
+        stall_s: float = STALL_S,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self.is_shared = name, is_shared
         self._client, self._repository = client, repository
         self._limits = stall_limits(stall_s)
         self._links: dict[str, str] = {}

@@ -37,7 +37,7 @@ class PartialFile:
         self._file = self._journal = -1
         self.rejected = ""  # the wrong digest of a first transfer; set during the second
         self.is_alone = False  # the server sends only whole files: one connection
-        self.turn = self.fetched_bytes = 0
+        self.fetched_bytes = 0
         self._is_claimed = False
 
     def _read_journal(self) -> list[Span]:
@@ -187,7 +187,7 @@ class PartialFile:
         with self._guard:
             self.rejected, self._is_claimed = self.digest, False
             self._done, self._hash = [], MarkedHash(self.pin.new_hash())
-            self.turn, self.fetched_bytes = self.turn + 1, 0
+            self.kept_bytes = self.fetched_bytes = 0
             self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
 
     def close(self) -> None:

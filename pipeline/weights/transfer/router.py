@@ -33,31 +33,101 @@ ATTEMPTS = 6
 # itself, so it gets more of them than one that just fails.
 DEFERRED_ATTEMPTS = 20
 LONGEST_WAIT_S = 30.0
+# A source that failed so often in a row, over all connections, is asked after the others for a
+# while: a machine that was switched off must not cost every range two attempts and their waits.
+FAILURES = 4
+REST_S = 60.0
+# One wrong file may be a fault on the way; a source of several is asked after the others.
+LIES = 2
+_MEASURED_BYTES = 1 << 20  # of a smaller range the time is mostly that of asking
 _LONGEST_DEFER_S = 600.0  # a server that asks for more is as good as down
 # Which of several routes' errors helps the user most, first to last.
 _MOST_USEFUL = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
 
 class Router:
-    """Picks a route for each attempt: in order, stalled ones last, those without the file never."""
+    """Picks a route for each attempt: in order, those that fail or lie last, without a file never.
+
+    Sources that a user named work together: a new range goes to the one that has the fewest open
+    for its speed. A file that arrived wrong comes from one at a time: that shows which one lies.
+    """
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = list(routes)
-        self._stalls = dict.fromkeys(range(len(self._routes)), 0)
+        every = range(len(self._routes))
+        self._stalls, self._failures = dict.fromkeys(every, 0), dict.fromkeys(every, 0)
+        self._lies, self._open = dict.fromkeys(every, 0), dict.fromkeys(every, 0)
+        self._rests_until, self._rates = dict.fromkeys(every, 0.0), dict.fromkeys(every, 0.0)
         self._missing: dict[str, dict[int, NotAvailable]] = {}
+        self._gave: dict[str, set[int]] = {}  # who has sent bytes of a file
+        self._wrong: dict[str, set[int]] = {}  # who had a part in a file that arrived wrong
+        self._suspects: dict[str, set[int]] = {}  # and who sent it alone
         self._deferred_until: dict[int, float] = {}
         self._guard = threading.Lock()
 
-    def pick(self, pin: FilePin, turn: int) -> Route:
-        """The route for a file's next attempt; every failed attempt takes the next turn."""
+    def pick(self, pin: FilePin, turn: int, first: Route | None = None) -> Route:
+        """The route for a file's next attempt; every failed attempt takes the next turn.
+
+        `first` is where the attempts at this range began, if they did.
+        """
         with self._guard:
-            missing = self._missing.get(pin.want, {})
-            left = [i for i in range(len(self._routes)) if i not in missing]
-            # last, not never: where all routes stall, each still gets its turns
-            left.sort(key=lambda i: (self._stalls[i] >= STALLS, i))
-            if not left:
-                raise self._error(pin, missing)
-            return self._routes[left[turn % len(left)]]
+            order = self._order(pin)
+            if not order:
+                raise self._error(pin, self._missing.get(pin.want, {}))
+            begun = self._routes.index(first) if first else self._least_used(pin, order)
+            if begun in order:
+                order = [begun, *(i for i in order if i != begun)]
+            return self._routes[order[turn % len(order)]]
+
+    def _order(self, pin: FilePin) -> list[int]:
+        """Who may have the file, the best first."""
+        missing, suspects = self._missing.get(pin.want, {}), self._suspects.get(pin.want, set())
+        left = [i for i in range(len(self._routes)) if i not in missing]
+        # last, not never: where all routes stall, each still gets its turns
+        return sorted(left, key=lambda i: (i in suspects, self._is_poor(i), i))
+
+    def _is_poor(self, at: int) -> bool:
+        rests = self._rests_until[at] > time.monotonic()
+        return rests or self._stalls[at] >= STALLS or self._lies[at] >= LIES
+
+    def _least_used(self, pin: FilePin, order: list[int]) -> int:
+        shared = [i for i in order if self._routes[i].is_shared and not self._is_poor(i)]
+        if pin.want in self._wrong or order[0] not in shared:
+            return order[0]
+        # one that was not measured yet may be as fast as the fastest
+        fastest = max(self._rates.values()) or 1.0
+        return min(shared, key=lambda i: ((self._open[i] + 1) / (self._rates[i] or fastest), i))
+
+    def opened(self, route: Route, by: int) -> None:
+        """One more range is open there, or one less."""
+        with self._guard:
+            self._open[self._routes.index(route)] += by
+
+    def gave(self, route: Route, pin: FilePin) -> None:
+        """Bytes of the file came from there."""
+        with self._guard:
+            self._gave.setdefault(pin.want, set()).add(self._routes.index(route))
+
+    def arrived_right(self, pin: FilePin) -> None:
+        """Whoever had a part in it when it was wrong, and has none now, has wrong bytes."""
+        with self._guard:
+            self._suspects.pop(pin.want, None)
+            for at in self._wrong.pop(pin.want, set()) - self._gave.pop(pin.want, set()):
+                self._lies[at] += 1
+
+    def arrived_wrong(self, pin: FilePin, *, is_all_new: bool) -> bool:
+        """Whether a source is left that the file did not come from alone."""
+        with self._guard:
+            gave, suspects = self._gave.pop(pin.want, set()), self._suspects.get(pin.want, set())
+            is_first, is_news = pin.want not in self._wrong, bool(gave - suspects)
+            self._wrong[pin.want] = self._wrong.get(pin.want, set()) | gave
+            # of several, or of what an earlier run left, it is not known which was wrong
+            if not is_first or (is_all_new and len(gave) == 1):
+                suspects = suspects | gave
+            self._suspects[pin.want] = suspects
+            ruled_out = suspects | self._missing.get(pin.want, {}).keys()
+            # no news: those that are left do not deliver, and the others are known
+            return (is_first or is_news) and len(ruled_out) < len(self._routes)
 
     def _error(self, pin: FilePin, missing: dict[int, NotAvailable]) -> PipelineError:
         """The most useful error, with the other routes' reasons; among equals the last, the Hub."""
@@ -96,9 +166,24 @@ class Router:
         with self._guard:
             self._stalls[self._routes.index(route)] += 1
 
-    def delivered(self, route: Route) -> None:
+    def failed(self, route: Route) -> None:
+        """An attempt ended without a byte."""
         with self._guard:
-            self._stalls[self._routes.index(route)] = 0
+            at = self._routes.index(route)
+            self._failures[at] += 1
+            if self._failures[at] >= FAILURES:
+                self._rests_until[at] = time.monotonic() + REST_S
+
+    def delivered(self, route: Route, n_bytes: int = 0, seconds: float = 1.0) -> None:
+        """A range came whole, in so much time."""
+        with self._guard:
+            at = self._routes.index(route)
+            self._stalls[at] = self._failures[at] = 0
+            self._rests_until[at] = 0.0
+            if n_bytes >= _MEASURED_BYTES:
+                rate = n_bytes / max(seconds, 1e-3)
+                # half of it is the latest: lines and disks change while a set comes
+                self._rates[at] = (self._rates[at] + rate) / 2 if self._rates[at] else rate
 
     def defer(self, route: Route, wait_s: float) -> None:
         """A server asked for a pause: no connection asks it before."""
@@ -120,31 +205,49 @@ class Attempts:
         self._router, self._stop, self._first_wait_s = router, stop, first_wait_s
         self._failures = self._deferred = self._turn = 0
         self._route: Route | None = None
+        self._first: Route | None = None  # where the attempts at this range began
+        self._pin: FilePin | None = None
+        self._received, self._opened_s = 0, 0.0
         self._reasons: dict[str, str] = {}  # by route
 
-    def open(self, pin: FilePin, start: int, stop: int, first_turn: int = 0) -> ByteStream:
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         """The range from the route whose turn it is; raises `AttemptFailed`, or the last error."""
         while True:
-            route = self._router.pick(pin, first_turn + self._turn)
-            self._route = route
+            self.release()
+            route = self._router.pick(pin, self._turn, self._first if self._turn else None)
+            self._route, self._pin = route, pin
+            self._first = self._first if self._turn else route
+            self._router.opened(route, 1)
             while (wait_s := self._router.wait_left_s(route)) > 0:
                 self._wait(wait_s)
+            self._received, self._opened_s = 0, time.monotonic()
             try:
                 return route.open(pin, start, stop)
             except NotAvailable as nothing:
                 self._router.mark_missing(route, pin, nothing)
 
-    def received(self) -> None:
+    def release(self) -> None:
+        """This connection has no range open any more."""
+        if self._route is not None:
+            self._router.opened(self._route, -1)
+        self._route = None
+
+    def received(self, n_bytes: int) -> None:
         """Bytes came: the failures before them no longer count."""
         self._failures = self._deferred = 0
         self._reasons.clear()
+        if not self._received and self._route and self._pin:
+            self._router.gave(self._route, self._pin)
+        self._received += n_bytes
 
     def completed(self) -> None:
         """A whole range came: the first route is as good as any again."""
-        self.received()
-        self._turn = 0
+        self._failures = self._deferred = self._turn = 0
+        self._reasons.clear()
         if self._route is not None:
-            self._router.delivered(self._route)
+            seconds = time.monotonic() - self._opened_s
+            self._router.delivered(self._route, self._received, seconds)
+        self.release()
 
     def failed(self, pin: FilePin, failure: AttemptFailed) -> None:
         """Wait before the next attempt, or raise the final error."""
@@ -160,8 +263,11 @@ class Attempts:
             if self._deferred < DEFERRED_ATTEMPTS:
                 return
         self._failures += 1
-        if failure.is_stall and route is not None:
-            self._router.stalled(route)
+        if route is not None:
+            if failure.is_stall:
+                self._router.stalled(route)
+            if not self._received:
+                self._router.failed(route)
         # a stall has cost much time already; a quick failure may pass, so its route gets two tries
         if failure.is_stall or self._failures % 2 == 0:
             self._turn += 1

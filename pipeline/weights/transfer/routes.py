@@ -25,9 +25,10 @@ class ByteStream(Protocol):
 
 
 class Route(Protocol):
-    """One way to a locked set's files."""
+    """One way to a locked set's files. `is_shared`: named by the user, as others may be."""
 
     name: str
+    is_shared: bool
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         """The bytes from `start` up to `stop`; raises `AttemptFailed` or `NotAvailable`."""

@@ -64,7 +64,7 @@ def find_routes(
     folders = [f for place in neighbours if (f := folder_of(place))]
     if missing := [f for f in folders if not f.is_dir()]:
         raise SpecInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
-    # cheapest first: a disk here, then the local network, then the internet
+    # all that are named share the work; the internet is asked for what none of them has
     routes: list[Route] = [FolderRoute(folder, lock) for folder in folders]
     if offline:
         return routes
@@ -79,7 +79,7 @@ def find_routes(
         # not an option: command lines are visible to every user of the machine
         secret = os.environ.get(NEIGHBOUR_TOKEN)
         there = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
-        routes.append(HttpRoute(client, there, name, stall_s))
+        routes.append(HttpRoute(client, there, name, stall_s, is_shared=True))
     home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
     # after plain HTTP, which needs no native code and shares one connection pool
@@ -90,6 +90,8 @@ def find_routes(
 
 class FolderRoute:
     """A folder that may hold the files: by their paths, or as the Hub's cache does."""
+
+    is_shared = True
 
     def __init__(self, folder: Path, lock: WeightsLock) -> None:
         self.name = str(folder)

@@ -147,7 +147,7 @@ class WorkerPool:
         """One attempt at a range; what does not come is left to a later one."""
         spans = [span]
         try:
-            body = attempts.open(partial.pin, *span, partial.turn)
+            body = attempts.open(partial.pin, *span)
             try:
                 # what the server sends anyway is written, not thrown away and asked for again
                 if body.is_whole:
@@ -207,7 +207,7 @@ class WorkerPool:
                     count = self._read(body, buffer[: stop - at])
                     partial.write((start, stop), at, buffer[:count])
                     at += count
-                    attempts.received()
+                    attempts.received(count)
                     self._bar.advance(count)
                     partial.fetched_bytes += count
                     if at - noted >= NOTE_BYTES:
@@ -228,8 +228,9 @@ class WorkerPool:
         """Install a file whose hash is right; fetch a wrong one once more; then drop it."""
         pin, got = partial.pin, partial.digest
         if got == pin.want:
+            self._router.arrived_right(pin)
             self._install(partial)
-        elif not partial.rejected:
+        elif self._may_come_right(partial):
             log.say(
                 f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
             )
@@ -247,6 +248,13 @@ class WorkerPool:
         with self._changed:
             self._left -= 1
         self._wake()
+
+    def _may_come_right(self, partial: PartialFile) -> bool:
+        """Once more from anybody, for a fault on the way; then from each source that is left."""
+        is_all_new = not partial.kept_bytes
+        return self._router.arrived_wrong(partial.pin, is_all_new=is_all_new) or (
+            not partial.rejected
+        )
 
     def _wake(self) -> None:
         """Wake the threads that wait for something to do."""
@@ -276,7 +284,7 @@ def read_range(
                 while start < stop:
                     throttle.take(min(len(buffer), stop - start))
                     count = body.readinto(buffer[: stop - start])
-                    attempts.received()
+                    attempts.received(count)
                     start += count
                     yield bytes(buffer[:count])
             finally:

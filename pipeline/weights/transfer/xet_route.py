@@ -31,7 +31,7 @@ def has_xet() -> bool:
 class XetRoute:
     """Ordered byte streams of the Xet store, by the hash that the Hub names for a file."""
 
-    name = "Xet"
+    name, is_shared = "Xet", False
 
     def __init__(
         self,

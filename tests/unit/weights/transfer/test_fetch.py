@@ -7,7 +7,8 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.transfer.partial_file import PartialFile
 from pipeline.weights.transfer.sources import find_routes
 from tests.testbed import hub_faults as fault
-from tests.testbed.hub import ALWAYS, test_hub
+from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, TOKEN, Bed, big_bytes
 from tests.unit.weights.disk_set import settle
 
@@ -460,6 +461,71 @@ def test_a_neighbour_is_asked_first_and_without_the_hubs_token(bed: Bed) -> None
         assert neighbour.sent_bytes(BIG) == FILE_BYTES
         assert not any(a.has_token for a in neighbour.asked)
     assert bed.hub.asked == []
+    bed.require_right()
+
+
+@contextmanager
+def neighbours(bed: Bed, count: int) -> Iterator[list[TestHub]]:
+    """Other machines that serve the same set, slow enough that none does all by itself."""
+    with ExitStack() as stack:
+        served = [stack.enter_context(test_hub(bytes_per_s=2 << 20)) for _ in range(count)]
+        for each in served:
+            each.add("org/tiny", bed.files)
+        yield served
+
+
+def test_two_neighbours_are_both_used_and_the_hub_is_not(bed: Bed) -> None:
+    bed.lock()
+    bed.hub.asked.clear()
+    with neighbours(bed, 2) as (one, other):
+        bed.fetch(neighbours=(one.url, other.url), stall_s=20.0)
+        assert one.sent_bytes() + other.sent_bytes() == sum(map(len, bed.files.values()))
+        for each in (one, other):
+            assert each.sent_bytes(BIG) > RANGE_BYTES
+    assert bed.hub.asked == []
+    bed.require_right()
+
+
+def test_a_folder_and_a_neighbour_are_both_used(bed: Bed, tmp_path: Path) -> None:
+    bed.publish({f"part-{i}.safetensors": big_bytes(seed=i) for i in range(4)})
+    bed.fetch(new_place(tmp_path / "source", bed.lock(), hub_cache=False))
+    sent = bed.hub.sent_bytes()
+    with neighbours(bed, 1) as (one,):
+        bed.fetch(neighbours=(str(tmp_path / "source"), one.url), stall_s=20.0)
+        assert 0 < one.sent_bytes() < 4 * FILE_BYTES
+    assert bed.hub.sent_bytes() == sent
+    bed.require_right()
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_one_of_two_neighbours_that_lies_is_found_out_without_the_hub(bed: Bed, liar: int) -> None:
+    bed.lock()
+    with neighbours(bed, 2) as served:
+        for at in range(0, FILE_BYTES, RANGE_BYTES):
+            served[liar].fail(BIG, fault.flip(at + 7), times=ALWAYS)
+        bed.fetch(neighbours=tuple(each.url for each in served), endpoint="http://127.0.0.1:9")
+    bed.require_right()
+
+
+def test_two_neighbours_that_both_lie_end_with_an_error_and_no_file(bed: Bed) -> None:
+    bed.lock()
+    with neighbours(bed, 2) as served:
+        for each in served:
+            each.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
+        bed.hub.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
+        with pytest.raises(DigestMismatch, match=BIG):
+            bed.fetch(neighbours=tuple(each.url for each in served))
+    bed.require_absent()
+    assert list(bed.place().partial_folder.glob("*")) == []
+
+
+def test_a_neighbour_that_dies_on_the_way_leaves_its_part_to_the_other(bed: Bed) -> None:
+    bed.lock()
+    with neighbours(bed, 2) as (one, other):
+        one.fail(BIG, fault.cut(RANGE_BYTES // 2), times=1)
+        one.fail("*", fault.status(503), times=ALWAYS)
+        bed.fetch(neighbours=(one.url, other.url), endpoint="http://127.0.0.1:9")
+        assert other.sent_bytes(BIG) > FILE_BYTES // 2
     bed.require_right()
 
 

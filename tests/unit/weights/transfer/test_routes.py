@@ -15,7 +15,7 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.transfer import xet_route
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
-from pipeline.weights.transfer.router import Router
+from pipeline.weights.transfer.router import FAILURES, Router
 from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, Route
 from pipeline.weights.transfer.workers import Throttle
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
@@ -27,8 +27,8 @@ PIN = FilePin(path="a", size_bytes=1, sha256="a" * 64)
 
 
 class Named:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, is_shared: bool = False) -> None:
+        self.name, self.is_shared = name, is_shared
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         raise AttemptFailed("never")
@@ -68,6 +68,86 @@ def test_the_most_telling_reason_is_given_when_no_route_is_left() -> None:
     router.mark_missing(routes[2], PIN, NotAvailable(SourceUnreachable("not offered")))
     with pytest.raises(DigestMismatch):
         router.pick(PIN, 0)
+
+
+def two_named() -> tuple[Router, Named, Named]:
+    """Two sources of the user's, and the Hub."""
+    one, other = Named("one", is_shared=True), Named("other", is_shared=True)
+    return Router([one, other, Named("hub")]), one, other
+
+
+def test_named_sources_share_the_ranges_and_the_hub_gets_none() -> None:
+    router, _, _ = two_named()
+    picked = []
+    for _ in range(6):
+        route = router.pick(PIN, 0)
+        router.opened(route, 1)
+        picked.append(route.name)
+    assert picked == ["one", "other"] * 3
+
+
+def test_a_faster_source_gets_more_ranges() -> None:
+    router, one, other = two_named()
+    router.delivered(one, 3 << 20, 1.0)
+    router.delivered(other, 1 << 20, 1.0)
+    picked = []
+    for _ in range(8):
+        route = router.pick(PIN, 0)
+        router.opened(route, 1)
+        picked.append(route.name)
+    assert (picked.count("one"), picked.count("other")) == (6, 2)
+
+
+def test_after_a_failure_the_other_source_comes_before_the_hub() -> None:
+    router, _, other = two_named()
+    assert [router.pick(PIN, turn, other).name for turn in range(3)] == ["other", "one", "hub"]
+
+
+def test_a_source_that_fails_again_and_again_rests_until_it_delivers() -> None:
+    router, one, _ = two_named()
+    for _ in range(FAILURES - 1):
+        router.failed(one)
+    assert router.pick(PIN, 0).name == "one"
+    router.failed(one)
+    assert names(router, 3) == ["other", "hub", "one"]
+    router.delivered(one)
+    assert router.pick(PIN, 0).name == "one"
+
+
+def test_a_file_that_arrived_wrong_comes_from_one_source_at_a_time() -> None:
+    router, one, other = two_named()
+    for route in (one, other):
+        router.gave(route, PIN)
+    assert router.arrived_wrong(PIN, is_all_new=True)
+    for alone in ("one", "other", "hub"):
+        routes = {"one": one, "other": other, "hub": router.pick(PIN, 2)}
+        assert router.pick(PIN, 0).name == alone
+        router.opened(routes[alone], 1)
+        assert router.pick(PIN, 0).name == alone
+        router.gave(router.pick(PIN, 0), PIN)
+        assert router.arrived_wrong(PIN, is_all_new=True) == (alone != "hub")
+
+
+def test_a_file_is_not_asked_for_for_ever_where_only_the_liar_delivers() -> None:
+    router, one, _ = two_named()
+    verdicts = []
+    for _ in range(3):
+        router.gave(one, PIN)
+        verdicts.append(router.arrived_wrong(PIN, is_all_new=True))
+    assert verdicts == [True, False, False]
+
+
+def test_a_source_of_several_wrong_files_is_asked_last_for_all_others() -> None:
+    router, one, other = two_named()
+    for letter in "bc":
+        pin = PIN.model_copy(update={"sha256": letter * 64})
+        assert router.pick(PIN, 0).name == "one"
+        router.gave(one, pin)
+        router.gave(other, pin)
+        router.arrived_wrong(pin, is_all_new=True)
+        router.gave(other, pin)
+        router.arrived_right(pin)
+    assert names(router, 3) == ["other", "hub", "one"]
 
 
 def test_a_route_that_is_put_off_is_left_alone_that_long() -> None:
