@@ -12,6 +12,8 @@ from pipeline.cli.file_statements import leave_weights_statement, show_statement
 from pipeline.cli.options import ANY_PATH, Rate, jobs_option, json_option, offline_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import StoreUnwritable
+from pipeline.weights.check.copies import RouteSupply
+from pipeline.weights.check.repair import repair_known
 from pipeline.weights.disk.install import name_revision
 from pipeline.weights.model import (
     WeightsLock,
@@ -92,6 +94,9 @@ def fetch_set(
         return _show_plan(place, plan_fetch(place, pins, options), as_json)
     client, routes = open_routes(lock, neighbours=neighbours, offline=offline)
     try:
+        repaired = repair_known(place, pins, RouteSupply(routes, client))
+        for file in repaired:
+            log.say(f"  {file.path}: {file.error or file.how} ({log.size(file.fetched_bytes)})")
         brought = fetch_files(place, pins, routes, client=client, options=options)
         # after the files: a lock beside a folder tells that the set is there
         place.keep_lock()
@@ -117,6 +122,7 @@ def fetch_set(
                 "files": len(pins),
                 "brought": [pin.path for pin in brought],
                 "brought_bytes": size,
+                "repaired": [file.model_dump() for file in repaired],
             }
         )
     right = log.count(len(pins), "file is", "files are")

@@ -10,6 +10,8 @@ import hashlib
 import os
 import shutil
 import threading
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline import log
@@ -23,11 +25,11 @@ from pipeline.files import locked
 from pipeline.model import Frozen
 from pipeline.weights.check.copies import Source, Supply, find_copies
 from pipeline.weights.check.rebuild import NewFile
-from pipeline.weights.check.verify import Checked
+from pipeline.weights.check.verify import Checked, VerifyOptions, verify
 from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores
 from pipeline.weights.disk.install import make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
-from pipeline.weights.disk.survey import FileFinding, right_size, shown
+from pipeline.weights.disk.survey import FileFinding, plain_size, right_size, shown
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -64,6 +66,33 @@ def repair(place: Place, checked: Checked, supply: Supply) -> list[Repaired]:
         links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
         done += [_relink(place, pin) for pin in links]
     return sorted((r for r in done if r.how), key=lambda r: r.path)
+
+
+def repair_known(place: Place, pins: Collection[FilePin], supply: Supply) -> list[Repaired]:
+    """Repair files that a receipt knows block by block, so that a fetch need not take them whole.
+
+    All else, also what cannot be repaired, is left to the fetch.
+    """
+    receipt = read_receipt(place)
+    entries = [(pin, receipt.get(pin.path)) for pin in pins]
+    doubted = frozenset(
+        pin.path
+        for pin, entry in entries
+        if entry is not None
+        and (entry.want, bool(entry.marks)) == (pin.want, True)
+        and plain_size(place.file(pin)) is not None
+        and right_size(place.file(pin), pin) != entry.identity
+    )
+    if not doubted:
+        return []
+    checked = verify(place, VerifyOptions(paths=doubted))
+    # one that holds another file's bytes is what the fetch moves to its name
+    wants = {pin.want for pin in pins}
+    swapped = {path for path, reading in checked.readings.items() if reading.digest in wants}
+    damage = [f for f in checked.report.damage if f.kind in ("changed", "short", "long")]
+    wrong = [f for f in damage if f.path not in swapped]
+    report = checked.report.model_copy(update={"findings": wrong})
+    return repair(place, Checked(report, checked.readings), supply) if wrong else []
 
 
 def _fetched(place: Place, pins: list[FilePin], supply: Supply) -> list[Repaired]:
@@ -195,7 +224,9 @@ class _Repairer:
         path, reading = self._by_digest.get(pin.want, (partial, None))
         if reading and path != self._place.file(pin) and _is_still(path, reading):
             partial.unlink(missing_ok=True)
-            os.link(path, partial)
+            # not every disk has hard links (exFAT): then it is fetched
+            with suppress(OSError):
+                os.link(path, partial)
 
     def _one(self, pin: FilePin) -> Repaired:
         new = self._new_file(pin)

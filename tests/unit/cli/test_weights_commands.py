@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from pipeline.weights.transfer import fetch as fetch_module
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.unit.support import Command
+from tests.unit.weights.disk_set import flip
 
 FILES = {
     "config.json": b'{"model_type": "tiny"}',
@@ -336,3 +339,42 @@ def test_files_are_left_out_by_a_pattern(hub: TestHub, sm120: Command) -> None:
     assert sm120("weights", "verify", "w").code == 60
     only = sm120(*fetch, "--only", "*.safetensors", "--exclude", "model*")
     assert only.error == "WeightsUnknown"
+
+
+def test_a_repair_after_a_fetch_takes_only_the_bad_block(hub: TestHub, sm120: Command) -> None:
+    data = random.Random(3).randbytes(13 << 20)
+    hub.add("org/tiny", {**FILES, "model.safetensors": data})
+    sm120("weights", "lock", "tiny")
+    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 0
+    path = sm120.cwd / "w" / "model.safetensors"
+    for repair in (("verify", "w", "--repair"), ("fetch", "tiny", "--to", "w")):
+        flip(path, 5 << 20)
+        sent = hub.sent_bytes()
+        ended = sm120("weights", *repair)
+        assert ended.code == 0, ended.err
+        assert hub.sent_bytes() - sent == 4 << 20
+        assert path.read_bytes() == data
+
+
+def test_swapped_files_are_put_right_also_where_a_disk_has_no_hard_links(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = {f"model-{i}.safetensors": random.Random(i).randbytes(20_000) for i in range(2)}
+    hub.add("org/tiny", {**FILES, **shards})
+    sm120("weights", "lock", "tiny")
+    sm120("weights", "fetch", "tiny", "--to", "w")
+    one, other = (sm120.cwd / "w" / name for name in shards)
+
+    def no_link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr("os.link", no_link)
+    sent = hub.sent_bytes()
+    for verb in (("fetch", "tiny", "--to", "w", "--offline"), ("verify", "w", "--repair")):
+        one.rename(sm120.cwd / "spare")
+        other.rename(one)
+        (sm120.cwd / "spare").rename(other)
+        assert sm120("weights", *verb).code == 0
+        assert {name: (sm120.cwd / "w" / name).read_bytes() for name in shards} == shards
+        if verb[0] == "fetch":
+            assert hub.sent_bytes() == sent
