@@ -127,3 +127,9 @@ def bed(hub: TestHub, tmp_path: Path) -> Bed:
 def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk whose clock ticks every 10 ms, so that a test need not wait for FAT's two seconds."""
     monkeypatch.setattr(receipt, "_CLOCK_TICK_NS", 10_000_000)
+
+
+@pytest.fixture(autouse=True)
+def keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`scrub` runs in our process here: what gave way once would give way to all tests after it."""
+    monkeypatch.setattr("pipeline.cli.weights.check.lower_priority", lambda: None)
