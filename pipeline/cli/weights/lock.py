@@ -142,7 +142,7 @@ def lock_sets(
     if as_json:
         say_json(answers)
     elif save and not dry_run:
-        click.echo(f"spec: {spec_path(checkout, save)}")
+        click.echo(f"spec: {spec_path(checkout, save).relative_to(checkout.root)}")
 
 
 def _to_save(
