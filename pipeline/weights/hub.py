@@ -219,7 +219,8 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
         return HubRefused(f"{repository}: is gated, and this user has no access")
     if code == "RevisionNotFound":
         return HubRefused(
-            f"{repository}: has no such revision", "Correct `revision` in the weights spec."
+            f"{repository}: has no such revision",
+            "Correct it behind the @, or `revision` in the weights spec.",
         )
     # the Hub does not show who may not read a repository whether it exists
     if code == "RepoNotFound" or status == 401:

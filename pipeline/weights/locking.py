@@ -51,7 +51,7 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
     if not wanted:
         raise SpecInvalid(
             f"{spec.name}: include and exclude leave out all of {len(listed)} files",
-            f"Correct them in lockfiles/weights/{spec.name}.yaml.",
+            f"Correct them, in lockfiles/weights/{spec.name}.yaml if they stand there.",
         )
     warnings = [w for pin in wanted for w in _index_warnings(pin, commit, listed, wanted, fetch)]
     warnings += _split_warnings(wanted)

@@ -245,7 +245,10 @@ def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
     path = spec_path(checkout, name)
     if name not in spec_names(checkout):
         known = ", ".join(spec_names(checkout)) or "none"
-        raise WeightsUnknown(f"there is no weights spec {name!r} (there are: {known})")
+        raise WeightsUnknown(
+            f"there is no weights spec {name!r} (there are: {known})",
+            "Any model without a spec is named as on the Hub: organisation/model[@revision].",
+        )
     spec = read_yaml(path, WeightsSpec)
     if spec.name != name:
         raise SpecInvalid(f"{path}: the name in it is {spec.name!r}, not that of its file")
