@@ -81,7 +81,7 @@ def fetch_set(
     is stated beside the files (.sm120/record.dsse.json), signed where there is a key. Another
     machine gets the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
 
-    A model that is named as the Hub does needs neither a spec nor a lock: it is looked up once,
+    A model that is named as on the Hub needs neither a spec nor a lock: it is looked up once,
     and the folder keeps that commit.
     """
     # before hours of download: a named key that cannot sign is an error now

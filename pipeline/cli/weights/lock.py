@@ -114,7 +114,7 @@ def lock_sets(
     Asks the Hub (or HF_ENDPOINT), with HF_TOKEN or the token of `hf auth login`. Nothing is
     written unless all answers belong to one commit.
 
-    Any model can be named as the Hub does, such as Qwen/Qwen3-0.6B@main: it needs no spec. --save
+    Any model can be named as on the Hub, such as Qwen/Qwen3-0.6B@main: it needs no spec. --save
     writes one, for some of its files (--include, --exclude) or to edit it.
     """
     checkout = checkout_of(context)
