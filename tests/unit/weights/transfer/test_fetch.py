@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import random
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +15,6 @@ from pipeline.errors import (
     DiskFull,
     HubBroken,
     HubRefused,
-    OfflineMiss,
     PipelineError,
     RevisionMoved,
     SourceUnreachable,
@@ -27,19 +22,14 @@ from pipeline.errors import (
     StoreUnwritable,
 )
 from pipeline.fetch.http import Client
-from pipeline.weights.check.verify import VerifyOptions, verify
-from pipeline.weights.disk import receipt
-from pipeline.weights.disk.hashing import Reading, identity_of, read_file
-from pipeline.weights.disk.receipt import ReceiptEntry, keep, read_receipt
 from pipeline.weights.model import FilePin, sealed
-from pipeline.weights.place import Place, new_place
+from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.transfer.partial_file import PartialFile
 from pipeline.weights.transfer.sources import find_routes
 from tests.testbed import hub_faults as fault
-from tests.testbed.hub import ALWAYS, TestHub, test_hub
+from tests.testbed.hub import ALWAYS, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, TOKEN, Bed, big_bytes
-from tests.unit.weights.disk_set import settle
 
 FILE_BYTES = len(big_bytes())
 MIDDLE = FILE_BYTES // 2
@@ -452,150 +442,6 @@ def test_sizes_around_a_range_arrive(bed: Bed, size: int) -> None:
     bed.require_right()
 
 
-def test_a_neighbour_is_asked_first_and_without_the_hubs_token(bed: Bed) -> None:
-    with test_hub() as neighbour:
-        neighbour.add("org/tiny", bed.files)
-        bed.lock()
-        bed.hub.asked.clear()
-        bed.fetch(neighbours=(neighbour.url,))
-        assert neighbour.sent_bytes(BIG) == FILE_BYTES
-        assert not any(a.has_token for a in neighbour.asked)
-    assert bed.hub.asked == []
-    bed.require_right()
-
-
-@contextmanager
-def neighbours(bed: Bed, count: int) -> Iterator[list[TestHub]]:
-    """Other machines that serve the same set, slow enough that none does all by itself."""
-    with ExitStack() as stack:
-        served = [stack.enter_context(test_hub(bytes_per_s=2 << 20)) for _ in range(count)]
-        for each in served:
-            each.add("org/tiny", bed.files)
-        yield served
-
-
-def test_two_neighbours_are_both_used_and_the_hub_is_not(bed: Bed) -> None:
-    bed.lock()
-    bed.hub.asked.clear()
-    with neighbours(bed, 2) as (one, other):
-        bed.fetch(neighbours=(one.url, other.url), stall_s=20.0)
-        assert one.sent_bytes() + other.sent_bytes() == sum(map(len, bed.files.values()))
-        for each in (one, other):
-            assert each.sent_bytes(BIG) > RANGE_BYTES
-    assert bed.hub.asked == []
-    bed.require_right()
-
-
-def test_a_folder_and_a_neighbour_are_both_used(bed: Bed, tmp_path: Path) -> None:
-    bed.publish({f"part-{i}.safetensors": big_bytes(seed=i) for i in range(4)})
-    bed.fetch(new_place(tmp_path / "source", bed.lock(), hub_cache=False))
-    sent = bed.hub.sent_bytes()
-    with neighbours(bed, 1) as (one,):
-        bed.fetch(neighbours=(str(tmp_path / "source"), one.url), stall_s=20.0)
-        assert 0 < one.sent_bytes() < 4 * FILE_BYTES
-    assert bed.hub.sent_bytes() == sent
-    bed.require_right()
-
-
-@pytest.mark.parametrize("liar", [0, 1])
-def test_one_of_two_neighbours_that_lies_is_found_out_without_the_hub(bed: Bed, liar: int) -> None:
-    bed.lock()
-    with neighbours(bed, 2) as served:
-        for at in range(0, FILE_BYTES, RANGE_BYTES):
-            served[liar].fail(BIG, fault.flip(at + 7), times=ALWAYS)
-        bed.fetch(neighbours=tuple(each.url for each in served), endpoint="http://127.0.0.1:9")
-    bed.require_right()
-
-
-def test_two_neighbours_that_both_lie_end_with_an_error_and_no_file(bed: Bed) -> None:
-    bed.lock()
-    with neighbours(bed, 2) as served:
-        for each in served:
-            each.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
-        bed.hub.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
-        with pytest.raises(DigestMismatch, match=BIG):
-            bed.fetch(neighbours=tuple(each.url for each in served))
-    bed.require_absent()
-    assert list(bed.place().partial_folder.glob("*")) == []
-
-
-def test_a_neighbour_that_dies_on_the_way_leaves_its_part_to_the_other(bed: Bed) -> None:
-    bed.lock()
-    with neighbours(bed, 2) as (one, other):
-        one.fail(BIG, fault.cut(RANGE_BYTES // 2), times=1)
-        one.fail("*", fault.status(503), times=ALWAYS)
-        bed.fetch(neighbours=(one.url, other.url), endpoint="http://127.0.0.1:9")
-        assert other.sent_bytes(BIG) > FILE_BYTES // 2
-    bed.require_right()
-
-
-def test_what_a_neighbour_lacks_comes_from_the_hub(bed: Bed) -> None:
-    place = bed.place()
-    with test_hub() as neighbour:
-        commit = neighbour.add("org/tiny", {SMALL: bed.files[SMALL]})
-        repository = neighbour.repositories["org/tiny"]
-        repository.commits[bed.commit] = repository.commits.pop(commit)
-        bed.fetch(place, neighbours=(neighbour.url,))
-        assert neighbour.sent_bytes(SMALL) > 0
-    assert bed.hub.sent_bytes(BIG) == FILE_BYTES
-    bed.require_right()
-
-
-def test_a_neighbour_that_lies_is_found_out_and_the_hub_asked(bed: Bed) -> None:
-    with test_hub() as neighbour:
-        neighbour.add("org/tiny", bed.files)
-        neighbour.fail(BIG, fault.flip(MIDDLE), times=ALWAYS)
-        bed.fetch(neighbours=(neighbour.url,))
-    bed.require_right()
-
-
-def test_a_neighbour_that_is_switched_off_does_not_matter(bed: Bed) -> None:
-    bed.fetch(neighbours=("http://127.0.0.1:9",))
-    bed.require_right()
-
-
-def test_where_nobody_delivers_everybody_is_named(bed: Bed) -> None:
-    place = bed.place()
-    with pytest.raises(SourceUnreachable) as error:
-        bed.fetch(place, neighbours=("http://127.0.0.1:9",), endpoint="http://127.0.0.1:19")
-    assert "(127.0.0.1:9)" in str(error.value)
-    assert "(plain HTTP)" in str(error.value)
-
-
-def test_a_folder_delivers_offline(bed: Bed, tmp_path: Path) -> None:
-    place = bed.place()
-    for hub_cache in (False, True):
-        source = tmp_path / f"source-{hub_cache}"
-        bed.fetch(new_place(source, place.lock, hub_cache=hub_cache))
-        target = new_place(tmp_path / f"target-{hub_cache}", place.lock, hub_cache=False)
-        bed.hub.asked.clear()
-        bed.fetch(target, neighbours=(str(source),), offline=True, endpoint="http://127.0.0.1:9")
-        assert bed.hub.asked == []
-        bed.require_right(target)
-
-
-def test_a_folder_with_wrong_bytes_is_not_trusted(bed: Bed, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    bed.fetch(new_place(source, bed.lock(), hub_cache=False))
-    with (source / BIG).open("r+b") as handle:
-        handle.write(b"\0")
-    with pytest.raises(DigestMismatch, match=BIG):
-        bed.fetch(neighbours=(str(source),), offline=True)
-    bed.require_absent()
-    bed.fetch(neighbours=(str(source),))
-    bed.require_right()
-
-
-def test_offline_without_a_folder_names_the_first_missing_file(bed: Bed) -> None:
-    with pytest.raises(OfflineMiss):
-        bed.fetch(offline=True)
-
-
-def test_offline_with_everything_there_is_content(bed: Bed) -> None:
-    bed.fetch()
-    assert bed.fetch(offline=True) == []
-
-
 def test_a_limit_holds_over_all_connections(bed: Bed) -> None:
     start = time.monotonic()
     bed.fetch(jobs=4, limit_bytes_per_s=FILE_BYTES)
@@ -748,144 +594,6 @@ def test_a_partial_file_hashes_in_order_whatever_order_the_ranges_come_in(tmp_pa
     partial_file.forget()
 
 
-def test_a_fetch_leaves_a_receipt_so_that_nothing_is_read_again(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = bed.place()
-    bed.fetch(place)
-    hashed = note_reads(monkeypatch)
-    assert bed.fetch(place) == []
-    report = verify(place, VerifyOptions()).report
-    assert (report.is_whole, report.files_read, report.by_receipt) == (True, 0, 3)
-    assert hashed == []
-
-
-@pytest.mark.parametrize("jobs", [1, 4])
-def test_the_receipt_of_a_fetch_has_the_marks_that_a_verify_would_find(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
-    monkeypatch.setattr("pipeline.weights.disk.hashing.BLOCK_BYTES", 100_000)
-    bed.fetch(jobs=jobs)
-    marks = read_receipt(bed.place())[BIG].each_mark()
-    assert marks == read_file(bed.folder / BIG, bed.pin().new_hash()).marks
-    assert len(marks) == -(-FILE_BYTES // 100_000)
-
-
-def test_a_run_that_ends_early_leaves_proof_of_what_it_finished(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bed.publish({**bed.files, "late.safetensors": big_bytes(FILE_BYTES + 1, seed=7)})
-    bed.lock()
-    bed.hub.fail("late.safetensors", fault.status(403), times=ALWAYS)
-    with pytest.raises(HubRefused):
-        bed.fetch(jobs=1)
-    bed.hub.forgive()
-    hashed = note_reads(monkeypatch)
-    assert bed.fetch() == ["late.safetensors"]
-    assert hashed == []
-
-
-def test_the_receipt_is_written_after_each_file(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    proofs: list[set[str]] = []
-    whole = receipt.keep
-
-    def noting(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
-        whole(place, entries, doubted)
-        proofs.append(set(read_receipt(place)))
-
-    monkeypatch.setattr(receipt, "keep", noting)
-    monkeypatch.setattr(receipt, "_PAUSE", 0)
-    bed.fetch(jobs=1)
-    assert [len(paths) for paths in proofs] == [1, 2, 3]
-
-
-def test_files_that_were_here_before_are_read_once(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch, quick_clock: None
-) -> None:
-    for path, data in bed.files.items():
-        (bed.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (bed.folder / path).write_bytes(data)
-    settle()
-    hashed = note_reads(monkeypatch)
-    assert bed.fetch() == bed.fetch() == []
-    assert len(hashed) == len(bed.files)
-
-
-@pytest.mark.parametrize("hub_cache", [False, True])
-@pytest.mark.parametrize("size", [FILE_BYTES, FILE_BYTES - 5])
-def test_two_files_that_were_swapped_are_put_right_without_a_fetch(
-    bed: Bed, hub_cache: bool, size: int
-) -> None:
-    bed.publish({**bed.files, "other.safetensors": big_bytes(size, seed=2)})
-    place = bed.place(hub_cache=hub_cache)
-    bed.fetch(place)
-    one, other = place.file(bed.pin()), place.file(bed.pin("other.safetensors"))
-    spare = one.rename(one.with_name("spare"))
-    other.rename(one)
-    spare.rename(other)
-    sent = bed.hub.sent_bytes()
-    assert sorted(bed.fetch(place)) == [BIG, "other.safetensors"]
-    assert bed.hub.sent_bytes() == sent
-    bed.require_right(place)
-    assert verify(place, VerifyOptions()).report.files_read == 0
-
-
-def test_three_files_in_a_ring_and_one_that_is_wrong_cost_only_the_wrong_one(bed: Bed) -> None:
-    names = ["a.safetensors", "b.safetensors", "c.safetensors"]
-    bed.publish({name: big_bytes(40_000 + i, seed=i) for i, name in enumerate([*names, "d.bin"])})
-    bed.fetch()
-    data = [(bed.folder / name).read_bytes() for name in names]
-    for i, name in enumerate(names):
-        (bed.folder / name).write_bytes(data[i - 1])
-    (bed.folder / "d.bin").write_bytes(data[0])
-    sent = bed.hub.sent_bytes()
-    bed.fetch()
-    assert bed.hub.sent_bytes() - sent == len(bed.files["d.bin"])
-    bed.require_right()
-
-
-def test_swapped_files_are_put_right_on_a_full_disk(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bed.publish({"a.bin": big_bytes(seed=1), "b.bin": big_bytes(seed=2)})
-    bed.fetch()
-    (bed.folder / "a.bin").rename(bed.folder / "c")
-    (bed.folder / "b.bin").rename(bed.folder / "a.bin")
-    (bed.folder / "c").rename(bed.folder / "b.bin")
-    monkeypatch.setattr("pipeline.weights.transfer.fetch.LEAVE_FREE_BYTES", 1 << 60)
-    bed.fetch(offline=True)
-    bed.require_right()
-
-
-def test_a_file_that_moved_since_its_receipt_is_read_again(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = bed.place()
-    bed.fetch(place)
-    pin = next(p for p in place.lock.files if p.path == BIG)
-    path = place.file(pin)
-    entry = ReceiptEntry(path=BIG, want=pin.want, identity=identity_of(path.stat()), marks="")
-    keep(place, [entry], [])
-    data = bytearray(path.read_bytes())
-    data[MIDDLE] ^= 1
-    path.write_bytes(data)
-    assert bed.fetch(place) == [BIG]
-    bed.require_right(place)
-
-
-def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every file that a fetch or a verify reads from now on."""
-    hashed: list[str] = []
-
-    def note(path: Path, *args: Any, **options: Any) -> Reading:
-        hashed.append(str(path))
-        return read_file(path, *args, **options)
-
-    for module in ("disk.receipt", "check.verify"):
-        monkeypatch.setattr(f"pipeline.weights.{module}.read_file", note)
-    return hashed
-
-
 def test_a_link_in_the_place_of_a_file_gives_way_to_the_file(bed: Bed, tmp_path: Path) -> None:
     place = bed.place()
     bed.fetch(place)
@@ -895,19 +603,3 @@ def test_a_link_in_the_place_of_a_file_gives_way_to_the_file(bed: Bed, tmp_path:
     assert bed.fetch(place) == [BIG]
     assert not path.is_symlink()
     bed.require_right(place)
-
-
-def test_files_that_cannot_be_read_for_the_moment_are_not_fetched_again(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bed.fetch()
-    bed.place().receipt_file.unlink()
-    before = bed.hub.sent_bytes()
-
-    def fails(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(receipt, "read_file", fails)
-    with pytest.raises(StoreUnwritable, match="Too many open files"):
-        bed.fetch()
-    assert bed.hub.sent_bytes() == before
