@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--repair", "wants_repair", is_flag=True, help="Download what is damaged, and only that."
 )
+@click.option("--dry-run", is_flag=True, help="Only show what --repair would download.")
 @click.option(
     "--from",
     "neighbours",
@@ -73,6 +74,7 @@ def verify(
     exclude: tuple[str, ...],
     full: bool,
     wants_repair: bool,
+    dry_run: bool,
     neighbours: tuple[str, ...],
     offline: bool,
     jobs: int | None,
@@ -87,6 +89,8 @@ def verify(
     The result, good or bad, is stated beside the files (.sm120/record.dsse.json), signed where
     there is a key. A statement that somebody else signed is left as it is.
     """
+    if dry_run and not wants_repair:
+        raise click.UsageError("--dry-run needs --repair: without it nothing is changed anyway")
     signing = Signing()
     request = VerifyOptions(only=only, exclude=exclude, full=full, jobs=jobs or cores())
     places = _places(context, folder, lock_file)
@@ -101,7 +105,9 @@ def verify(
     if wants_repair:
         for i, place in enumerate(places):
             if not checked[i].report.is_whole:
-                repaired += _repaired(place, checked[i], neighbours, offline)
+                repaired += _repaired(place, checked[i], neighbours, offline, dry_run)
+                if dry_run:
+                    continue
                 # without --full: what was read a moment ago has a receipt
                 again = VerifyOptions(only=only, exclude=exclude, jobs=request.jobs)
                 checked[i] = _verified(place, again, places)
@@ -144,7 +150,7 @@ def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Chec
 
 
 def _repaired(
-    place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool
+    place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool, dry_run: bool
 ) -> list[Repaired]:
     # these load the HTTP client, which a verify that finds nothing wrong does not need
     from pipeline.weights.check.copies import RouteSupply
@@ -152,8 +158,9 @@ def _repaired(
     from pipeline.weights.transfer.sources import open_routes
 
     client, routes = open_routes(place.lock, neighbours=neighbours, offline=offline)
-    with log.step(f"Repairing {place.lock.name}"):
-        return repair(place, checked, RouteSupply(routes, client))
+    verb = "What a repair would take" if dry_run else "Repairing"
+    with log.step(f"{verb}: {place.lock.name}"):
+        return repair(place, checked, RouteSupply(routes, client), dry_run=dry_run)
 
 
 def _answer(

@@ -46,16 +46,23 @@ class Repaired(Frozen):
     error: str = ""
 
 
-def repair(place: Place, checked: Checked, supply: Supply) -> list[Repaired]:
-    """Repair the damage that a verify reported; a file that cannot be is named, others go on."""
+def repair(
+    place: Place, checked: Checked, supply: Supply, *, dry_run: bool = False
+) -> list[Repaired]:
+    """Repair the damage that a verify reported; a file that cannot be is named, others go on.
+
+    A dry run only reports what would be fetched.
+    """
     with locked(place.state / "repair.lock"):
         damage = checked.report.damage
-        done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
         repairer = _Repairer(place, checked.readings, supply)
         # first what lies on this machine: it may spare days of fetching
         repairer.look_around(pins)
+        if dry_run:
+            return []
+        done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
         # missing files come by a fetch, which is faster than source by source
         gone = [pin for pin in pins if wrong[pin.path] == "missing" and not repairer.has(pin)]
         done += _fetched(place, gone, supply)
@@ -144,14 +151,14 @@ class _Repairer:
             if pin.path not in wrong or pin.path in self._readings
         }
         self._held = {self._readings[path].digest for path in wrong if path in self._readings}
-        whole = [pin for pin in pins if not self._marks(pin)]
+        whole = [pin for pin in pins if not self._can_patch(pin)]
         self._copies = find_copies(self._place, whole, judged, self._stop)
         self._report_cost(pins)
 
     def _report_cost(self, pins: list[FilePin]) -> None:
         blobs = {pin.want: pin for pin in pins}.values()
         here = [pin for pin in blobs if self.has(pin)]
-        part = [pin for pin in blobs if pin not in here and self._marks(pin)]
+        part = [pin for pin in blobs if pin not in here and self._can_patch(pin)]
         whole = [pin for pin in blobs if pin not in here and pin not in part]
         if here:
             log.say(f"  on this machine already, not fetched: {_counted(here)}")
@@ -170,6 +177,10 @@ class _Repairer:
     def has(self, pin: FilePin) -> bool:
         """Whether its bytes lie on this machine, so that nothing need be fetched for it."""
         return pin.want in self._copies or pin.want in self._held
+
+    def _can_patch(self, pin: FilePin) -> bool:
+        """Whether some of it is there, and which blocks are right can be told."""
+        return bool(self._marks(pin)) and plain_size(self._place.file(pin)) is not None
 
     def _marks(self, pin: FilePin) -> tuple[str, ...]:
         """What the hash was after each block when the file was right; none where unknown."""

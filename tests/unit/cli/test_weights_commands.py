@@ -378,3 +378,22 @@ def test_swapped_files_are_put_right_also_where_a_disk_has_no_hard_links(
         assert {name: (sm120.cwd / "w" / name).read_bytes() for name in shards} == shards
         if verb[0] == "fetch":
             assert hub.sent_bytes() == sent
+
+
+def test_a_dry_run_of_a_repair_says_its_cost_and_changes_nothing(
+    hub: TestHub, sm120: Command
+) -> None:
+    sm120("weights", "lock", "tiny")
+    sm120("weights", "fetch", "tiny", "--to", "w")
+    assert sm120("weights", "verify", "w", "--dry-run").code == 2
+    flip(sm120.cwd / "w/model.safetensors", 7)
+    (sm120.cwd / "w/modeling.py").unlink()
+    (sm120.cwd / "w/more.py").write_text("", encoding="utf-8")
+    sent = hub.sent_bytes()
+    ended = sm120("weights", "verify", "w", "--repair", "--dry-run")
+    assert ended.code == 60
+    assert "to be fetched only where they differ: model.safetensors, 102.4 kB" in ended.err
+    assert "to be fetched whole: modeling.py, 8 B" in ended.err
+    assert hub.sent_bytes() == sent
+    assert not (sm120.cwd / "w/modeling.py").exists()
+    assert (sm120.cwd / "w/more.py").exists()

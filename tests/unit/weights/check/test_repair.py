@@ -243,6 +243,14 @@ def test_two_swapped_files_need_no_source(a_set: DiskSet, tmp_path: Path) -> Non
     assert a_set.path(SHARD).stat().st_nlink == 1
 
 
+def test_a_missing_file_that_has_another_name_here_is_not_fetched(big: DiskSet) -> None:
+    big.path(BIG).rename(big.place.root / "old.bak")
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked == []
+    assert is_right(big)
+
+
 def test_no_swapped_file_is_moved_before_all_are_proved(
     a_set: DiskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
