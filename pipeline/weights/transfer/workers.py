@@ -19,7 +19,9 @@ from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, wrong_by
 
 PIECE_BYTES = 1 << 18  # read at a time: fits the core's cache, where it is hashed right away
 _MOST_REPORTED = 10  # errors of single files that are shown while the others go on
-NOTE_BYTES = 8 << 20  # at most this much of a range is fetched again after a kill
+# At most this much of a range is fetched again after a kill, or what came in this time if less:
+# eight connections over a slow line would otherwise lose a minute's work.
+NOTE_BYTES, NOTE_S = 8 << 20, 1.0
 _BURST_S = 0.25  # short enough that a limited line stays usable for others
 
 
@@ -201,7 +203,7 @@ class WorkerPool:
             start, stop = spans[0]
             while at < start:
                 at += self._read(body, buffer[: start - at])
-            noted = start
+            noted, noted_s = start, time.monotonic()
             try:
                 while at < stop:
                     count = self._read(body, buffer[: stop - at])
@@ -210,9 +212,9 @@ class WorkerPool:
                     attempts.received(count)
                     self._bar.advance(count)
                     partial.fetched_bytes += count
-                    if at - noted >= NOTE_BYTES:
+                    if at - noted >= NOTE_BYTES or time.monotonic() - noted_s >= NOTE_S:
                         partial.note(noted, at)
-                        noted = at
+                        noted, noted_s = at, time.monotonic()
             finally:
                 partial.note(noted, at)
                 spans[0] = (at, stop)

@@ -356,6 +356,26 @@ def test_only_the_missing_bytes_come_after_an_interruption(bed: Bed) -> None:
     bed.require_right()
 
 
+@pytest.mark.parametrize(("every_s", "notes"), [(0.0, 3), (3600.0, 1)])
+def test_what_came_over_a_slow_line_is_noted_by_time_too(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, every_s: float, notes: int
+) -> None:
+    noted: list[tuple[int, int]] = []
+    note = PartialFile.note
+
+    def noting(self: PartialFile, start: int, stop: int) -> None:
+        note(self, start, stop)
+        if self.pin.path == BIG and start < stop:
+            noted.append((start, stop))
+
+    monkeypatch.setattr(PartialFile, "note", noting)
+    monkeypatch.setattr("pipeline.weights.transfer.workers.NOTE_S", every_s)
+    bed.fetch(jobs=1, range_bytes=1 << 20, stall_s=20.0)
+    assert len(noted) >= notes
+    assert len(noted) == 1 or every_s == 0.0
+    bed.require_right()
+
+
 def test_bytes_that_rotted_between_two_runs_are_found(bed: Bed) -> None:
     bed.hub.fail(BIG, fault.cut(MIDDLE), times=ALWAYS)
     with pytest.raises(SourceUnreachable):
