@@ -1,4 +1,4 @@
-"""Asking the Hub about a model now: its lock, and small files before anything is fetched."""
+"""Asking the Hub that this machine uses for a model's lock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pipeline.errors import OfflineMiss
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import plain_settings
 from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
-from pipeline.weights.locking import LockResult, checked, look_up
-from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec
+from pipeline.weights.locking import LockResult, look_up
+from pipeline.weights.model import FilePin, WeightsSpec
 from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
 
 
 def look_up_now(spec: WeightsSpec, *, offline: bool = False) -> LockResult:
-    """The lock that answers a spec today, by the Hub that this machine uses."""
+    """The lock that answers a spec today."""
     # huggingface_hub's own switch: users who set it expect every tool to obey it
     if offline or is_offline():
         why = "--offline is given" if offline else "HF_HUB_OFFLINE is set"
@@ -24,20 +24,11 @@ def look_up_now(spec: WeightsSpec, *, offline: bool = False) -> LockResult:
         )
     settings = plain_settings()
     client, hub = Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
+
+    def fetch(pin: FilePin, commit: str) -> bytes:
+        there = HubRepository(hub.endpoint, spec.repository, commit, hub.token)
+        routes = [HttpRoute(client, there, "plain HTTP")]
+        return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
+
     with log.step(f"Looking up {spec.name}: {spec.repository} at {spec.revision}"):
-        return look_up(spec, hub, lambda pin, commit: _file(client, hub, spec, commit, pin))
-
-
-def read_hub_file(lock: WeightsLock, pin: FilePin) -> bytes:
-    """A small file of a lock, checked: such as a config, before the weights are here."""
-    settings = plain_settings()
-    client, hub = Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
-    return checked(pin, _file(client, hub, lock, lock.commit, pin))
-
-
-def _file(
-    client: Client, hub: Hub, model: WeightsSpec | WeightsLock, commit: str, pin: FilePin
-) -> bytes:
-    there = HubRepository(hub.endpoint, model.repository, commit, hub.token)
-    routes = [HttpRoute(client, there, "plain HTTP")]
-    return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
+        return look_up(spec, hub, fetch)
