@@ -8,20 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeline.errors import ModelUnreadable, OfflineMiss, SourceUnreachable, WeightsUnknown
+from pipeline.errors import (
+    ModelUnreadable,
+    OfflineMiss,
+    SourceUnreachable,
+    SpecInvalid,
+    WeightsUnknown,
+)
 from pipeline.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
 from pipeline.fit.parts import parts_of as tensors_of
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import gib
-from pipeline.model import HUB_REPOSITORY
 from pipeline.spec.checkout import Checkout
-from pipeline.weights.model import FilePin, WeightsSpec, current_lock, lock_path, read_spec
+from pipeline.weights.model import (
+    FilePin,
+    WeightsSpec,
+    current_lock,
+    is_reference,
+    lock_path,
+    read_spec,
+    spec_of,
+)
 from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
 
 _TOLERATED = 0.03  # of the files: small parts that are not counted, headers
-_REFERENCE = re.compile(rf"({HUB_REPOSITORY})(?:@([A-Za-z0-9][\w./-]{{0,199}}))?")
 
 
 @dataclass(frozen=True)
@@ -57,12 +69,19 @@ def find_source(
         return _from_file(path)
     if path.is_dir():
         return _from_folder(path)
-    if ask_hub is not None and (named := _REFERENCE.fullmatch(text)):
-        return _from_reference(named[1], named[2] or "main", ask_hub)
+    if ask_hub is not None and (named := _on_the_hub(text)):
+        return _from_reference(named.repository, named.revision, ask_hub)
     # meant as a path: an answer about an unknown spec would mislead
     if "/" in text or text.endswith((".json", ".gguf")):
         raise WeightsUnknown(f"{text}: there is no such file or folder")
     return _from_spec(checkout(), text, ask_hub)
+
+
+def _on_the_hub(text: str) -> WeightsSpec | None:
+    try:
+        return spec_of(text) if is_reference(text) else None
+    except SpecInvalid:  # a path that is not there, or a mistake that is reported as one
+        return None
 
 
 def _from_file(path: Path) -> Source:
