@@ -1,6 +1,8 @@
-"""Asking the Hub that this machine uses for a model's lock."""
+"""Asking the Hub that this machine uses for a model's lock, and for its small files."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from pipeline import log
 from pipeline.errors import OfflineMiss
@@ -12,6 +14,22 @@ from pipeline.weights.model import FilePin, WeightsSpec
 from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
 
+# the bytes of a file, of a repository at a commit
+ReadFile = Callable[[str, str, FilePin], bytes]
+
+
+def open_hub() -> tuple[Hub, ReadFile]:
+    """The Hub that this machine uses, and what reads its small files whole."""
+    settings = plain_settings()
+    client, hub = Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
+
+    def read(repository: str, commit: str, pin: FilePin) -> bytes:
+        there = HubRepository(hub.endpoint, repository, commit, hub.token)
+        routes = [HttpRoute(client, there, "plain HTTP")]
+        return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
+
+    return hub, read
+
 
 def look_up_now(spec: WeightsSpec, *, offline: bool = False) -> LockResult:
     """The lock that answers a spec today."""
@@ -22,13 +40,6 @@ def look_up_now(spec: WeightsSpec, *, offline: bool = False) -> LockResult:
             f"{spec.repository}: {why}, and the Hub knows the files of {spec.revision}",
             "Lock it where the Hub may be asked.",
         )
-    settings = plain_settings()
-    client, hub = Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
-
-    def fetch(pin: FilePin, commit: str) -> bytes:
-        there = HubRepository(hub.endpoint, spec.repository, commit, hub.token)
-        routes = [HttpRoute(client, there, "plain HTTP")]
-        return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
-
+    hub, read = open_hub()
     with log.step(f"Looking up {spec.name}: {spec.repository} at {spec.revision}"):
-        return look_up(spec, hub, fetch)
+        return look_up(spec, hub, lambda pin, commit: read(spec.repository, commit, pin))
