@@ -43,8 +43,8 @@ class InputInvalid(PipelineError):
 
 
 class SpecInvalid(InputInvalid):
-    meaning = "an image.yaml or series.yaml is not valid"
-    hint = "Fix the named field; `sm120 image schema` prints what the file may hold."
+    meaning = "a spec, such as image.yaml or series.yaml, or an argument is not valid"
+    hint = "Correct the spec at the place that is named."
 
 
 class RecipeInvalid(InputInvalid):

@@ -168,12 +168,17 @@ def read_limited(
     too_large: type[PipelineError] | None = None,
 ) -> bytes:
     """A small file whole, or an error of this kind with the reason why it cannot be had."""
+    # whatever the kind of error has to say of a file's contents, none of it was read
     try:
         data = read_at_most(path, most_bytes)
     except OSError as reason:
-        raise error(f"{path}: cannot be read: {reason.strerror}") from reason
+        message = f"{path}: cannot be read: {reason.strerror}"
+        raise error(message, "Check that the file is there and that you may read it.") from reason
     if data is None:
-        raise (too_large or error)(f"{path}: larger than {most_bytes} bytes")
+        message = f"{path}: larger than {most_bytes} bytes"
+        raise (too_large or error)(
+            message, "Check which file is named: none of its kind is so large."
+        )
     return data
 
 

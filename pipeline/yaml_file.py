@@ -18,6 +18,7 @@ Model = TypeVar("Model", bound=BaseModel)
 # No spec or lock comes near it; it keeps a file named by mistake from filling the memory.
 MAX_FILE_BYTES = 8 << 20
 MAX_DEPTH = 32
+_MOST_SHOWN = 12
 # libyaml's loader is some ten times as fast; it is not in every build of PyYAML
 _FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -35,7 +36,7 @@ class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
 
 
 def read_yaml(path: Path, model: type[Model]) -> Model:
-    """A file as a closed model, or an error that names the file and the field."""
+    """A file as a closed model, or an error that names the file and every wrong field."""
     return parse_yaml(read_limited(path, MAX_FILE_BYTES, SpecInvalid), model, path)
 
 
@@ -44,13 +45,28 @@ def parse_yaml(data: bytes, model: type[Model], path: Path) -> Model:
     try:
         return cast(Model, _parsed(data, model))
     except ValidationError as error:
-        # one at a time: later errors are often only consequences of the first
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the file"
-        raise SpecInvalid(f"{path}: {field}: {first['msg']}") from error
+        raise SpecInvalid(f"{path}: {mistakes(error)}", _hint(path, model)) from error
     # besides its own errors, PyYAML lets those of int(), float() and date() through
     except (yaml.YAMLError, ValueError, AttributeError) as error:
-        raise SpecInvalid(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        message = f"{path}: not valid YAML: {' '.join(str(error).split())}"
+        raise SpecInvalid(message, _hint(path, model)) from error
+
+
+def mistakes(error: ValidationError) -> str:
+    """Every field that is wrong, in one line: who writes a file mends all of them at once."""
+    found = [
+        f"{'.'.join(map(str, each['loc'])) or 'the file'}: {each['msg']}"
+        for each in error.errors(include_url=False)
+    ]
+    more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    return "; ".join(found[:_MOST_SHOWN]) + more
+
+
+def _hint(path: Path, model: type[BaseModel]) -> str:
+    name = getattr(model, "schema_name", None)
+    if name is None:
+        return f"Correct it, or take the committed file again (`git checkout {path.name}`)."
+    return f"Correct it; `sm120 image schema {name}` prints what the file may hold."
 
 
 # One command reads the same spec and lock for its plan, its gates and its evidence: the same bytes

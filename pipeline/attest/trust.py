@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints, ValidationError, model_validator
 
@@ -92,6 +92,8 @@ class TrustedKey(Frozen):
 class Trust(Frozen):
     """All trusted keys, and the foreign base images that are accepted."""
 
+    schema_name: ClassVar[str] = "trust"
+
     format: Literal[1] = 1
     keys: list[TrustedKey] = []
     bases: dict[Digest, Reason] = Field(
@@ -127,7 +129,7 @@ def read_trust(path: Path) -> Trust:
     try:
         return read_yaml(path, Trust)
     except SpecInvalid as error:
-        raise TrustInvalid(str(error)) from error
+        raise TrustInvalid(str(error), error.hint) from error
 
 
 def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:

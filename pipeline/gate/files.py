@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
@@ -28,6 +28,8 @@ _SHARED = "common/gates"
 
 class EngineSetup(Frozen):
     """`gates/engine.yaml`: how the engine's package is imported outside its own server."""
+
+    schema_name: ClassVar[str] = "engine"
 
     package: Name
     shared: Name | None = Field(

@@ -13,7 +13,7 @@ from pydantic import RootModel, ValidationError
 from pipeline.errors import RecipeInvalid, SpecInvalid, UnknownRecipe
 from pipeline.model import NAME
 from pipeline.recipe.model import Recipe, RecipeFile
-from pipeline.yaml_file import read_yaml
+from pipeline.yaml_file import mistakes, read_yaml
 
 # Tables by source: a field of the child takes the place of the parent's, whoever named that one.
 _BY_SOURCE = ("flags", "environment")
@@ -57,9 +57,7 @@ class Recipes:
         try:
             recipe = RecipeFile.model_validate(body).root
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise RecipeInvalid(f"{path}: {field}: {first['msg']}") from error
+            raise RecipeInvalid(f"{path}: {mistakes(error)}") from error
         if recipe.name != path.stem:
             raise RecipeInvalid(f"{path}: name: is {recipe.name!r}, the file is {path.name}")
         return recipe

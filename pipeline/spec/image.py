@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -230,6 +230,8 @@ class ImageFile(ImageSpec):
     overrides leaves the digests of the others as they are.
     """
 
+    schema_name: ClassVar[str] = "image"
+
     overrides: dict[Platform, PlatformOverride] = Field(
         default={}, description="what differs on one of the platforms"
     )
@@ -287,5 +289,7 @@ class PatchSpec(Frozen):
 
 class PatchSeries(Frozen):
     """`patches/series.yaml`, in the order they are applied."""
+
+    schema_name: ClassVar[str] = "series"
 
     patches: list[PatchSpec]

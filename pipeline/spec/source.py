@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -138,6 +138,8 @@ class BuildSpec(Frozen):
 
 class SourceSpec(Frozen):
     """One source: where it comes from, what is changed in it, and how it is compiled."""
+
+    schema_name: ClassVar[str] = "source"
 
     name: Name
     summary: Annotated[str, StringConstraints(min_length=10, max_length=200)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ Least = Literal["passed", "accepted"]
 class Policy(Frozen):
     """A policy file. Only what it names is required."""
 
+    schema_name: ClassVar[str] = "policy"
+
     format: Literal[1] = 1
     require: list[Kind] = []
     keys: list[Digest] | None = Field(default=None, description="only these keys count")
@@ -35,9 +37,7 @@ def read_policy(path: Path) -> Policy:
     try:
         return read_yaml(path, Policy)
     except SpecInvalid as error:
-        raise TrustInvalid(
-            str(error), "`sm120 image schema policy` prints what it may hold."
-        ) from error
+        raise TrustInvalid(str(error), error.hint) from error
 
 
 def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:

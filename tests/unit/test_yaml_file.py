@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.assemble.golden import Golden
 from pipeline.errors import SpecInvalid
-from pipeline.spec.image import ImageSpec
+from pipeline.spec.image import ImageSpec, PatchSeries
 from pipeline.yaml_file import MAX_FILE_BYTES, read_yaml
 from tests.unit.support import tiny_spec
 
@@ -96,3 +97,36 @@ def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, kind: str
 def test_an_edited_file_of_the_same_size_is_read_anew(tmp_path: Path) -> None:
     before, after = (GOOD.replace("tiny", name) for name in ("one1", "two2"))
     assert [read(tmp_path, text).name for text in (before, after)] == ["one1", "two2"]
+
+
+def test_all_wrong_fields_are_named_at_once(tmp_path: Path) -> None:
+    wrong = tiny_spec(summary="short", colour="blue", ports=[0])
+    del wrong["platforms"]
+    with pytest.raises(SpecInvalid) as caught:
+        read(tmp_path, yaml.safe_dump(wrong))
+    for field in ("summary: ", "colour: ", "ports.0: ", "platforms: "):
+        assert field in str(caught.value)
+
+
+def test_of_very_many_mistakes_the_first_are_named_and_the_rest_counted(tmp_path: Path) -> None:
+    with pytest.raises(SpecInvalid, match=r"k0: .*; and \d+ more$"):
+        read(tmp_path, "".join(f"k{n}: 1\n" for n in range(40)))
+
+
+def test_the_hint_names_a_schema_that_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "series.yaml"
+    path.write_text("patches: 1\n", encoding="utf-8")
+    with pytest.raises(SpecInvalid) as caught:
+        read_yaml(path, PatchSeries)
+    assert "`sm120 image schema series`" in caught.value.hint
+    # a lock's model has no schema that people could want
+    with pytest.raises(SpecInvalid) as caught:
+        read_yaml(path, Golden)
+    assert "schema" not in caught.value.hint
+
+
+def test_what_cannot_be_read_has_no_field_to_correct(tmp_path: Path) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        read_yaml(tmp_path / "nothing", PatchSeries)
+    assert "schema" not in caught.value.hint
+    assert "may read it" in caught.value.hint

@@ -8,7 +8,7 @@ A file of its own: nothing in it decides a byte of the image, so nothing in it m
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import StringConstraints
 
@@ -25,6 +25,8 @@ Reason = Annotated[str, StringConstraints(min_length=20, max_length=400)]
 
 class ArchSpec(Frozen):
     """Objects without code for the card, each with the reason, and objects that need a variant."""
+
+    schema_name: ClassVar[str] = "arch"
 
     accepted: dict[Glob, Reason] = {}
     demands: dict[Glob, Architecture] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, RootModel
 
@@ -35,6 +35,8 @@ class NumericsSpec(Numerics):
 
 class NumericsFile(RootModel[dict[Name, dict[Name, NumericsSpec]]]):
     """Gate → case → how it is run for its numbers."""
+
+    schema_name: ClassVar[str] = "numerics"
 
 
 def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Case]:
@@ -64,7 +66,7 @@ def _read(path: Path) -> dict[tuple[str, str], tuple[Path, NumericsSpec]]:
     try:
         gates = read_yaml(path, NumericsFile).root
     except SpecInvalid as error:
-        raise GateInvalid(str(error)) from error
+        raise GateInvalid(str(error), error.hint) from error
     return {
         (gate, case): (path, spec) for gate, specs in gates.items() for case, spec in specs.items()
     }

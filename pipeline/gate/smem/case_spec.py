@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -210,6 +210,8 @@ class CaseSpec(Frozen):
 
 class GateFile(Frozen):
     """One gate: cases that must fit. A patch names the gate that proves it."""
+
+    schema_name: ClassVar[str] = "gate"
 
     engine: Name
     why: Annotated[str, StringConstraints(min_length=20)]

@@ -95,7 +95,7 @@ def read_gates(checkout: Checkout, image: str) -> Gates:
                 raise GateInvalid(f"{path}: engine: is not {setup.package}")
             gates[path.stem] = shared.with_own(file) if shared else file
     except SpecInvalid as error:
-        raise GateInvalid(str(error)) from error
+        raise GateInvalid(str(error), error.hint) from error
     return _checked(Gates(setup=setup, gates=gates), checkout.folder(image) / "gates")
 
 
