@@ -131,7 +131,7 @@ class Unresolvable(PipelineError):
 
 class ResolveFailed(Unresolvable):
     meaning = "no set of wheels or .debs satisfies the spec"
-    hint = "Read the resolver's message above; loosen or correct the requirement."
+    hint = "Correct or loosen what the spec asks for, as the message says."
 
 
 class UnknownPackage(Unresolvable):

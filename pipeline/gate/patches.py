@@ -11,6 +11,7 @@
     conflict    fails without it, and it cannot be applied
     wrong       passes with it, and a kernel then computes wrong numbers
     not needed yet: as superseded, or without such code at all, in a version before the locked one
+    no gate     series.yaml says why no gate can judge it, as it is not about a kernel
     unknown     a case could not be judged: never taken for any of the others
 """
 
@@ -57,6 +58,7 @@ State = Literal[
     "weak",
     "conflict",
     "wrong",
+    "no gate",
     "unknown",
 ]
 # Each version is a wheel to fetch and every case of the patch to compile.
@@ -68,7 +70,7 @@ class PatchVerdict(Frozen):
     """One patch at one version of its engine."""
 
     patch: str
-    gate: str
+    gate: str | None
     version: str
     state: State
     message: str
@@ -142,7 +144,16 @@ def judge_patches(gate: ImageGate, card: Card, version: str | None = None) -> li
     return [_judge(gate, card, tree, spec) for spec in gate.series.patches]
 
 
+def without_gate(spec: PatchSpec, version: str) -> PatchVerdict:
+    """A patch that is not about a kernel: nothing is run for it, and its reason is shown."""
+    return PatchVerdict(
+        patch=spec.file, gate=None, version=version, state="no gate", message=spec.no_gate or ""
+    )
+
+
 def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> PatchVerdict:
+    if spec.gate is None:
+        return without_gate(spec, tree.version)
     cases = gate.gates.cases(only=spec.gate)
     if not cases:
         raise GateInvalid(f"{spec.file}: its gate {spec.gate} has no cases")
@@ -282,4 +293,4 @@ def judge_against(
 
 def unproved(verdicts: Sequence[PatchVerdict]) -> list[PatchVerdict]:
     """Patches that must not be in a build."""
-    return [v for v in verdicts if v.state != "needed"]
+    return [v for v in verdicts if v.state not in ("needed", "no gate")]

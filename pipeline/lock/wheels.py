@@ -81,6 +81,8 @@ def _ask_uv(
 ) -> dict[str, Any]:
     wanted, answer = scratch / "requirements.in", scratch / "pylock.image.toml"
     wanted.write_text("\n".join(spec.requirements) + "\n", encoding="utf-8")
+    overrides = scratch / "overrides.txt"
+    overrides.write_text("".join(f"{line}\n" for line in spec.override), encoding="utf-8")
     unwanted = scratch / "refused.txt"
     lines = [release.replace("==", "!=") for release in refused]
     unwanted.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -93,6 +95,7 @@ def _ask_uv(
         *("--python-platform", f"{_MACHINES[platform]}-manylinux_2_{GLIBC_MINOR}"),
         *index_args,
         *("--constraint", str(unwanted)),
+        *("--override", str(overrides)),
         *(str(wanted), "--output-file", str(answer)),
     ]
     # uv gets its own settings and the way through a proxy; tokens of other programs stay here
@@ -103,7 +106,10 @@ def _ask_uv(
         # uv draws its reasons as a tree over many lines
         reason = " ".join(result.stderr.decode(errors="replace").split())
         without = f" without {', '.join(refused)}" if refused else ""
-        raise ResolveFailed(f"uv found no set of wheels{without}: {reason[:600]}")
+        raise ResolveFailed(
+            f"uv found no set of wheels{without}: {reason[:600]}",
+            "Correct the requirement; what another wheel asks for, `python: override:` replaces.",
+        )
     return tomllib.loads(answer.read_text(encoding="utf-8"))
 
 

@@ -76,6 +76,14 @@ class DebianSpec(Frozen):
     )
 
 
+Reason = Annotated[str, StringConstraints(min_length=10)]
+
+
+def _is_unset(value: object) -> bool:
+    # what came later counts in hashes of specs only where it is used: none that is locked may move
+    return not value
+
+
 class PythonSpec(Frozen):
     """The wheels of an image."""
 
@@ -90,6 +98,11 @@ class PythonSpec(Frozen):
     )
     omit: dict[Name, str] = Field(
         default={}, description="projects left out of the closure on purpose, with the reason"
+    )
+    override: dict[RequirementText, Reason] = Field(
+        default={},
+        exclude_if=_is_unset,
+        description="what is locked of a project whatever other wheels require, with the reason",
     )
 
 
@@ -201,6 +214,7 @@ class PythonOverride(Frozen):
     prefer: list[Name] | None = None
     rewrite_record: dict[Name, str] | None = None
     omit: dict[Name, str] | None = None
+    override: dict[RequirementText, Reason] | None = None
 
 
 class CudaOverride(Frozen):
@@ -281,10 +295,27 @@ class PatchSpec(Frozen):
 
     file: RelativePath
     why: Annotated[str, StringConstraints(min_length=20)]
-    upstream: Annotated[list[str], Field(min_length=1)]
+    upstream: list[str] = Field(default=[], description="where upstream has it or talks about it")
+    no_upstream: Reason | None = Field(
+        default=None, exclude_if=_is_unset, description="or why it is nothing for upstream"
+    )
     applies_to: str
-    gate: Name
+    gate: Name | None = Field(default=None, description="the case file that fails without it")
+    no_gate: Reason | None = Field(
+        default=None, exclude_if=_is_unset, description="or why no gate can judge it"
+    )
     files: Annotated[list[PatchedFile], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_reasons(self) -> PatchSpec:
+        told = {
+            "upstream": (self.upstream, self.no_upstream),
+            "gate": (self.gate, self.no_gate),
+        }
+        for field, (value, reason) in told.items():
+            if bool(value) == bool(reason):
+                raise ValueError(f"give either `{field}`, or under `no_{field}` why there is none")
+        return self
 
 
 class PatchSeries(Frozen):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from pipeline import log
-from pipeline.cli.context import say_json
+from pipeline.assemble.plan import plan_image
+from pipeline.cli.context import checkout_of, pick_platform, say_json
 from pipeline.cli.gate.context import (
     arch_option,
     chosen_card,
@@ -22,6 +26,7 @@ from pipeline.gate.patches import (
     judge_patches,
     unproved,
     versions_against,
+    without_gate,
 )
 from pipeline.gate.smem.image_gate import find_case
 from pipeline.gate.smem.tune import tune as sweep
@@ -61,11 +66,14 @@ def patches(
 ) -> None:
     """Judge each patch: needed, upstreamed, superseded, inert or in conflict.
 
-    At a version older than the locked one a patch may also be not needed yet.
+    At a version older than the locked one a patch may also be not needed yet. One that says under
+    `no_gate` why no gate can judge it is listed with that reason.
 
     The gate decides, with the patch and without it. `--against 0.5.9` or `--against ">=0.5.9"`
     judges other versions on the index and downloads only the engine's own wheel.
     """
+    if against is None and series is None and (known := _not_for_gates(context, name, platform)):
+        return say_json(_json(known)) if as_json else click.echo(_table(known))
     sandbox = find_sandbox()
     # the locked version was chosen by somebody, the others only lie on an index
     if against is not None and not without_sandbox:
@@ -85,10 +93,9 @@ def patches(
         else:
             verdicts = judge_against(opened, card, versions, log.say)
     if as_json:
-        say_json([v.model_dump(mode="json") for v in verdicts])
+        say_json(_json(verdicts))
     else:
-        head = ["patch", "version", "verdict", "requires", "why"]
-        click.echo(log.table(head, [_row(v) for v in verdicts]))
+        click.echo(_table(verdicts))
         facts = opened.environment.facts
         click.echo(
             f"\nAll judged with Triton {facts.triton} and torch {facts.torch}, to which {name} is"
@@ -105,6 +112,25 @@ def patches(
     if against is None and unproved(verdicts):
         named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(verdicts))
         raise PatchUnproved(f"{name}: {named}")
+
+
+def _not_for_gates(context: click.Context, name: str, platform: str | None) -> list[PatchVerdict]:
+    """The patches of an image where none is for a gate: no engine is needed to list them."""
+    checkout = checkout_of(context)
+    plan = plan_image(checkout, name, pick_platform(checkout.spec(name), platform))
+    specs = checkout.series(plan.spec).patches
+    if any(spec.gate for spec in specs):
+        return []
+    return [without_gate(spec, spec.applies_to.rpartition("==")[2]) for spec in specs]
+
+
+def _json(verdicts: Sequence[PatchVerdict]) -> list[dict[str, Any]]:
+    return [v.model_dump(mode="json") for v in verdicts]
+
+
+def _table(verdicts: Sequence[PatchVerdict]) -> str:
+    head = ["patch", "version", "verdict", "requires", "why"]
+    return log.table(head, [_row(v) for v in verdicts])
 
 
 def _row(verdict: PatchVerdict) -> list[str]:

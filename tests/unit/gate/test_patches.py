@@ -12,10 +12,18 @@ import pytest
 from packaging.version import Version
 
 from pipeline.errors import GateInvalid
-from pipeline.gate.patches import PatchVerdict, State, decide, unproved, versions_against
+from pipeline.gate.patches import (
+    PatchVerdict,
+    State,
+    decide,
+    unproved,
+    versions_against,
+    without_gate,
+)
 from pipeline.gate.smem.engine import EngineTree, compiler_requirements, is_applied
 from pipeline.gate.smem.results import CaseResult
 from pipeline.spec.image import PatchSpec
+from tests.makers import patch_spec
 from tests.unit.gate.smem.test_results import judged, record
 
 OVER, FITS = record(106496), record(71680)
@@ -69,11 +77,22 @@ def test_unknown_with_the_patch_is_not_needed() -> None:
     assert state([judged(OVER)], [judged(ended="died")]) == "unknown"
 
 
-def test_only_a_needed_patch_may_be_in_a_build() -> None:
+def test_only_a_needed_patch_or_one_for_no_gate_may_be_in_a_build() -> None:
     states = get_args(State)
     result = [PatchVerdict(patch=s, gate="smem", version="1", state=s, message="") for s in states]
-    assert states[0] == "needed"
-    assert [v.state for v in unproved(result)] == list(states[1:])
+    good = {"needed", "no gate"}
+    assert {v.state for v in unproved(result)} == set(states) - good
+    assert good < set(states)
+
+
+def test_a_patch_that_is_not_about_a_kernel_is_shown_with_its_reason() -> None:
+    spec = PatchSpec.model_validate(
+        patch_spec(
+            file="0002.patch", gate=None, no_gate="changes a greeting", files=[{"path": "a"}]
+        )
+    )
+    verdict = without_gate(spec, "1.0")
+    assert (verdict.state, verdict.message) == ("no gate", "changes a greeting")
 
 
 def test_a_fix_that_upstream_took_over_is_recognised_wherever_it_stands(tmp_path: Path) -> None:

@@ -158,8 +158,9 @@ def resolve(
     platform: str = AMD64,
     *,
     needs_cuda: bool = False,
+    override: dict[str, str] | None = None,
 ) -> dict[str, tuple[str, int]]:
-    spec = PythonSpec(requirements=requirements)
+    spec = PythonSpec(requirements=requirements, override=override or {})
     client = Client(settings, first_wait_s=0.001)
     scratch.mkdir()
     args = [] if settings.indexes else ["--no-index"]
@@ -189,6 +190,41 @@ def test_what_cannot_be_resolved_is_told_in_uvs_words(
 ) -> None:
     with pytest.raises(ResolveFailed, match=wanted.split("=")[0].split("<")[0]):
         resolve([wanted], Settings(indexes=(index.index,)), tmp_path / "s")
+
+
+@pytest.fixture
+def unpublished(index: FaultServer, tmp_path: Path) -> Settings:
+    """An engine that asks for a release candidate which has no wheel: sglang 0.5.18 to 0.5.22."""
+    folder = tmp_path / "more"
+    make_wheel(folder, "engine", requires=["tile==1.6.0rc5"])
+    for version in ("1.6.0rc6", "1.7.0"):
+        make_wheel(folder, "tile", version)
+    return Settings(indexes=(index.index,), folders=(folder,))
+
+
+def test_what_a_wheel_asks_for_and_nobody_published_is_refused_with_the_way_out(
+    unpublished: Settings, tmp_path: Path
+) -> None:
+    with pytest.raises(ResolveFailed, match=r"tile==1\.6\.0rc5") as caught:
+        resolve(["engine"], unpublished, tmp_path / "s")
+    assert "`python: override:`" in caught.value.hint
+
+
+@pytest.mark.parametrize("version", ["1.7.0", "1.6.0rc6"])
+def test_an_override_takes_the_place_of_what_a_wheel_asks_for(
+    unpublished: Settings, tmp_path: Path, version: str
+) -> None:
+    override = {f"tile=={version}": "no wheel of 1.6.0rc5 was published"}
+    chosen = resolve(["engine"], unpublished, tmp_path / "s", override=override)
+    assert chosen["tile"][0] == f"tile-{version}-py3-none-any.whl"
+
+
+def test_an_override_of_what_nobody_asks_for_adds_nothing(
+    index: FaultServer, tmp_path: Path
+) -> None:
+    override = {"tile==1.7.0": "nobody asks for it here"}
+    settings = Settings(indexes=(index.index,))
+    assert resolve(["dep-a"], settings, tmp_path / "s", override=override).keys() == {"dep-a"}
 
 
 def test_a_second_index_is_asked_too(index: FaultServer, tmp_path: Path) -> None:

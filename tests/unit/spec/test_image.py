@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
+from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries, PatchSpec
 from pipeline.yaml_file import schema
 from tests.unit.spec.json_schema import problems
 from tests.unit.support import AMD64, ROOT, tiny_spec
@@ -87,6 +87,10 @@ BAD: dict[str, dict[str, Any]] = {
     "CUDA from above": {"cuda": {"from": ["../x"]}},
     "an architecture that is none": {"cuda": {"from": ["x"], "architectures": ["sm_120x"]}},
     "a command that is a string": {"command": "ls"},
+    "an override without a reason": {"python": {"requirements": ["a"], "override": {"b==1": ""}}},
+    "an override that is none": {
+        "python": {"requirements": ["a"], "override": {"b at 1": "of 2 there is no wheel"}}
+    },
 }
 
 
@@ -106,6 +110,7 @@ LOCK_CHANGES: list[dict[str, Any]] = [
     {"python": {"requirements": ["thing==2"]}},
     {"python": {"requirements": ["thing"], "version": "3.12"}},
     {"python": {"requirements": ["thing"], "omit": {"other": "not needed"}}},
+    {"python": {"requirements": ["thing"], "override": {"other==2": "of 1 there is no wheel"}}},
     {"python": None},
     {"debian": {"suite": "trixie"}},
     {"debian": {"suite": "bookworm", "security": True}},
@@ -180,3 +185,46 @@ def test_no_path_of_a_file_leaves_the_image(text: str) -> None:
     except ValidationError:
         return
     assert not {"", ".", ".."} & set(to.removeprefix("/").split("/"))
+
+
+PATCH: dict[str, Any] = {
+    "file": "0001.patch",
+    "why": "because a test needs a reason that is long enough",
+    "applies_to": "thing==1.0",
+    "files": [{"path": "thing.py"}],
+}
+UPSTREAM, GATE = {"upstream": ["https://example.org/1"]}, {"gate": "smem-attention"}
+NO_UPSTREAM, NO_GATE = {"no_upstream": "our own greeting"}, {"no_gate": "changes no kernel"}
+
+
+@pytest.mark.parametrize("upstream", [UPSTREAM, NO_UPSTREAM])
+@pytest.mark.parametrize("gate", [GATE, NO_GATE])
+def test_a_patch_names_upstream_and_its_gate_or_says_why_there_is_none(
+    upstream: dict[str, Any], gate: dict[str, Any]
+) -> None:
+    assert PatchSpec.model_validate({**PATCH, **upstream, **gate}).file == "0001.patch"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (GATE, "upstream"),
+        (UPSTREAM, "gate"),
+        ({**GATE, "upstream": []}, "upstream"),
+        ({**GATE, **UPSTREAM, **NO_UPSTREAM}, "upstream"),
+        ({**GATE, **UPSTREAM, **NO_GATE}, "gate"),
+        ({**UPSTREAM, "no_gate": "none"}, "no_gate"),
+    ],
+)
+def test_a_patch_with_neither_or_with_both_is_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        PatchSpec.model_validate({**PATCH, **fields})
+
+
+def test_fields_that_came_later_count_in_a_digest_only_where_they_are_used() -> None:
+    plain = PatchSpec.model_validate({**PATCH, **UPSTREAM, **GATE}).model_dump(mode="json")
+    assert plain.keys() == {"file", "why", "upstream", "applies_to", "gate", "files"}
+    told = PatchSpec.model_validate({**PATCH, **NO_UPSTREAM, **NO_GATE}).model_dump(mode="json")
+    assert told["no_gate"] == "changes no kernel"
+    python = spec(python={"requirements": ["thing"]}).dumped()["python"]
+    assert "override" not in python
