@@ -64,21 +64,21 @@ def _of_base(below: Below | None, field: str) -> Any:
 
 
 def _started(plan: ImagePlan, below: Below | None) -> dict[str, list[str]]:
-    """Entrypoint and command as Docker inherits them: an own entrypoint drops the base's command.
-
-    Only the image that names the foreign base inherits from it; one on top of that sets its own.
-    """
-    own = {"Entrypoint": plan.spec.entrypoint, "Cmd": plan.spec.command}
-    if below and plan.base is None and not plan.spec.entrypoint:
-        own["Entrypoint"] = _of_base(below, "entrypoint") or []
-        own["Cmd"] = plan.spec.command or _of_base(below, "command") or []
-    return {name: arguments for name, arguments in own.items() if arguments}
+    """Entrypoint and command as Docker inherits them: an own entrypoint drops a base's command."""
+    entrypoint: list[str] = _of_base(below, "entrypoint") or []
+    command: list[str] = _of_base(below, "command") or []
+    for spec in (each.spec for each in plan.chain()):
+        command = spec.command or ([] if spec.entrypoint else command)
+        entrypoint = spec.entrypoint or entrypoint
+    started = {"Entrypoint": entrypoint, "Cmd": command}
+    return {name: arguments for name, arguments in started.items() if arguments}
 
 
 def _kept(plan: ImagePlan, below: Below | None) -> dict[str, Any]:
-    """Ports of the image and of a foreign base; the base's volumes and stop signal."""
+    """Ports of the image and of its bases; a foreign base's volumes and stop signal."""
     settings: dict[str, Any] = {}
-    ports = {f"{port}/tcp" for port in plan.spec.ports} | set(_of_base(below, "ports") or {})
+    own = {f"{port}/tcp" for each in plan.chain() for port in each.spec.ports}
+    ports = own | set(_of_base(below, "ports") or {})
     if ports:
         settings["ExposedPorts"] = {port: {} for port in sorted(ports)}
     if volumes := _of_base(below, "volumes"):

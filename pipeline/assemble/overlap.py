@@ -24,6 +24,12 @@ def winner(path: str, owners: Sequence[str], prefer: Sequence[str]) -> str:
         # a wheel that contradicts itself has no winner
         if name in owners and len(set(owners)) > 1:
             return name
+    if len(set(owners)) == 1:
+        raise PathConflict(
+            f"/{path}: {owners[0]} is there twice, with different bytes",
+            "An image cannot replace a wheel of its base: name the base's own base under `base`,"
+            " and all requirements here.",
+        )
     listed = " and ".join(sorted(set(owners)))
     raise PathConflict(f"/{path}: {listed} write it with different bytes")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from pipeline.assemble.entry import Entry, parents
 from pipeline.assemble.foreign import Foreign
 from pipeline.assemble.layer import read_file
 from pipeline.assemble.overlap import misplaced
-from pipeline.assemble.plan import ImagePlan
+from pipeline.assemble.plan import ImagePlan, LayerKind
 from pipeline.assemble.venv import record_row
 from pipeline.assemble.view import see
 from pipeline.errors import PatchConflict, SpecInvalid
@@ -38,6 +38,7 @@ class WheelTree:
 
     store: Store
     layers: Sequence[LayerRecord]
+    patched: Mapping[str, bytes] = field(default_factory=dict)  # as a base's patches left them
 
     @cached_property
     def contents(self) -> tuple[list[FileRow], ...]:
@@ -53,6 +54,8 @@ class WheelTree:
         return None
 
     def read(self, layer: LayerRecord, row: FileRow) -> bytes:
+        if row.path in self.patched:
+            return self.patched[row.path]
         return read_file(self.store.blob_path(layer.digest), row)
 
     def paths(self) -> list[str]:
@@ -131,10 +134,12 @@ class Patched:
 
     entries: list[Entry]
     diff: str
+    left: Mapping[str, bytes]  # every file of a wheel that this image or its bases changed
 
 
 def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Patched:
-    """Apply the series to the files as the wheels have them; each file must be as promised."""
+    """Apply the series to the files as the base left them; each file must be as promised."""
+    tree = _as_base_left_it(checkout, plan, tree)
     originals: dict[str, tuple[LayerRecord, FileRow, bytes]] = {}
     current: dict[str, bytes] = {}
     site = plan.venv.site
@@ -161,7 +166,19 @@ def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Pat
         patch.unified(path.removeprefix(f"{site}/"), originals[path][2], data)
         for path, data in sorted(changed.items())
     )
-    return Patched(entries, diff)
+    written = {e.path: e.content for e in entries if isinstance(e.content, bytes)}
+    return Patched(entries, diff, {**tree.patched, **written})
+
+
+def _as_base_left_it(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> WheelTree:
+    """The wheels with the patches of the images below, unless an own wheel replaces the file."""
+    if plan.base is None:
+        return tree
+    own = sum(layer.kind is LayerKind.WHEELS for layer in plan.layers)
+    lower = replace(tree, layers=tree.layers[: len(tree.layers) - own])
+    upper = replace(tree, layers=tree.layers[len(tree.layers) - own :])
+    left = patched_entries(checkout, plan.base, lower).left
+    return replace(tree, patched={path: x for path, x in left.items() if not upper.find(path)})
 
 
 def _require_version(plan: ImagePlan, spec: PatchSpec) -> None:
@@ -169,12 +186,14 @@ def _require_version(plan: ImagePlan, spec: PatchSpec) -> None:
         wanted = Requirement(spec.applies_to)
     except InvalidRequirement as error:
         raise SpecInvalid(f"{spec.file}: applies_to: {error}") from error
-    name = canonicalize_name(wanted.name)
-    pin = next((w for w in plan.lock.wheels if w.name == name), None)
+    pin = plan.find_wheel(canonicalize_name(wanted.name))
     # a lock may name a pre-release
     if pin is None or not wanted.specifier.contains(pin.version, prereleases=True):
         got = f"{pin.name} {pin.version}" if pin else f"no {wanted.name}"
-        raise PatchConflict(f"{spec.file}: is for {spec.applies_to}, the lock has {got}")
+        raise PatchConflict(
+            f"{spec.file}: is for {spec.applies_to}, the lock has {got}",
+            "Redo it for the locked version, and name that under `applies_to` in series.yaml.",
+        )
 
 
 def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRecord, FileRow]:
@@ -210,6 +229,7 @@ def refresh_series(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> None
     if plan.spec.patches is None:
         return
     path = checkout.folder(plan.spec.name) / plan.spec.patches
+    tree = _as_base_left_it(checkout, plan, tree)
     current: dict[str, bytes] = {}
     hashes: dict[tuple[int, int], dict[str, str]] = {}
     for number, spec in enumerate(checkout.series(plan.spec).patches):

@@ -152,7 +152,10 @@ class ImagePlan:
 
     @property
     def venv(self) -> Venv:
-        return Venv(version=self.spec.python.version) if self.spec.python else Venv()
+        if self.spec.python:
+            return Venv(version=self.spec.python.version)
+        # an image without wheels of its own has the environment of its base
+        return self.base.venv if self.base else Venv()
 
     def chain(self) -> list[ImagePlan]:
         """The plans from the root image to this one."""
@@ -162,6 +165,16 @@ class ImagePlan:
     def foreign(self) -> BasePin | None:
         """The image from elsewhere that all of it stands on, if it does."""
         return self.chain()[0].lock.base_image
+
+    def find_wheel(self, project: str) -> WheelPin | None:
+        """The wheel of a project that counts in the image: its own, else that of its base."""
+        own = next((pin for pin in self.lock.wheels if pin.name == project), None)
+        return own or (self.base.find_wheel(project) if self.base else None)
+
+    @property
+    def entrypoint(self) -> list[str]:
+        """What the image starts: its own program, else that of its base."""
+        return self.spec.entrypoint or (self.base.entrypoint if self.base else [])
 
     def all_layers(self) -> list[LayerPlan]:
         return [layer for plan in self.chain() for layer in plan.layers]

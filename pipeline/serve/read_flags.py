@@ -49,7 +49,7 @@ class Parser(NamedTuple):
 
 def find_parser(plan: ImagePlan) -> Parser:
     """The engine that an image starts, known by its entrypoint."""
-    entry = plan.spec.entrypoint or []
+    entry = plan.entrypoint
     if entry[:1] == ["/opt/venv/bin/vllm"]:
         return Parser("vllm", "/opt/venv/bin/python", ["vllm"])
     if "sglang.launch_server" in entry:

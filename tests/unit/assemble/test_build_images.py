@@ -15,6 +15,7 @@ from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble import plan
 from pipeline.assemble.image import Built, build_images, find_built
 from pipeline.assemble.plan import plan_image
+from pipeline.assemble.venv import record_row
 from pipeline.errors import (
     CorruptArchive,
     GoldenMismatch,
@@ -33,6 +34,7 @@ from tests.makers import (
     Edit,
     Image,
     build,
+    file_in_image,
     folder_fetcher,
     make_checkout,
     make_deb,
@@ -374,3 +376,77 @@ def test_a_tar_of_every_layer_can_be_listed(world: World) -> None:
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(raw))) as tar:
             names = tar.getnames()
         assert names == sorted(names)
+
+
+def mine(*edits: Edit, **spec: Any) -> Image:
+    """An image of one's own on the child, that patches a wheel of it."""
+    files = patch_files(*edits)
+    body = {
+        "name": "mine",
+        "summary": "an image of my own",
+        "base": "child",
+        "platforms": [AMD64],
+        "patches": "patches/series.yaml",
+        **spec,
+    }
+    return Image(body, files=files)
+
+
+SECOND = Edit("pkg/mod.py", EDIT.after, EDIT.after.replace(b"three", b"drei"))
+
+
+def built_mine(world: World, image: Image) -> Built:
+    checkout = world.checkout(image)
+    return build(checkout, world.store, world.mirror, "mine")[0]
+
+
+def test_a_patch_may_be_for_a_wheel_of_the_base(world: World) -> None:
+    world.child.spec.pop("patches")
+    built = built_mine(world, mine(EDIT))
+    assert file_in_image(world.store, built, f"{SITE}/pkg/mod.py") == EDIT.after
+    assert [layer.title for layer in built.layers].count("patches") == 1
+
+
+def test_a_patch_on_a_patched_base_starts_from_what_the_base_left(world: World) -> None:
+    built = built_mine(world, mine(SECOND))
+    assert file_in_image(world.store, built, f"{SITE}/pkg/mod.py") == b"one\nzwei\ndrei\n"
+
+
+def test_RECORD_stays_true_for_files_that_only_the_base_patched(world: World) -> None:
+    pkg = make_wheel(world.mirror, "pkg", {"pkg/mod.py": MODULE, "pkg/more.py": MODULE})
+    world.child.wheels = [world.child.wheels[0], pkg]
+    more = Edit("pkg/more.py", MODULE, b"one\ntwo\ntrois\n")
+    built = built_mine(world, mine(more))
+    record = file_in_image(world.store, built, f"{SITE}/pkg-1.0.dist-info/RECORD") or b""
+    for edit in (EDIT, more):
+        assert record_row(edit.path, edit.after) in record.decode()
+
+
+def test_a_patch_that_ignores_those_of_the_base_is_refused(world: World) -> None:
+    with pytest.raises(PatchConflict, match=r"pkg/mod\.py line 2 is 'zwei', expected 'two'"):
+        built_mine(world, mine(Edit("pkg/mod.py", MODULE, MODULE.replace(b"two", b"deux"))))
+
+
+def test_an_own_wheel_over_a_patched_base_is_patched_as_published(world: World) -> None:
+    image = mine(
+        Edit("pkg/mod.py", MODULE, b"one\ndeux\nthree\n"), python={"requirements": ["pkg==1.0"]}
+    )
+    image.wheels = [world.child.wheels[1]]
+    built = built_mine(world, image)
+    assert file_in_image(world.store, built, f"{SITE}/pkg/mod.py") == b"one\ndeux\nthree\n"
+
+
+def test_another_version_of_a_wheel_of_the_base_is_refused_with_the_way_out(world: World) -> None:
+    wheel = make_wheel(world.mirror, "pkg", {"pkg/mod.py": b"four\n"}, version="2.0")
+    image = mine(SECOND, python={"requirements": ["pkg==2.0"]}, patches=None)
+    image.wheels = [wheel]
+    with pytest.raises(PathConflict, match="pkg is there twice, with different bytes") as caught:
+        built_mine(world, image)
+    assert "prefer" not in caught.value.hint
+
+
+def test_a_patch_for_a_version_that_the_base_has_not_is_refused(world: World) -> None:
+    image = mine(SECOND)
+    image.files = patch_files(SECOND, applies_to="pkg==3.0")
+    with pytest.raises(PatchConflict, match=r"is for pkg==3\.0, the lock has pkg 1\.0"):
+        built_mine(world, image)

@@ -84,6 +84,21 @@ def test_what_the_spec_says_about_running_is_in_the_config() -> None:
     assert (config(image)["WorkingDir"], config(image)["Env"]) == ("/srv", ["A=1"])
 
 
+def test_an_image_starts_and_listens_as_its_base_does_where_it_says_nothing() -> None:
+    base = plan(**ROOT_SPEC, entrypoint=["/bin/x"], command=["--help"], ports=[80])
+    child = config(plan(base=base, ports=[81]))
+    assert (child["Entrypoint"], child["Cmd"]) == (["/bin/x"], ["--help"])
+    assert child["ExposedPorts"] == {"80/tcp": {}, "81/tcp": {}}
+    assert config(plan(base=plan(base=base)))["Entrypoint"] == ["/bin/x"]
+
+
+def test_an_own_entrypoint_drops_the_bases_command_but_a_command_keeps_its_entrypoint() -> None:
+    base = plan(**ROOT_SPEC, entrypoint=["/bin/x"], command=["--help"])
+    assert "Cmd" not in config(plan(base=base, entrypoint=["/bin/y"]))
+    child = config(plan(base=base, command=["--serve"]))
+    assert (child["Entrypoint"], child["Cmd"]) == (["/bin/x"], ["--serve"])
+
+
 def test_what_the_spec_does_not_say_is_left_out() -> None:
     assert config(plan()).keys() == {"Env", "Labels", "WorkingDir"}
 
