@@ -359,6 +359,11 @@ class UnknownImage(UnknownName):
     hint = "`sm120 image list` lists them; `sm120 build IMAGE` builds one."
 
 
+class ImageStale(UnknownName):
+    meaning = "an image was built from another spec, lock or patches than the checkout has now"
+    hint = "`sm120 build IMAGE` builds it again; --accept takes a digest that changed."
+
+
 class UnknownSource(UnknownName):
     meaning = "there is no such source to compile, or no such build of it"
     hint = "`sm120 source list` shows what there is."

@@ -96,6 +96,21 @@ def find_built(store: Store, plan: ImagePlan) -> Built | None:
     return Built(plan, record, cached=True) if _is_whole(store, record) else None
 
 
+def staleness(checkout: Checkout, store: Store, plan: ImagePlan) -> str:
+    """Why an image that the store holds is not the one of today's checkout; empty where it is."""
+    record = store.image_record(plan.spec.name, plan.platform)
+    if record is None or (record.key, record.code) == (plan.key, code_digest()):
+        return ""
+    if record.key == plan.key:
+        return "another version of this tool built it"
+    # a record has the digest of its inputs alone; the committed digest lists them by name
+    golden_images = golden.read_golden(checkout.golden_path).images
+    known = golden_images.get(f"{plan.spec.name}.{plan.architecture}")
+    inputs = known.inputs if known and known.digest == record.digest else {}
+    moved = [name for name in plan.inputs if inputs and inputs.get(name) != plan.inputs[name]]
+    return f"{' and '.join(moved) or 'spec, lock or patches'} changed since it was built"
+
+
 def _is_whole(store: Store, record: ImageRecord) -> bool:
     """Whether the store still holds all of an image."""
     for layer in record.layers:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.assemble.image import Built, find_built
+from pipeline.assemble.image import Built, find_built, staleness
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.cli.context import pick_platform, platforms_of
-from pipeline.errors import UnknownImage
+from pipeline.errors import ImageStale, UnknownImage
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -30,7 +30,10 @@ def find_image(checkout: Checkout, store: Store, name: str, platform: str | None
     # by the plan and not by name: an image of an older lock is not the one that was asked for
     built = find_built(store, plan)
     if built is None:
-        which = f" --platform {plan.platform}" if len(spec.platforms) > 1 else ""
-        fix = f"Run `sm120 build {name}{which}` first."
+        which = f"{name} --platform {plan.platform}" if len(spec.platforms) > 1 else name
+        if why := staleness(checkout, store, plan):
+            fix = f"Run `sm120 build {which}` again; --accept takes a digest that changed."
+            raise ImageStale(f"{name} for {plan.platform} is stale: {why}", fix)
+        fix = f"Run `sm120 build {which}` first."
         raise UnknownImage(f"{name} for {plan.platform} is not built", fix)
     return built

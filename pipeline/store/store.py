@@ -134,7 +134,8 @@ class Store:
 
     def sweep(self) -> None:
         """Remove what killed processes left behind: folders in a store's own tmp/, never links."""
-        if not (self.root / MARK).is_file() or self.tmp.is_symlink():
+        # a build that was stopped while it made the store may have left no tmp/
+        if not (self.root / MARK).is_file() or self.tmp.is_symlink() or not self.tmp.is_dir():
             return
         # a killed process lost its lock; one that still works holds it
         with self.locked("scratch"), os.scandir(self.tmp) as entries:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import click
 
 from pipeline import log
-from pipeline.assemble.plan import layer_bytes_guess, work_for
+from pipeline.assemble.image import staleness
+from pipeline.assemble.plan import layer_bytes_guess, plan_image, work_for
 from pipeline.cli.context import checkout_of, say_json, store_to_read
 from pipeline.cli.images import plans_of
 from pipeline.cli.options import json_option, platform_option
+from pipeline.errors import PipelineError
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
 
 
 @click.command("list")
@@ -28,6 +32,7 @@ def list_images(context: click.Context, as_json: bool) -> None:
                     "platform": platform,
                     "locked": checkout.lock_path(name, platform).exists(),
                     "built": record.digest if record else None,
+                    "stale": _stale(checkout, store, name, platform) if record else None,
                     "summary": spec.on(platform).summary,
                 }
             )
@@ -36,9 +41,19 @@ def list_images(context: click.Context, as_json: bool) -> None:
     for row in rows:
         # as short as Docker shows an image's id
         built = str(row["built"])[7:19] if row["built"] else None
-        row["state"] = built or ("locked" if row["locked"] else "no lock")
+        stale = ", stale" if row["stale"] else ""
+        row["state"] = f"{built}{stale}" if built else "locked" if row["locked"] else "no lock"
     head = ["image", "platform", "state", "summary"]
     click.echo(log.table(head, [[row[name] for name in head] for row in rows]))
+
+
+def _stale(checkout: Checkout, store: Store, name: str, platform: str) -> str:
+    """Why a built image is not that of today's checkout; empty where it is."""
+    try:
+        return staleness(checkout, store, plan_image(checkout, name, platform))
+    except PipelineError as error:
+        # a lock that is missing or out of date, for example: the build would say the same
+        return str(error)
 
 
 @click.command()

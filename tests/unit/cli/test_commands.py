@@ -380,3 +380,38 @@ def test_the_store_option_wins_over_the_variable(sm120: Command, tmp_path: Path)
     open_store(tmp_path / "mine")
     shown = sm120("--store", tmp_path / "mine", "store", "show", "--json").json
     assert shown["root"] == str(tmp_path / "mine")
+
+
+@pytest.mark.usefixtures("no_slow_helpers")
+def test_an_image_that_was_built_before_an_edit_is_stale_and_not_unbuilt(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    build_tiny(sm120, "--accept")
+    assert sm120("image", "list", "--json").json[0]["stale"] == ""
+    write_spec(checkout, {**tiny_spec(), "env": {"A": "b"}})
+    ended = sm120("image", "export", "tiny", tmp_path / "to")
+    assert (ended.code, ended.error) == (41, "ImageStale")
+    assert "is stale: spec changed since it was built" in ended.err
+    assert "`sm120 build tiny` again" in ended.err
+    (row,) = sm120("image", "list", "--json").json
+    assert row["stale"] == "spec changed since it was built"
+    assert ", stale" in sm120("image", "list").out
+
+
+@pytest.mark.usefixtures("no_slow_helpers")
+def test_an_image_of_another_version_of_this_tool_is_stale(
+    sm120: Command, checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_tiny(sm120, "--accept")
+    monkeypatch.setattr("pipeline.assemble.image.code_digest", lambda: f"sha256:{'0' * 64}")
+    assert "another version of this tool" in sm120("image", "export", "tiny", tmp_path / "to").err
+
+
+@pytest.mark.usefixtures("no_slow_helpers")
+def test_a_built_image_whose_lock_is_out_of_date_is_listed_as_stale(
+    sm120: Command, checkout: Checkout
+) -> None:
+    build_tiny(sm120, "--accept")
+    write_spec(checkout, {**tiny_spec(), "python": {"requirements": ["thing==2.0"]}})
+    (row,) = sm120("image", "list", "--json").json
+    assert "the spec has changed since it was locked" in row["stale"]

@@ -14,9 +14,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import NotAStore
+from pipeline.store.mark import FOLDERS, write_mark
 from pipeline.store.store import Store, open_store, open_to_read
 from pipeline.store.upkeep import damaged, repair, trim
-from tests.unit.support import ROOT, Command, make_checkout, make_wheel
+from tests.unit.support import (
+    ROOT,
+    Command,
+    make_checkout,
+    make_wheel,
+    misnamed,
+    temporary_files,
+)
 
 HEX = "ab" * 32
 
@@ -245,3 +253,16 @@ def test_a_link_in_the_place_of_a_blob_is_damage_and_only_the_link_goes(tmp_path
     repair([place])
     assert not place.is_symlink()
     assert mine.read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("made", [*range(len(FOLDERS))])
+def test_a_store_whose_making_was_stopped_is_swept_and_made_to_the_end(
+    tmp_path: Path, made: int
+) -> None:
+    write_mark(tmp_path)
+    for name in FOLDERS[:made]:
+        (tmp_path / name).mkdir()
+    Store(tmp_path).sweep()
+    assert temporary_files(tmp_path) == misnamed(tmp_path) == []
+    open_store(tmp_path).sweep()
+    assert all((tmp_path / name).is_dir() for name in FOLDERS)
