@@ -37,10 +37,12 @@ def read_golden(path: Path) -> Golden:
 def check(golden: Golden, name: str, got: GoldenImage) -> None:
     """Stop a build that came out different, and say what is behind it."""
     want = golden.images.get(name)
+    # an image's own name: without it, --accept would take all images
+    accept = f"`sm120 build {name.rpartition('.')[0]} --accept`"
     if want is None:
         raise GoldenMismatch(
             f"{name}: no expected digest is committed; it came out as {got.digest}",
-            "Compare with another machine, then `sm120 build --accept` and commit.",
+            f"Compare with another machine, then {accept} and commit.",
         )
     if want.digest == got.digest:
         return
@@ -49,7 +51,8 @@ def check(golden: Golden, name: str, got: GoldenImage) -> None:
     if moved:
         raise GoldenMismatch(
             f"{name}: {got.digest} instead of {want.digest}, because these inputs changed:"
-            f" {', '.join(moved)}"
+            f" {', '.join(moved)}",
+            f"If they changed on purpose: {accept}, and commit.",
         )
     raise GoldenMismatch(
         f"{name}: {got.digest} instead of {want.digest} from the same inputs;"

@@ -37,7 +37,7 @@ from pipeline.assemble.plan import (
     require_few,
     work_for,
 )
-from pipeline.errors import StoreDamaged
+from pipeline.errors import StoreDamaged, UnknownImage
 from pipeline.files import os_errors_explained
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer
@@ -108,7 +108,7 @@ def staleness(checkout: Checkout, store: Store, plan: ImagePlan) -> str:
     known = golden_images.get(f"{plan.spec.name}.{plan.architecture}")
     inputs = known.inputs if known and known.digest == record.digest else {}
     moved = [name for name in plan.inputs if inputs and inputs.get(name) != plan.inputs[name]]
-    return f"{' and '.join(moved) or 'spec, lock or patches'} changed since it was built"
+    return f"{', '.join(moved) or 'spec, lock or patches'} changed since it was built"
 
 
 def _is_whole(store: Store, record: ImageRecord) -> bool:
@@ -263,6 +263,17 @@ def _pinned(store: Store, key: str, title: str) -> LayerRecord:
 def _wheel_records(store: Store, plan: ImagePlan) -> list[LayerRecord]:
     layers = [x for p in plan.chain() for x in p.layers if x.kind is LayerKind.WHEELS]
     return [_pinned(store, x.key, x.title) for x in layers]
+
+
+def wheel_tree(store: Store, plan: ImagePlan) -> WheelTree:
+    """The files of an image's wheels, which an earlier build put into the store."""
+    lacking = [x for x in plan.all_layers() if not store.layer(x.key)]
+    if lacking:
+        raise UnknownImage(
+            f"{plan.spec.name}: {lacking[0].title} is not in the store yet",
+            f"Run `sm120 build {plan.spec.name} --accept` first.",
+        )
+    return WheelTree(store, _wheel_records(store, plan))
 
 
 def _own_layer(

@@ -46,6 +46,8 @@ DAILY = {
 
 IMAGE = {
     "list": Verb("image.plan:list_images", "List the images, and which are locked and built."),
+    "new": Verb("image.new:new", "Write the spec of an image of your own."),
+    "add-patch": Verb("image.new:add_patch", "Add a patch, from a diff or an edited file."),
     "plan": _PLAN,
     "build": _BUILD,
     "test": Verb("image.start:test_images", "Prove that images start, without a GPU."),
@@ -55,6 +57,7 @@ IMAGE = {
     "lock": Verb("image.lock:lock", "Resolve exact versions and hashes; write the locks."),
     "rebuild": Verb("image.build:rebuild", "Build again from nothing and compare every byte."),
     "explain": Verb("image.explain:explain", "Show which package or patch a file comes from."),
+    "cat": Verb("image.explain:cat", "Print a file of a built image."),
     "sources": Verb("image.explain:sources", "Show where this machine downloads files from."),
     "schema": Verb("image.explain:schema", "Print the JSON schema of a file or statement."),
 }

@@ -83,8 +83,10 @@ def placed_layers(built: Built) -> list[PlacedLayer]:
             if not left or left[0].title != tree.title:
                 raise StoreDamaged(f"{built.name}: the layer {tree.title!r} is not in the image")
             placed.append(PlacedLayer(name, left.pop(0), None, tree=tree))
-        # these two have no pins: an image's own files, then its patches, each only if there are any
-        for title in (f"{name} files", "patches"):
+        # these two have no pins: an image's own files, then its patches, each if there are any;
+        # all images call the second one the same, so one without patches must leave it to the next
+        titles = [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]
+        for title in titles:
             if left and left[0].title == title:
                 placed.append(PlacedLayer(name, left.pop(0), None))
     if left:

@@ -312,9 +312,13 @@ class PatchSpec(Frozen):
             "upstream": (self.upstream, self.no_upstream),
             "gate": (self.gate, self.no_gate),
         }
-        for field, (value, reason) in told.items():
-            if bool(value) == bool(reason):
-                raise ValueError(f"give either `{field}`, or under `no_{field}` why there is none")
+        unclear = [
+            f"give either `{field}`, or under `no_{field}` why there is none"
+            for field, (value, reason) in told.items()
+            if bool(value) == bool(reason)
+        ]
+        if unclear:
+            raise ValueError("; ".join(unclear))
         return self
 
 

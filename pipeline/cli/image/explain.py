@@ -9,6 +9,7 @@ import click
 from pydantic import BaseModel
 
 from pipeline import log
+from pipeline.assemble.inside import read_inside
 from pipeline.attest.names import KINDS
 from pipeline.attest.predicates import MODELS
 from pipeline.attest.trust import Trust
@@ -65,6 +66,21 @@ def explain(
     if origin.toolchain:
         click.echo(f"  with   {origin.toolchain}")
     click.echo(f"  layer  {origin.layer} {origin.layer_digest}")
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.argument("path", metavar="FILE")
+@platform_option
+@click.pass_context
+def cat(context: click.Context, name: str, path: str, platform: str | None) -> None:
+    """Print a file of a built image, as a container sees it.
+
+    FILE is a path in the image, or the path of an installed Python file, such as vllm/version.py.
+    """
+    checkout, store = checkout_of(context), store_to_read(context)
+    with store.in_use():
+        click.echo(read_inside(store, find_image(checkout, store, name, platform), path), nl=False)
 
 
 @click.command()

@@ -26,6 +26,7 @@ from pipeline.errors import (
     SpecInvalid,
     StoreDamaged,
 )
+from pipeline.evidence.inventory import placed_layers
 from pipeline.model import sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
@@ -450,3 +451,20 @@ def test_a_patch_for_a_version_that_the_base_has_not_is_refused(world: World) ->
     image.files = patch_files(SECOND, applies_to="pkg==3.0")
     with pytest.raises(PatchConflict, match=r"is for pkg==3\.0, the lock has pkg 1\.0"):
         built_mine(world, image)
+
+
+def test_accept_writes_what_a_file_is_after_the_bases_patches_and_after_its_own(
+    world: World,
+) -> None:
+    image = mine(SECOND)
+    image.files = patch_files(SECOND, files=[{"path": SECOND.path}])
+    checkout = world.checkout(image)
+    build(checkout, world.store, world.mirror, "mine")
+    ((promise,),) = (p.files for p in checkout.series(checkout.chain("mine", AMD64)[-1]).patches)
+    assert (promise.before, promise.after) == (sha256_of(SECOND.before), sha256_of(SECOND.after))
+
+
+def test_a_patch_is_not_taken_for_one_of_the_base(world: World) -> None:
+    world.child.spec.pop("patches")
+    built = built_mine(world, mine(EDIT))
+    assert [x.image for x in placed_layers(built) if x.layer.title == "patches"] == ["mine"]
