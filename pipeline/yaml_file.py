@@ -54,12 +54,17 @@ def parse_yaml(data: bytes, model: type[Model], path: Path) -> Model:
 
 def mistakes(error: ValidationError) -> str:
     """Every field that is wrong, in one line: who writes a file mends all of them at once."""
-    found = [
-        f"{'.'.join(map(str, each['loc'])) or 'the file'}: {each['msg']}"
-        for each in error.errors(include_url=False)
-    ]
+    found = [_mistake(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
     more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     return "; ".join(found[:_MOST_SHOWN]) + more
+
+
+def _mistake(place: tuple[int | str, ...], message: str) -> str:
+    # what our own checks say is a whole sentence, with pydantic's word before it
+    plain = message.removeprefix("Value error, ")
+    if not place and plain != message:
+        return plain
+    return f"{'.'.join(map(str, place)) or 'the file'}: {plain}"
 
 
 def _hint(path: Path, model: type[BaseModel]) -> str:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -44,25 +45,26 @@ def new_image(
         "platforms": list(platforms),
         **({"python": {"requirements": list(requirements)}} if requirements else {}),
     }
+    _require_valid(body)
     path = _free_folder(checkout, name) / "image.yaml"
-    try:
-        ImageFile.model_validate(body)
-    except ValidationError as error:
-        raise SpecInvalid(f"{name}: {mistakes(error)}", "Nothing was written.") from error
     write_bytes(path, (_SCHEMA.format(up="../", kind="image") + _dumped(body)).encode())
     return path
 
 
 def copy_image(checkout: Checkout, name: str, like: str) -> Path:
     """Copy an image's folder under another name: its spec, files, patches and gates."""
-    checkout.spec(like)
+    _require_valid({**checkout.spec(like).model_dump(by_alias=True), "name": name})
     folder = _free_folder(checkout, name)
     with os_errors_explained(folder):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(checkout.folder(like), folder, ignore=ignore)
     path = folder / "image.yaml"
-    named = re.sub(rf"^name: {re.escape(like)}$", f"name: {name}", _text(path), flags=re.M)
-    write_bytes(path, named.encode())
+    text = _text(path)
+    old = _fields(text)["name"]
+    start, end = old.start_mark.index, old.end_mark.index
+    # quoted where it must be, such as a number
+    quoted = yaml.safe_dump(name).splitlines()[0]
+    write_bytes(path, f"{text[:start]}{quoted}{text[end:]}".encode())
     return path
 
 
@@ -93,9 +95,9 @@ def next_patch_name(folder: Path, title: str) -> str:
 
 def with_patch(text: str, entry: dict[str, object]) -> str:
     """A series.yaml with one more patch at its end; every other byte stays."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    patches = {key.value: value for key, value in root.value}["patches"]
-    if patches.flow_style and not root.flow_style and not patches.value:
+    patches = _fields(text)["patches"]
+    is_json = text.lstrip().startswith("{")
+    if patches.flow_style and not is_json and not patches.value:
         start, end = patches.start_mark.index, patches.end_mark.index
         return f"{text[:start].rstrip()}\n{_indented([entry], 2)}{text[end:].lstrip(chr(10))}"
     if patches.flow_style:
@@ -114,6 +116,18 @@ def with_field(text: str, name: str, value: str) -> str:
         end = root.end_mark.index - 1
         return f"{text[:end]}, {json.dumps(name)}: {json.dumps(value)}{text[end:]}"
     return f"{text.rstrip(chr(10))}\n{name}: {value}\n"
+
+
+def _fields(text: str) -> dict[str, Any]:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return {key.value: value for key, value in root.value}
+
+
+def _require_valid(body: dict[str, Any]) -> None:
+    try:
+        ImageFile.model_validate(body)
+    except ValidationError as error:
+        raise SpecInvalid(f"{body['name']}: {mistakes(error)}", "Nothing was written.") from error
 
 
 def _free_folder(checkout: Checkout, name: str) -> Path:

@@ -52,7 +52,7 @@ class World:
         return output
 
     def _sm120(self, line: str) -> str:
-        line, _, target = line.partition(" >> ")
+        line, _, target = line.replace(" > ", " >> ").partition(" >> ")
         ended = self.sm120(*shlex.split(line, comments=True)[1:])
         self.code = ended.code
         if target:

@@ -130,3 +130,10 @@ def test_what_cannot_be_read_has_no_field_to_correct(tmp_path: Path) -> None:
         read_yaml(tmp_path / "nothing", PatchSeries)
     assert "schema" not in caught.value.hint
     assert "may read it" in caught.value.hint
+
+
+def test_a_check_of_our_own_is_told_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(SpecInvalid, match=r"image\.yaml: an image has either `base`"):
+        read(tmp_path, yaml.safe_dump(tiny_spec(base="other")))
+    with pytest.raises(SpecInvalid, match=r"python\.requirements\.0: 'a b' is not a requirement"):
+        read(tmp_path, yaml.safe_dump(tiny_spec(python={"requirements": ["a b"]})))

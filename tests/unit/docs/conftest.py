@@ -21,6 +21,7 @@ from tests.unit.host.machines import blackwell
 from tests.unit.support import ROOT, Command
 
 # names that the pages use for places of this machine
+CONTEXT = "     return 'hello'\n"
 STORE, REGISTRY, HUB = "/home/you/.cache/sm120", "myregistry:5000", "http://hub.example"
 
 
@@ -44,8 +45,23 @@ def demo(sm120: Command, door: Door, tmp_path: Path) -> World:
     image.files |= makers.patch_files(edit, applies_to="greeter==1.0")
     base = makers.root_image([tool], summary="A small base for it")
     makers.make_checkout(tmp_path, base, image)
+    (tmp_path / "pr-7.diff").write_text(_pull_request(code), encoding="utf-8")
     here = {STORE: os.environ["SM120_STORE"], REGISTRY: door.host_port, "/work": str(tmp_path)}
     return World(sm120, {**here, "/home/you": os.environ["HOME"]})
+
+
+def _pull_request(code: bytes) -> str:
+    """A diff as upstream's repository has it: with its own folders, and a test."""
+    asked = code.replace(b"greet()", b"greet(again=False)")
+    edits = (
+        makers.Edit("src/greeter/__init__.py", code, asked),
+        makers.Edit("tests/test_greeter.py", b"greet()\n", b"greet(again=True)\n"),
+    )
+    # one line of context: the other one is changed by the image's patches
+    return "".join(
+        f"diff --git a/{e.path} b/{e.path}\n{e.diff.replace(CONTEXT, '').replace('1,2', '1')}"
+        for e in edits
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""The verbs that begin an image and a patch, where they refuse: docs/own-image.md has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.spec.checkout import Checkout
+from tests.unit.support import Command, build_tiny
+
+REASONS = ("--no-upstream", "only of our own", "--no-gate", "changes no kernel")
+WHY = ("--why", "a test needs a reason that is long enough")
+SITE = "/opt/venv/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["--base", "tiny", "--like", "tiny"],
+        ["--like", "tiny", "--require", "thing==1.0"],
+    ],
+)
+@pytest.mark.usefixtures("checkout")
+def test_a_new_image_stands_on_another_or_is_a_copy(sm120: Command, args: list[str]) -> None:
+    ended = sm120("image", "new", "mine", *args)
+    assert ended.code == 2
+    assert "name one of --base and --like" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "error"),
+    [
+        ("mine", ["--base", "nope"], "UnknownImage"),
+        ("mine", ["--like", "nope"], "UnknownImage"),
+        ("tiny", ["--base", "tiny"], "SpecInvalid"),
+        ("mine", ["--base", "tiny", "--platform", "linux/s390x"], "SpecInvalid"),
+        ("../mine", ["--base", "tiny"], "SpecInvalid"),
+        ("../mine", ["--like", "tiny"], "SpecInvalid"),
+    ],
+)
+def test_what_cannot_be_an_image_is_refused_and_nothing_written(
+    sm120: Command, checkout: Checkout, name: str, args: list[str], error: str
+) -> None:
+    before = sorted(checkout.root.rglob("*"))
+    assert sm120("image", "new", name, *args).error == error
+    assert sorted(checkout.root.rglob("*")) == before
+
+
+def test_a_copy_of_an_image_can_be_locked_like_it(sm120: Command, checkout: Checkout) -> None:
+    assert "is written" in sm120("image", "new", "mine", "--like", "tiny").out
+    assert checkout.spec("mine").lock_digest() == checkout.spec("tiny").lock_digest()
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_patch_of_an_image_that_was_never_built_says_what_to_do(
+    sm120: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text("x = 2\n")
+    ended = sm120("image", "add-patch", "tiny", tmp_path / "a.py", *WHY, *REASONS)
+    assert ended.error == "UnknownImage"
+    assert "Run `sm120 build tiny --accept` first." in ended.err
+
+
+@pytest.mark.usefixtures("no_slow_helpers")
+def test_all_that_a_patch_lacks_is_said_at_once_and_nothing_is_written(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    build_tiny(sm120, "--accept")
+    (tmp_path / "a.py").write_text("x = 2\n")
+    asked = ("image", "add-patch", "tiny", tmp_path / "a.py", "--of", "thing/__init__.py")
+    ended = sm120(*asked, *WHY)
+    assert ended.error == "SpecInvalid"
+    assert "give either `upstream`" in ended.err
+    assert "give either `gate`" in ended.err
+    assert not (checkout.folder("tiny") / "patches").exists()
+    assert sm120(*asked, *WHY, *REASONS).code == 0
+    (patch,) = checkout.series(checkout.spec("tiny")).patches
+    assert (patch.applies_to, patch.no_gate) == ("thing==1.0", "changes no kernel")
+    assert yaml.safe_load((checkout.folder("tiny") / "image.yaml").read_text())["patches"]
+
+
+@pytest.mark.usefixtures("no_slow_helpers", "checkout")
+def test_a_file_of_an_image_is_printed(sm120: Command) -> None:
+    build_tiny(sm120, "--accept")
+    for path in ("thing/__init__.py", f"{SITE}/thing/__init__.py"):
+        assert sm120("image", "cat", "tiny", path).out == "one = 1\n"
+    for path, reason in (("thing/nope.py", "no such file"), (f"{SITE}/thing", "is a dir")):
+        ended = sm120("image", "cat", "tiny", path)
+        assert ended.error == "UnknownImage"
+        assert reason in ended.err
