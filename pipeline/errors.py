@@ -82,12 +82,16 @@ class AttachmentInvalid(InputInvalid):
 
 class WorkloadInvalid(InputInvalid):
     meaning = "a benchmark's workload is not valid, or its numbers would mislead"
-    hint = "Fix the named field; `sm120 bench list` shows the shipped workloads."
+    hint = (
+        "Correct the field or option that is named; `sm120 bench list` shows the shipped workloads."
+    )
 
 
 class RunInvalid(InputInvalid):
     meaning = "the result of a benchmark is damaged, was edited or is not there"
-    hint = "Name the folder of a run, which has bench.json and requests.jsonl."
+    hint = (
+        "Name the folder of a run, with bench.json and requests.jsonl; if it is one, get it again."
+    )
 
 
 class ReportInvalid(InputInvalid):
@@ -320,13 +324,15 @@ class StoreUnusable(PipelineError):
 
 
 class StoreUnwritable(StoreUnusable):
-    meaning = "the store cannot be written"
-    hint = "Point SM120_STORE at a folder you own."
+    meaning = "a file or folder, of the store or another one, cannot be used: owner, mode or kind"
+    hint = "Change its owner or mode, or name another place; SM120_STORE names that of the store."
 
 
 class DiskFull(StoreUnusable):
     meaning = "not enough disk space"
-    hint = "Free some (`sm120 store trim`) or move SM120_STORE; what was finished is kept."
+    hint = (
+        "Free some space there; for the store, `sm120 store trim` does. What was finished is kept."
+    )
 
 
 class StoreDamaged(StoreUnusable):
@@ -452,7 +458,10 @@ class NoKernelImage(GateNotPassed):
 
 class PatchUnproved(GateNotPassed):
     meaning = "a patch is not needed, does nothing or does not do enough"
-    hint = "Drop a superseded or upstreamed patch; redo an inert one."
+    hint = (
+        "Drop a superseded or upstreamed patch, redo an inert one; one that is not about a kernel"
+        " says so under `no_gate`."
+    )
 
 
 # Never counted as passed, and not as failed either: CI may retry this, but not 50.

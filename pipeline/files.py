@@ -26,10 +26,14 @@ Result = TypeVar("Result")
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
 # Errors that say something about the place, so that trying again would not help.
-_UNWRITABLE = (
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-    *(errno.ELOOP, errno.ENAMETOOLONG),
-)
+_IN_THE_WAY = "Something of another kind is in the way: look at it, move it, or name another place."
+_UNWRITABLE = {
+    # no hint of their own: owner and mode, or another place
+    **dict.fromkeys((errno.EACCES, errno.EPERM), ""),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP), _IN_THE_WAY),
+    errno.EROFS: "That disk can only be read: name another place.",
+    errno.ENAMETOOLONG: "Name a place with a shorter path.",
+}
 
 
 @contextmanager
@@ -46,7 +50,7 @@ def explained(error: OSError, where: Path) -> PipelineError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{where}: no space left")
     if error.errno in _UNWRITABLE:
-        return StoreUnwritable(f"{where}: {os.strerror(error.errno)}")
+        return StoreUnwritable(f"{where}: {os.strerror(error.errno)}", _UNWRITABLE[error.errno])
     raise error
 
 

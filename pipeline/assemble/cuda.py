@@ -61,7 +61,10 @@ def _tree(paths: Iterable[str], source: str) -> Tree:
 def _inner(tree: Tree, folder: str, path: str) -> Tree:
     inner = tree.setdefault(folder, {})
     if inner is None:
-        raise PathConflict(f"/{path}: lies below {folder}, which is a file")
+        raise PathConflict(
+            f"/{path}: lies below {folder}, which is a file",
+            "Leave one of the folders under `cuda: from:` out.",
+        )
     return inner
 
 
@@ -71,7 +74,10 @@ def _merge(at: str, below: str, trees: list[tuple[str, Tree]], out: list[Entry])
         inner = [(source, tree[name]) for source, tree in trees if name in tree]
         folders = [(source, tree) for source, tree in inner if tree is not None]
         if folders and len(folders) < len(inner):
-            raise PathConflict(f"/{at}/{name}: is a file in one CUDA folder, a folder in another")
+            raise PathConflict(
+                f"/{at}/{name}: is a file in one CUDA folder, a folder in another",
+                "Leave one of the folders under `cuda: from:` out.",
+            )
         # one link for a whole folder where that suffices: headers alone are thousands of files
         if len(folders) > 1 or (folders and f"{below}{name}" in _ALWAYS_MADE):
             _merge(f"{at}/{name}", f"{below}{name}/", folders, out)

@@ -16,6 +16,13 @@ _MOST_PARTS = 500
 _WHITEOUT = ".wh."
 
 
+# What helps with a file that is not what its wheel's RECORD says.
+WRONG_RECORD = (
+    "Nothing was kept. If it was published so, name the wheel under `python: rewrite_record:`, with"
+    " the reason; else lock another version."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """Uncompressed bytes inside a file on disk."""

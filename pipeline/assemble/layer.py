@@ -27,7 +27,7 @@ from pipeline.assemble.deflate import (
     squeeze,
     trailer,
 )
-from pipeline.assemble.entry import Deflated, Entry, Slice, path_fault
+from pipeline.assemble.entry import WRONG_RECORD, Deflated, Entry, Slice, path_fault
 from pipeline.errors import CorruptArchive, HostileArchive, StoreDamaged
 from pipeline.oci.record import FileRow, Kind, LayerRecord, WrittenLayer
 from pipeline.oci.tar_header import END, padding
@@ -118,7 +118,7 @@ class LayerWriter:
         else:
             self._require_empty(entry.path, entry.content)
         if entry.sha256 and sha.hexdigest() != entry.sha256:
-            raise CorruptArchive(f"{entry.path}: its RECORD promises {entry.sha256}")
+            raise CorruptArchive(f"{entry.path}: its RECORD promises {entry.sha256}", WRONG_RECORD)
         return sha.hexdigest(), offset
 
     def _reused(self, name: str, content: Deflated, sha: hashlib._Hash) -> int:

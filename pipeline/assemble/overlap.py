@@ -54,7 +54,10 @@ def _chosen(rivals: list[Entry], prefer: Sequence[str]) -> Entry:
 
 def _require_files(contested: Iterable[str]) -> None:
     for path in sorted(contested):
-        raise PathConflict(f"/{path}: is a file in one wheel and a folder in another")
+        raise PathConflict(
+            f"/{path}: is a file in one wheel and a folder in another",
+            "Lock another version of one of them, or leave one out under `python: omit:`.",
+        )
 
 
 def same_bytes(one: Entry, other: Entry) -> bool:

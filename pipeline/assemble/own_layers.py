@@ -211,11 +211,15 @@ def _apply(
     promised = {f.path: f for f in spec.files}
     changes = patch.parse(text, spec.file)
     for path in sorted(promised.keys() - {change.path for change in changes}):
-        raise PatchConflict(f"{spec.file}: series.yaml lists {path}, which it does not change")
+        raise PatchConflict(
+            f"{spec.file}: series.yaml lists {path}, which it does not change",
+            "Under `files`, list what the patch changes and nothing else.",
+        )
     for change in changes:
         if change.path not in promised:
             raise PatchConflict(
-                f"{spec.file}: changes {change.path}, which series.yaml does not list"
+                f"{spec.file}: changes {change.path}, which series.yaml does not list",
+                "List its `path` under `files`; `sm120 build IMAGE --accept` adds the hashes.",
             )
         path = f"{site}/{change.path}"
         want = promised[change.path]
@@ -263,7 +267,10 @@ def _patch_text(path: Path) -> str:
         # read_text would turn every \r\n into \n
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
+        raise PatchConflict(
+            f"{path.name}: cannot be read ({error})",
+            "`file` in series.yaml names a file of text beside it.",
+        ) from error
 
 
 _HINTS = {

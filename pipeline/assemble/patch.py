@@ -16,6 +16,8 @@ _NOT_IN_PLACE = (
     *("old mode ", "rename from ", "copy from "),
 )
 # The next file, or the signature that git format-patch ends with.
+_IN_PLACE = "Patches change installed text; `files` in image.yaml adds a file."
+_AGAIN = "Make the diff again with `git diff` or `diff -u`."
 _AFTER_HUNK = ("--- ", "-- \n")
 
 
@@ -49,7 +51,9 @@ def parse(text: str, name: str) -> list[FilePatch]:
     at = 0
     while at < len(lines):
         if lines[at].startswith(_NOT_IN_PLACE):
-            raise PatchConflict(f"{name}: patches change text in place, not {lines[at].strip()!r}")
+            raise PatchConflict(
+                f"{name}: patches change text in place, not {lines[at].strip()!r}", _IN_PLACE
+            )
         # mail headers, `diff --git` and `index` lines say nothing that is needed
         if not lines[at].startswith("--- "):
             at += 1
@@ -61,10 +65,10 @@ def parse(text: str, name: str) -> list[FilePatch]:
             hunk, at = _hunk(lines, at, name)
             hunks.append(hunk)
         if not hunks:
-            raise PatchConflict(f"{name}: no hunks for {path}")
+            raise PatchConflict(f"{name}: no hunks for {path}", _AGAIN)
         patches.append(FilePatch(path, tuple(hunks)))
     if not patches:
-        raise PatchConflict(f"{name}: is not a unified diff")
+        raise PatchConflict(f"{name}: is not a unified diff", _AGAIN)
     return patches
 
 
@@ -74,21 +78,21 @@ def _target(lines: list[str], at: int, name: str) -> str:
     below = lines[at + 1] if at + 1 < len(lines) else ""
     new = below[4:].split("\t")[0].strip() if below.startswith("+++ ") else "nothing"
     if not old.startswith("a/") or not new.startswith("b/") or old[2:] != new[2:]:
-        raise PatchConflict(f"{name}: patches change files in place, not {old} → {new}")
+        raise PatchConflict(f"{name}: patches change files in place, not {old} → {new}", _IN_PLACE)
     return old[2:]
 
 
 def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
     match = _HUNK.match(lines[at])
     if not match:
-        raise PatchConflict(f"{name}: damaged hunk header {lines[at].strip()!r}")
+        raise PatchConflict(f"{name}: damaged hunk header {lines[at].strip()!r}", _AGAIN)
     start, old_count, _, new_count = (int(g) if g else 1 for g in match.groups())
     before: list[str] = []
     after: list[str] = []
     at += 1
     while len(before) < old_count or len(after) < new_count:
         if at >= len(lines) or lines[at][:1] not in " +-":
-            raise PatchConflict(f"{name}: the hunk at line {start} ends early")
+            raise PatchConflict(f"{name}: the hunk at line {start} ends early", _AGAIN)
         sign, text = lines[at][0], lines[at][1:]
         at += 1
         # "\ No newline at end of file" is about the line before it
@@ -98,9 +102,9 @@ def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
         after += [text] if sign in " +" else []
     goes_on = at < len(lines) and lines[at][0] in " +-\\" and not lines[at].startswith(_AFTER_HUNK)
     if len(before) != old_count or len(after) != new_count or goes_on:
-        raise PatchConflict(f"{name}: the hunk at line {start} counts its lines wrongly")
+        raise PatchConflict(f"{name}: the hunk at line {start} counts its lines wrongly", _AGAIN)
     if not all(line.endswith("\n") for line in before[:-1] + after[:-1]):
-        raise PatchConflict(f"{name}: the hunk at line {start} ends the file in its middle")
+        raise PatchConflict(f"{name}: the hunk at line {start} ends the file in its middle", _AGAIN)
     return Hunk(start, tuple(before), tuple(after)), at
 
 
@@ -117,7 +121,9 @@ def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
         first = hunk.start - 1 if hunk.before else hunk.start
         # hunks come in the order of their lines
         if first < at:
-            raise PatchConflict(f"{name}: hunks of {patch.path} overlap at line {hunk.start}")
+            raise PatchConflict(
+                f"{name}: hunks of {patch.path} overlap at line {hunk.start}", _AGAIN
+            )
         # no fuzz and no offset: a patch that fits elsewhere may do something else there
         current = tuple(lines[first : first + len(hunk.before)])
         if current != hunk.before or first > len(lines):

@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from packaging.utils import canonicalize_name
 
-from pipeline.assemble.entry import Entry
+from pipeline.assemble.entry import WRONG_RECORD, Entry
 from pipeline.assemble.wheel import Member, Wheel, read_chunks, read_member
 from pipeline.errors import CorruptArchive, HostileArchive
 from pipeline.oci.record import Kind
@@ -176,7 +176,7 @@ def _script(member: Member, path: str, promised: str, venv: Venv) -> Entry:
         return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
     data = read_member(member)
     if sha256(data).hexdigest() != promised:
-        raise CorruptArchive(f"{member.name}: its RECORD promises {promised}")
+        raise CorruptArchive(f"{member.name}: its RECORD promises {promised}", WRONG_RECORD)
     if not data.startswith(b"#!python"):
         return Entry(path, Kind.FILE, 0o755, member.content, sha256=promised)
     _, newline, rest = data.partition(b"\n")

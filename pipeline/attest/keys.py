@@ -118,7 +118,10 @@ def read_private(
         problem = "needs its passphrase" if passphrase is None else "has no passphrase"
         raise KeyInvalid(f"{what}: {problem}", "Set SM120_KEY_PASSPHRASE, or unset it.") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyInvalid(f"{what}: is not a private key, or the passphrase is wrong") from error
+        raise KeyInvalid(
+            f"{what}: is not a private key, or the passphrase is wrong",
+            "--key names the private half, SM120_KEY_PASSPHRASE its passphrase.",
+        ) from error
     if not isinstance(key, PrivateKey) or key.curve.name not in curves:
         raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
     return key
@@ -133,7 +136,10 @@ def read_public(pem: bytes, what: str, curves: Sequence[str] = P256) -> PublicKe
     try:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyInvalid(f"{what}: is not a public key") from error
+        raise KeyInvalid(
+            f"{what}: is not a public key",
+            "Name the public half: `sm120 evidence new-key` ends its name in .pub.",
+        ) from error
     if not isinstance(key, PublicKey) or key.curve.name not in curves:
         raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
     return key
@@ -189,14 +195,21 @@ class AgentSigner:
             # agents are often reached through the user's ssh-agent; nothing else is passed on
             done = proc.read(self.command, env=proc.environment("SSH_AUTH_SOCK"), stdin=data)
         except OSError as error:
-            raise SigningFailed(f"{self.command[0]}: {error.strerror}") from error
+            raise SigningFailed(
+                f"{self.command[0]}: {error.strerror}",
+                "SM120_SIGNING_AGENT names the program that signs.",
+            ) from error
         if done.returncode != 0:
             output = " ".join(done.stderr.decode(errors="replace").split())[-200:]
-            raise SigningFailed(f"{self.command[0]}: exit code {done.returncode}: {output}")
+            raise SigningFailed(
+                f"{self.command[0]}: exit code {done.returncode}: {output}",
+                "Run the program that SM120_SIGNING_AGENT names by hand to see why.",
+            )
         # the agent may hold another key than the configured one: check before anything is kept
         if not is_valid_signature(self.public, done.stdout, data):
             raise SigningFailed(
-                f"{self.command[0]}: its output is not a signature by {self.key_id}"
+                f"{self.command[0]}: its output is not a signature by {self.key_id}",
+                "Nothing was signed. The agent must hold the key whose public half is configured.",
             )
         return done.stdout
 

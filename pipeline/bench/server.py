@@ -146,7 +146,10 @@ def server_facts(server: Server, model: str | None) -> ServerFacts:
     data = _at(models, "data")
     entries = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
     if not entries:
-        raise BenchUnanswered(f"{server.url}: has no list of models")
+        raise BenchUnanswered(
+            f"{server.url}: has no list of models",
+            "Name the address of an engine that answers at /v1/models.",
+        )
     entry = next((each for each in entries if each.get("id") == model), entries[0])
     reading = server.metrics()
     server.has_metrics = reading is not None

@@ -134,7 +134,10 @@ def _first_answer(server: Server, begun: float) -> RequestRow:
     except (Lost, Malformed) as error:
         raise BenchUnanswered(f"{server.url}: no first answer: {error}") from error
     if raw.status != 200 or not answer.times:
-        raise BenchUnanswered(f"{server.url}: status {raw.status}, and no first token")
+        raise BenchUnanswered(
+            f"{server.url}: status {raw.status}, and no first token",
+            "The server's log says why; `sm120 doctor LOG` knows many causes.",
+        )
     micros = [round((t - answer.times[0]) * 1e6) for t in answer.times]
     return RequestRow(
         number=0,

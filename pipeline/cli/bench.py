@@ -194,7 +194,10 @@ def _starter(
         command = [*head, *words, "--engine", engine]
         done = proc.read(command, env=proc.environment(*names))
         if done.returncode:
-            raise StartFailed(proc.last_line(done.stderr.decode(errors="replace")))
+            raise StartFailed(
+                proc.last_line(done.stderr.decode(errors="replace")),
+                "`sm120 serve RECIPE` shows more; `sm120 recipe attempts` lists what was tried.",
+            )
 
     def start() -> Server:
         call("serve", recipe.name, "--weights", str(weights))

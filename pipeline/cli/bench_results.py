@@ -104,12 +104,16 @@ def _require_sound(folder: Path) -> None:
     run = read_run(folder)
     trials = list(recomputed(folder, run))
     for trial in (trial for trial in trials if not trial.is_as_named):
-        raise NumberChanged(f"{folder}: {trial.name}: holds other requests than the run names")
+        raise NumberChanged(
+            f"{folder}: {trial.name}: holds other requests than the run names",
+            "Get the run again from where it was made.",
+        )
     wrong = [change for trial in trials for change in trial.changed]
     if wrong := wrong + recomputed_intervals(run, trials):
         first = wrong[0]
         raise NumberChanged(
-            f"{folder / RUN_FILE}: {first.place} is {first.now}, by its requests {first.then}"
+            f"{folder / RUN_FILE}: {first.place} is {first.now}, by its requests {first.then}",
+            "Get the run again from where it was made.",
         )
 
 

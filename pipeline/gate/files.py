@@ -56,7 +56,10 @@ def read_setup(checkout: Checkout, image: str) -> EngineSetup:
         )
     setup = read_yaml(path, EngineSetup)
     if setup.shared and not (checkout.folder(_SHARED) / setup.shared).is_dir():
-        raise GateInvalid(f"{path}: shared: images/{_SHARED}/{setup.shared} does not exist")
+        raise GateInvalid(
+            f"{path}: shared: images/{_SHARED}/{setup.shared} does not exist",
+            "Name a folder that is there, or leave `shared` out.",
+        )
     return setup
 
 

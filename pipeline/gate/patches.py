@@ -156,7 +156,10 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
         return without_gate(spec, tree.version)
     cases = gate.gates.cases(only=spec.gate)
     if not cases:
-        raise GateInvalid(f"{spec.file}: its gate {spec.gate} has no cases")
+        raise GateInvalid(
+            f"{spec.file}: its gate {spec.gate} has no cases",
+            "`gate` names a case file without .yaml; `no_gate` says why there is none.",
+        )
     # with the others in place, as in the image: one patch may lean on another
     others = [w for w in gate.series.patches if w is not spec]
     base, _ = _with_patches(gate, tree, others)

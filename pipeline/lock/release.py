@@ -103,7 +103,10 @@ def verify(inrelease: bytes, keyring: Path) -> Verified:
 def read_keyring(path: Path) -> bytes:
     """The public keys of a file, armored or binary, as gpgv reads them."""
     if not path.is_file():
-        raise SignatureInvalid(f"there is no keyring {path}")
+        raise SignatureInvalid(
+            f"there is no keyring {path}",
+            "Install the package that has it (debian-archive-keyring), or name another.",
+        )
     try:
         return binary_keyring(path.read_bytes())
     except (KeyUnreadable, OSError) as error:

@@ -58,7 +58,10 @@ def resolve_wheels(
             break
         # a pin such as `torch==2.13.0+cpu` leaves uv no other choice
         if set(without) & set(refused):
-            raise ResolveFailed(f"{without[0]}: has no CUDA, and uv offers no other build")
+            raise ResolveFailed(
+                f"{without[0]}: has no CUDA, and uv offers no other build",
+                "Use an index that has one; `sm120 image sources` shows which are asked.",
+            )
         log.say(f"skipped, because the image needs CUDA: {', '.join(without)}")
         refused += without
     chosen = choose_wheels(lock, spec, platform)
@@ -142,7 +145,10 @@ def choose_wheels(
             raise ResolveFailed(f"{name} {package.get('version')}: no wheel for {platform}")
         file, hashes = min(fitting, key=lambda wheel: wheel_order(wheel[0], ranks))
         if "sha256" not in hashes:
-            raise ResolveFailed(f"{file}: the index gives no sha256 for it")
+            raise ResolveFailed(
+                f"{file}: the index gives no sha256 for it",
+                "Use an index that gives hashes: `sm120 image sources` shows which are asked.",
+            )
         chosen.append((name, str(package["version"]), file, str(hashes["sha256"])))
     return chosen
 

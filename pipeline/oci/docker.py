@@ -159,7 +159,10 @@ def load(
             # the SDK streams any iterable; its type only knows bytes and files
             images = client.images.load(stream)  # type: ignore[arg-type]
     except (DockerException, RequestException) as error:
-        raise DockerUnavailable(f"Docker refused {name}: {_reason(error)}") from error
+        raise DockerUnavailable(
+            f"Docker refused {name}: {_reason(error)}",
+            "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker.",
+        ) from error
     return str(images[0].id) if images else ""
 
 

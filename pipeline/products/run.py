@@ -143,7 +143,10 @@ def _read_line(text: str) -> dict[str, Any]:
     try:
         said = read_json(text.encode(), most_bytes=_MOST_BYTES)
     except JsonInvalid as error:
-        raise StartFailed(f"the program's result cannot be read: {error}") from error
+        raise StartFailed(
+            f"the program's result cannot be read: {error}",
+            "Run it again; if it happens again, please report it.",
+        ) from error
     return said if isinstance(said, dict) else {}
 
 
@@ -159,7 +162,10 @@ def _read(model: type[_Model], value: Any) -> _Model:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise StartFailed(f"a result of the program has {field}: {first['msg']}") from error
+        raise StartFailed(
+            f"a result of the program has {field}: {first['msg']}",
+            "Run it again; if it happens again, please report it.",
+        ) from error
 
 
 def _require_something(order: Order, computed: Computed | None, reader: LogReader) -> Computed:

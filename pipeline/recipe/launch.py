@@ -249,7 +249,10 @@ def _speculation(recipe: Recipe, spec: Speculation, model: str) -> list[str]:
         body = {"algorithm": spec.method.upper(), **named, **_sglang_drafts(spec)}
         flags = {f"--speculative-{key.replace('_', '-')}": str(v) for key, v in body.items()}
         return [word for pair in flags.items() for word in pair]
-    raise RecipeInvalid(f"{recipe.name}: {recipe.engine} is given no draft model here")
+    raise RecipeInvalid(
+        f"{recipe.name}: {recipe.engine} is given no draft model here",
+        "Leave `speculation` out of the recipe, or name SGLang or vLLM as its engine.",
+    )
 
 
 def _sglang_drafts(spec: Speculation) -> dict[str, Any]:

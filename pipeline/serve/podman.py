@@ -68,7 +68,10 @@ class Podman:
         finally:
             proc.end(process)
         if process.returncode:
-            raise DockerUnavailable(f"Podman refused {name}: {_reason(error)}")
+            raise DockerUnavailable(
+                f"Podman refused {name}: {_reason(error)}",
+                "Its reason is above; `podman info` shows whether it works for you.",
+            )
 
     def create(self, arguments: ContainerArguments) -> str:
         flags = ["--pull=never", *arguments.run_flags()]
@@ -124,11 +127,17 @@ class Podman:
             # the words of its versions 4 and 5
             if "no such" in text or "not known" in text:
                 return None
-            raise DockerUnavailable(f"Podman could not look at {name}: {_reason(done.stderr)}")
+            raise DockerUnavailable(
+                f"Podman could not look at {name}: {_reason(done.stderr)}",
+                "`podman info` shows whether it works for this user.",
+            )
         try:
             return dict(json.loads(done.stdout)[0])
         except (ValueError, LookupError, TypeError) as error:
-            raise DockerUnavailable(f"Podman's answer about {name} cannot be read") from error
+            raise DockerUnavailable(
+                f"Podman's answer about {name} cannot be read",
+                "`podman version` shows which it is: answers of 4 and 5 are known here.",
+            ) from error
 
     def _read(
         self,

@@ -136,7 +136,10 @@ class There:
             answer = process.stdout.readline()
         # without it the container may be on its way out
         if answer != guard.KEPT:
-            raise HostUnreached(f"{self.name}: the connection was lost at the end of the start")
+            raise HostUnreached(
+                f"{self.name}: the connection was lost at the end of the start",
+                "Check the network to it, and serve the recipe again.",
+            )
 
 
 def tunnel_of(site: Site) -> Tunnel | None:
@@ -188,5 +191,8 @@ def platform_of(tunnel: Tunnel, name: str) -> str:
     """The platform of the images that a host runs."""
     machine = tunnel.read(["uname", "-m"]).out.decode(errors="replace").strip()
     if machine not in _MACHINES:
-        raise DockerUnavailable(f"{name}: no image is for its processor, {machine or 'unknown'}")
+        raise DockerUnavailable(
+            f"{name}: no image is for its processor, {machine or 'unknown'}",
+            "Choose a host with an amd64 or arm64 processor.",
+        )
     return _MACHINES[machine]

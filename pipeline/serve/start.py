@@ -198,7 +198,10 @@ def _require_model(start: Start) -> None:
 def _require_built(engine: ContainerEngine, identity: str, start: Start) -> None:
     facts = engine.container(identity)
     if facts is None:
-        raise ImageDiffers(f"{start.name}: its container is gone")
+        raise ImageDiffers(
+            f"{start.name}: its container is gone",
+            "Serve the recipe again; find out who removed the container.",
+        )
     require_same(start.name, start.record, engine.image(facts.image))
 
 

@@ -43,7 +43,8 @@ def tiny_model(recipe: Recipe) -> tuple[bytes, str, str]:
     """The tiny model: its bytes, their digest and the name of its file."""
     if recipe.engine not in _GGUF:
         raise RecipeInvalid(
-            f"{recipe.name}: the tiny model is a GGUF file, which {recipe.engine} does not serve"
+            f"{recipe.name}: the tiny model is a GGUF file, which {recipe.engine} does not serve",
+            "Name a recipe of llama.cpp, such as tiny-cpu, or weights of the recipe's own.",
         )
     data = tiny.tiny_gguf()
     return data, sha256_of(data), recipe.model.file or tiny.FILE

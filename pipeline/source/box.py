@@ -214,7 +214,10 @@ class Docker:
                     container.remove(force=True)
         except (DockerException, RequestException) as error:
             reason = " ".join(str(error).split())[:300]
-            raise DockerUnavailable(f"Docker ended the build: {reason}") from error
+            raise DockerUnavailable(
+                f"Docker ended the build: {reason}",
+                "Its reason is above; finished objects are kept, so run it again.",
+            ) from error
         finally:
             client.close()
 

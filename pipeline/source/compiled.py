@@ -156,7 +156,10 @@ def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path, title: str) 
     with log.step(f"Unpacking {pin.file}"):
         unpacked = unpack(archive, plan.source.archive, folder, pin.file)
     if unpacked.tree != plan.lock.tree:
-        raise DigestMismatch(f"{title}: its files are {unpacked.tree}, locked as {plan.lock.tree}")
+        raise DigestMismatch(
+            f"{title}: its files are {unpacked.tree}, locked as {plan.lock.tree}",
+            "Nothing was compiled. `sm120 source lock SOURCE` locks what is there now.",
+        )
     own = compiler.checkout.source_folder(plan.source.name)
     add_files(plan.source, own, folder)
     apply_patches(plan.source, own, folder)

@@ -30,7 +30,10 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
         promised = {file.path: file for file in entry.files}
         for change in patch.parse(_text(own / entry.file), entry.file):
             if change.path not in promised:
-                raise PatchConflict(f"{entry.file}: changes {change.path}, which is not listed")
+                raise PatchConflict(
+                    f"{entry.file}: changes {change.path}, which is not listed",
+                    "List it under `files` of the patch in source.yaml.",
+                )
             target = source / change.path
             if not target.is_file() or target.is_symlink():
                 raise PatchConflict(f"{entry.file}: the source has no file {change.path}")
@@ -45,7 +48,10 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode()  # read_text would turn every \r\n into \n
     except (OSError, UnicodeDecodeError) as error:
-        raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
+        raise PatchConflict(
+            f"{path.name}: cannot be read ({error})",
+            "`file` in source.yaml names a file of text in the source's folder.",
+        ) from error
 
 
 def _require(entry: SourcePatch, path: str, when: str, want: str | None, data: bytes) -> None:

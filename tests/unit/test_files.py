@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import KeyInvalid, PipelineError, RecordInvalid
-from pipeline.files import hash_so_far, read_at_most, read_limited, size_so_far
+from pipeline.errors import (
+    KeyInvalid,
+    PipelineError,
+    RecordInvalid,
+    RunInvalid,
+    WorkloadInvalid,
+)
+from pipeline.files import explained, hash_so_far, read_at_most, read_limited, size_so_far
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10])
@@ -65,3 +72,29 @@ def test_before_the_first_byte_nothing_has_come(tmp_path: Path) -> None:
     none = tmp_path / "none"
     assert hash_so_far(none, told.append).digest() == hashlib.sha256().digest()
     assert (size_so_far(none), told) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EACCES, "Change its owner or mode"),
+        (errno.ENOTDIR, "in the way"),
+        (errno.EISDIR, "in the way"),
+        (errno.EROFS, "can only be read"),
+        (errno.ENAMETOOLONG, "shorter path"),
+        (errno.ENOSPC, "Free some space there"),
+    ],
+)
+def test_the_hint_is_about_what_the_disk_refused(number: int, hint: str) -> None:
+    assert hint in explained(OSError(number, ""), Path("/models/a")).hint
+
+
+def test_a_file_that_cannot_be_read_is_not_answered_with_its_contents(tmp_path: Path) -> None:
+    for error in (KeyInvalid, WorkloadInvalid, RunInvalid):
+        with pytest.raises(error, match="cannot be read") as caught:
+            read_limited(tmp_path / "nothing", 10, error)
+        assert caught.value.hint == "Check that the file is there and that you may read it."
+    (tmp_path / "large").write_bytes(bytes(11))
+    with pytest.raises(KeyInvalid, match="larger than 10 bytes") as caught:
+        read_limited(tmp_path / "large", 10, KeyInvalid)
+    assert "none of its kind is so large" in caught.value.hint

@@ -132,7 +132,10 @@ def _export(checkout: Checkout, names: tuple[str, ...], platform: str | None, fo
     spec = file.on(chosen)
     current = current_lock(checkout, spec, chosen)
     if spec.python is None:
-        raise SpecInvalid(f"{spec.name}: has no wheels to export")
+        raise SpecInvalid(
+            f"{spec.name}: has no wheels to export",
+            "Name an image with `python:` in its spec, such as its base.",
+        )
     if form == "requirements":
         click.echo(export.requirements(current), nl=False)
     else:

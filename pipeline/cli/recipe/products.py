@@ -113,7 +113,10 @@ def _architecture(context: click.Context, recipe: Recipe, weights: Path | None) 
         return known.architecture()
     model = find_source(named, lambda: checkout_of(context)).model
     if not isinstance(model, Architecture):
-        raise RecipeInvalid(f"{recipe.name}: a GGUF model has no FP4 or FP8 products")
+        raise RecipeInvalid(
+            f"{recipe.name}: a GGUF model has no FP4 or FP8 products",
+            "Name a recipe of safetensors weights in FP4 or FP8.",
+        )
     return model
 
 

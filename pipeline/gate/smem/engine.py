@@ -167,7 +167,10 @@ def read_patch(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise PatchConflict(f"{path.name}: cannot be read ({error})") from error
+        raise PatchConflict(
+            f"{path.name}: cannot be read ({error})",
+            "`file` in series.yaml names a file of text beside it.",
+        ) from error
 
 
 def _read(folder: Path, path: str, name: str) -> bytes:

@@ -48,7 +48,10 @@ class WheelFinder:
             and parse_wheel_filename(package.filename)[1] == Version(version)
         ]
         if not fitting:
-            raise ResolveFailed(f"{project} {version}: no index has a wheel for {platform}")
+            raise ResolveFailed(
+                f"{project} {version}: no index has a wheel for {platform}",
+                "Name another version; `sm120 image sources` shows which indexes are asked.",
+            )
         return min(fitting, key=lambda offer: wheel_order(offer[1].filename, ranks))
 
     def _pinned(

@@ -60,7 +60,10 @@ def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> 
         # a group's name, too, is a limit
         if [each.host for each in hosts] != [host]:
             names = ", ".join(each.host for each in hosts)
-            raise FleetUnready(f"{host} is not one host of the inventory, but {names}")
+            raise FleetUnready(
+                f"{host} is not one host of the inventory, but {names}",
+                "Name one host: `ansible-inventory -i INVENTORY --list` shows them.",
+            )
         return hosts[0].connection
 
 

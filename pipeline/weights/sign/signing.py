@@ -133,7 +133,10 @@ def sign(
     digests = _sha256_of_all(place)  # after verify: large files need not be read again
     covered = {p: d for p, d in digests.items() if not is_below(p, ignored)}
     if not covered:
-        raise WeightsDamaged(f"{place.lock.name}: the set has no file that a signature covers")
+        raise WeightsDamaged(
+            f"{place.lock.name}: the set has no file that a signature covers",
+            "All files of the set are among those that are ignored.",
+        )
     text = statement(place.lock.name, covered, links=place.hub_cache)
     write_bytes(signature, bundle.signed(text, key))
     return Signed(

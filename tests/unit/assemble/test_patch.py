@@ -247,3 +247,19 @@ def test_a_patch_is_a_value() -> None:
 def test_the_whole_line_is_named_when_it_differs(tmp_path: Path) -> None:
     with pytest.raises(PatchConflict, match=r"^0001\.patch: pkg/mod\.py line 5 is 'line 5'"):
         applied(GOOD.replace("-line 5", "-line V"))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (GOOD.replace("line 4", "line 3"), "Redo the patch for this version"),
+        (GOOD.replace("+++ b/pkg/mod.py", "+++ /dev/null"), "`files` in image.yaml adds a file"),
+        (f"new file mode 100644\n{GOOD}", "`files` in image.yaml adds a file"),
+        (GOOD.replace("-4,3", "-4,9"), "Make the diff again"),
+        ("no diff\n", "Make the diff again"),
+    ],
+)
+def test_what_helps_depends_on_what_is_wrong_with_a_patch(text: str, hint: str) -> None:
+    with pytest.raises(PatchConflict) as caught:
+        applied(text)
+    assert hint in caught.value.hint
