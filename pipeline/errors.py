@@ -475,6 +475,11 @@ class GateUnknown(GateUndecided):
     hint = "Each unknown case above gives its reason; unknown never counts as passed."
 
 
+class CaseNotFound(GateUndecided):
+    meaning = "no case of a gate judges a kernel"
+    hint = "`sm120 gate run IMAGE --discover` lists the kernels without a case; docs/gates.md."
+
+
 # This tells nothing about the image, only about the machine that was to judge it.
 class GateEnvironment(GateUndecided):
     meaning = "the environment in which kernels are compiled could not be made"

@@ -71,6 +71,7 @@ SOURCE = {
 }
 GATE = {
     "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code."),
+    "find": Verb("gate.find:find", "Find the case of a kernel, by name or by a traceback."),
     "patches": Verb("gate.patches:patches", "Judge whether each patch of an image is needed."),
     "tune": Verb("gate.patches:tune", "Rank other launch parameters for one gate case."),
 }

@@ -15,6 +15,9 @@ from pipeline.yaml_file import read_yaml
 Module = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)
 ]
+# `flash_mla_*`: names of kernels, of the functions that launch them, or of their modules
+Kernels = Annotated[str, StringConstraints(pattern=r"^[\w*]+$", min_length=4, max_length=80)]
+Why = Annotated[str, StringConstraints(min_length=20, max_length=300)]
 # What decides each gate's verdict. A patch that fits must also compute the right numbers.
 _CASES = ("engine.yaml", "smem-*.yaml")
 _FILES = {
@@ -44,12 +47,16 @@ class EngineSetup(Frozen):
         default=[],
         description="wheels that the cases use, beyond torch, Triton and what those need",
     )
+    not_judged: dict[Kernels, Why] = Field(
+        default={},
+        description="kernels that no case can judge, by a pattern of their names, and why",
+    )
 
 
 def read_setup(checkout: Checkout, image: str) -> EngineSetup:
     """An image's engine.yaml; an image without one has no gates that call its engine."""
     path = checkout.folder(image) / "gates" / "engine.yaml"
-    if not path.is_file():
+    if not has_cases(checkout, image):
         raise GateInvalid(
             f"{image}: has no gates ({path.parent} holds no engine.yaml)",
             "It has nothing to judge; `sm120 gate run sglang-k2` does.",
@@ -61,6 +68,11 @@ def read_setup(checkout: Checkout, image: str) -> EngineSetup:
             "Name a folder that is there, or leave `shared` out.",
         )
     return setup
+
+
+def has_cases(checkout: Checkout, image: str) -> bool:
+    """Whether an image has gates that call its engine."""
+    return (checkout.folder(image) / "gates" / "engine.yaml").is_file()
 
 
 def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") -> dict[str, Path]:

@@ -75,7 +75,7 @@ class GateTarget:
                     "worker": worker_digest(),
                     "environment": self.environment.key,
                     "engine": self.tree.digest,
-                    "setup": self.setup.model_dump(),
+                    "setup": self.setup.model_dump(exclude={"not_judged"}),
                     "card": self.card.model_dump(),
                     "case": asked,
                 }

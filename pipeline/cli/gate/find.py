@@ -1,0 +1,114 @@
+"""`sm120 gate find`: which case judges a kernel that a log or a profile names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TextIO
+
+import click
+
+from pipeline import log
+from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.options import json_option
+from pipeline.errors import CaseNotFound
+from pipeline.gate.files import has_cases
+from pipeline.gate.smem.cases import Gates, read_gates
+from pipeline.gate.smem.lookup import (
+    FoundCase,
+    find_by_clue,
+    find_by_name,
+    read_tracebacks,
+    why_not_judged,
+)
+from pipeline.spec.checkout import Checkout
+
+# The end of a log is where it crashed; engines write logs of gigabytes.
+_MOST_CHARACTERS = 64 << 20
+
+
+@click.command()
+@click.argument("kernels", metavar="[KERNEL]...", nargs=-1)
+@click.option(
+    "--traceback",
+    type=click.File(encoding="utf-8", errors="replace"),
+    metavar="FILE",
+    help="Find the cases of the kernels in this log's tracebacks; `-` reads standard input.",
+)
+@click.option("--image", metavar="NAME", help="Look in this image only [default: in all].")
+@json_option
+@click.pass_context
+def find(
+    context: click.Context,
+    kernels: tuple[str, ...],
+    traceback: TextIO | None,
+    image: str | None,
+    as_json: bool,
+) -> None:
+    """Find the gate cases that judge a kernel, by its name or by a traceback.
+
+    KERNEL is the name of a kernel, or of the function that launches it; `*mla*` matches several.
+    Nothing is compiled or downloaded.
+    """
+    if not kernels and traceback is None:
+        raise click.UsageError("name a kernel, or a log with --traceback FILE")
+    gates = _gates(checkout_of(context), image)
+    found = {name: find_by_name(gates, name) for name in kernels}
+    if traceback is not None:
+        found["the traceback"] = _in_log(gates, traceback)
+    cases = list({(f.image, f.case): f for each in found.values() for f in each}.values())
+    if as_json:
+        say_json([case.model_dump(mode="json") for case in cases])
+    elif cases:
+        click.echo(_text(cases))
+    if missing := [name for name, each in found.items() if not each]:
+        raise _not_found(gates, missing)
+
+
+def _gates(checkout: Checkout, image: str | None) -> Mapping[str, Gates]:
+    if image is not None:
+        checkout.spec(image)  # an error that lists the images, where there is none of this name
+        return {image: read_gates(checkout, image)}
+    names = [name for name in checkout.images() if has_cases(checkout, name)]
+    return {name: read_gates(checkout, name) for name in names}
+
+
+def _in_log(gates: Mapping[str, Gates], file: TextIO) -> list[FoundCase]:
+    clues = read_tracebacks(_end_of(file))
+    if not clues:
+        raise CaseNotFound(
+            "the log holds no Python traceback",
+            "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
+        )
+    return [case for clue in clues for case in find_by_clue(gates, clue)]
+
+
+def _end_of(file: TextIO) -> str:
+    """The last part of a log, read piece by piece: a pipe has no end to begin at."""
+    kept = ""
+    while piece := file.read(_MOST_CHARACTERS):
+        kept = (kept + piece)[-_MOST_CHARACTERS:]
+    return kept
+
+
+def _not_found(gates: Mapping[str, Gates], names: list[str]) -> CaseNotFound:
+    images = ", ".join(gates) or "this checkout"
+    message = f"{', '.join(names)}: no case of {images} judges it"
+    for name in names:
+        if reasons := why_not_judged(gates, name):
+            return CaseNotFound(f"{message}. {reasons[0]}", "Only the card can show it: serve it.")
+    return CaseNotFound(message)
+
+
+def _text(cases: list[FoundCase]) -> str:
+    """One line a case; images that share a file of cases stand together."""
+    images: dict[tuple[str, str], list[str]] = {}
+    for case in cases:
+        images.setdefault((case.case, ", ".join(case.found_by)), []).append(case.image)
+    stands_for = {case.case: ", ".join(case.stands_for) for case in cases}
+    rows = [
+        [case, ", ".join(found_in), found_by, stands_for[case]]
+        for (case, found_by), found_in in images.items()
+    ]
+    first = cases[0]
+    command = f"sm120 gate run {first.image} --only smem --case '{first.case}*'"
+    return f"{log.table(['case', 'images', 'found by', 'stands for'], rows)}\n\nNext: {command}"

@@ -1,0 +1,123 @@
+"""From a kernel's name or a traceback to the cases that judge it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.gate.files import EngineSetup
+from pipeline.gate.smem.case_spec import GateFile
+from pipeline.gate.smem.cases import Gates
+from pipeline.gate.smem.lookup import (
+    FoundCase,
+    find_by_clue,
+    find_by_name,
+    read_tracebacks,
+    why_not_judged,
+)
+
+CRASH = """\
+[2026-01-20 03:11:09 TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "/venv/site-packages/engine/srt/layers/triton_backend.py", line 801, in forward
+    self.extend_attention_fwd(
+  File "/venv/site-packages/engine/srt/triton_ops/extend_attention.py", line 512, in \
+extend_attention_fwd
+    _fwd_kernel[grid](
+  File "/venv/site-packages/triton/runtime/jit.py", line 419, in <lambda>
+    return lambda *args, **kwargs: self.run(grid=grid, warmup=False, *args, **kwargs)
+triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 106496, Hardware \
+limit: 101376. Reducing block sizes or `num_stages` may help.
+"""
+
+
+def case(name: str, function: str, *kernels: str) -> dict[str, Any]:
+    return {
+        **{"name": name, "stands_for": ["Kimi K2"], "function": [function]},
+        "kernels": list(kernels),
+    }
+
+
+def gates(*cases: dict[str, Any], not_judged: dict[str, str] | None = None) -> dict[str, Gates]:
+    file = GateFile.model_validate(
+        {"engine": "engine", "why": "to look cases up by name", "cases": list(cases)}
+    )
+    setup = EngineSetup(package="engine", not_judged=not_judged or {})
+    return {"tiny": Gates(setup=setup, gates={"smem-all": file})}
+
+
+EXTEND = case("extend", "engine.kernels.extend_attention:extend_attention_fwd", "_fwd_kernel")
+PREFILL = case("prefill", "engine.ops.prefill_attention:context_fwd", "_fwd_kernel")
+DECODE = case("decode", "engine.ops.decode:decode_fwd", "_stage1", "_stage2")
+ALL = gates(EXTEND, PREFILL, DECODE)
+
+
+def names(found: list[FoundCase]) -> list[str]:
+    return [each.case for each in found]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cases"),
+    [
+        ("_fwd_kernel", ["extend", "prefill"]),
+        ("_stage2", ["decode"]),
+        ("decode_fwd", ["decode"]),
+        ("_stage*", ["decode"]),
+        ("_fwd", []),
+        ("_STAGE2", []),
+        ("engine.ops.decode", []),
+    ],
+)
+def test_a_name_finds_the_cases_of_a_kernel_or_of_the_function_that_launches_it(
+    pattern: str, cases: list[str]
+) -> None:
+    assert names(find_by_name(ALL, pattern)) == cases
+
+
+def test_a_traceback_finds_the_case_of_its_function_among_kernels_of_one_name() -> None:
+    (clue,) = read_tracebacks(CRASH)
+    (found,) = find_by_clue(ALL, clue)
+    # the engine's file lies elsewhere in this version than in the case
+    assert (found.image, found.gate, found.case) == ("tiny", "smem-all", "extend")
+    assert found.found_by == ["extend_attention_fwd", "_fwd_kernel"]
+
+
+def test_a_function_that_no_case_calls_leaves_all_cases_of_its_kernel() -> None:
+    (clue,) = read_tracebacks(CRASH.replace("in extend_attention_fwd", "in another_fwd"))
+    assert names(find_by_clue(ALL, clue)) == ["extend", "prefill"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CRASH.replace("_fwd_kernel[grid](", "_other[grid](").replace("extend_attention_fwd", "f"),
+        # a function of the same name in another file is another function
+        CRASH.replace("_fwd_kernel[grid](", "launch(").replace("extend_attention.py", "graph.py"),
+    ],
+)
+def test_a_traceback_through_other_code_finds_nothing(text: str) -> None:
+    (clue,) = read_tracebacks(text)
+    assert find_by_clue(ALL, clue) == []
+
+
+def test_each_traceback_of_a_log_is_looked_up_for_itself() -> None:
+    clues = read_tracebacks(CRASH + CRASH.replace("_fwd_kernel", "_stage1"))
+    assert [names(find_by_clue(ALL, clue)) for clue in clues] == [["extend"], ["extend", "decode"]]
+
+
+def test_lines_of_source_alone_are_a_clue() -> None:
+    (clue,) = read_tracebacks("    _stage1[(batch, heads)](\n")
+    assert names(find_by_clue(ALL, clue)) == ["decode"]
+
+
+@pytest.mark.parametrize("text", ["", "INFO: Started server process [1]\n", "Required: 106496"])
+def test_a_log_without_a_traceback_holds_no_clue(text: str) -> None:
+    assert read_tracebacks(text) == []
+
+
+def test_what_no_case_can_judge_says_why() -> None:
+    reason = "CUDA C++, compiled when it is first called; no Triton to ask"
+    judged = gates(EXTEND, not_judged={"flash_mla_*": reason})
+    assert why_not_judged(judged, "flash_mla_sm120") == [reason]
+    assert why_not_judged(judged, "_fwd_kernel") == []
+    assert why_not_judged(judged, "my_flash_mla_sm120") == []
