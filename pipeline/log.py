@@ -12,6 +12,10 @@ from typing import Any, Protocol
 
 # Often enough to see that a long download goes on, seldom enough for the log of a CI run.
 QUIET_LINE_EVERY_S = 5.0
+# What has not moved is said again, so that nobody takes it for dead.
+SAME_LINE_EVERY_S = 30.0
+# Over how many of the last ones a rate is taken.
+RECENT_ENDS = 9
 
 _state = {"quiet": False}
 
@@ -64,7 +68,7 @@ def step(title: str) -> Iterator[None]:
 
 
 class Bar(Protocol):
-    """Something that counts bytes; safe to call from several threads."""
+    """Something that counts bytes, or things; safe to call from several threads."""
 
     def advance(self, n_bytes: int) -> None: ...
 
@@ -149,6 +153,56 @@ def progress(title: str, total_bytes: int) -> Iterator[Bar]:
         # transient: what stays on the screen is the line that `step` prints
         with rp.Progress(*columns, console=Console(stderr=True), transient=True) as live:
             yield RichBar(live, live.add_task(title, total=total_bytes))
+
+
+class CountLine:
+    """Progress in things that take seconds or minutes each, for logs and pipes."""
+
+    def __init__(self, total: int, one: str) -> None:
+        self._total, self._one = total, one
+        self._shown = self._last = time.monotonic()
+        self._ends = [self._last]  # when each was done, after the start
+        self._lock = threading.Lock()
+
+    def advance(self, number: int) -> None:
+        """So many more are done; with 0, a long silence ends all the same."""
+        with self._lock:
+            now = time.monotonic()
+            self._ends += [now] * number
+            # what a worker took back is not done
+            del self._ends[max(1, len(self._ends) + min(0, number)) :]
+            self._last = now if number else self._last
+            # a new number after a few seconds, the same one only after a long while
+            pause = QUIET_LINE_EVERY_S if self._last > self._shown else SAME_LINE_EVERY_S
+            if now - self._shown >= pause:
+                self._shown = now
+                say(f"  {len(self._ends) - 1} of {count(self._total, self._one)}{self._left(now)}")
+
+    def _left(self, now: float) -> str:
+        # of the last ones: those at the start may have waited for something that they all share
+        recent = self._ends[-RECENT_ENDS:]
+        done, left = len(recent) - 1, self._total - len(self._ends) + 1
+        if not done or not left:
+            return ""
+        return f", about {seconds(left * (now - recent[0]) / done)} left"
+
+
+@contextmanager
+def counting(total: int, one: str) -> Iterator[Bar]:
+    """Progress in things such as cases: a live bar on a terminal, plain lines elsewhere."""
+    if _state["quiet"]:
+        yield NoBar()
+    elif not sys.stderr.isatty():
+        yield CountLine(total, one)
+    else:
+        # loaded only where it is shown
+        from rich import progress as rp
+        from rich.console import Console
+
+        text = rp.TextColumn("  {task.completed} of {task.total} {task.description}")
+        columns = (text, rp.BarColumn(), rp.TimeElapsedColumn(), rp.TimeRemainingColumn())
+        with rp.Progress(*columns, console=Console(stderr=True), transient=True) as live:
+            yield RichBar(live, live.add_task(f"{one}s", total=total))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -2,7 +2,8 @@
 
 A block is part of a walk when the comment above it says so: `<!-- walk: WORLD -->`. Lines that
 begin with `$ ` are run, in one world for each page and walk; what follows must come out.
-A line `…` stands for any lines. Times, temporary paths and random digests are not compared.
+A line `…` stands for any lines. Times, temporary paths and random digests are not compared, nor how
+many answers a gate had kept.
 
 A block below `<!-- recorded -->` needs the built engine images, so it is run only on request:
 `python -m tests.docs --record` in a checkout whose store holds them, and `pytest --big`.
@@ -30,6 +31,8 @@ _ANY_LINES = r"^[ │├└─]*…[ ]*\n"
 _SECONDS = re.compile(r"\b\d+(\.\d+)? (ms|s|min)( \d+ s)?\b")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?( UTC|Z)?")
 _RATE = re.compile(r"\d+(\.\d+)? [kMG]?B/s")
+# of a gate: how much of it an earlier run answered
+_KEPT = re.compile(r", (all|\d+) judged before\b")
 _HEX = re.compile(r"(?<![0-9a-f])[0-9a-f]{12,64}(?![0-9a-f])")
 _SPACES = re.compile(r"(?<=\S) {2,}|-{3,}")
 
@@ -175,6 +178,7 @@ def plain(text: str) -> str:
 def _flat(text: str, keep_hex: bool = False) -> str:
     for pattern in (_RATE, _SECONDS, _MOMENT):
         text = pattern.sub("#", text)
+    text = _KEPT.sub("", text)
     text = text if keep_hex else _HEX.sub("#", text)
     return _SPACES.sub("  ", text)
 

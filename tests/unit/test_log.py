@@ -120,3 +120,42 @@ def test_an_unheard_word_is_no_failure_and_later_ones_go_nowhere(
             log.say("hello")
         log.say("later")
     assert place.read_text() == ""
+
+
+def test_things_that_take_long_are_counted_with_the_time_left_by_the_last_of_them(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bar = log.CountLine(30, "case")
+    clock(100)  # a slow start, which says nothing about the rest
+    bar.advance(1)
+    assert capsys.readouterr().err == "  1 of 30 cases, about 48 min 20 s left\n"
+    for _ in range(9):
+        clock(4)
+        bar.advance(1)
+    assert capsys.readouterr().err.endswith("9 of 30 cases, about 1 min 24 s left\n")
+
+
+def test_what_does_not_move_is_said_again_after_a_while(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bar = log.CountLine(2, "case")
+    for _ in range(6):
+        clock(5)
+        bar.advance(0)
+    assert capsys.readouterr().err == "  0 of 2 cases\n"
+    bar.advance(2)
+    clock(6)
+    bar.advance(-1)
+    bar.advance(0)
+    assert capsys.readouterr().err == "  1 of 2 cases, about 36.0 s left\n"
+
+
+def test_nothing_is_counted_aloud_when_quiet(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.set_quiet(True)
+    with log.counting(2, "case") as bar:
+        clock(60)
+        bar.advance(1)
+    log.set_quiet(False)
+    assert capsys.readouterr().err == ""

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from pipeline import log
 from pipeline.gate.smem.results import CaseResult, GateResult, NumericsResult
 
 _VERDICTS = ("passed", "accepted", "failed", "unknown")
+# Of both gates; what comes first in a table is said last below it, so that neither scrolls away.
+_ORDER = ("failed", "wrong", "unknown", "accepted", "passed", "right")
+_BAD = _ORDER[:3]
 _HEAD = ["case", "reference", "verdict", "largest error", "allowed", "seconds", "blocks"]
 
 
-def show_kernels(result: GateResult) -> str:
+def show_kernels(result: GateResult, *, only_failed: bool = False) -> str:
     """The result as a table, one line a case: the kernel that needs most."""
+    shown = _sorted(result.cases, only_failed)
     head = ["case", "kernel", "shared", "limit", "verdict", "regs", "spill", "warps", "stages"]
-    rows = [_row(case, result.card.shared_bytes) for case in result.cases]
+    rows = [_row(case, result.card.shared_bytes) for case in shown]
     facts, covered = result.environment, result.coverage
-    lines = [log.table([*head, "blocks"], rows), ""]
-    lines += [f"{case.name}: {case.message}" for case in result.cases if case.message]
+    lines = [log.table([*head, "blocks"], rows), ""] if rows else []
+    lines += _messages(shown)
     where = "the image's own files" if facts.kind == "image" else f"wheels for {facts.platform}"
     number = len(result.patches)
     held = f"with {log.count(number, 'patch', 'patches')}" if number else "unpatched"
@@ -38,10 +45,34 @@ def show_kernels(result: GateResult) -> str:
     summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
     lines.append(
         f"{result.image} on {result.card.arch}: {summary} in {log.seconds(result.seconds)}"
+        f"{_kept(result.cases)}"
     )
     if counts["passed"]:
         lines.append(_unchecked(result, counts["passed"]))
     return "\n".join(lines)
+
+
+_Judged = TypeVar("_Judged", CaseResult, NumericsResult)
+
+
+def _sorted(cases: Sequence[_Judged], only_failed: bool) -> list[_Judged]:
+    """What failed first; cases of one verdict in the order of their files."""
+    chosen = [case for case in cases if not only_failed or case.verdict in _BAD]
+    return sorted(chosen, key=lambda case: _ORDER.index(case.verdict))
+
+
+def _messages(cases: Sequence[_Judged]) -> list[str]:
+    """What there is to say of cases, those that failed last."""
+    ordered = sorted(cases, key=lambda case: -_ORDER.index(case.verdict))
+    return [f"{case.name}: {case.message}" for case in ordered if case.message]
+
+
+def _kept(cases: Sequence[_Judged]) -> str:
+    """How many answers are kept ones: the seconds beside them are not what judging takes."""
+    number = sum(case.cached for case in cases)
+    if not number:
+        return ""
+    return f", {'all' if number == len(cases) else number} judged before"
 
 
 def _unchecked(result: GateResult, passed: int) -> str:
@@ -83,13 +114,14 @@ def show_unreached(result: GateResult) -> str:
     return "\n".join([summary, "", log.table(["module", "kernel", "line", "launched by"], rows)])
 
 
-def show_numbers(result: GateResult) -> str:
+def show_numbers(result: GateResult, *, only_failed: bool = False) -> str:
     """The check of numbers as a table, one line a case; empty where it was not done."""
     numerics = result.numerics
     if numerics is None:
         return ""
-    lines = ["", log.table(_HEAD, [_numbers_row(case) for case in numerics.cases]), ""]
-    lines += [f"{case.name}: {case.message}" for case in numerics.cases if case.message]
+    shown = _sorted(numerics.cases, only_failed)
+    lines = ["", log.table(_HEAD, [_numbers_row(case) for case in shown]), ""] if shown else [""]
+    lines += _messages(shown)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(numerics.versions.items()))
     counts = {v: sum(c.verdict == v for c in numerics.cases) for v in ("right", "wrong", "unknown")}
     summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n) or "no case has numerics"
@@ -97,7 +129,8 @@ def show_numbers(result: GateResult) -> str:
     lines += [
         "An error is relative to the sum of the magnitudes that were added up.",
         f"Triton's interpreter on the CPU, with {fixes} ({versions})",
-        f"{result.image}'s numerics: {summary} in {log.seconds(numerics.seconds)}",
+        f"{result.image}'s numerics: {summary} in {log.seconds(numerics.seconds)}"
+        f"{_kept(numerics.cases)}",
     ]
     return "\n".join(lines)
 

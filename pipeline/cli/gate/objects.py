@@ -14,12 +14,15 @@ from pipeline.gate.arch.verdict import ObjectVerdict
 _PACKAGES = "site-packages/"
 
 
-def show_objects(name: str, report: ArchReport, spec: ArchSpec) -> str:
+def show_objects(
+    name: str, report: ArchReport, spec: ArchSpec, *, only_failed: bool = False
+) -> str:
     """A report as a table of the objects that hold CUDA code, and what was accepted."""
     # objects without CUDA code are counted below, not listed: an image has hundreds
     carrying = [x for x in report.objects if x.judgement.verdict is not ObjectVerdict.NO_CUDA_CODE]
     head = ["object", "machine code (sm_)", "PTX (compute_)", "modules that run", "verdict"]
-    lines = [log.table(head, _rows(carrying)), ""]
+    rows = _rows(report.failures if only_failed else carrying)
+    lines = [log.table(head, rows), ""] if rows else []
     counts = [f"{number} {verdict}" for verdict, number in report.summary.items() if number]
     accepted = sum(x.accepted is not None for x in report.objects)
     lines.append(f"{name} on {report.arch}: {', '.join(counts)}; {accepted} accepted")

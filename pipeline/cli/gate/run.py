@@ -83,6 +83,7 @@ class _Choice:
 )
 @click.option("--unpatched", is_flag=True, help="Judge the engine as published, without patches.")
 @series_option
+@click.option("--only-failed", is_flag=True, help="Show only what failed or could not be judged.")
 @click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
 @platform_option
 @mirror_option
@@ -97,6 +98,7 @@ def run(
     arch: str | None,
     unpatched: bool,
     series: str | None,
+    only_failed: bool,
     discover: bool,
     platform: str | None,
     mirrors: tuple[str, ...],
@@ -116,6 +118,8 @@ def run(
     """
     if discover and case:
         raise click.UsageError("--discover looks at all cases; leave --case out")
+    if only_failed and (as_json or discover):
+        raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
     choice = _Choice(name, platform, only, case, arch, unpatched, series)
     if "arch" in only and not choice.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
@@ -133,7 +137,7 @@ def run(
     if as_json:
         say_json(_as_json(name, built, runs))
     else:
-        click.echo("\n\n".join(_texts(gate_context.checkout, choice, runs, discover)))
+        click.echo("\n\n".join(_texts(gate_context.checkout, choice, runs, discover, only_failed)))
     # every gate has run by now, also after one that failed
     for each in runs if not discover else []:
         if choice.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):
@@ -209,16 +213,21 @@ def _as_json(name: str, built: Built | None, runs: list[GateRun]) -> dict[str, A
     }
 
 
-def _texts(checkout: Checkout, choice: _Choice, runs: list[GateRun], discover: bool) -> list[str]:
+def _texts(
+    checkout: Checkout, choice: _Choice, runs: list[GateRun], discover: bool, only_failed: bool
+) -> list[str]:
     kernels = shown_result(runs)
     texts = []
     if kernels and discover:
         texts.append(show_unreached(kernels))
     elif kernels:
-        texts += [show_kernels(kernels)] if choice.asks_for("smem") else []
-        texts += [show_numbers(kernels)] if kernels.numerics else []
+        if choice.asks_for("smem"):
+            texts.append(show_kernels(kernels, only_failed=only_failed))
+        texts += [show_numbers(kernels, only_failed=only_failed)] if kernels.numerics else []
     if reports := [run.report for run in runs if run.report]:
         platform = pick_platform(checkout.spec(choice.name), choice.platform)
         spec = read_arch_spec(checkout, choice.name, platform)
-        texts += [show_objects(choice.name, report, spec) for report in reports]
+        texts += [
+            show_objects(choice.name, report, spec, only_failed=only_failed) for report in reports
+        ]
     return texts

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from pipeline import proc
+from pipeline import log, proc
 from pipeline.errors import Interrupted
 from pipeline.files import os_errors_explained, write_bytes
 from pipeline.gate.files import EngineSetup
@@ -107,6 +107,8 @@ def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[C
 def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, WorkerAnswer, bool]]:
     """Each case with its answer, and whether that was kept from an earlier run."""
     kept = {case.name: read_answer(target, case) for case in cases}
+    if known := sum(answer is not None for answer in kept.values()):
+        log.say(f"  {known} of {log.count(len(cases), 'case')} judged before, from the store")
     new = {a.case: a for a in ask(target, [case for case in cases if kept[case.name] is None])}
     answers = [kept[case.name] or new[case.name] for case in cases]
     return [
@@ -156,9 +158,9 @@ def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
     count = min(len(os.sched_getaffinity(0)), len(cases))
     shares = _shares(cases, count)
     stop = threading.Event()
-    with ThreadPoolExecutor(count) as pool:
+    with ThreadPoolExecutor(count) as pool, log.counting(len(cases), "case") as bar:
         try:
-            batches = pool.map(lambda share: _ask_in_turn(target, share, stop), shares)
+            batches = pool.map(lambda share: _ask_in_turn(target, share, stop, bar), shares)
             answers = [answer for batch in batches for answer in batch]
         except BaseException:
             stop.set()
@@ -175,14 +177,16 @@ def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
 
 
 def _ask_in_turn(
-    target: GateTarget, cases: list[Case], stop: threading.Event
+    target: GateTarget, cases: list[Case], stop: threading.Event, bar: log.Bar
 ) -> list[WorkerAnswer]:
     """One process after the other until every case is answered; a bad case costs its process."""
     answers: list[WorkerAnswer] = []
     while len(answers) < len(cases):
-        left = cases[len(answers) :]
+        left, gauge = cases[len(answers) :], log.Gauge(bar)
         with target.store.scratch() as scratch:
-            new = _one_process(target, left, scratch, stop)
+            new = _one_process(target, left, scratch, stop, gauge)
+        # also those that a worker began and did not live to answer
+        gauge.at(len(new))
         _keep(target, left, new)
         answers += new
     return answers
@@ -200,7 +204,7 @@ def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[WorkerAns
 
 
 def _one_process(
-    target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event
+    target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event, gauge: log.Gauge
 ) -> list[WorkerAnswer]:
     """One worker's answers until it is done, dies or is stopped; at least one."""
     interpret = cases[0].numerics is not None
@@ -233,7 +237,7 @@ def _one_process(
     # opened once: whatever else may stand at its place later is not read
     with answers_file.open("rb") as reader:
         with proc.running(command, env=variables, output=output, cwd=work) as process:
-            ended = _watch(process, reader, cases, stop)
+            ended = _watch(process, reader, cases, stop, gauge)
         # one line when a case begins, one when it ends
         lines = _lines(reader, 2 * len(cases))
     answers = _answers(lines, cases)
@@ -259,7 +263,11 @@ def _variables(target: GateTarget, work: Path, *, interpret: bool) -> dict[str, 
 
 
 def _watch(
-    process: subprocess.Popen[bytes], reader: BinaryIO, cases: list[Case], stop: threading.Event
+    process: subprocess.Popen[bytes],
+    reader: BinaryIO,
+    cases: list[Case],
+    stop: threading.Event,
+    gauge: log.Gauge,
 ) -> str:
     """Wait for the worker to end, or for a case to take longer than it may."""
     seen, deadline = -1, time.monotonic() + START_S
@@ -274,6 +282,8 @@ def _watch(
             current = min(lines // 2, len(cases) - 1)
             allowed = float(cases[current].timeout_s) if lines % 2 else START_S
             deadline = time.monotonic() + allowed
+        # also where nothing ended: a case may take minutes, and silence looks like a hang
+        gauge.at(min(lines // 2, len(cases)))
         if time.monotonic() > deadline:
             return "timed out"
         if stop.wait(_LOOK_EVERY_S):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import log
 from pipeline.gate.files import EngineSetup
 from pipeline.gate.smem import run
 from pipeline.gate.smem.cases import Case
@@ -108,6 +109,33 @@ def test_a_worker_that_dies_costs_the_case_it_was_at_and_no_other(
     worker(monkeypatch, tmp_path, text)
     result = verdicts(target, cases("a", "b", "c", "d"))
     assert result == {"a": "passed", "b": "unknown", "c": "passed", "d": "passed"}
+
+
+def test_every_case_is_counted_once_also_one_that_costs_its_worker(
+    target: run.GateTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dies = "    if case['name'] == 'b': os.kill(os.getpid(), 9)\n"
+    text = HEAD + "for case in job['cases']:\n    begin(case)\n" + dies + "    answer(case)\n"
+    worker(monkeypatch, tmp_path, text)
+    monkeypatch.setattr(log, "QUIET_LINE_EVERY_S", 0.0)
+    run.ask(target, cases("a", "b", "c", "d"))
+    assert "  4 of 4 cases\n" in capsys.readouterr().err
+
+
+def test_what_was_judged_before_is_said_at_once(
+    target: run.GateTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    worker(monkeypatch, tmp_path, HONEST)
+    run.answered(target, cases("a", "b"))
+    assert "judged before" not in capsys.readouterr().err
+    run.answered(target, cases("a", "b", "c"))
+    assert "  2 of 3 cases judged before, from the store\n" in capsys.readouterr().err
 
 
 def test_a_case_that_hangs_is_stopped_and_unknown(
