@@ -110,11 +110,13 @@ class RouteArgument(Frozen):
 class CallArgument(Frozen):
     """What another function of the engine returns, e.g. its default configuration.
 
-    Of several names, the first that the version has is called.
+    Of several names, the first that the version has is called. Of several values that it returns,
+    `item` counts from 0.
     """
 
     function: Function | Annotated[list[Function], Field(min_length=1, max_length=8)]
     arguments: dict[Identifier, Argument] = {}
+    item: Annotated[int, Field(ge=0, le=15)] | None = None
 
 
 class Argument(Frozen):

@@ -194,7 +194,8 @@ def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[
         inner = {k: _resolved(a, sizes, label) for k, a in argument.call.arguments.items()}
         names = argument.call.function
         functions = [names] if isinstance(names, str) else names
-        return {"call": {"function": functions, "arguments": inner}}
+        item = {} if argument.call.item is None else {"item": argument.call.item}
+        return {"call": {"function": functions, "arguments": inner, **item}}
     if argument.size is not None:
         return {"value": number(argument.size)}
     if argument.items is not None:

@@ -24,7 +24,8 @@ def build(argument: Json, made: Json, package: str) -> Any:
         return routed(value, made)
     if kind == "call":
         inner = {k: build(a, made, package) for k, a in value["arguments"].items()}
-        return find(value["function"], package)(**inner)
+        result = find(value["function"], package)(**inner)
+        return result[value["item"]] if "item" in value else result
     if kind == "dtype":
         return getattr(torch, value)
     if kind == "triton_dtype":

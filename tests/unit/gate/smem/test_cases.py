@@ -52,6 +52,17 @@ def test_other_gates_of_the_folder_are_not_read(tmp_path: Path) -> None:
     assert len(read_gates(Checkout(tmp_path), "tiny").cases()) == 1
 
 
+def test_of_what_a_function_returns_one_item_may_be_asked_for(tmp_path: Path) -> None:
+    call = {"function": "engine.ops:pack"}
+    spec = {**CASE, "arguments": {"all": {"call": call}, "one": {"call": {**call, "item": 2}}}}
+    (case,) = read(tmp_path, spec).cases()
+    assert "item" not in case.arguments["all"]["call"]
+    assert case.arguments["one"]["call"]["item"] == 2
+    for item in (-1, 16, "first", 1.5):
+        with pytest.raises(GateInvalid):
+            read(tmp_path, {**CASE, "arguments": {"one": {"call": {**call, "item": item}}}})
+
+
 @pytest.mark.parametrize(
     "function",
     [

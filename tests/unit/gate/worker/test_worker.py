@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.gate.worker.arguments import build
 from pipeline.gate.worker.engines import find, settle
 from pipeline.gate.worker.errors import FunctionGone, Stopped
 from pipeline.gate.worker.recorder import KeptKernels, placeless
@@ -55,6 +56,19 @@ def test_what_only_a_passed_over_init_defines_is_a_stand_in_and_is_noted(engine:
     bare = sys.meta_path[0]
     assert isinstance(bare, BarePackages)
     assert bare.used == {"tinyengine.get_config"}
+
+
+def test_of_several_values_that_a_function_returns_one_is_the_argument(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # only tensors are made with it
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    (engine / "tinyengine" / "ops" / "pack.py").write_text("def pack():\n    return 'w', 's'\n")
+    call = {"function": ["tinyengine.ops.pack:pack"], "arguments": {}}
+    assert build({"call": call}, {}, "tinyengine") == ("w", "s")
+    assert build({"call": {**call, "item": 1}}, {}, "tinyengine") == "s"
+    with pytest.raises(IndexError):
+        build({"call": {**call, "item": 2}}, {}, "tinyengine")
 
 
 def test_a_function_is_found_under_the_first_name_that_exists(engine: Path) -> None:
