@@ -95,7 +95,9 @@ def _not_found(gates: Mapping[str, Gates], names: list[str]) -> CaseNotFound:
     message = f"{', '.join(names)}: no case of {images} judges it"
     for name in names:
         if reasons := why_not_judged(gates, name):
-            return CaseNotFound(f"{message}. {reasons[0]}", "Only the card can show it: serve it.")
+            return CaseNotFound(
+                f"{message}. {reasons[0]}", "`not_judged` in the image's gates/engine.yaml says so."
+            )
     return CaseNotFound(message)
 
 

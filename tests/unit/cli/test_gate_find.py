@@ -46,6 +46,13 @@ def test_a_kernel_without_a_case_is_an_error_that_says_how_to_go_on(sm120: Comma
     assert "--discover" in ended.err
 
 
+def test_a_kernel_that_triton_does_not_compile_says_what_it_is(sm120: Command) -> None:
+    ended = sm120(*FIND, "fp8_attention_host")
+    assert ended.error == "CaseNotFound"
+    assert "CuTe DSL (kernels/ops/attention/fp8_fa_sm120/kernel.py)" in ended.err
+    assert "CuTe" not in sm120(*FIND, "_no_such_kernel").err
+
+
 def test_what_was_found_is_shown_although_another_name_was_not(sm120: Command) -> None:
     ended = sm120(*FIND, "_fwd_grouped_kernel_stage1", "_no_such_kernel")
     assert ended.error == "CaseNotFound"
