@@ -132,6 +132,7 @@ class Argument(Frozen):
     device: Literal["cuda", "cpu"] | None = None
     items: list[Argument] | None = Field(default=None, max_length=64)
     mapping: dict[Identifier, Argument] | None = None
+    fields: dict[Identifier, Argument] | None = None  # of an object, where no more of it is used
     value: float | int | bool | Identifier | None = None
     none: Literal[True] | None = None
 
@@ -266,7 +267,8 @@ def not_of(project: str, functions: Iterable[str]) -> str | None:
 
 def called(argument: Argument) -> Iterator[str]:
     """Functions that an argument's value is made by."""
-    below = [*(argument.items or []), *(argument.mapping or {}).values()]
+    named = {**(argument.mapping or {}), **(argument.fields or {})}
+    below = [*(argument.items or []), *named.values()]
     if argument.call:
         names = argument.call.function
         yield from [names] if isinstance(names, str) else names

@@ -202,6 +202,8 @@ def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[
         return {"items": [_resolved(a, sizes, label) for a in argument.items]}
     if argument.mapping is not None:
         return {"mapping": {k: _resolved(a, sizes, label) for k, a in argument.mapping.items()}}
+    if argument.fields is not None:
+        return {"fields": {k: _resolved(a, sizes, label) for k, a in argument.fields.items()}}
     return argument.model_dump(exclude_unset=True)
 
 

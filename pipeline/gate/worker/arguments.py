@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ def build(argument: Json, made: Json, package: str) -> Any:
         return [build(a, made, package) for a in value]
     if kind == "mapping":
         return {k: build(a, made, package) for k, a in value.items()}
+    if kind == "fields":
+        return types.SimpleNamespace(**{k: build(a, made, package) for k, a in value.items()})
     return None if kind == "none" else value
 
 

@@ -62,8 +62,16 @@ def settle() -> None:
         ("sglang.srt.runtime_context", "_CONTEXT"),
     ):
         if module in sys.modules:
-            setattr(sys.modules[module], name, StandIn())
+            setattr(sys.modules[module], name, _no_server())
     define_operators()
+
+
+def _no_server() -> StandIn:
+    """Settings that are all off; only buffers that functions keep from call to call are real."""
+    resources, settings = StandIn(), StandIn()
+    vars(resources)["buffers"] = {}
+    vars(settings)["resources"] = resources
+    return settings
 
 
 def find(functions: list[str], package: str) -> Any:

@@ -52,6 +52,13 @@ def test_other_gates_of_the_folder_are_not_read(tmp_path: Path) -> None:
     assert len(read_gates(Checkout(tmp_path), "tiny").cases()) == 1
 
 
+def test_an_object_may_be_given_by_its_fields(tmp_path: Path) -> None:
+    fields = {"k": {"tensor": {"shape": ["heads", 4]}}, "pages": {"size": "2*heads"}}
+    (case,) = read(tmp_path, {**CASE, "arguments": {"pool": {"fields": fields}}}).cases()
+    made = case.arguments["pool"]["fields"]
+    assert (made["k"]["tensor"]["shape"], made["pages"]) == ([8, 4], {"value": 16})
+
+
 def test_of_what_a_function_returns_one_item_may_be_asked_for(tmp_path: Path) -> None:
     call = {"function": "engine.ops:pack"}
     spec = {**CASE, "arguments": {"all": {"call": call}, "one": {"call": {**call, "item": 2}}}}
@@ -85,7 +92,8 @@ def test_a_function_outside_the_engine_is_refused(tmp_path: Path, function: str)
 
 def test_a_hidden_call_outside_the_engine_is_refused(tmp_path: Path) -> None:
     call = {"call": {"function": "os:system", "arguments": {"command": "reboot"}}}
-    for argument in (call, {"items": [call]}, {"mapping": {"deep": {"items": [call]}}}):
+    deep = {"deep": {"items": [call]}}
+    for argument in (call, {"items": [call]}, {"mapping": deep}, {"fields": deep}):
         with pytest.raises(GateInvalid, match="is not a function of engine"):
             read(tmp_path, {**CASE, "arguments": {"q": argument}})
 

@@ -71,6 +71,14 @@ def test_of_several_values_that_a_function_returns_one_is_the_argument(
         build({"call": {**call, "item": 2}}, {}, "tinyengine")
 
 
+def test_an_object_is_made_of_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    made = build({"fields": {"page": {"value": 64}, "rest": {"items": []}}}, {}, "tinyengine")
+    assert (made.page, made.rest) == (64, [])
+    with pytest.raises(AttributeError):
+        _ = made.other
+
+
 def test_a_function_is_found_under_the_first_name_that_exists(engine: Path) -> None:
     names = ["tinyengine.old.decode:decode", "tinyengine.ops.decode:decode"]
     assert find(names, "tinyengine").__name__ == "decode"
@@ -198,6 +206,18 @@ def test_the_settings_of_a_server_that_is_not_there_are_all_off(
     monkeypatch.setitem(sys.modules, "sglang.srt.server_args", module)
     settle()
     assert not module._global_server_args.enable_deterministic_inference
+
+
+def test_buffers_that_functions_keep_are_real_although_there_is_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = types.ModuleType("sglang.srt.runtime_context")
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", module)
+    settle()
+    module._CONTEXT.resources.buffers["pages"] = 64
+    assert module._CONTEXT.resources.buffers.get("pages") == 64
+    assert module._CONTEXT.resources.buffers.get("other") is None
+    assert not module._CONTEXT.resources.streams
 
 
 def test_the_same_options_in_another_folder_are_the_same() -> None:
