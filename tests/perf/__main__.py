@@ -13,7 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -29,8 +32,8 @@ from tests.perf.compiled import measure_ik_llama, measure_tiny
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import Cost, Report, run
 from tests.perf.publish import compare_engine, compare_engine_edit, compare_publish
-from tests.perf.weights_fetch import measure_fetch
-from tests.perf.weights_verify import measure_verify
+from tests.perf.weights_fetch import FetchSizes, measure_fetch
+from tests.perf.weights_verify import VerifySizes, measure_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
@@ -45,21 +48,47 @@ def sm120(store: Store, checkout: Path, *args: str) -> Cost:
     return run([*head, "--store", str(store.root), *args], cwd=ROOT)
 
 
-def main() -> None:
+PARTS = ("sources", "weights", "bench", "engine", "docker", "publish")
+# sizes with which every command of a part is run, and whose numbers mean nothing
+QUICK_FETCH = FetchSizes(files=2, file_bytes=1_000_000, peaks=(1_000_000, 2_000_000))
+QUICK_VERIFY = VerifySizes(files=2, file_bytes=1 << 20, rounds=1, small_files=2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything this machine can measure."""
+    options = read_options(arguments)
+    report, store = Report(), open_store()
+    with tempfile.TemporaryDirectory() as folder:
+        for part in chosen_parts(options):
+            # a folder of its own, which is there and empty: no part meets what another one left
+            own = Path(folder) / part
+            own.mkdir()
+            _MEASURE[part](report, store, own, options)
+            shutil.rmtree(own)
+    print(report)
+
+
+def read_options(arguments: Sequence[str] | None) -> Namespace:
+    """What follows `nox -s perf --`."""
     parser = argparse.ArgumentParser(prog="nox -s perf --", description=__doc__)
     parser.add_argument("--no-docker", action="store_true", help="leave the Docker rows out")
-    parser.add_argument("--only-docker", action="store_true", help="measure the Docker rows alone")
+    alone = parser.add_mutually_exclusive_group()
+    for part, rows in (
+        ("docker", "the Docker rows"),
+        ("weights", "the weights rows"),
+        ("publish", "the publishing rows"),
+        ("sources", "the row of a compiled source"),
+        ("bench", "the load clients"),
+    ):
+        title = f"measure {rows} alone"
+        alone.add_argument(
+            f"--only-{part}", dest="only", action="store_const", const=part, help=title
+        )
     parser.add_argument(
-        "--only-weights", action="store_true", help="measure the weights rows alone"
+        "--quick",
+        action="store_true",
+        help="a trial of the measurements of sources and weights with files of some megabytes",
     )
-    parser.add_argument(
-        "--only-publish", action="store_true", help="measure the publishing rows alone"
-    )
-    parser.add_argument(
-        "--only-sources", action="store_true", help="measure the row of a compiled source alone"
-    )
-    parser.add_argument("--only-bench", action="store_true", help="measure the load clients alone")
     parser.add_argument(
         "--bench-environments",
         type=Path,
@@ -77,52 +106,87 @@ def main() -> None:
         default=10_000,
         help="give Docker only wheels below this size, where disk is short (kinder to Docker)",
     )
-    options = parser.parse_args()
-    report = Report()
-    with tempfile.TemporaryDirectory() as folder:
-        scratch, store = Path(folder), open_store()
-        if options.only_bench:
-            compare_clients(report, scratch / "bench", options.bench_environments)
-            return print(report)
-        if not (options.only_publish or options.only_docker or options.only_weights):
-            measure_tiny(report, scratch / "source")
-        if options.ik_llama:
-            measure_ik_llama(report, scratch / "ik-llama")
-        if options.only_sources:
-            return print(report)
-        if options.only_publish:
-            compare_publish(report, store, scratch, no_docker=options.no_docker)
-            compare_engine(report, store, scratch)
-            compare_engine_edit(report, store, scratch)
-            return print(report)
-        if not options.only_docker:
-            measure_fetch(report, scratch)
-            measure_verify(report, scratch)
-            compare_clients(report, scratch / "bench", options.bench_environments)
-        if options.only_weights:
-            return print(report)
-        build = sm120(store, ROOT, "build", IMAGE)
-        report.add("build sglang-k2 (or find it built)", f"{build.wall_s:.1f} s")
-        no_op = sm120(store, ROOT, "build", IMAGE)
-        report.add("no-op build", f"{no_op.wall_s:.2f} s")
-        wheels = fetch_wheels(store, scratch)
-        torch = next(w for w in wheels if w.name.startswith("torch-2"))
-        if not options.only_docker:
-            compare_layer(report, torch, scratch)
-            measure_memory(report, wheels, scratch)
-        checkout = copy_checkout(scratch / "checkout")
-        if options.no_docker:
-            return print(report)
-        try:
-            limit = options.docker_wheels_below * 1_000_000
-            theirs = [w for w in wheels if w.stat().st_size < limit]
-            compare_docker(report, store, checkout, theirs, torch, scratch)
-            compare_publish(report, store, scratch / "publish")
-            compare_engine(report, store, scratch / "publish")
-            compare_engine_edit(report, store, scratch / "publish")
-        except CannotHave as reason:
-            report.add("against docker build", "not measured here", str(reason))
-    print(report)
+    return parser.parse_args(arguments)
+
+
+def chosen_parts(options: Namespace) -> list[str]:
+    """The parts to measure, in their order."""
+    parts = [part for part in PARTS if options.only in (None, part)]
+    if options.quick:
+        # the others build an engine image of gigabytes, or install the clients of others
+        parts = [part for part in parts if part in ("sources", "weights")]
+    return [part for part in parts if part != "docker" or not options.no_docker]
+
+
+def measure_sources(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """One edited line of a source."""
+    measure_tiny(report, scratch / "tiny")
+    if options.ik_llama:
+        measure_ik_llama(report, scratch / "ik-llama")
+
+
+def measure_weights(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """Fetching and verifying, with the same random bytes in either order."""
+    for name, measure in (
+        ("fetch", partial(measure_fetch, sizes=QUICK_FETCH if options.quick else FetchSizes())),
+        ("verify", partial(measure_verify, sizes=QUICK_VERIFY if options.quick else VerifySizes())),
+    ):
+        (scratch / name).mkdir()
+        measure(report, scratch / name)
+
+
+def measure_bench(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """The load client beside others."""
+    compare_clients(report, scratch / "clients", options.bench_environments)
+
+
+def measure_engine(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """An engine image: built, found built, and built cold from local files."""
+    build = sm120(store, ROOT, "build", IMAGE)
+    report.add("build sglang-k2 (or find it built)", f"{build.wall_s:.1f} s")
+    no_op = sm120(store, ROOT, "build", IMAGE)
+    report.add("no-op build", f"{no_op.wall_s:.2f} s")
+    wheels = fetch_wheels(store, scratch)
+    compare_layer(report, find_torch(wheels), scratch)
+    measure_memory(report, wheels, scratch)
+
+
+def measure_docker(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """The same image through a Dockerfile."""
+    sm120(store, ROOT, "build", IMAGE)
+    wheels = fetch_wheels(store, scratch)
+    limit = options.docker_wheels_below * 1_000_000
+    theirs = [w for w in wheels if w.stat().st_size < limit]
+    checkout = copy_checkout(scratch / "checkout")
+    try:
+        compare_docker(report, store, checkout, theirs, find_torch(wheels), scratch)
+    except CannotHave as reason:
+        report.add("against docker build", "not measured here", str(reason))
+
+
+def measure_publish(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """Sending an image, beside the tools that others use for it."""
+    try:
+        compare_publish(report, store, scratch, no_docker=options.no_docker)
+        compare_engine(report, store, scratch)
+        compare_engine_edit(report, store, scratch)
+    except CannotHave as reason:
+        report.add("publish", "not measured here", str(reason))
+
+
+_MEASURE = {
+    "sources": measure_sources,
+    "weights": measure_weights,
+    "bench": measure_bench,
+    "engine": measure_engine,
+    "docker": measure_docker,
+    "publish": measure_publish,
+}
+
+
+def find_torch(wheels: list[Path]) -> Path:
+    """The largest of the wheels that compress well."""
+    return next(w for w in wheels if w.name.startswith("torch-2"))
 
 
 def fetch_wheels(store: Store, scratch: Path) -> list[Path]:

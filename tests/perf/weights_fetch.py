@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
@@ -23,8 +24,6 @@ from tests.perf.measure import Cost, Report, run
 from tests.testbed.hub import test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES, FILE_BYTES = 8, 240_000_000
-SMALL_BYTES, LARGE_BYTES = 200_000_000, 2_000_000_000
 _SPEC = WeightsSpec(
     name="perf",
     repository="org/perf",
@@ -38,16 +37,25 @@ huggingface_hub.snapshot_download("org/perf", local_dir=sys.argv[1], endpoint=sy
 """
 
 
-def measure_fetch(report: Report, scratch: Path) -> None:
+@dataclass(frozen=True)
+class FetchSizes:
+    """How much is fetched: several files at once, then one small and one large."""
+
+    files: int = 8
+    file_bytes: int = 240_000_000
+    peaks: tuple[int, int] = (200_000_000, 2_000_000_000)
+
+
+def measure_fetch(report: Report, scratch: Path, sizes: FetchSizes) -> None:
     """CPU per byte against the stock client, then memory for a small and a large file."""
     source = scratch / "source"
     source.mkdir()
-    for i in range(FILES):
-        _write_random(source / f"model-{i}.safetensors")
+    for i in range(sizes.files):
+        _write_random(source / f"model-{i}.safetensors", sizes.file_bytes)
     with _served(source, scratch) as url:
         theirs = _stock(url, scratch)
         ours = _ours(url, scratch)
-    total = FILES * FILE_BYTES / 1e9
+    total = sizes.files * sizes.file_bytes / 1e9
     report.add(
         f"fetch {total:.2f} GB over loopback, CPU a GB (ours hashes)",
         f"{ours.cpu_s / total:.2f} s ({ours.wall_s:.1f} s wall, peak {log.size(ours.peak_bytes)})",
@@ -56,9 +64,9 @@ def measure_fetch(report: Report, scratch: Path) -> None:
         f"1/{theirs.cpu_s / ours.cpu_s:.2f}",
     )
     shutil.rmtree(source)
-    peaks = [_peak(size, scratch) for size in (SMALL_BYTES, LARGE_BYTES)]
+    peaks = [_peak(size, scratch) for size in sizes.peaks]
     report.add(
-        "fetch, most memory: one file of 200 MB, of 2 GB (flat)",
+        f"fetch, most memory: one file of {', of '.join(map(log.size, sizes.peaks))} (flat)",
         " and ".join(log.size(peak) for peak in peaks),
         ratio=f"{peaks[1] / peaks[0]:.2f}",
     )
@@ -76,10 +84,10 @@ def _peak(size: int, scratch: Path) -> int:
     return cost.peak_bytes
 
 
-def _write_random(path: Path) -> None:
+def _write_random(path: Path, size_bytes: int) -> None:
     with path.open("wb") as out:
-        for at in range(0, FILE_BYTES, 1 << 20):
-            out.write(os.urandom(min(1 << 20, FILE_BYTES - at)))
+        for at in range(0, size_bytes, 1 << 20):
+            out.write(os.urandom(min(1 << 20, size_bytes - at)))
 
 
 def _ours(url: str, scratch: Path) -> Cost:

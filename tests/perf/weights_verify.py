@@ -28,31 +28,37 @@ from tests.testbed.hub import TestHub, test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "org/perf"
-FILES, FILE_BYTES = 10, 430_000_000
-ROUNDS = 5
 
 
-def measure_verify(report: Report, scratch: Path) -> None:
+@dataclass(frozen=True)
+class VerifySizes:
+    """How much is verified, how many times, and how many small files by their receipt."""
+
+    files: int = 10
+    file_bytes: int = 430_000_000
+    rounds: int = 5
+    small_files: int = 100
+
+
+def measure_verify(report: Report, scratch: Path, sizes: VerifySizes) -> None:
     """All claims about verifying."""
     load = os.getloadavg()[0]
     report.add("verify: load of the machine before", f"{load:.1f} on {cores()} cores")
     with test_hub() as hub:
-        place = make_place(scratch / "verified", hub)
-        compare_rates(report, place, hub)
-    compare_core(report, place)
+        place = make_place(scratch / "verified", hub, sizes)
+        compare_rates(report, place, hub, sizes.rounds)
+    compare_core(report, place, sizes)
     measure_memory(report, place, scratch)
-    measure_cold(report, place)
-    measure_receipt(report, scratch)
-    for name in ("verified", "small", "hundred"):
-        shutil.rmtree(scratch / name)
+    measure_cold(report, place, sizes.file_bytes)
+    measure_receipt(report, scratch, sizes)
 
 
-def make_place(folder: Path, hub: TestHub) -> Place:
+def make_place(folder: Path, hub: TestHub, sizes: VerifySizes) -> Place:
     """Random files, a Hub that has them, and their lock."""
     folder.mkdir(parents=True)
-    paths = [folder / f"model-{n:02}.safetensors" for n in range(FILES)]
+    paths = [folder / f"model-{n:02}.safetensors" for n in range(sizes.files)]
     for path in paths:
-        write_random(path, FILE_BYTES)
+        write_random(path, sizes.file_bytes)
     commit = hub.add(REPOSITORY, {path.name: path for path in paths})
     blobs = hub.repositories[REPOSITORY].commits[commit]
     pins = [
@@ -89,11 +95,11 @@ class Rate:
     cpu: float
 
 
-def compare_rates(report: Report, place: Place, hub: TestHub) -> None:
+def compare_rates(report: Report, place: Place, hub: TestHub, rounds: int) -> None:
     """Whole commands, turn by turn, so that neighbours on the machine disturb all alike."""
     total = place.lock.size_bytes
     ours, theirs, one_core, inside = [], [], [], []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         one_core.append(hashlib_rate(total // cores()))  # as long as a core works below
         inside.append(timed(lambda: verify(place, VerifyOptions(full=True)), total))
         ours.append(of(total, run(sm120_verify(place), cwd=ROOT)))
@@ -168,14 +174,14 @@ def timed(work: Callable[[], object], size_bytes: int) -> Rate:
     return Rate(size_bytes / (time.monotonic() - start), size_bytes / (time.thread_time() - cpu))
 
 
-def compare_core(report: Report, place: Place) -> None:
+def compare_core(report: Report, place: Place, sizes: VerifySizes) -> None:
     """What one core does per second that it really works: neighbours do not count in this."""
     path = place.file(place.lock.files[0])
     pure, ours, plain = [], [], []
-    for _ in range(3 * ROUNDS):
+    for _ in range(3 * sizes.rounds):
         pure.append(hashlib_rate(1 << 27).cpu)
-        ours.append(timed(lambda: read_file(path, hashlib.sha256()), FILE_BYTES).cpu)
-        plain.append(timed(lambda: file_digest(path), FILE_BYTES).cpu)
+        ours.append(timed(lambda: read_file(path, hashlib.sha256()), sizes.file_bytes).cpu)
+        plain.append(timed(lambda: file_digest(path), sizes.file_bytes).cpu)
     report.add(
         "one core, per CPU second: verify against hashlib in memory (≥ 0.9)",
         f"{log.size(statistics.median(ours))}/s",
@@ -215,7 +221,7 @@ def measure_memory(report: Report, place: Place, scratch: Path) -> None:
     )
 
 
-def measure_cold(report: Report, place: Place) -> None:
+def measure_cold(report: Report, place: Place, file_bytes: int) -> None:
     """From the disk, not from memory; and the page cache stays as it was."""
     for pin in place.lock.files:
         drop(place.file(pin))
@@ -226,7 +232,7 @@ def measure_cold(report: Report, place: Place) -> None:
     report.add(
         "verify from the disk, nothing cached",
         f"{log.size(place.lock.size_bytes / cold.wall_s)}/s, page cache grew {log.size(grown)}",
-        f"dd iflag=direct, one file: {log.size(FILE_BYTES / dd)}/s",
+        f"dd iflag=direct, one file: {log.size(file_bytes / dd)}/s",
     )
 
 
@@ -254,12 +260,12 @@ def time_dd(place: Place, number: int) -> float:
     return time.monotonic() - start
 
 
-def measure_receipt(report: Report, scratch: Path) -> None:
-    """A hundred files that were verified before."""
-    folder = scratch / "hundred"
+def measure_receipt(report: Report, scratch: Path, sizes: VerifySizes) -> None:
+    """Many small files that were verified before."""
+    folder = scratch / "receipts"
     folder.mkdir()
     pins = []
-    for n in range(100):
+    for n in range(sizes.small_files):
         path = folder / f"{n:03}.safetensors"
         write_random(path, 5_000_000)
         size = path.stat().st_size
@@ -269,18 +275,18 @@ def measure_receipt(report: Report, scratch: Path) -> None:
     time.sleep(receipt._CLOCK_TICK_NS / 1e9 + 0.1)  # else the files would count as just written
     assert verify(place, VerifyOptions()).report.is_whole
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(sizes.rounds):
         start = time.monotonic()
         again = verify(place, VerifyOptions()).report
         times.append(time.monotonic() - start)
         assert (again.is_whole, again.files_read) == (True, 0)
     whole = min(
         run([sys.executable, "-m", "pipeline", "-q", "weights", "verify", str(folder)]).wall_s
-        for _ in range(ROUNDS)
+        for _ in range(sizes.rounds)
     )
     report.add(
-        "verify again by receipt, 100 files (< 0.2 s)",
-        f"{min(times) * 1000:.0f} ms, worst of {ROUNDS}: {max(times) * 1000:.0f} ms",
+        f"verify again by receipt, {sizes.small_files} files (< 0.2 s)",
+        f"{min(times) * 1000:.0f} ms, worst of {sizes.rounds}: {max(times) * 1000:.0f} ms",
         f"whole command, with Python's start: {whole:.2f} s",
     )
 
@@ -291,7 +297,7 @@ def main() -> None:
     scratch = Path(tempfile.mkdtemp(dir=parent))
     report = Report()
     try:
-        measure_verify(report, scratch)
+        measure_verify(report, scratch, VerifySizes())
     finally:
         shutil.rmtree(scratch)
     print(report)

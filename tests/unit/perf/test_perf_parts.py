@@ -1,0 +1,59 @@
+"""Which parts of the measurements run, and that none meets what another one left."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.store import Store
+from tests.perf import __main__ as perf
+from tests.perf.measure import Report
+
+
+def parts(*arguments: str) -> list[str]:
+    return perf.chosen_parts(perf.read_options(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        ([], list(perf.PARTS)),
+        (["--no-docker"], [part for part in perf.PARTS if part != "docker"]),
+        (["--only-weights"], ["weights"]),
+        (["--only-bench"], ["bench"]),
+        (["--only-publish", "--no-docker"], ["publish"]),
+        (["--quick"], ["sources", "weights"]),
+        (["--quick", "--only-weights"], ["weights"]),
+    ],
+)
+def test_options_choose_parts(arguments: list[str], want: list[str]) -> None:
+    assert parts(*arguments) == want
+
+
+def test_every_part_gets_a_folder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def litter(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+        seen.append((scratch.name, any(scratch.iterdir())))
+        # the names that two parts once made in one folder
+        for name in ("source", "checkout"):
+            (scratch / name).mkdir()
+
+    monkeypatch.setattr(perf, "_MEASURE", dict.fromkeys(perf.PARTS, litter))
+    perf.main([])
+    assert seen == [(part, False) for part in perf.PARTS]
+
+
+def test_fetching_and_verifying_share_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders: list[Path] = []
+    for name in ("measure_fetch", "measure_verify"):
+        monkeypatch.setattr(perf, name, lambda report, scratch, sizes: folders.append(scratch))
+    perf.measure_weights(Report(), Store(tmp_path), tmp_path, perf.read_options(["--quick"]))
+    assert len(set(folders)) == 2
+    assert all(folder.is_dir() and not any(folder.iterdir()) for folder in folders)
