@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ SAME_LINE_EVERY_S = 30.0
 # Over how many of the last ones a rate is taken.
 RECENT_ENDS = 9
 
-_state = {"quiet": False}
+_state: dict[str, Any] = {"quiet": False, "said_at": 0.0}
 
 
 def set_quiet(quiet: bool) -> None:
@@ -28,6 +29,7 @@ def set_quiet(quiet: bool) -> None:
 def say(text: str) -> None:
     """One line for a person, on stderr."""
     if not _state["quiet"]:
+        _state["said_at"] = time.monotonic()
         try:
             print(text, file=sys.stderr, flush=True)
         except BrokenPipeError:
@@ -51,10 +53,11 @@ def count(number: int, one: str, several: str = "") -> str:
 
 
 def seconds(number: float) -> str:
-    """75 -> '1 min 15 s'."""
+    """75 -> '1 min 15 s', 3700 -> '1 h 1 min'."""
     if number < 60:
         return f"{number:.1f} s"
-    return f"{int(number // 60)} min {int(number % 60)} s"
+    minutes, rest = divmod(int(number), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @contextmanager
@@ -62,9 +65,50 @@ def step(title: str) -> Iterator[None]:
     """Say what begins, and how long it took once it is done."""
     say(title)
     start = time.monotonic()
-    yield
+    with _watched(Silence(title)):
+        yield
     # not after an error, whose message is the next line
     say(f"  done in {seconds(time.monotonic() - start)}")
+
+
+# A step that has been silent for so long says that it goes on; then ever more seldom.
+STILL_AFTER_S, STILL_AT_MOST_S = 10.0, 60.0
+
+
+class Silence:
+    """Ends a silence: whatever takes long is seen to go on, also where nothing can be counted."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._patience_s = title, STILL_AFTER_S
+        self._start = _state["said_at"] = time.monotonic()
+
+    def look(self) -> None:
+        """Say that the step goes on, where nobody has said anything for long enough."""
+        now = time.monotonic()
+        if now - _state["said_at"] < self._patience_s:
+            return
+        self._patience_s = min(2 * self._patience_s, STILL_AT_MOST_S)
+        say(f"  {self._title}: still working after {seconds(now - self._start)}")
+
+
+@contextmanager
+def _watched(silence: Silence) -> Iterator[None]:
+    if _state["quiet"]:
+        yield
+        return
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(1.0):
+            silence.look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 class Bar(Protocol):
@@ -73,29 +117,43 @@ class Bar(Protocol):
     def advance(self, n_bytes: int) -> None: ...
 
 
+# The time left follows from so many last seconds: how fast it was an hour ago says little of now.
+RECENT_S = 30.0
+
+
 class LineBar:
     """Progress for logs and pipes: a plain line now and then."""
 
     def __init__(self, title: str, total_bytes: int) -> None:
         self._title, self._total = title, total_bytes
         self._done = 0
-        self._start = self._last = time.monotonic()
+        self._last = time.monotonic()
+        self._recent = deque([(self._last, 0)])  # when so many bytes were done
         self._lock = threading.Lock()
 
     def advance(self, n_bytes: int) -> None:
         with self._lock:
             self._done += n_bytes
             now = time.monotonic()
-            if now - self._last < QUIET_LINE_EVERY_S or self._done <= 0 or now == self._start:
+            rate = self._rate(now)
+            if now - self._last < QUIET_LINE_EVERY_S or self._done <= 0 or rate <= 0:
                 return
             self._last = now
-            # of the whole time: a rate of the last seconds makes the time left jump
-            rate = self._done / (now - self._start)
             left = max(0.0, (self._total - self._done) / rate)
             say(
                 f"  {self._title}: {size(self._done)} of {size(self._total)},"
                 f" {size(rate)}/s, {seconds(left)} left"
             )
+
+    def _rate(self, now: float) -> float:
+        """Bytes a second of the last while; none where no time has passed."""
+        # one for each second is enough: bytes come in pieces of a megabyte or less
+        if now - self._recent[-1][0] >= 1:
+            self._recent.append((now, self._done))
+        while len(self._recent) > 2 and now - self._recent[1][0] >= RECENT_S:
+            self._recent.popleft()
+        then, done = self._recent[0]
+        return (self._done - done) / (now - then) if now > then else 0.0
 
 
 class RichBar:
@@ -107,6 +165,8 @@ class RichBar:
     def advance(self, n_bytes: int) -> None:
         # `update`, unlike `advance`, keeps bytes that are taken back out of the shown speed
         self._progress.update(self._task, advance=n_bytes)
+        # a bar that moves is no silence
+        _state["said_at"] = time.monotonic()
 
 
 class NoBar:
@@ -149,6 +209,8 @@ def progress(title: str, total_bytes: int) -> Iterator[Bar]:
             rp.DownloadColumn(),
             rp.TransferSpeedColumn(),
             rp.TimeRemainingColumn(),
+            # goes on where the rest takes long to move, or was counted too small
+            rp.TimeElapsedColumn(),
         )
         # transient: what stays on the screen is the line that `step` prints
         with rp.Progress(*columns, console=Console(stderr=True), transient=True) as live:

@@ -28,7 +28,7 @@ RECORDED = "recorded"
 WRITE = bool(os.environ.get("SM120_WRITE_DOCS"))
 
 _ANY_LINES = r"^[ │├└─]*…[ ]*\n"
-_SECONDS = re.compile(r"\b\d+(\.\d+)? (ms|s|min)( \d+ s)?\b")
+_SECONDS = re.compile(r"\b\d+(\.\d+)? (ms|s|min|h)( \d+ (s|min))?\b")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?( UTC|Z)?")
 _RATE = re.compile(r"\d+(\.\d+)? [kMG]?B/s")
 # of a gate: how much of it an earlier run answered

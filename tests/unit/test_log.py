@@ -30,8 +30,18 @@ def test_sizes_are_written_as_download_pages_do(number: float, text: str) -> Non
     assert log.size(number) == text
 
 
-def test_seconds_become_minutes() -> None:
-    assert (log.seconds(3.14), log.seconds(75)) == ("3.1 s", "1 min 15 s")
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (3.14, "3.1 s"),
+        (75, "1 min 15 s"),
+        (3599.9, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (90_061, "25 h 1 min"),
+    ],
+)
+def test_seconds_become_minutes_and_minutes_hours(number: float, text: str) -> None:
+    assert log.seconds(number) == text
 
 
 def test_progress_for_a_log_is_a_line_now_and_then(
@@ -43,6 +53,58 @@ def test_progress_for_a_log_is_a_line_now_and_then(
     clock(10)
     bar.advance(100)
     assert capsys.readouterr().err == "  fetched: 200 B of 1.0 kB, 20 B/s, 40.0 s left\n"
+
+
+def test_the_time_left_follows_from_the_recent_rate(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bar = log.LineBar("fetched", 100_000)
+    for _ in range(10):
+        clock(10)
+        bar.advance(9000)
+    # a hundred seconds at 900 B/s; then the line is ten times as slow
+    for _ in range(10):
+        clock(10)
+        bar.advance(900)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "  fetched: 99.0 kB of 100.0 kB, 90 B/s, 11.1 s left"
+
+
+def test_a_silent_step_says_that_it_goes_on_and_ever_more_seldom(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    silence = log.Silence("Unpacking")
+    said = []
+    for second in range(1, 201):
+        clock(1)
+        silence.look()
+        if line := capsys.readouterr().err:
+            said.append((second, line))
+    assert [second for second, _ in said] == [10, 30, 70, 130, 190]
+    assert said[2][1] == "  Unpacking: still working after 1 min 10 s\n"
+
+
+def test_a_step_that_says_something_else_is_not_silent(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    silence = log.Silence("Unpacking")
+    for _ in range(10):
+        clock(8)
+        log.say("a line of its own")
+        silence.look()
+    assert "still" not in capsys.readouterr().err
+
+
+def test_a_step_looks_for_its_own_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looked = threading.Event()
+    monkeypatch.setattr(log.Silence, "look", lambda silence: looked.set())
+    with log.step("Unpacking"):
+        assert looked.wait(30)
+    looked.clear()
+    # and no longer than it lasts
+    assert not looked.wait(1.5)
 
 
 @pytest.mark.parametrize("steps", [[-50], [100, -100], [100, -300, 50], [2000]])
