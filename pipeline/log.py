@@ -179,8 +179,8 @@ class NoBar:
 class Gauge:
     """One file's progress in a bar that several files share."""
 
-    def __init__(self, bar: Bar) -> None:
-        self._bar, self._at = bar, 0
+    def __init__(self, bar: Bar, at: int = 0) -> None:
+        self._bar, self._at = bar, at
 
     def at(self, n_bytes: int) -> None:
         """Also backwards, when bytes are sent or received again."""

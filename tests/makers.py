@@ -18,6 +18,7 @@ from unittest import mock
 from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.layer import read_file
+from pipeline.assemble.layer_progress import Counts
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
@@ -225,9 +226,9 @@ def patch_files(*edits: Edit, **more: Any) -> dict[str, str]:
 
 
 @contextmanager
-def threads(*_: object) -> Iterator[ThreadPoolExecutor]:
+def threads(_: Store, counts: Counts) -> Iterator[ThreadPoolExecutor]:
     """In place of worker processes, which take longer to start."""
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2, initializer=pinned.begin_worker, initargs=(counts,)) as pool:
         yield pool
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pipeline import log
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.layer import write_layer
+from pipeline.assemble.layer_progress import CountedFile, Counts, shared_counts, watch
 from pipeline.assemble.overlap import merge_wheels
 from pipeline.assemble.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
 from pipeline.assemble.rootfs import assemble_overlay, assemble_rootfs
@@ -47,8 +48,13 @@ def shield_from_ctrl_c() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_with_parent() -> None:
-    """Without this the workers of a killed build would wait for work for ever."""
+# what a worker writes to, so that its parent can show how far a layer is
+_worker: dict[str, Counts] = {}
+
+
+def begin_worker(counts: Counts) -> None:
+    """Know where to count, and end with the parent: else a killed build leaves workers waiting."""
+    _worker["counts"] = counts
     threading.Thread(target=_wait_for_parents_end, daemon=True).start()
 
 
@@ -81,7 +87,7 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(caught[0])
 
 
-def make_layer(store_root: Path, layer: LayerPlan) -> LayerRecord:
+def make_layer(store_root: Path, layer: LayerPlan, slot: int) -> LayerRecord:
     """Write one layer from inputs that are in the store, unless another process just did."""
     store = Store(store_root)
     # another build, perhaps of another checkout, may write the same layer now
@@ -91,7 +97,10 @@ def make_layer(store_root: Path, layer: LayerPlan) -> LayerRecord:
             return known
         with store.scratch() as scratch, store.new_blob() as blob:
             entries = layer_entries(store, layer, scratch)
-            with os_errors_explained(blob.path), blob.path.open("wb") as out:
+            with (
+                os_errors_explained(blob.path),
+                CountedFile(blob.path, _worker["counts"], slot) as out,
+            ):
                 written = write_layer(entries, out)
             blob.keep(written.record.digest)
         return store.keep_layer(layer.key, written)
@@ -120,14 +129,16 @@ def _named(store: Store, pin: Pin, scratch: Path) -> Path:
 
 
 @contextmanager
-def _workers(store: Store) -> Iterator[ProcessPoolExecutor]:
+def _workers(store: Store, counts: Counts) -> Iterator[ProcessPoolExecutor]:
     """A process a core; Ctrl-C is the parent's to handle."""
     shield_from_ctrl_c()
     # not fork: a copy of this process would have the locks of its threads and not the threads
     context = multiprocessing.get_context("forkserver")
     # as many as this process may use, which in a container is less than the machine has
     count = min(len(os.sched_getaffinity(0)), 8)
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent)
+    pool = ProcessPoolExecutor(
+        count, mp_context=context, initializer=begin_worker, initargs=(counts,)
+    )
     try:
         yield pool
     except BaseException:
@@ -148,7 +159,8 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
     verb = "Looking for" if fetcher.offline else "Fetching"
     title = f"{verb} {log.count(len(work.fetch), 'file')}, {log.size(work.fetch_bytes)}"
     title += f", and writing {log.count(len(work.missing), 'layer')}"
-    with log.step(title), _workers(store) as pool:
+    counts = shared_counts(work.missing)
+    with log.step(title), _workers(store, counts) as pool:
         futures: dict[Future[LayerRecord], LayerPlan] = {}
         with (
             log.progress("fetched", sum(p.size_bytes for p in pins)) as bar,
@@ -156,29 +168,28 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
             closing(fetcher.fetch_all(pins, bar)) as arrivals,
         ):
             for pin, _ in arrivals:
-                for layer in work.missing:
+                for slot, layer in enumerate(work.missing):
                     left = waiting[layer.key]
                     left.discard(pin.sha256)
                     # each layer starts as soon as its last file is there
                     if not left and not any(p is layer for p in futures.values()):
                         with undisturbed():
-                            future = pool.submit(make_layer, store.root, layer)
+                            future = pool.submit(make_layer, store.root, layer, slot)
                         futures[future] = layer
-                _collect(store, work, futures, keep_inputs, wait=False)
-        _collect(store, work, futures, keep_inputs, wait=True)
+                _collect(store, work, futures, keep_inputs)
+        # closed also where a layer fails: the error is not to be printed into a live bar
+        with closing(watch(work.missing, futures, counts)) as looks:
+            for _ in looks:
+                _collect(store, work, futures, keep_inputs)
+        _collect(store, work, futures, keep_inputs)
 
 
 def _collect(
-    store: Store,
-    work: Work,
-    futures: dict[Future[LayerRecord], LayerPlan],
-    keep_inputs: bool,
-    *,
-    wait: bool,
+    store: Store, work: Work, futures: dict[Future[LayerRecord], LayerPlan], keep_inputs: bool
 ) -> None:
     """Take finished layers; a wheel that has become a layer of its own is not kept twice."""
     for future, layer in futures.items():
-        if not wait and not future.done():
+        if not future.done():
             continue
         try:
             future.result()
