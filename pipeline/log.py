@@ -136,10 +136,12 @@ class LineBar:
             self._done += n_bytes
             now = time.monotonic()
             rate = self._rate(now)
-            if now - self._last < QUIET_LINE_EVERY_S or self._done <= 0 or rate <= 0:
+            # a total is often an estimate: "0 s left" again and again helps nobody
+            is_under_way = 0 < self._done < self._total and rate > 0
+            if now - self._last < QUIET_LINE_EVERY_S or not is_under_way:
                 return
             self._last = now
-            left = max(0.0, (self._total - self._done) / rate)
+            left = (self._total - self._done) / rate
             say(
                 f"  {self._title}: {size(self._done)} of {size(self._total)},"
                 f" {size(rate)}/s, {seconds(left)} left"

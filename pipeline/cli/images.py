@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline import log
 from pipeline.assemble.image import Built, find_built, staleness
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.cli.context import pick_platform, platforms_of
@@ -37,3 +38,15 @@ def find_image(checkout: Checkout, store: Store, name: str, platform: str | None
         fix = f"Run `sm120 build {which}` first."
         raise UnknownImage(f"{name} for {plan.platform} is not built", fix)
     return built
+
+
+def find_images(checkout: Checkout, store: Store, name: str, platform: str | None) -> list[Built]:
+    """An image for the chosen platform, or for all that it was ever built for."""
+    spec = checkout.spec(name)
+    chosen = platforms_of(spec, platform)
+    # built once and changed since is an error: left out, a name would quietly lose a platform
+    known = [each for each in chosen if store.image_record(name, each) is not None]
+    for each in chosen if known else ():
+        if each not in known:
+            log.say(f"{name} for {each} was never built, and is left out")
+    return [find_image(checkout, store, name, each) for each in known or chosen]

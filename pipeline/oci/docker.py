@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 import tarfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.errors import DockerUnavailable, StoreDamaged
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 # a daemon unpacks while it receives: an image of 10 GB takes minutes on a slow disk
 _LOAD_TIMEOUT_S = 3600
-# What `default_tag` makes; nobody else gives such names by accident.
-_OWN_TAG = re.compile(rf"sm120/{NAME}:[0-9a-f]{{12}}")
+# What `default_tag` and `moving_tag` make; nobody else gives such names by accident.
+_OWN_TAG = re.compile(rf"sm120/{NAME}:([0-9a-f]{{12}}|latest)")
+_LOADED = re.compile(r"Loaded image(?: ID)?: (.+)")
 
 
 def docker_archive(blobs: Blobs, image: Document, tags: list[str]) -> Iterator[bytes]:
@@ -123,6 +125,11 @@ def untag(client: DockerClient, tag: str) -> str:
     return ""
 
 
+def moving_tag(name: str) -> str:
+    """The tag of whatever was loaded last: `docker run sm120/NAME` takes it."""
+    return f"sm120/{name}:latest"
+
+
 def connect(place: Path | None = None) -> DockerClient:
     """The daemon behind a socket; without one, that of DOCKER_HOST or of the usual socket."""
     # slow to load, and most commands need no daemon
@@ -145,25 +152,47 @@ def load(
 ) -> str:
     """Stream an image to Docker; it checks every diffID itself. Returns Docker's image id."""
     from docker.errors import DockerException
+    from docker.utils import parse_repository_tag
     from requests import RequestException
 
     client = client or connect()
     image = read_document(blobs.read_blob(digest))
     total = archive_bytes(image)
     try:
-        with (
-            log.step(f"Loading {name}, {log.size(total)}"),
-            log.progress("sent", total) as bar,
-        ):
-            stream = _counted(docker_archive(blobs, image, tags), bar)
-            # the SDK streams any iterable; its type only knows bytes and files
-            images = client.images.load(stream)  # type: ignore[arg-type]
+        with log.step(f"Loading {name}, {log.size(total)}"):
+            with log.progress("sent", total) as bar:
+                # the SDK streams any iterable; its type only knows bytes and files
+                stream: Any = _counted(docker_archive(blobs, image, tags[:1]), bar)
+                answers = client.api.load_image(stream)  # type: ignore[no-untyped-call]
+            loaded = client.images.get(_loaded(answers, total) or digest)
+            # one by one: containerd's image store takes but one name from an archive
+            for tag in tags[1:]:
+                loaded.tag(*parse_repository_tag(tag))
     except (DockerException, RequestException) as error:
         raise DockerUnavailable(
             f"Docker refused {name}: {_reason(error)}",
             "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker.",
         ) from error
-    return str(images[0].id) if images else ""
+    return str(loaded.id)
+
+
+def _loaded(answers: Iterable[dict[str, Any]], total: int) -> str:
+    """What Docker calls the image, once it has unpacked it, which takes longer than sending."""
+    from docker.errors import ImageLoadError
+
+    name = ""
+    with log.progress("unpacked", total) as bar:
+        layers: defaultdict[str, log.Gauge] = defaultdict(lambda: log.Gauge(bar))
+        for answer in answers:
+            if error := answer.get("errorDetail"):
+                raise ImageLoadError(error.get("message", ""))
+            # in bytes of the archive; an image store that counts otherwise says nothing here
+            if answer.get("status") == "Loading layer":
+                detail = answer.get("progressDetail", {})
+                layers[answer.get("id", "")].at(detail.get("current", 0))
+            if named := _LOADED.match(answer.get("stream", "")):
+                name = named[1].strip()
+    return name
 
 
 def _counted(stream: Iterator[bytes], bar: log.Bar) -> Iterator[bytes]:

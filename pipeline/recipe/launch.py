@@ -215,11 +215,14 @@ def _head(recipe: Recipe, model: str, name: str, port: int) -> list[str]:
     place = ["--port", str(port)]
     if recipe.host is not None:
         place = ["--host", recipe.host, *place]
-    if recipe.engine == "vllm":
-        return [model, "--served-model-name", name, *place]
-    if recipe.engine == "sglang":
-        return ["--model-path", model, "--served-model-name", name, *place]
-    return ["-m", model, "--alias", name, *place]
+    alias = "--served-model-name" if recipe.engine in ("vllm", "sglang") else "--alias"
+    return [*model_words(recipe.engine, model), alias, name, *place]
+
+
+def model_words(engine: str, model: str) -> list[str]:
+    """How an engine's server is told its model."""
+    flag = {"vllm": [], "sglang": ["--model-path"]}.get(engine, ["-m"])
+    return [*flag, model]
 
 
 def speculates(recipe: Recipe, overrides: Overrides) -> Speculation | None:

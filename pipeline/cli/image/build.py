@@ -15,7 +15,7 @@ from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.keys import Signer
 from pipeline.attest.statement import moment
-from pipeline.cli.context import checkout_of, own_name, say_json, store_of
+from pipeline.cli.context import checkout_of, own_name, pick_platform, say_json, store_of
 from pipeline.cli.gate.stage import judge_images, require_all_passed, stage_json, stage_table
 from pipeline.cli.image_statements import evidence_table, leave_statements
 from pipeline.cli.images import find_image, plans_of
@@ -37,6 +37,7 @@ from pipeline.fetch.base import BaseSettings
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.transport import make_fetcher
 from pipeline.source.objects import objects_folder
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 
 
@@ -124,9 +125,21 @@ def build(
     require_all_passed(stages)
     what = "nothing to do" if all(b.cached for b in built) else "done"
     click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")
-    me, name = own_name(), built[0].name
-    click.echo(f"Next: {me} load {name}               loads it into Docker")
-    click.echo(f"      {me} image export {name} DIR   writes an OCI layout")
+    for line in _next_lines(checkout, built[0]):
+        click.echo(line)
+
+
+def _next_lines(checkout: Checkout, built: Built) -> list[str]:
+    """What brings a built image to where it runs: with Docker, and without it."""
+    me, name = own_name(), built.name
+    # another platform than this machine's is not found without its name
+    is_found = pick_platform(checkout.spec(name), None) == built.platform
+    more = "" if is_found else f" --platform {built.platform}"
+    load, export = f"{me} load {name}{more}", f"{me} image export {name} DIR{more}"
+    return [
+        f"Next: {load:{len(export)}}   loads it into Docker",
+        f"      {export}   without Docker: a layout for Podman, skopeo, containerd",
+    ]
 
 
 def _without_compiling(store: Store, plans: list[ImagePlan]) -> list[ImagePlan]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipeline import log
+from pipeline.assemble.image import Built
 from pipeline.bootstrap import FOLDER
 from pipeline.cli.context import (
     checkout_of,
@@ -16,8 +17,10 @@ from pipeline.cli.context import (
     store_of,
     store_to_read,
 )
+from pipeline.cli.image.run_lines import run_lines
 from pipeline.cli.images import find_image
 from pipeline.cli.options import ANY_PATH, base_options, json_option, mirror_option, platform_option
+from pipeline.cli.recipe.recipes import recipes_of
 from pipeline.fetch.base import BaseSettings
 from pipeline.fetch.inputs import collect as collect_files
 from pipeline.fetch.inputs import collect_base
@@ -32,6 +35,7 @@ from pipeline.spec.checkout import Checkout
 @click.argument("name", metavar="IMAGE")
 @click.option("--tag", "tags", multiple=True, help="Name of the image in Docker. Repeatable.")
 @platform_option
+@click.option("--dry-run", is_flag=True, help="Show what would be loaded and load nothing.")
 @json_option
 @click.pass_context
 def load(
@@ -39,22 +43,40 @@ def load(
     name: str,
     tags: tuple[str, ...],
     platform: str | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Load a built image into the Docker daemon that DOCKER_HOST names."""
+    """Load a built image into the Docker daemon that DOCKER_HOST names.
+
+    Without --tag it gets two names: sm120/IMAGE:DIGEST, which never moves, with the first twelve
+    characters of the digest, and sm120/IMAGE:latest, which moves to whatever was loaded last.
+    """
     # loads Docker's library, which the other verbs here do not need
-    from pipeline.oci.docker import default_tag
+    from pipeline.oci.docker import default_tag, moving_tag
     from pipeline.oci.docker import load as load_image
 
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        # by digest where nobody names it, so that a later image does not take its name away
-        names = list(tags) or [default_tag(name, built.digest)]
+        # by digest first, so that a later image does not take its name away
+        names = list(tags) or [default_tag(name, built.digest), moving_tag(name)]
+        if dry_run:
+            return _say_load(name, built, names, as_json)
         image_id = load_image(store, name, built.digest, names)
     if as_json:
         return say_json({"image": name, "digest": built.digest, "id": image_id, "tags": names})
-    click.echo(f"{names[0]} is in Docker as {image_id}")
+    others = f", also named {' and '.join(names[1:])}" if names[1:] else ""
+    click.echo(f"{names[0]} is in Docker as {image_id}{others}")
+    for line in run_lines(recipes_of(context, ()), checkout.spec(name), names[0]):
+        click.echo(line)
+
+
+def _say_load(name: str, built: Built, tags: list[str], as_json: bool) -> None:
+    """What a load would do; nothing is sent."""
+    if as_json:
+        return say_json({"image": name, "digest": built.digest, "tags": tags, "dry_run": True})
+    size = f"{log.size(built.size_bytes)}, unpacked {log.size(built.record.unpacked_bytes)}"
+    click.echo(f"{' and '.join(tags)} would be {built.digest} in Docker: {size}")
 
 
 @click.command()

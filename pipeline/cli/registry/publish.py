@@ -10,8 +10,8 @@ import click
 from pipeline import log
 from pipeline.attest.keys import find_signer
 from pipeline.attest.names import kind_of
-from pipeline.cli.context import checkout_of, platforms_of, say_json, store_of
-from pipeline.cli.images import find_image
+from pipeline.cli.context import checkout_of, say_json, store_of
+from pipeline.cli.images import find_images
 from pipeline.cli.options import json_option, key_option, platform_option, registry_options
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import PublishRefused, ReferenceInvalid
@@ -70,6 +70,7 @@ def publish(
 ) -> None:
     """Push a built image to a registry: the bytes in the store, never a rebuild.
 
+    Without --platform, every platform that was built; one that never was is named and left out.
     Only what the registry lacks is sent, and the tag is written last. Without TAG, the first
     twelve characters of the digest are the tag. After an interruption, run it again: it continues.
 
@@ -80,7 +81,7 @@ def publish(
     checkout, store = checkout_of(context), store_of(context)
     spec, reason = checkout.spec(name), _reason(force_ungated)
     with store.in_use():
-        built = [find_image(checkout, store, name, p) for p in platforms_of(spec, platform)]
+        built = find_images(checkout, store, name, platform)
         patched = bool(checkout.series(spec).patches)
         states = [gate_state(store, spec.on(b.platform), b, has_patches=patched) for b in built]
         require_gates(name, states, reason)

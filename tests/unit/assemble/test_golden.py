@@ -41,6 +41,14 @@ def test_a_missing_golden_says_what_came_out() -> None:
     assert "--accept" in hint
 
 
+@pytest.mark.parametrize("got", [image(), image("9", inputs={"lock": digest("0")})])
+def test_a_hint_to_accept_names_the_image(got: GoldenImage) -> None:
+    golden = Golden() if got == image() else Golden(images={"a.b.arm64": image()})
+    with pytest.raises(GoldenMismatch) as caught:
+        check(golden, "a.b.arm64", got)
+    assert "`sm120 build a.b --accept`" in caught.value.hint
+
+
 @pytest.mark.parametrize("name", ["x.arm64", "X.amd64", "x"])
 def test_the_golden_of_another_image_does_not_count(name: str) -> None:
     refused(image(), "no expected digest", name)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
-from tests.unit.support import Command, build_tiny, write_spec
+from tests.unit.support import AMD64, ARM64, Command, build_tiny, lock_to, write_spec
 from tests.unit.support import tiny_spec as spec_of
 
 PLACE = "team/tiny"
@@ -54,6 +55,44 @@ def test_an_image_that_is_not_built_is_not_published(
 ) -> None:
     ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1")
     assert ended.error == "UnknownImage"
+    assert not door.asked
+
+
+@pytest.fixture
+def two_platforms(checkout: Checkout) -> None:
+    """The image is locked for two platforms."""
+    write_spec(checkout, spec_of(platforms=[AMD64, ARM64]))
+    wheels = read_lock(checkout.lock_path("tiny", AMD64)).wheels
+    for platform in (AMD64, ARM64):
+        lock_to(checkout, "tiny", wheels, platform)
+
+
+@pytest.mark.usefixtures("two_platforms")
+def test_a_platform_that_was_never_built_is_named_and_left_out(sm120: Command, door: Door) -> None:
+    (built,) = build_tiny(sm120, "--accept", "--platform", ARM64, "--json").json
+    ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--json")
+    assert ended.json["platforms"] == {ARM64: built["digest"]}
+    assert f"tiny for {AMD64} was never built, and is left out" in ended.err
+
+
+@pytest.mark.usefixtures("two_platforms")
+def test_a_platform_that_is_asked_for_is_not_left_out(sm120: Command, door: Door) -> None:
+    build_tiny(sm120, "--accept", "--platform", ARM64)
+    ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1", "--platform", AMD64)
+    assert ended.error == "UnknownImage"
+    assert not door.asked
+
+
+@pytest.mark.usefixtures("two_platforms")
+def test_a_platform_that_was_built_before_a_change_is_not_left_out(
+    checkout: Checkout, sm120: Command, door: Door
+) -> None:
+    build_tiny(sm120, "--accept")
+    write_spec(checkout, spec_of(platforms=[AMD64, ARM64], env={"A": "b"}))
+    build_tiny(sm120, "--accept", "--platform", ARM64)
+    ended = sm120("publish", "tiny", f"{door.host_port}/{PLACE}:v1")
+    assert ended.code != 0
+    assert f"tiny for {AMD64} is" in ended.err
     assert not door.asked
 
 

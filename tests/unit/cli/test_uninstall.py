@@ -17,14 +17,14 @@ from pipeline.errors import DockerUnavailable
 from pipeline.spec.checkout import Checkout
 from tests.unit.support import Command
 
-OURS, CHOSEN = "sm120/vllm:7e106a76b933", "sm120/vllm:latest"
+OURS, MOVING, CHOSEN = "sm120/vllm:7e106a76b933", "sm120/vllm:latest", "sm120/vllm:mine"
 
 
 @dataclass
 class FakeDocker:
     """A daemon with some images; `busy` are used by containers."""
 
-    tags: list[str] = field(default_factory=lambda: [OURS, CHOSEN, "postgres:16"])
+    tags: list[str] = field(default_factory=lambda: [OURS, MOVING, CHOSEN, "postgres:16"])
     busy: tuple[str, ...] = ()
 
     @property
