@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections import deque
@@ -270,10 +273,54 @@ def counting(total: int, one: str) -> Iterator[Bar]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A plain aligned table: the same in a terminal, a log and the README; `-` for what is not."""
+    """A plain aligned table; `-` for what is not.
+
+    The same in a log, a pipe and the README. On a terminal that is too narrow for it, digests are
+    short, and where that is not enough, the last column stands below each row.
+    """
     cells = [["-" if value is None else str(value) for value in row] for row in rows]
-    widths = [max(len(r[i]) for r in [head, *cells]) for i in range(len(head))]
+    width = _screen_width()
+    if width is not None and _table_width(head, cells) > width:
+        cells = [[_DIGEST.sub(r"\1…", cell) for cell in row] for row in cells]
+        if _table_width(head, cells) > width and len(head) > 1:
+            return _folded(head, cells, width)
+    return "\n".join(_lines(head, cells))
+
+
+_DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
+
+
+def _screen_width() -> int | None:
+    """How many columns a person sees; none where a file or a program reads."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _widths(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
+
+
+def _table_width(head: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    widths = _widths(head, cells)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _lines(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    widths = _widths(head, cells)
     lines = [head, ["-" * w for w in widths], *cells]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in lines
+    return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in lines]
+
+
+def _folded(head: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> str:
+    title, rule, *rows = _lines(head[:-1], [row[:-1] for row in cells])
+    # words are not broken: a path can be copied whole
+    below = textwrap.TextWrapper(
+        width,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    lines = [title, f"    {head[-1]}", rule]
+    for row, cell in zip(rows, (row[-1] for row in cells), strict=True):
+        lines += [row, *below.wrap(cell)]
+    return "\n".join(lines)

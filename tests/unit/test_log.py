@@ -168,6 +168,54 @@ def test_a_table_is_aligned() -> None:
     assert text.splitlines() == ["a    bb", "---  --", "ccc  d"]
 
 
+DIGEST = f"sha256:{'0123456789ab' * 5}cdef"
+HEAD = ["image", "digest", "why"]
+ROWS: list[list[str | None]] = [
+    ["sglang", DIGEST, "a reason of several words"],
+    ["vllm", None, "/a/path/of-one-word"],
+]
+
+
+def shown_on(width: int | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(log, "_screen_width", lambda: width)
+    return log.table(HEAD, ROWS).splitlines()
+
+
+@pytest.mark.parametrize("width", [None, 120])
+def test_a_table_that_fits_or_that_a_program_reads_has_whole_digests(
+    monkeypatch: pytest.MonkeyPatch, width: int | None
+) -> None:
+    assert DIGEST in shown_on(width, monkeypatch)[2]
+
+
+def test_a_table_that_is_too_wide_for_a_terminal_has_short_digests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = shown_on(80, monkeypatch)
+    assert lines[2] == "sglang  sha256:0123456789ab…  a reason of several words"
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_table_that_is_still_too_wide_has_its_last_column_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert shown_on(40, monkeypatch) == [
+        "image   digest",
+        "    why",
+        "------  --------------------",
+        "sglang  sha256:0123456789ab…",
+        "    a reason of several words",
+        "vllm    -",
+        "    /a/path/of-one-word",
+    ]
+    # a path is left whole, however narrow the terminal is
+    assert shown_on(12, monkeypatch)[-1] == "    /a/path/of-one-word"
+
+
+def test_no_terminal_is_no_width() -> None:
+    assert log._screen_width() is None
+
+
 def test_an_unheard_word_is_no_failure_and_later_ones_go_nowhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
