@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline import log
 from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage, WeightsUnknown
+from pipeline.host.rules.verdict import RuleResult
 from pipeline.known import Known
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
@@ -82,19 +83,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
     with kept(attempts, begun, "serving"):
         # first: a port that the same recipe holds would be the wrong reason
         make_room(engine, job.recipe.name)
-        plan = Plan(
-            recipe=job.recipe,
-            port=job.launch.port,
-            image_is_built=job.record is not None,
-            weights=job.weights,
-            cuda=job.cuda,
-            gates=job.gates,
-            cards=job.cards,
-            flags=job.flags,
-            fit=job.fit,
-        )
-        machine = job.site.look(job.recipe, job.launch.port)
-        require_ready(run_checks(plan, machine, job.skipped))
+        require_ready(preflight(job))
         if job.record is None:
             raise UnknownImage(f"{job.recipe.image} is not built")
         _require_folders(job.launch)
@@ -111,6 +100,23 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
         )
         with job.site.guarded(container_name(job.recipe.name), begun.id):
             return start_engine(engine, store, start)
+
+
+def preflight(job: Job) -> list[RuleResult]:
+    """Whether the machine is ready for a start, check by check."""
+    plan = Plan(
+        recipe=job.recipe,
+        port=job.launch.port,
+        image_is_built=job.record is not None,
+        weights=job.weights,
+        cuda=job.cuda,
+        gates=job.gates,
+        cards=job.cards,
+        flags=job.flags,
+        fit=job.fit,
+    )
+    machine = job.site.look(job.recipe, job.launch.port)
+    return run_checks(plan, machine, job.skipped)
 
 
 def _require_folders(launch: Launch) -> None:

@@ -15,8 +15,16 @@ from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import ImagePlan
 from pipeline.attest.keys import Signer
 from pipeline.attest.statement import moment
-from pipeline.cli.context import checkout_of, own_name, pick_platform, say_json, store_of
+from pipeline.cli.context import (
+    checkout_of,
+    own_name,
+    pick_platform,
+    say_json,
+    store_of,
+    store_to_read,
+)
 from pipeline.cli.gate.stage import judge_images, require_all_passed, stage_json, stage_table
+from pipeline.cli.image.plan import show_plan
 from pipeline.cli.image_statements import evidence_table, leave_statements
 from pipeline.cli.images import find_image, plans_of
 from pipeline.cli.options import (
@@ -56,6 +64,9 @@ from pipeline.store.store import Store, open_store
     is_flag=True,
     help="Then run the gates: shared memory, numerics, patches, machine code.",
 )
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be fetched and built, as `sm120 plan` does."
+)
 @mirror_option
 @offline_option
 @base_options
@@ -68,6 +79,7 @@ def build(
     accept: bool,
     keep_inputs: bool,
     gated: bool,
+    dry_run: bool,
     mirrors: tuple[str, ...],
     offline: bool,
     bases: BaseSettings,
@@ -83,10 +95,13 @@ def build(
     there is a key, unsigned otherwise. `sm120 verify IMAGE` checks them.
     """
     start = time.monotonic()
-    checkout, store, signing = checkout_of(context), store_of(context), Signing()
+    checkout, signing = checkout_of(context), Signing()
+    store = store_to_read(context) if dry_run else store_of(context)
     plans = plans_of(checkout, names, platform)
     if not names:
         plans = _without_compiling(store, plans)
+    if dry_run:
+        return show_plan(plans, store, as_json)
 
     # a function: a build with nothing to fetch reads no settings and runs no pip
     def fetcher() -> Fetcher:

@@ -110,6 +110,7 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
     help="Python that the tool will run with [default: the one that runs this].",
 )
 @platform_option
+@click.option("--dry-run", is_flag=True, help="Show how much would be collected; fetch nothing.")
 @mirror_option
 @base_options
 @click.pass_context
@@ -121,6 +122,7 @@ def collect(
     tool_platform: str,
     tool_python: str | None,
     platform: str | None,
+    dry_run: bool,
     mirrors: tuple[str, ...],
     bases: BaseSettings,
 ) -> None:
@@ -135,8 +137,10 @@ def collect(
         raise click.UsageError("Name an image, or --tool.")
     checkout = checkout_of(context)
     if names:
-        _collect_images(context, checkout, names, folder, platform, mirrors, bases)
-    if tool:
+        _collect_images(context, checkout, names, folder, platform, dry_run, mirrors, bases)
+    if tool and dry_run:
+        click.echo(f"{folder / FOLDER}: the wheels of this tool would be collected")
+    elif tool:
         on = host_platform() if tool_platform == "host" else tool_platform
         target = ToolTarget(platform=on, python=tool_python or own_python())
         count, n_bytes = collect_tool(checkout.root, target, folder / FOLDER)
@@ -149,10 +153,10 @@ def _collect_images(
     names: tuple[str, ...],
     folder: Path,
     platform: str | None,
+    dry_run: bool,
     mirrors: tuple[str, ...],
     bases: BaseSettings,
 ) -> None:
-    store = store_of(context)
     pins, foreign = {}, {}
     for name in names:
         # platforms of the image, not of its base, which may have more
@@ -163,6 +167,12 @@ def _collect_images(
                 pins.update({p.sha256: p for p in lock.pins})
                 if lock.base_image:
                     foreign[str(lock.base_image)] = lock.base_image
+    if dry_run:
+        sizes = [p.size_bytes for p in pins.values()]
+        sizes += [b.size_bytes for base in foreign.values() for b in base.blobs]
+        what = f"{log.count(len(sizes), 'file')}, {log.size(sum(sizes))}"
+        return click.echo(f"{folder}: {what} would be collected")
+    store = store_of(context)
     with store.in_use():
         fetcher = make_fetcher(store, mirrors, False, bases)
         total = collect_files(store, fetcher, list(pins.values()), folder)

@@ -6,7 +6,7 @@ import click
 
 from pipeline import log
 from pipeline.assemble.image import staleness
-from pipeline.assemble.plan import layer_bytes_guess, plan_image, work_for
+from pipeline.assemble.plan import ImagePlan, layer_bytes_guess, plan_image, work_for
 from pipeline.cli.context import checkout_of, say_json, store_to_read
 from pipeline.cli.images import plans_of
 from pipeline.cli.options import json_option, platform_option
@@ -69,7 +69,11 @@ def plan(
     Nothing is fetched. Without IMAGE, all images are planned.
     """
     checkout, store = checkout_of(context), store_to_read(context)
-    plans = plans_of(checkout, names, platform)
+    show_plan(plans_of(checkout, names, platform), store, as_json)
+
+
+def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
+    """What building these images would take."""
     work = work_for(plans, store)
     if as_json:
         return say_json(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pipeline.cli.serve.job import Request, make_job
 from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.errors import BackendDiffers, RecipeInvalid, StartFailed
+from pipeline.oci.docker import default_tag
+from pipeline.recipe.container import container_arguments
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides
 from pipeline.recipe.model import Recipe
@@ -22,8 +25,8 @@ from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.host_nccl import HostNccl
 from pipeline.serve.options import START_S, ServeOptions
-from pipeline.serve.preflight import CHECKS
-from pipeline.serve.run import new_attempt
+from pipeline.serve.preflight import CHECKS, require_ready
+from pipeline.serve.run import Job, new_attempt, preflight
 from pipeline.serve.run import serve as serve_job
 from pipeline.serve.start import Served
 
@@ -63,6 +66,9 @@ _LONGEST_CHAIN = 8
     help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
 )
 @click.option("--with-fallback", is_flag=True, help="Where it fails, try the recipe's fallback.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check the machine and show the container; start nothing."
+)
 @json_option
 @click.pass_context
 def serve(
@@ -80,6 +86,7 @@ def serve(
     timeout_s: int,
     skipped: tuple[str, ...],
     with_fallback: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Start a recipe's engine in a container, and wait until it answers.
@@ -99,6 +106,8 @@ def serve(
     recipes = recipes_of(context, folders)
     with machine_on(context, on, engine) as (site, containers):
         request = Request(checkout_of(context), store_of(context), options, site)
+        if dry_run:
+            return _rehearse(make_job(request, recipes.read(name)), containers, as_json)
         recipe, served, attempt = _serve(containers, request, recipes, name, with_fallback)
     _show(recipe, served, attempt, on, as_json)
 
@@ -123,6 +132,24 @@ def _serve(
                 log.say(f"{error}\nTrying its fallback, {recipe.fallback}")
                 after = begun.id
     raise AssertionError("the last recipe of a chain has no fallback")
+
+
+def _rehearse(job: Job, containers: ContainerEngine, as_json: bool) -> None:
+    """Every check of the machine, and the container that would be made."""
+    rows = preflight(job)
+    name = job.recipe.image or ""
+    # where it is not built, a check has failed and says so
+    image = default_tag(name, job.record.digest) if job.record else name
+    arguments = container_arguments(job.launch, image=image, cards=job.cards, address=job.address)
+    command = [containers.kind, "run", *arguments.run_flags(), image, *arguments.arguments]
+    if as_json:
+        checks = [row.model_dump(mode="json") for row in rows]
+        say_json({"recipe": job.recipe.name, "checks": checks, "command": command})
+    else:
+        head = ["check", "of", "verdict", "why"]
+        click.echo(log.table(head, [(r.rule, r.subject, r.verdict, r.why) for r in rows]))
+        click.echo(f"\n{shlex.join(command)}")
+    require_ready(rows)
 
 
 def _chain(recipes: Recipes, name: str) -> Iterator[Recipe]:

@@ -89,6 +89,20 @@ def test_plan_fetches_nothing(sm120: Command, checkout: Checkout) -> None:
     assert "1 file to fetch" in sm120("plan", "tiny").out
 
 
+def test_a_dry_run_of_a_build_is_a_plan(sm120: Command, checkout: Checkout) -> None:
+    assert sm120("build", "tiny", "--dry-run").out == sm120("plan", "tiny").out
+    assert sm120("build", "--dry-run", "--json").json["layers_missing"] != []
+    assert sm120("image", "list", "--json").json[0]["built"] is None
+
+
+def test_a_dry_run_of_collecting_fetches_nothing(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    ended = sm120("image", "collect", "tiny", "--to", tmp_path / "usb", "--dry-run")
+    assert (ended.code, "1 file, " in ended.out) == (0, True)
+    assert not (tmp_path / "usb").exists()
+
+
 def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> None:
     (built,) = json.loads(build_tiny(sm120, "--accept", "--json").out)
     assert (built["image"], built["cached"]) == ("tiny", False)

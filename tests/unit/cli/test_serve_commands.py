@@ -71,6 +71,26 @@ def world(sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -
     return World(sm120, monkeypatch)
 
 
+def test_a_dry_run_shows_checks_and_container_and_starts_nothing(world: World) -> None:
+    world.recipe("one")
+    ended = world.sm120("serve", "one", "--dry-run")
+    assert ended.code == 0
+    assert "port" in ended.out
+    assert "--publish=127.0.0.1:18999:18999" in ended.out
+    answer = world.sm120("serve", "one", "--dry-run", "--json").json
+    assert {row["verdict"] for row in answer["checks"]} <= {"passed", "not applicable"}
+    assert answer["command"][-2:] == ["--port", "18999"]
+    assert world.jobs == []
+    assert world.sm120("recipe", "attempts", "--json").json == []
+
+
+def test_a_dry_run_ends_with_the_error_that_the_start_would_have(world: World) -> None:
+    world.recipe("wrong", flags={"ours": {"extra": ["--ctx-sizes", "512"]}})
+    ended = world.sm120("serve", "wrong", "--dry-run")
+    assert (ended.error, world.jobs) == ("PreflightFailed", [])
+    assert "failed" in ended.out
+
+
 def test_a_flag_that_the_engine_does_not_know_stops_before_anything_starts(world: World) -> None:
     world.recipe("wrong", flags={"ours": {"extra": ["--ctx-sizes", "512"]}})
     ended = world.sm120("serve", "wrong")
