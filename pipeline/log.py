@@ -68,7 +68,7 @@ def step(title: str) -> Iterator[None]:
     """Say what begins, and how long it took once it is done."""
     say(title)
     start = time.monotonic()
-    with _watched(Silence(title)):
+    with watched(title):
         yield
     # not after an error, whose message is the next line
     say(f"  done in {seconds(time.monotonic() - start)}")
@@ -95,11 +95,12 @@ class Silence:
 
 
 @contextmanager
-def _watched(silence: Silence) -> Iterator[None]:
+def watched(title: str) -> Iterator[None]:
+    """For what is mostly quick: nothing is said of it, unless it takes long."""
     if _state["quiet"]:
         yield
         return
-    ended = threading.Event()
+    silence, ended = Silence(title), threading.Event()
 
     def watch() -> None:
         while not ended.wait(1.0):

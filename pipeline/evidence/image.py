@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline import __version__
+from pipeline import __version__, log
 from pipeline.assemble.image import Built, code_digest
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import Signer
@@ -76,8 +76,9 @@ def record_image(
     spdx: bool = False,
 ) -> dict[str, Envelope]:
     """State, sign and keep everything, and last the set of it all; envelopes by name."""
-    statements = image_statements(checkout, store, built, when, spdx=spdx)
-    return keep_all(store, built, statements, signers, when)
+    with log.watched(f"Stating what {built.name} is made of"):
+        statements = image_statements(checkout, store, built, when, spdx=spdx)
+        return keep_all(store, built, statements, signers, when)
 
 
 def keep_all(

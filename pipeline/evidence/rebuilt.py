@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline import log
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.layer import read_file
 from pipeline.assemble.plan import TreePlan
@@ -45,7 +46,8 @@ def rebuild(
     Compiled trees must be in that store already, compiled again.
     """
     second = build_images(checkout, empty, [first.plan], lambda: fetcher, judge=False)[0]
-    return Rebuilt(second, compare(store, first, empty, second))
+    with log.watched(f"Comparing {first.name}"):
+        return Rebuilt(second, compare(store, first, empty, second))
 
 
 def compare(

@@ -107,6 +107,12 @@ def test_a_step_looks_for_its_own_silence(
     assert not looked.wait(1.5)
 
 
+def test_what_is_quick_and_only_watched_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with log.watched("Stating"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("steps", [[-50], [100, -100], [100, -300, 50], [2000]])
 def test_bytes_that_are_taken_back_break_nothing(
     clock: Callable[[float], None], capsys: pytest.CaptureFixture[str], steps: list[int]
