@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
 from functools import cache
+from unittest import mock
 
 import click
 
 from pipeline.cli.main import cli
 from tests.docs.pages import ROOT
+from tests.mutants.__main__ import arguments as mutants_options
+from tests.perf.__main__ import read_options as perf_options
 
 # sessions of the noxfile that hand what follows `--` to a command
 _SESSIONS = {
@@ -19,6 +24,12 @@ _SESSIONS = {
     "provision": ["host", "provision"],
     "verify-hosts": ["host", "verify"],
     "publish": ["publish"],
+    "lock": ["image", "lock"],
+}
+# sessions that hand it to a program of the tests
+_PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
+    "perf": perf_options,
+    "mutants": mutants_options,
 }
 # options that a session takes for itself
 _OF_SESSIONS = {"build-sm120": ("--smoke",)}
@@ -82,9 +93,58 @@ def _of_nox(line: list[str]) -> str:
     session, _, rest = line[0], *_split(line[1:])
     if session not in sessions():
         return f"noxfile.py: there is no session {session!r}"
+    if session in _PROGRAMS and rest:
+        return _of_program(_PROGRAMS[session], rest)
     own = _OF_SESSIONS.get(session, ())
     rest = [word for word in rest if word.partition("=")[0] not in own]
     return _of_sm120([*_SESSIONS[session], *rest]) if session in _SESSIONS and rest else ""
+
+
+def _of_program(read: Callable[[Sequence[str]], object], words: list[str]) -> str:
+    """What argparse says against words, which it would print before it ends the program."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            read(words)
+    except SystemExit:
+        return said.getvalue().strip().rpartition("\n")[2]
+    return ""
+
+
+def refusal(line: list[str]) -> str:
+    """What the parser itself says against a command of ours that is typed as it stands.
+
+    Values count, too: one that is missing, too many or none of the choices. Whether a file of
+    somebody's machine is there does not.
+    """
+    if line[:2] in (["nox", "-s"], ["python3", "noxfile.py"]):
+        session, *rest = line[line.index("-s") + 1 :]
+        head, (_, words) = _SESSIONS.get(session), _split(rest)
+        is_own = bool(set(words) & set(_OF_SESSIONS.get(session, ())))
+        # what a session adds by itself where nothing follows is tested with the menu
+        return _parsed([*head, *words]) if head and words and not is_own else ""
+    if not line or line[0].rpartition("/")[2] != "sm120":
+        return ""
+    return _parsed(list(itertools.takewhile(lambda word: word not in (">", ">>"), line[1:])))
+
+
+def _parsed(words: list[str]) -> str:
+    context = click.Context(cli, info_name="sm120", **cli.context_settings)
+    try:
+        while isinstance(group := context.command, click.Group):
+            _, words, _ = group.make_parser(context).parse_args(list(words))
+            if not words:
+                return ""
+            name, command, words = group.resolve_command(context, words)
+            assert command is not None
+            context = click.Context(command, info_name=name, parent=context)
+        with mock.patch.object(click.Path, "convert", lambda self, value, param, ctx: value):
+            context.command.make_context(context.info_name, list(words), parent=context.parent)
+    except click.exceptions.Exit:
+        return ""
+    except click.UsageError as error:
+        return f"{context.command_path}: {error.format_message()}"
+    return ""
 
 
 def _split(line: list[str]) -> tuple[list[str], list[str]]:

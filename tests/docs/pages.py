@@ -74,14 +74,18 @@ class Page:
 
     def commands(self) -> Iterator[list[str]]:
         """Every command line in blocks of shell and between backticks, as words."""
-        for block in self.blocks:
-            if block.kind in ("sh", "console"):
-                yield from _in_block(block)
+        yield from self.typed()
         for span in self.spans:
             if span.startswith(("sm120 ", "nox -s ", "python3 noxfile.py ")):
                 yield _words(span)
         for match in _OPTION_OF.finditer(self.prose):
             yield _words(f"{match['command']} {match['option']}")
+
+    def typed(self) -> Iterator[list[str]]:
+        """Every command line in blocks of shell, as words: what a reader types as it stands."""
+        for block in self.blocks:
+            if block.kind in ("sh", "console"):
+                yield from _in_block(block)
 
     def bare_options(self) -> list[str]:
         """Options between backticks that stand there without their command."""

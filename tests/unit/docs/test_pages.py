@@ -18,7 +18,7 @@ from pipeline.errors import (
     TagMoved,
 )
 from pipeline.host.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
-from tests.docs.commands import complaint, options
+from tests.docs.commands import complaint, options, refusal
 from tests.docs.error_table import error_families, error_kinds
 from tests.docs.pages import DOCS, ROOT, Page, pages
 from tests.docs.references import GENERATED, generated
@@ -48,9 +48,51 @@ def test_every_command_of_a_page_exists_with_its_options(page: Page) -> None:
     assert [wrong for line in page.commands() if (wrong := complaint(line))] == []
 
 
+@every_page
+def test_every_command_in_a_block_can_be_typed_as_it_stands(page: Page) -> None:
+    assert [wrong for line in page.typed() if (wrong := refusal(line))] == []
+
+
 @pytest.mark.parametrize(
     "line",
     [
+        "sm120 load",
+        "sm120 load sglang-k2 vllm",
+        "sm120 build vllm --platform linux/riscv64",
+        "sm120 gate run sglang-k2 --only speed",
+        "sm120 weights fit kimi-k2.6 --gpus many",
+        "sm120 weights fetch kimi-k2.6 --to",
+        "sm120 bench http://gpu1:8000 --concurrency one",
+        "sm120 --loud build",
+        "sm120 verify no-such-file.html --look-in",
+        "nox -s verify-hosts -- -i INVENTORY --functions",
+        "python3 noxfile.py -s gate -- sglang-k2 --only speed",
+    ],
+)
+def test_a_command_that_the_parser_refuses_is_noticed(line: str) -> None:
+    assert refusal(line.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sm120 bench http://gpu1:8000 --concurrency 1,8",
+        "sm120 verify no-such-file.html --look-in no-such-folder",
+        "sm120 --store other build demo >> log",
+        "sm120 image",
+        "docker run --everything",
+    ],
+)
+def test_a_command_that_the_parser_takes_is_not_complained_about(line: str) -> None:
+    assert refusal(line.split()) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["nox", "-s", "perf", "--", "--only-speed"],
+        ["nox", "-s", "mutants", "--", "net", "--sample", "few"],
+        ["nox", "-s", "lock", "--", "--newest"],
         ["sm120", "bild"],
         ["sm120", "build", "--fast"],
         ["sm120", "weights", "eat"],
