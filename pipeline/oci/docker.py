@@ -163,7 +163,8 @@ def load(
             with log.progress("sent", total) as bar:
                 # the SDK streams any iterable; its type only knows bytes and files
                 stream: Any = _counted(docker_archive(blobs, image, tags[:1]), bar)
-                answers = client.api.load_image(stream)  # type: ignore[no-untyped-call]
+                # a daemon reports progress only where it is asked to
+                answers = client.api.load_image(stream, quiet=False)  # type: ignore[no-untyped-call]
             loaded = client.images.get(_loaded(answers, total) or digest)
             # one by one: containerd's image store takes but one name from an archive
             for tag in tags[1:]:

@@ -31,6 +31,8 @@ def test_the_loaded_image_answers_eight_streams_with_the_known_text(
     done = sm120(image.store, "load", "llama-cpp-cpu", DOCKER_HOST=docker_daemon.socket_url)
     assert "is in Docker as sha256:" in done.stdout
     ref = f"sm120/llama-cpp-cpu:{image.digest[7:19]}"
+    client = docker.DockerClient(base_url=docker_daemon.socket_url)
+    assert client.images.get("sm120/llama-cpp-cpu:latest").id == client.images.get(ref).id
     with running_container(docker_daemon, ref, SERVE, tiny_model.parent) as url:
         assert chat(url, max_tokens=32) == expected_text(32)
         assert chat_many(url, streams=8, max_tokens=64) == [expected_text(64)] * 8

@@ -24,8 +24,8 @@ class Daemon:
         self.answers, self.tags, self.asked = answers, list[str](), ""
         self.api = self.images = self
 
-    def load_image(self, data: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-        self.received = sum(map(len, data))
+    def load_image(self, data: Iterable[bytes], quiet: bool = True) -> Iterator[dict[str, Any]]:
+        self.received, self.quiet = sum(map(len, data)), quiet
         return iter(self.answers)
 
     def get(self, name: str) -> Any:
@@ -49,6 +49,8 @@ def test_the_first_name_travels_and_the_others_are_given_afterwards(built: Any) 
     assert load_into(daemon, built) == "sha256:1"
     assert (daemon.asked, daemon.tags) == (FIXED, [MOVING])
     assert daemon.received > 0
+    # else a daemon says nothing while it unpacks
+    assert not daemon.quiet
 
 
 @pytest.mark.parametrize(
