@@ -13,6 +13,7 @@ from unittest import mock
 import click
 
 from pipeline.cli.main import cli
+from pipeline.spec.checkout import Checkout
 from tests.docs.pages import ROOT
 from tests.mutants.__main__ import arguments as mutants_options
 from tests.perf.__main__ import read_options as perf_options
@@ -30,6 +31,11 @@ _SESSIONS = {
 _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
     "perf": perf_options,
     "mutants": mutants_options,
+}
+# what stands for such an argument; `demo` and `notes` are made for the pages (tests/unit/docs)
+_NAMES = {
+    "IMAGE": {*Checkout(ROOT).images(), "demo", "notes"},
+    "RECIPE": {path.stem for path in (ROOT / "recipes").glob("*.yaml")},
 }
 # options that a session takes for itself
 _OF_SESSIONS = {"build-sm120": ("--smoke",)}
@@ -114,8 +120,8 @@ def _of_program(read: Callable[[Sequence[str]], object], words: list[str]) -> st
 def refusal(line: list[str]) -> str:
     """What the parser itself says against a command of ours that is typed as it stands.
 
-    Values count, too: one that is missing, too many or none of the choices. Whether a file of
-    somebody's machine is there does not.
+    Values count, too: one that is missing, too many or none of the choices, and an image or a
+    recipe that is not there. Whether a file of somebody's machine is there does not.
     """
     if line[:2] in (["nox", "-s"], ["python3", "noxfile.py"]):
         session, *rest = line[line.index("-s") + 1 :]
@@ -139,12 +145,23 @@ def _parsed(words: list[str]) -> str:
             assert command is not None
             context = click.Context(command, info_name=name, parent=context)
         with mock.patch.object(click.Path, "convert", lambda self, value, param, ctx: value):
-            context.command.make_context(context.info_name, list(words), parent=context.parent)
+            made = context.command.make_context(
+                context.info_name, list(words), parent=context.parent
+            )
     except click.exceptions.Exit:
         return ""
     except click.UsageError as error:
         return f"{context.command_path}: {error.format_message()}"
-    return ""
+    return next(filter(None, (_unknown_name(made, one) for one in made.command.params)), "")
+
+
+def _unknown_name(context: click.Context, parameter: click.Parameter) -> str:
+    """An image or a recipe that this checkout does not have."""
+    kind = (parameter.metavar or "").strip("[].")
+    value = context.params.get(parameter.name or "")
+    values = value if isinstance(value, tuple) else (value,) if value else ()
+    wrong = [v for v in values if kind in _NAMES and v not in _NAMES[kind]]
+    return f"{context.command_path}: there is no {kind} {wrong[0]!r}" if wrong else ""
 
 
 def _split(line: list[str]) -> tuple[list[str], list[str]]:

@@ -58,6 +58,9 @@ def test_every_command_in_a_block_can_be_typed_as_it_stands(page: Page) -> None:
     [
         "sm120 load",
         "sm120 load sglang-k2 vllm",
+        "sm120 load sglang-k3",
+        "sm120 build vllm sglang-k3",
+        "sm120 serve tiny-gpu",
         "sm120 build vllm --platform linux/riscv64",
         "sm120 gate run sglang-k2 --only speed",
         "sm120 weights fit kimi-k2.6 --gpus many",
