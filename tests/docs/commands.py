@@ -32,9 +32,9 @@ _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
     "perf": perf_options,
     "mutants": mutants_options,
 }
-# what stands for such an argument; `demo` and `notes` are made for the pages (tests/unit/docs)
+# what stands for such an argument; `demo`, `mine` and `notes` are made on the pages (tests/unit/docs)
 _NAMES = {
-    "IMAGE": {*Checkout(ROOT).images(), "demo", "notes"},
+    "IMAGE": {*Checkout(ROOT).images(), "demo", "mine", "notes"},
     "RECIPE": {path.stem for path in (ROOT / "recipes").glob("*.yaml")},
 }
 # options that a session takes for itself
