@@ -32,7 +32,7 @@ _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
     "perf": perf_options,
     "mutants": mutants_options,
 }
-# what stands for such an argument; `demo`, `mine` and `notes` are made on the pages (tests/unit/docs)
+# what stands for such an argument; `demo`, `mine` and `notes` are made by the pages themselves
 _NAMES = {
     "IMAGE": {*Checkout(ROOT).images(), "demo", "mine", "notes"},
     "RECIPE": {path.stem for path in (ROOT / "recipes").glob("*.yaml")},
