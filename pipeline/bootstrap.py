@@ -41,12 +41,12 @@ def environment(root: Path, group: str) -> Path:
 
 _VENV = "Python's venv is needed, with pip (Debian: apt install python3-venv)."
 _NO_FOLDER = (
-    f"Without a package index: `sm120 image collect --{FOLDER} --to DIR` on a machine that has one,"
+    "Without a package index: `sm120 image collect --tool --to DIR` on a machine that has one,"
     f" then {VARIABLE}=DIR/{FOLDER} here."
 )
 _IN_FOLDER = (
-    f"{{}} must hold what `sm120 image collect --{FOLDER}` collects at this commit, for this"
-    f" machine: --{FOLDER}-platform and --{FOLDER}-python name another."
+    "{} must hold what `sm120 image collect --tool` collects at this commit, for this"
+    " machine: --tool-platform and --tool-python name another."
 )
 
 
