@@ -26,12 +26,13 @@ Result = TypeVar("Result")
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
 # Errors that say something about the place, so that trying again would not help.
-_IN_THE_WAY = "Something of another kind is in the way: look at it, move it, or name another place."
+ANOTHER_PLACE = "name another place (for the store: SM120_STORE)"
+_IN_THE_WAY = f"Something of another kind is in the way: look at it, move it, or {ANOTHER_PLACE}."
 _UNWRITABLE = {
     # no hint of their own: owner and mode, or another place
     **dict.fromkeys((errno.EACCES, errno.EPERM), ""),
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP), _IN_THE_WAY),
-    errno.EROFS: "That disk can only be read: name another place.",
+    errno.EROFS: f"That disk can only be read: {ANOTHER_PLACE}.",
     errno.ENAMETOOLONG: "Name a place with a shorter path.",
 }
 

@@ -19,8 +19,9 @@ def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_
     with log.step(f"Restarting {facts.name}"):
         engine.stop(facts.id, STOP_S)
         if is_healthy(door):
+            which = f"port {door}" if isinstance(door, int) else "its port"
             raise StartFailed(
-                f"{facts.name}: was stopped, and its port still answers",
+                f"{facts.name}: was stopped, and {which} still answers",
                 "Another server listens there: `ss -ltnp` names it.",
             )
         engine.start(facts.id)

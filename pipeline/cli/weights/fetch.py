@@ -12,6 +12,7 @@ from pipeline.cli.file_statements import leave_weights_statement, show_statement
 from pipeline.cli.options import ANY_PATH, Rate, jobs_option, json_option, offline_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import StoreUnwritable
+from pipeline.files import ANOTHER_PLACE
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import repair_known
 from pipeline.weights.disk.install import name_revision
@@ -104,9 +105,10 @@ def fetch_set(
         name_revision(place, spec.revision)
     except StoreUnwritable as error:
         # the general hint speaks of the store, but weights lie where --to names
-        if error.hint != StoreUnwritable.hint:
-            raise
-        raise StoreUnwritable(str(error), "Choose a folder you may write with --to.") from error
+        hint = error.hint.replace(ANOTHER_PLACE, "name another folder with --to")
+        if error.hint == StoreUnwritable.hint:
+            hint = "Choose a folder you may write with --to."
+        raise StoreUnwritable(str(error), hint) from error
     size, statement = sum(pin.size_bytes for pin in brought), None
     # a part of a set gives no statement about the whole
     if not only and not exclude:

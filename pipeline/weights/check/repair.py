@@ -58,11 +58,13 @@ def repair(
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
         repairer = _Repairer(place, checked.readings, supply)
+        extras = [f for f in damage if f.kind == "extra" and not dry_run]
+        # before anybody looks for copies, which may be found among them
+        done = [_put_aside(place, f) for f in extras]
         # first what lies on this machine: it may spare days of fetching
         repairer.look_around(pins)
         if dry_run:
             return []
-        done = [_put_aside(place, f) for f in damage if f.kind == "extra"]
         # missing files come by a fetch, which is faster than source by source
         gone = [pin for pin in pins if wrong[pin.path] == "missing" and not repairer.has(pin)]
         done += _fetched(place, gone, supply)

@@ -15,7 +15,6 @@ import yaml
 
 from pipeline.cli.serve import job as job_module
 from pipeline.cli.serve import on_host as on_host_module
-from pipeline.cli.smoke import smoke as smoke_module
 from pipeline.evidence.runs import ImageRuns, Run
 from pipeline.recipe.container import ContainerArguments
 from pipeline.serve import restart as restart_module
@@ -162,8 +161,7 @@ class World:
 def world(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     assert build_tiny(sm120, "--platform", AMD64, "--accept").code == 0
     engine = LiveEngine()
-    for module in (on_host_module, smoke_module):
-        monkeypatch.setattr(module, "find_engine", lambda wanted: engine)
+    monkeypatch.setattr(on_host_module, "find_engine", lambda wanted: engine)
     monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
     monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
     monkeypatch.setattr(start_module, "_POLL_S", 0.01)
