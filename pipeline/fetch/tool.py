@@ -38,17 +38,26 @@ class ToolTarget(Frozen):
     python: Annotated[str, StringConstraints(pattern=r"^3\.\d{1,2}$")]
 
     @property
-    def markers(self) -> dict[str, str]:
-        """What requirements may ask about a machine."""
-        return {
+    def markers(self) -> list[dict[str, str]]:
+        """What requirements may ask about a machine, with the first and the last of its Pythons.
+
+        A lock may differ between 3.11.4 and 3.11.5, and which one the machine has is not known.
+        """
+        machine = {
             **{name: str(value) for name, value in default_environment().items()},
             "os_name": "posix",
             "sys_platform": "linux",
             "platform_system": "Linux",
             "platform_machine": _MACHINES[self.platform],
             "python_version": self.python,
-            "python_full_version": f"{self.python}.0",
         }
+        full = (f"{self.python}.0", self.last_python)
+        return [{**machine, "python_full_version": version} for version in full]
+
+    @property
+    def last_python(self) -> str:
+        """Later than any release of this version, so that no wheel is too new for it."""
+        return f"{self.python}.99"
 
 
 def own_python() -> str:
@@ -79,7 +88,7 @@ def wanted(lock: str, target: ToolTarget) -> Iterator[str]:
         if not text.strip() or text.startswith("#"):
             continue
         asked = Requirement(text.strip())
-        if asked.marker is None or asked.marker.evaluate(target.markers):
+        if asked.marker is None or any(map(asked.marker.evaluate, target.markers)):
             yield f"{asked.name}{asked.specifier} --hash={hashes}"
 
 
@@ -101,7 +110,7 @@ def pip_download(chosen: Path, target: ToolTarget, folder: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
         *("--require-hashes", "--no-deps", "--only-binary", ":all:"),
-        *("--implementation", "cp", "--python-version", target.python),
+        *("--implementation", "cp", "--python-version", target.last_python),
         *(word for name in names for word in ("--platform", name)),
         *("--dest", str(folder), "--requirement", str(chosen)),
     ]

@@ -262,7 +262,9 @@ def _cut_group(model: Architecture, tp: int) -> str:
         # side. A block of fp8 is cut either way (vllm-project/vllm#17569; sglang: the same check).
         if scheme.block and width % scheme.block:
             return f"{width} of {name} on a card cut its blocks of {scheme.block} x {scheme.block}"
-        run = 0 if scheme.block or name != _EXPERT else scheme.group
+        # Experts of mxfp4 are rounded up instead: gpt-oss runs on eight cards (vllm#51590).
+        is_cut = name == _EXPERT and not scheme.block and scheme.name != "mxfp4"
+        run = scheme.group if is_cut else 0
         if run and width % run:
             return f"{width} of {name} on a card cut its groups of {run}"
     return ""

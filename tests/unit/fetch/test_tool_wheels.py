@@ -51,6 +51,15 @@ def test_conditions_are_judged_for_the_other_machine() -> None:
     assert re.sub(" +", " ", first) == "one==1.0 --hash=sha256:aa --hash=sha256:bb"
 
 
+def test_what_any_release_of_a_python_needs_is_collected() -> None:
+    lock = (
+        "a==1.0 ; python_full_version < '3.12.5' --hash=sha256:aa\n"
+        "a==2.0 ; python_full_version >= '3.12.5' --hash=sha256:bb\n"
+        "b==1.0 ; python_version < '3.12' --hash=sha256:cc\n"
+    )
+    assert [line.partition(" ")[0] for line in wanted(lock, AMD64)] == ["a==1.0", "a==2.0"]
+
+
 @pytest.mark.parametrize("target", [AMD64, ARM64])
 def test_every_locked_package_of_the_tool_keeps_its_hashes(target: ToolTarget) -> None:
     for group in GROUPS:
@@ -70,7 +79,7 @@ def test_pip_is_asked_for_wheels_of_that_machine_alone(tmp_path: Path) -> None:
     asked = [value for word, value in pairwise(command) if word == "--platform"]
     assert "manylinux2014_x86_64" in asked
     assert all(name.endswith("_x86_64") for name in asked)
-    assert command[command.index("--python-version") + 1] == "3.12"
+    assert command[command.index("--python-version") + 1] == "3.12.99"
     assert {"--require-hashes", "--only-binary", "--no-deps"} <= {*command}
 
 

@@ -436,6 +436,11 @@ def test_cards_that_do_not_divide_the_heads_are_refused(cards: int, message: str
         require_divisible(architecture_of(kimi()), cards)
 
 
+def test_experts_of_mxfp4_are_rounded_up_and_not_refused() -> None:
+    # vllm-project/vllm#51590: gpt-oss-120b on eight cards, 360 of an expert's 2,880 on each
+    require_divisible(model_of("openai/gpt-oss-120b"), 8)
+
+
 def test_cards_that_would_cut_a_group_are_refused() -> None:
     config = kimi()
     config["text_config"]["moe_intermediate_size"] = 384
