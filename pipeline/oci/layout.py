@@ -23,7 +23,7 @@ from pipeline.oci.record import ImageRecord
 # The file that makes a folder an OCI layout, as this project has always written it.
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
 # What an export that was killed may have left in its own folder, and nothing else.
-_NAMES = {"blobs", "oci-layout", "index.json"}
+_NAMES = {"blobs", "oci-layout", "index.json", "records"}
 
 
 class Blobs(Protocol):
@@ -34,10 +34,13 @@ class Blobs(Protocol):
     def read_blob(self, digest: str) -> bytes: ...
 
 
-def export_layout(blobs: Blobs, record: ImageRecord, folder: Path) -> None:
+def export_layout(
+    blobs: Blobs, record: ImageRecord, folder: Path, evidence: Iterable[Path] = ()
+) -> None:
     """Write the layout; blobs are hard links where the disk allows, copies elsewhere.
 
-    Each blob is read once where it now lies, so what is handed on matches its digest.
+    Each blob is read once where it now lies, so what is handed on matches its digest. Evidence is
+    copied to `records`, where `sm120 verify` looks for it; other programs pass over that folder.
     """
     folder = folder.absolute()  # `.` has no name to put another one beside
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
@@ -56,6 +59,8 @@ def export_layout(blobs: Blobs, record: ImageRecord, folder: Path) -> None:
             write_bytes(partial / "oci-layout", LAYOUT)
             index = index_json([record.descriptor.model_copy(update=shown)])
             write_bytes(partial / "index.json", index)
+            for path in evidence:
+                write_bytes(partial / "records" / path.name, path.read_bytes())
             # onto an empty folder, too: rename(2) allows that
             os.replace(partial, folder)
     except BaseException:

@@ -17,6 +17,7 @@ from pipeline.attest.keys import Signer
 from pipeline.attest.statement import moment
 from pipeline.cli.context import (
     checkout_of,
+    host_platform,
     own_name,
     pick_platform,
     say_json,
@@ -140,7 +141,9 @@ def build(
     require_all_passed(stages)
     what = "nothing to do" if all(b.cached for b in built) else "done"
     click.echo(f"\n{what} in {log.seconds(elapsed)}; store {store.root}")
-    for line in _next_lines(checkout, built[0]):
+    # of several platforms the one that runs here
+    nearest = next((b for b in built if b.platform == host_platform()), built[0])
+    for line in _next_lines(checkout, nearest):
         click.echo(line)
 
 

@@ -21,6 +21,7 @@ from pipeline.cli.image.run_lines import run_lines
 from pipeline.cli.images import find_image
 from pipeline.cli.options import ANY_PATH, base_options, json_option, mirror_option, platform_option
 from pipeline.cli.recipe.recipes import recipes_of
+from pipeline.evidence.evidence_set import kept
 from pipeline.fetch.base import BaseSettings
 from pipeline.fetch.inputs import collect as collect_files
 from pipeline.fetch.inputs import collect_base
@@ -85,11 +86,15 @@ def _say_load(name: str, built: Built, tags: list[str], as_json: bool) -> None:
 @platform_option
 @click.pass_context
 def export(context: click.Context, name: str, folder: Path, platform: str | None) -> None:
-    """Write a built image to a new folder as an OCI layout."""
+    """Write a built image and its evidence to a new folder, as an OCI layout.
+
+    Where the disk allows, the files are hard links to those of the store: do not edit them.
+    """
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        export_layout(store, built.record, folder)
+        evidence = kept(store, name, built.platform, built.digest)
+        export_layout(store, built.record, folder, evidence)
     click.echo(f"{folder}: {built.digest}")
 
 

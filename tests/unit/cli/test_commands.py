@@ -120,20 +120,22 @@ def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> 
 def test_after_a_build_the_ways_with_and_without_docker_are_named(
     sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lines() -> list[str]:
-        return [line.strip() for line in build_tiny(sm120, "--accept").out.splitlines()[-2:]]
+    def lines(*more: str) -> list[str]:
+        return [line.strip() for line in build_tiny(sm120, "--accept", *more).out.splitlines()[-2:]]
 
     with_docker, without = lines()
     assert with_docker.startswith("Next: sm120 load tiny ")
     assert without.startswith("sm120 image export tiny DIR ")
     assert "without Docker" in without
-    # on a machine for which the image is locked, but not built
     write_spec(checkout, tiny_spec(platforms=[AMD64, "linux/arm64"]))
     wheels = read_lock(checkout.lock_path("tiny", AMD64)).wheels
     for platform in (AMD64, "linux/arm64"):
         lock_to(checkout, "tiny", wheels, platform)
-    monkeypatch.setattr("pipeline.cli.context.host_platform", lambda: "linux/arm64")
-    assert lines()[0].startswith(f"Next: sm120 load tiny --platform {AMD64} ")
+    for module in ("context", "image.build"):
+        monkeypatch.setattr(f"pipeline.cli.{module}.host_platform", lambda: "linux/arm64")
+    # for a machine that is not this one
+    assert lines("--platform", AMD64)[0].startswith(f"Next: sm120 load tiny --platform {AMD64} ")
+    assert lines()[0].startswith("Next: sm120 load tiny  "), "of both, the one for this machine"
 
 
 def test_a_build_with_nothing_to_do_asks_neither_pip_nor_the_network(

@@ -72,6 +72,22 @@ def test_with_a_key_an_image_is_recorded_signed_published_and_verified(
     assert sm120("verify", f"{at}:v1", "--policy", policy).error == "PolicyRefused"
 
 
+def test_an_exported_image_takes_its_evidence_along(
+    built: str, sm120: Command, tmp_path: Path
+) -> None:
+    # built without the key
+    sm120("image", "export", "tiny", tmp_path / "unsigned")
+    assert sm120("verify", tmp_path / "unsigned").error == "EvidenceUnsigned"
+    sm120("evidence", "make", "tiny", *key_in(tmp_path))
+    sm120("image", "export", "tiny", tmp_path / "signed")
+    assert sm120("verify", tmp_path / "signed").code == 0
+    (layer, *_) = sorted((tmp_path / "signed" / "blobs" / "sha256").iterdir())
+    # a file of its own: exported ones may be links to those of the store
+    layer.unlink()
+    layer.write_bytes(b"other")
+    assert sm120("verify", tmp_path / "signed").code != 0
+
+
 def test_a_bill_in_spdx_goes_along_on_request(
     built: str, sm120: Command, door: Door, tmp_path: Path
 ) -> None:
