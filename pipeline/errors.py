@@ -525,7 +525,7 @@ class EvidenceInvalid(PipelineError):
 
 class EvidenceBroken(EvidenceInvalid):
     meaning = "verify: evidence contradicts the artifact, its key or itself"
-    hint = "Do not use it before you know why; the tree above shows where."
+    hint = "Do not use it before you know why; get it again from where it was made."
 
 
 class RecordInvalid(EvidenceInvalid):

@@ -108,4 +108,8 @@ def error_of(node: Node) -> PipelineError | None:
     # all else was checked, which is worth saying before `unsigned`
     if node.verdict is Verdict.UNSIGNED:
         return kind(f"{node.title}: valid but unsigned ({decisive.title}: {decisive.message})")
-    return kind(f"{where}: {decisive.message or decisive.verdict.value}")
+    error = kind(f"{where}: {decisive.message or decisive.verdict.value}")
+    if node.verdict is Verdict.BROKEN:
+        # only here: what cannot even be opened has no tree
+        error.hint = "Do not use it before you know why; the tree above shows where."
+    return error

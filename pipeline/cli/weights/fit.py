@@ -213,7 +213,10 @@ def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: 
     batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"])
     # no memory helps here, so that the table would mislead
     if batch.context > model.context:
-        raise DoesNotFit(f"--ctx {batch.context}: the model knows only {model.context} positions")
+        raise DoesNotFit(
+            f"--ctx {batch.context}: the model knows only {model.context} positions",
+            f"Ask for at most {model.context}.",
+        )
     try:
         given = options["check_ot"]
         rules = read_overrides(given, machine.devices) if given else None
