@@ -195,12 +195,12 @@ def _beside_files(model: Architecture, size: int) -> Architecture:
     spare = known * _TOLERATED + known // model.layers * 2 * model.predictors
     if known - known * _TOLERATED <= size <= known + spare:
         return model
-    told = f"Its files have {gib(size)}, its known parts {gib(known)}"
+    sizes = f"Its files have {gib(size)}, its known parts {gib(known)}"
     # a download that is not finished is no reason for doubt in the sum
     if size < known:
-        return model.model_copy(update={"bounds": [*model.bounds, f"{told}, which are counted."]})
-    told += "; the rest is counted, too, as if cards shared it."
-    more = {"bounds": [*model.bounds, told], "unexplained_bytes": size - known}
+        return model.model_copy(update={"bounds": [*model.bounds, f"{sizes}, which are counted."]})
+    sizes += "; the rest is counted, too, as if cards shared it."
+    more = {"bounds": [*model.bounds, sizes], "unexplained_bytes": size - known}
     return model.model_copy(update=more)
 
 

@@ -308,13 +308,13 @@ class PatchSpec(Frozen):
 
     @model_validator(mode="after")
     def _has_reasons(self) -> PatchSpec:
-        told = {
+        given = {
             "upstream": (self.upstream, self.no_upstream),
             "gate": (self.gate, self.no_gate),
         }
         unclear = [
             f"give either `{field}`, or under `no_{field}` why there is none"
-            for field, (value, reason) in told.items()
+            for field, (value, reason) in given.items()
             if bool(value) == bool(reason)
         ]
         if unclear:
