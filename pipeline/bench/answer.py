@@ -203,7 +203,7 @@ class Answer:
     def _read_event(self, value: Any, now: float) -> None:
         # indexing, not `.get`: an event that has neither is malformed, or says what went wrong
         if "choices" not in value:
-            self.error = str(value["error"])[:_MOST_REFUSAL_BYTES]
+            self.error = _said(value["error"])[:_MOST_REFUSAL_BYTES]
             return
         choices = value["choices"]
         if choices:
@@ -262,3 +262,9 @@ def loops(text: str) -> str:
     times = max(4, -(-200 // len(unit)))
     is_text = any(c.isalpha() or c in "!?" for c in unit)
     return unit if is_text and tail.endswith(unit * times) else ""
+
+
+def _said(error: Any) -> str:
+    """What an error of a stream says; servers wrap it in more or less."""
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) and message else str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from pipeline import log
 from pipeline.bench.model import EngineSeries, Mark, MarkKind, Metrics, RequestRow, SelfTest
 from pipeline.bench.self_test import USABLE_SHARE
 from pipeline.bench.workers import Effort
@@ -59,7 +60,8 @@ class Tally:
         looping = self._counts["looping"]
         if looping and self._workload.looping == "void":
             failed.append(f"{looping} of {self._requests} answers repeat themselves")
-        return [*failed, f"{unsent} requests were not sent any more"] if unsent else failed
+        left = log.count(unsent, "request")
+        return [*failed, f"not sent any more: {left}"] if unsent else failed
 
     def marks(self) -> list[Mark]:
         """What else was seen."""

@@ -15,3 +15,10 @@ def run_folder(path: Path) -> Path:
 def is_run(path: Path) -> bool:
     """Whether a path names a run of ours, and not the result of another program."""
     return (run_folder(path) / RUN_FILE).is_file() and (path.is_dir() or path.name == RUN_FILE)
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The runs that a path names: itself, or those in a folder that `bench --out` made."""
+    if is_run(path):
+        return [run_folder(path)]
+    return sorted(file.parent for file in path.glob(f"*/{RUN_FILE}")) if path.is_dir() else []

@@ -34,6 +34,7 @@ from pipeline.cli.serve.options import engine_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import BenchVoid, NothingServed, StartFailed, WorkloadInvalid
 from pipeline.files import sha256_of_file
+from pipeline.host.facts.drift import read_facts
 from pipeline.model import Digest
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import Begun
@@ -252,7 +253,7 @@ def _begun(context: click.Context, served: ServedStatus | None) -> Begun | None:
 def _inputs(
     workload: Workload, recipe: Recipe | None, begun: Begun | None, host_facts: Path | None
 ) -> Inputs:
-    digests: dict[str, Digest | None] = {"host": sha256_of_file(host_facts) if host_facts else None}
+    digests: dict[str, Digest | None] = {"host": _facts_digest(host_facts)}
     if begun:
         digests |= {
             "image": begun.image_digest,
@@ -262,6 +263,14 @@ def _inputs(
     return Inputs(
         workload=workload_digest(workload), recipe_name=recipe.name if recipe else None, **digests
     )
+
+
+def _facts_digest(path: Path | None) -> Digest | None:
+    """Of a file of facts; any other file's digest would say nothing of a host."""
+    if path is None:
+        return None
+    read_facts(path)
+    return sha256_of_file(path)
 
 
 def _speculates(recipe: Recipe | None) -> bool | None:

@@ -10,7 +10,7 @@ import click
 from pipeline import log
 from pipeline.bench.metrics import DEFINITIONS
 from pipeline.bench.model import Interval
-from pipeline.bench.place import RUN_FILE, run_folder
+from pipeline.bench.place import RUN_FILE, runs_in
 from pipeline.bench.record import read_run
 from pipeline.bench.results.compare import STATISTIC, Comparison, InputChange, NumberChange
 from pipeline.bench.results.compare import compare as compare_sides
@@ -65,8 +65,9 @@ def compare(
 ) -> None:
     """Show what changed between two results in inputs and numbers, and how sure that is.
 
-    A result is the folder of a run, or a file of vllm bench, sglang.bench_serving, aiperf,
-    guidellm, llama-bench or lil-bench. No winner is named where confidence intervals overlap.
+    A result is the folder of a run, or the one that --out named; or a file of vllm bench,
+    sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench. No winner is named where
+    confidence intervals overlap.
     """
     _require_known(metrics)
     comparison = compare_sides(read_side(first), read_side(second))
@@ -90,8 +91,8 @@ def attest(runs: tuple[Path, ...], as_json: bool) -> None:
     """
     signing = Signing()
     left = []
-    for path in runs:
-        folder = run_folder(path)
+    # a path without a run goes on as it is: its error says what is missing
+    for folder in (each for path in runs for each in runs_in(path) or [path]):
         _require_sound(folder)
         left.append(leave_run_statement(folder, signing))
     if as_json:
@@ -174,9 +175,17 @@ def _row(cell: str, number: NumberChange, reasons: Sequence[str]) -> list[str]:
 
 
 def _mean(interval: Interval) -> str:
+    mean = _plain(interval.mean, 5)
     if interval.low is None or interval.high is None:
-        return f"{interval.mean:.5g}"
-    return f"{interval.mean:.5g} ± {(interval.high - interval.low) / 2:.3g}"
+        return mean
+    return f"{mean} ± {_plain((interval.high - interval.low) / 2, 3)}"
+
+
+def _plain(value: float, digits: int) -> str:
+    """A number with so many digits, never as a power of ten where a person reads it."""
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
 
 
 def _require_passed(comparison: Comparison, rows: Sequence[GateRow]) -> None:

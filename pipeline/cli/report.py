@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.bench.place import is_run
+from pipeline.bench.place import is_run, runs_in
 from pipeline.cli.context import checkout_or_none, say_json, store_to_read
 from pipeline.cli.options import (
     ANY_PATH,
@@ -122,8 +122,8 @@ def report(
 ) -> None:
     """Show runs of `sm120 bench` as one HTML file, with charts, findings and evidence.
 
-    A RUN may also be a result of vllm bench, sglang.bench_serving, aiperf, guidellm, llama-bench
-    or lil-bench.
+    A RUN is a folder that `sm120 bench` made, with one run or several. It may also be a result
+    of vllm bench, sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench.
 
     The file needs no network. It holds its data, and `sm120 verify` compares what it shows with
     that data and with the runs. Without a RUN, it shows the published tables that --reference
@@ -135,7 +135,8 @@ def report(
         raise click.UsageError("Name a RUN, or published tables with --reference.")
     judge = Judge(trust_of(context, trust_path), checkout_or_none(context), datetime.now(UTC))
     behind = Behind(_store(context), folders)
-    read = [_read(path, log_path, judge, behind) for path in runs]
+    named = [each for path in runs for each in runs_in(path) or [path]]
+    read = [_read(path, log_path, judge, behind) for path in named]
     if host_path is not None:
         facts = read_facts(host_path)
         read = [with_host(run, facts) for run in read]

@@ -121,7 +121,7 @@ def _find(file: str, digest: str, page: Path, behind: Behind) -> Path | None:
 
 def _candidates(page: Path, behind: Behind) -> Iterator[Path]:
     for place in (*behind.folders, page.parent):
-        # `sm120 bench` keeps runs as bench/WORKLOAD
-        for depth in ("", "*/", "*/*/"):
+        # `sm120 bench` keeps runs as bench/WORKLOAD, and with --out as runs/night/WORKLOAD
+        for depth in ("", "*/", "*/*/", "*/*/*/"):
             found = islice(place.glob(f"{depth}{RUN_FILE}"), _MOST_FOLDERS)
             yield from sorted(path.parent for path in found if path.is_file())

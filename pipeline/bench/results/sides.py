@@ -9,8 +9,9 @@ from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
 from pipeline.bench.foreign.read import read_foreign
 from pipeline.bench.metrics import DEFINITIONS, flat
 from pipeline.bench.model import CellResult, Run
-from pipeline.bench.place import is_run
+from pipeline.bench.place import runs_in
 from pipeline.bench.record import read_run, run_bytes
+from pipeline.errors import RunInvalid
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 
 OWN = "sm120 bench"
@@ -48,14 +49,22 @@ class Side(Frozen):
 
 def read_side(path: Path) -> Side:
     """A run by its folder or file, or the result of another program."""
-    if is_run(path):
-        return side_of(read_run(path), str(path))
+    if runs := runs_in(path):
+        return side_of(read_run(only_run(path, runs)), str(path))
     foreign = read_foreign(path)
     shared = _common([cell.settings for cell in foreign.cells])
     cells = {cell.name: _foreign_cell(cell, shared, foreign.program) for cell in foreign.cells}
     return Side(
         name=str(path), program=foreign.program, digest=foreign.digest, inputs=shared, cells=cells
     )
+
+
+def only_run(path: Path, runs: Sequence[Path]) -> Path:
+    """The one run of a folder; of several, somebody must say which."""
+    if len(runs) == 1:
+        return runs[0]
+    names = ", ".join(run.name for run in runs)
+    raise RunInvalid(f"{path}: holds {len(runs)} runs", f"Name one of them: {names}")
 
 
 def _common(settings: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import click
 from pipeline import log
 from pipeline.attest.envelope import SUFFIX
 from pipeline.attest.trust import judges_strangers, with_named_keys
-from pipeline.bench.place import RUN_FILE, run_folder
+from pipeline.bench.place import RUN_FILE, run_folder, runs_in
 from pipeline.cli.context import (
     checkout_or_none,
     named_platform,
@@ -214,6 +214,8 @@ def _local(
 ) -> Chain:
     path = Path(artifact)
     if path.is_dir() and not (path / RUN_FILE).is_file():
+        if runs := runs_in(path):
+            return _together(path, [_run(context, r, places, folders, judge) for r in runs])
         return _folder(path, places, platform, judge)
     if path.exists():
         # who names a statement means the file that it lies beside
@@ -299,9 +301,15 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
     for place in sets:
         kept = [record_path(place)] if record_path(place).exists() else []
         walks.append(judge_weights(place, sets, gather(places or kept), judge))
-    if len(walks) == 1:
-        return Chain(walks[0].node, tuple(walks))
-    return Chain(Node(str(path), children=tuple(w.node for w in walks)), tuple(walks))
+    return _together(path, [Chain(walked.node, (walked,)) for walked in walks])
+
+
+def _together(path: Path, chains: Sequence[Chain]) -> Chain:
+    """What a folder holds: one thing by itself, several below its name."""
+    if len(chains) == 1:
+        return chains[0]
+    walks = tuple(walked for chain in chains for walked in chain.walks)
+    return Chain(Node(str(path), children=tuple(chain.node for chain in chains)), walks)
 
 
 def _built(

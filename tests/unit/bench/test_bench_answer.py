@@ -116,8 +116,8 @@ def test_a_refusal_keeps_its_reason_and_not_more() -> None:
 
 def test_an_error_in_the_stream_is_kept() -> None:
     answer = Answer()
-    answer.feed(_HEAD + chunk(_data({"error": {"message": "out of memory"}})), 1.0)
-    assert "out of memory" in answer.error
+    answer.feed(_HEAD + chunk(_data({"error": {"code": 500, "message": "out of memory"}})), 1.0)
+    assert answer.error == "out of memory"
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,13 @@ def test_what_cannot_be_measured_is_said(
     done = sm120("bench", *words, "--out", str(tmp_path))
     assert done.code == code
     assert not (tmp_path / "quick" / "bench.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "host facts"])
+def test_a_file_without_facts_does_not_stand_for_a_host(
+    sm120: Command, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "facts.json").write_text(text)
+    words = ("--host-facts", str(tmp_path / "facts.json"), "--out", str(tmp_path / "out"))
+    assert sm120("bench", "http://127.0.0.1:9", *words).error == "FactsUnreadable"
+    assert not (tmp_path / "out").exists()

@@ -170,3 +170,38 @@ def test_a_run_that_is_none_is_refused_in_one_sentence(sm120: Command, tmp_path:
     (tmp_path / "x").mkdir()
     assert sm120("bench", "attest", tmp_path / "x").code == 10
     assert sm120("bench", "compare", tmp_path / "x", tmp_path / "x").code == 10
+
+
+def test_the_folder_of_out_stands_for_the_run_in_it(sm120: Command, run: Path, key: None) -> None:
+    out = run.parent / "night"
+    shutil.copytree(run, out / "quick")
+    assert "no winner" in sm120("bench", "compare", out, run).out
+    assert sm120("bench", "attest", out).code == 0
+    assert (out / "quick" / f"{RUN_FILE}{SUFFIX}").is_file()
+    assert "numbers  valid" in sm120("verify", out).out
+    assert sm120("report", out, "--to", "r.html").code == 0
+    # three folders below the page, and never named
+    found = sm120("verify", "r.html").out
+    assert "numbers of the report  valid" in found
+
+
+def test_of_several_runs_a_comparison_asks_which(sm120: Command, run: Path) -> None:
+    out = run.parent / "night"
+    shutil.copytree(run, out / "quick")
+    shutil.copytree(run, out / "tiny")
+    asked = sm120("bench", "compare", out, run)
+    assert asked.error == "RunInvalid"
+    assert "quick, tiny" in asked.err
+    assert sm120("verify", out).out.count("numbers  valid") == 2
+    assert sm120("report", out, "--to", "r.md").code == 0
+
+
+def test_a_folder_without_a_run_is_still_refused(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "none" / "quick").mkdir(parents=True)
+    assert sm120("bench", "compare", tmp_path / "none", tmp_path / "none").error == "RunInvalid"
+    assert sm120("bench", "attest", tmp_path / "none").error == "RunInvalid"
+
+
+def test_large_numbers_are_no_powers_of_ten(sm120: Command, run: Path) -> None:
+    slow = _slower(run, 1234567.0)
+    assert "e+0" not in sm120("bench", "compare", run, slow).out
