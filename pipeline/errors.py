@@ -494,7 +494,7 @@ class WeightsDamaged(PipelineError):
 class DoesNotFit(PipelineError):
     exit_code = 61
     meaning = "a model does not fit the memory it was asked to fit"
-    hint = "The table above shows what is short: use fewer tokens, a smaller quant or more GPUs."
+    hint = "More GPUs or a smaller quant help; fewer tokens only where the KV cache is too large."
 
 
 class KeyUnusable(PipelineError):

@@ -40,7 +40,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
     if question.context > model.context:
         raise DoesNotFit(
             f"--ctx {question.context}: the model has only {model.context} positions",
-            "Ask for fewer tokens.",
+            f"Ask for at most {model.context}.",
         )
     require_divisible(model, question.tp)
     groups = _grouped(model, question)
@@ -124,7 +124,7 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
             )
     elif question.fraction is None:
         notes.append(f"--gpu-memory-utilization {room.fraction} is the default of vLLM 0.32.")
-    if (needed := _needed_fraction(room, question)) and needed > room.fraction:
+    if (needed := needed_fraction(room, question)) and needed > room.fraction:
         flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
         notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
     if room.request_bytes or room.kv_part < 1:
@@ -160,7 +160,7 @@ _SHARES = {
 }
 
 
-def _needed_fraction(room: Room, question: Question) -> float | None:
+def needed_fraction(room: Room, question: Question) -> float | None:
     """The share under which one request fits, where what it leaves suffices for the rest."""
     needed = (question.context * room.kv_token_bytes + room.request_bytes) / room.kv_part
     lacking = math.ceil(needed) - room.kv_bytes

@@ -238,21 +238,33 @@ def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> TensorGroup
 
 def require_divisible(model: Architecture, tp: int) -> None:
     """Stop where no engine could divide the model among that many cards."""
+    if undivided := _undivided(model, tp):
+        fewer = next((n for n in range(tp - 1, 0, -1) if not _undivided(model, n)), None)
+        other = f"--tp {fewer} is possible." if fewer else "no smaller number is possible, either."
+        raise DoesNotFit(undivided, f"Engines refuse this number of cards; {other}")
+
+
+def _undivided(model: Architecture, tp: int) -> str:
+    """The first part that cannot be divided among that many cards; empty where all can."""
+    for what, whole, parts, by in _divisions(model, tp):
+        if whole % parts:
+            return f"{what}: {whole} cannot be divided among {parts} {by}"
+    cut = _cut_group(model, tp)
+    return f"--tp {tp}: {cut}" if cut else ""
+
+
+def _divisions(model: Architecture, tp: int) -> Iterator[tuple[str, int, int, str]]:
     for mixer in model.mixers:
         attention = mixer.attention
         what = "heads of linear attention" if isinstance(attention, Linear) else "attention heads"
-        _divides(what, attention.heads, tp)
+        yield what, attention.heads, tp, "cards"
         # more cards than such heads: each is on several cards, so the cards must divide by them
         if isinstance(attention, Gqa) and attention.kv_heads % tp:
-            _divides("cards", tp, attention.kv_heads, "key and value heads")
+            yield "cards", tp, attention.kv_heads, "key and value heads"
     if model.dense_layers:
-        _divides("the dense width", model.dense_width, tp)
+        yield "the dense width", model.dense_width, tp, "cards"
     if model.moe is not None:
-        _divides("the experts' width", model.moe.width, tp)
-    if cut := _cut_group(model, tp):
-        whole = [n for n in range(tp - 1, 0, -1) if tp % n == 0 and not _cut_group(model, n)]
-        other = f"--tp {whole[0]} leaves them whole." if whole else "No number of cards fits them."
-        raise DoesNotFit(f"--tp {tp}: {cut}", f"Engines refuse to load this; {other}")
+        yield "the experts' width", model.moe.width, tp, "cards"
 
 
 def _cut_group(model: Architecture, tp: int) -> str:
@@ -282,11 +294,3 @@ def _widths(model: Architecture, tp: int) -> Iterator[tuple[str, Scheme, int]]:
         yield _EXPERT, precision.experts, model.moe.width // tp
         if model.moe.shared_width:
             yield "its shared experts' width", precision.shared, model.moe.shared_width // tp
-
-
-def _divides(what: str, whole: int, parts: int, by: str = "cards") -> None:
-    if whole % parts:
-        raise DoesNotFit(
-            f"{what}: {whole} cannot be divided among {parts} {by}",
-            "Tensor parallelism needs a number of cards that divides it; try --tp 1, 2, 4 or 8.",
-        )

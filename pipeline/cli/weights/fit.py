@@ -19,6 +19,7 @@ from pipeline.fit.launch import layout_json
 from pipeline.fit.loads import Batch, Machine
 from pipeline.fit.override import read_overrides
 from pipeline.fit.placement import checked, place, shortage
+from pipeline.fit.remedy import hybrid_hint, parallel_hint
 from pipeline.fit.shape import Architecture
 from pipeline.fit.source import Source, find_source
 from pipeline.fit.units import gib
@@ -204,7 +205,8 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
         verdict = "fits" if not result.short else "does not fit"
         _print(f"{source.name} {verdict}: {result.short or room_text(result, question)}.")
     if result.short:
-        raise DoesNotFit(f"{source.name}: {result.short}")
+        hint = parallel_hint(source.model, question, result, options["gpus"])
+        raise DoesNotFit(f"{source.name}: {result.short}", hint)
 
 
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
@@ -230,7 +232,7 @@ def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: 
         _print(heading(source, "ik_llama", options))
         _print(*layout_lines(model, batch, layout, machine), "", *disk_lines(source, options))
     if short := shortage(layout, machine):
-        raise DoesNotFit(f"{source.name}: {short}")
+        raise DoesNotFit(f"{source.name}: {short}", hybrid_hint(model, machine, batch, layout))
     if not as_json:
         _print(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
 
