@@ -54,6 +54,11 @@ def all_facts() -> list[Fact]:
     return [read_yaml(path, Fact) for path in sorted(_FOLDER.glob("*.yaml"))]
 
 
+def shipped_repositories() -> list[str]:
+    """The repositories that are answered for without the Hub."""
+    return sorted((name for f in all_facts() for name in f.repositories), key=str.casefold)
+
+
 def fact_of(repository: str) -> Fact | None:
     """The architecture of a repository in a checkpoint's own format."""
     return next((f for f in all_facts() if repository in f.repositories), None)

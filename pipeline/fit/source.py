@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from pipeline.errors import (
     ModelUnreadable,
+    NoCheckout,
     OfflineMiss,
     SourceUnreachable,
     SpecInvalid,
     WeightsUnknown,
 )
 from pipeline.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
-from pipeline.fit.facts import fact_of, from_recipe, recipe_of
+from pipeline.fit.facts import fact_of, from_recipe, recipe_of, shipped_repositories
 from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
+from pipeline.fit.named import did_you_mean, named_spec, nearest
 from pipeline.fit.parts import parts_of as tensors_of
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import gib
@@ -28,11 +31,11 @@ from pipeline.weights.model import (
     current_lock,
     is_reference,
     lock_path,
-    read_spec,
     spec_of,
 )
 from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
 
+_TAKES = "Name a folder, a config.json or a .gguf file, or a model of the Hub as ORG/MODEL."
 _TOLERATED = 0.03  # of the files: small parts that are not counted, headers
 
 
@@ -64,6 +67,9 @@ def find_source(
     text: str, checkout: Callable[[], Checkout], ask_hub: AskHub | None = None
 ) -> Source:
     """A path where there is one, else a repository of the Hub, else the name of a spec."""
+    # as a path it would be the current folder, which nobody named
+    if not text.strip():
+        raise WeightsUnknown("the name of the model is empty", _TAKES)
     path = Path(text)
     if path.is_file():
         return _from_file(path)
@@ -73,15 +79,29 @@ def find_source(
         return _from_reference(named.repository, named.revision, ask_hub)
     # meant as a path: an answer about an unknown spec would mislead
     if "/" in text or text.endswith((".json", ".gguf")):
-        raise WeightsUnknown(f"{text}: there is no such file or folder")
-    return _from_spec(checkout(), text, ask_hub)
+        raise WeightsUnknown(f"{text}: there is no such file or folder", _TAKES)
+    return _from_spec(_checkout_for(text, checkout), text, ask_hub)
 
 
 def _on_the_hub(text: str) -> WeightsSpec | None:
     try:
         return spec_of(text) if is_reference(text) else None
     except SpecInvalid:  # a path that is not there, or a mistake that is reported as one
+        if "://" in text:
+            raise
         return None
+
+
+def _checkout_for(name: str, checkout: Callable[[], Checkout]) -> Checkout:
+    """The checkout that may have a spec of that name; models of the Hub need none."""
+    try:
+        return checkout()
+    except NoCheckout as error:
+        near = did_you_mean(nearest(name, shipped_repositories()))
+        raise NoCheckout(
+            f"{name}: is no file or folder, and there is no checkout here that has specs",
+            f"{near}Models of the Hub are named ORG/MODEL and need no checkout. {error.hint}",
+        ) from error
 
 
 def _from_file(path: Path) -> Source:
@@ -90,7 +110,7 @@ def _from_file(path: Path) -> Source:
         return Source(path.name, read_gguf(path), "the head of its GGUF files", size, False)
     if path.suffix == ".json":
         return _from_config(path)
-    raise ModelUnreadable(f"{path}: is neither a config.json nor a .gguf file")
+    raise ModelUnreadable(f"{path}: is neither a config.json nor a .gguf file", _TAKES)
 
 
 def _from_config(path: Path) -> Source:
@@ -118,25 +138,47 @@ def _from_folder(folder: Path) -> Source:
     if models:
         names = ", ".join(sorted(path.name for path in models))
         raise ModelUnreadable(f"{folder}: holds several models ({names})", "Name one of them.")
-    snapshots = snapshots_in(folder)
-    if len(snapshots) == 1 and snapshots[0] != folder:
-        return _from_folder(snapshots[0])
-    places = find_places(folder)
-    if len(places) != 1 or places[0].snapshot == folder:
-        raise ModelUnreadable(f"{folder}: holds no config.json and no .gguf file")
-    return _from_folder(places[0].snapshot)
+    return _from_folder(_snapshot_in(folder))
+
+
+def _snapshot_in(folder: Path) -> Path:
+    """The snapshot of a Hub cache that is meant: the only one, or the only one that is locked."""
+    here = in_hub_cache(folder)
+    snapshots = [] if here and here.commit else snapshots_in(folder)
+    if len(snapshots) > 1:
+        with suppress(WeightsUnknown):
+            snapshots = [place.snapshot for place in find_places(folder)] or snapshots
+    if not snapshots:
+        raise WeightsUnknown(f"{folder}: holds no config.json and no .gguf file", _TAKES)
+    if len(snapshots) > 1:
+        raise WeightsUnknown(
+            f"{folder}: is a cache with {len(snapshots)} snapshots of models",
+            f"Name one of them, such as {snapshots[0]}.",
+        )
+    return snapshots[0]
 
 
 def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> Source:
     try:
         return _from_hub(ask_hub(repository, revision))
-    except (OfflineMiss, SourceUnreachable):
+    except (OfflineMiss, SourceUnreachable) as error:
         known = fact_of(repository)
         if known is None:
-            raise
+            raise type(error)(str(error), f"{error.hint} {_without_hub(repository)}") from error
         model = known.architecture()
         origin = f"shipped facts about {repository}; the Hub was not reached"
         return Source(repository, model, origin, _file_bytes(model), True)
+
+
+def _without_hub(repository: str) -> str:
+    """What answers without the Hub."""
+    shipped = shipped_repositories()
+    near = ", ".join(nearest(repository, shipped))
+    about = f", the nearest {near}" if near else ""
+    return (
+        "Without the Hub, name a folder with the model's config.json (`sm120 weights fit FOLDER`);"
+        f" facts are shipped about {len(shipped)} models{about} (docs/fit.md lists them)."
+    )
 
 
 def _from_hub(there: HubModel) -> Source:
@@ -162,11 +204,12 @@ def _from_hub(there: HubModel) -> Source:
 
 
 def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
-    spec = read_spec(checkout, name)
+    spec = named_spec(checkout, name)
     lock = current_lock(checkout, name) if lock_path(checkout, name).exists() else None
     model = _shipped(spec)
     if model is None and ask_hub is not None and spec.format != "gguf":
-        return _from_hub(ask_hub(spec.repository, lock.commit if lock else spec.revision))
+        revision = lock.commit if lock else spec.revision
+        return _from_reference(spec.repository, revision, ask_hub)
     if model is None:
         raise ModelUnreadable(
             f"{name}: nothing about {spec.repository} is shipped",

@@ -94,8 +94,9 @@ class Hub:
         token: str | None = None,
         first_wait_s: float = 0.5,
         limits: Limits | None = None,
+        attempts: int | None = None,
     ) -> None:
-        self.endpoint, self.token = endpoint, token
+        self.endpoint, self.token, self._attempts = endpoint, token, attempts
         # a login of ~/.netrc is not for the Hub: it has a token, or none on purpose
         self._client = Client(settings, first_wait_s=first_wait_s, limits=limits, use_netrc=False)
 
@@ -169,7 +170,7 @@ class Hub:
             return reply
 
         try:
-            reply = self._client.patience.retried(once)
+            reply = self._client.patience.retried(once, self._attempts)
         except NetError as error:
             raise _failure(repository, error) from error
         if reply.status != 200:

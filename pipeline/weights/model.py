@@ -114,9 +114,13 @@ def spec_of(reference: str) -> WeightsSpec:
         )
     except ValidationError as error:
         part = "revision" if error.errors()[-1]["loc"] == ("revision",) else "repository"
+        # people copy the address of a model's page
+        page = re.match(r"https?://[^/]+/([^/?#]+/[^/?#]+)", reference)
         raise SpecInvalid(
             f"{reference[:100]!r}: its {part} is not one that the Hub can have",
-            "Write organisation/model or organisation/model@revision, as the Hub shows it.",
+            f"Write {page[1]}."
+            if page
+            else "Write organisation/model or organisation/model@revision, as the Hub shows it.",
         ) from error
 
 

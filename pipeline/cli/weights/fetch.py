@@ -13,6 +13,7 @@ from pipeline.cli.options import ANY_PATH, Rate, jobs_option, json_option, offli
 from pipeline.cli.signing import Signing
 from pipeline.errors import StoreUnwritable
 from pipeline.files import ANOTHER_PLACE
+from pipeline.fit.named import named_spec
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import repair_known
 from pipeline.weights.disk.install import name_revision
@@ -140,7 +141,7 @@ def _locked(
     """The checkout's lock; of a model without one that of the folder, else as the Hub has it."""
     if not is_reference(name):
         checkout = checkout_of(context)
-        return read_spec(checkout, name), current_lock(checkout, name)
+        return named_spec(checkout, name), current_lock(checkout, name)
     known = checkout_or_none(context)
     spec = read_spec(known, name) if known else spec_of(name)
     if known and lock_path(known, spec.name).exists():

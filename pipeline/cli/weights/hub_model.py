@@ -15,8 +15,9 @@ from pipeline.weights.transfer.lookup import open_hub
 def ask_hub(repository: str, revision: str) -> HubModel:
     """What a repository holds at a revision now."""
     if is_offline():
-        raise OfflineMiss("HF_HUB_OFFLINE is set", "Unset it, or name a config.json that is here.")
-    hub, read_file = open_hub()
+        raise OfflineMiss(f"{repository}: HF_HUB_OFFLINE is set", "Unset it to ask the Hub.")
+    # the question is small, and there are other ways to an answer than to wait
+    hub, read_file = open_hub(patient=False)
     with log.step(f"Looking up {repository} at {revision}"):
         commit = hub.commit_of(repository, revision)
         files = hub.files(repository, commit)

@@ -11,6 +11,7 @@ from pipeline import log
 from pipeline.cli.context import checkout_of, say_json
 from pipeline.cli.options import json_option, lock_check_option, locking_dry_run_option
 from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid
+from pipeline.fit.named import named_spec
 from pipeline.lock.sealed import read_or_none
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.locking import LockChange, LockResult, diff_locks
@@ -122,7 +123,7 @@ def lock_sets(
         return _check(checkout, names, as_json)
     if not names:
         raise SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
-    specs = [read_spec(checkout, name) for name in dict.fromkeys(names)]
+    specs = [named_spec(checkout, name) for name in dict.fromkeys(names)]
     if save or include or exclude:
         specs = [_to_save(checkout, names, save, include, exclude)]
     answers = []
@@ -215,6 +216,7 @@ def _check(checkout: Checkout, names: tuple[str, ...], as_json: bool) -> None:
     # without names, the sets that have a lock; the others are only specs so far
     locked = (name for name in spec_names(checkout) if lock_path(checkout, name).exists())
     for name in names or locked:
+        named_spec(checkout, name)
         lock = current_lock(checkout, name)
         count = {"files": len(lock.files), "bytes": lock.size_bytes}
         rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})

@@ -8,20 +8,28 @@ from pipeline import log
 from pipeline.errors import OfflineMiss
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import plain_settings
+from pipeline.net.timing import Limits
 from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
 from pipeline.weights.locking import LockResult, look_up
 from pipeline.weights.model import FilePin, WeightsSpec
 from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
 
+_SHORT_CONNECT_S = 5.0  # behind a firewall that answers nothing, each try takes as long
+
 # the bytes of a file, of a repository at a commit
 ReadFile = Callable[[str, str, FilePin], bytes]
 
 
-def open_hub() -> tuple[Hub, ReadFile]:
-    """The Hub that this machine uses, and what reads its small files whole."""
+def open_hub(*, patient: bool = True) -> tuple[Hub, ReadFile]:
+    """The Hub that this machine uses, and what reads its small files whole.
+
+    Unless `patient`, a Hub that cannot be reached is given up after two short tries.
+    """
     settings = plain_settings()
-    client, hub = Client(settings), Hub(settings, endpoint=endpoint(), token=saved_token())
+    attempts, limits = (None, None) if patient else (2, Limits(connect_s=_SHORT_CONNECT_S))
+    hub = Hub(settings, endpoint=endpoint(), token=saved_token(), limits=limits, attempts=attempts)
+    client = Client(settings)
 
     def read(repository: str, commit: str, pin: FilePin) -> bytes:
         there = HubRepository(hub.endpoint, repository, commit, hub.token)

@@ -13,7 +13,8 @@ import pytest
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import FilePin, lock_path, read_spec, sealed, write_lock
 from pipeline.weights.place import new_place
-from tests.testbed.hub import TestHub, test_hub
+from tests.testbed import hub_faults as fault
+from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, LLAMA, TENSORS, gguf
 from tests.unit.fit.test_fit_config import LLAMA as LLAMA_CONFIG
@@ -157,6 +158,44 @@ def test_without_the_hub_a_shipped_fact_answers_and_says_so(
     assert fit("org/nothing").error == "OfflineMiss"
 
 
+def test_without_the_hub_a_folder_and_the_nearest_shipped_models_are_named(
+    fit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ended = fit("openai/gpt-oss-20b")
+    assert ended.error == "OfflineMiss"
+    assert "openai/gpt-oss-20b: HF_HUB_OFFLINE is set" in ended.err
+    assert "a folder with the model's config.json (`sm120 weights fit FOLDER`)" in ended.err
+    assert "the nearest openai/gpt-oss-120b (docs/fit.md lists them)" in ended.err
+    ended = fit("kimi-k2.6-eagle3")  # a spec, of which nothing is shipped either
+    assert ended.error == "OfflineMiss"
+    assert "a folder with the model's config.json" in ended.err
+    assert "nearest" not in fit("org/nothing").err
+
+
+def test_a_hub_that_does_not_answer_is_given_up_after_a_second_try(fit: Any, hub: TestHub) -> None:
+    hub.add("org/llama", {"config.json": json.dumps(LLAMA_CONFIG).encode()})
+    hub.fail("*", fault.status(503), times=ALWAYS, stage="info")
+    ended = fit("org/llama")
+    assert ended.error == "SourceUnreachable"
+    assert "a folder with the model's config.json" in ended.err
+    assert [asked.stage for asked in hub.asked] == ["info", "info"]
+    hub.forgive()
+    hub.fail("*", fault.status(503), times=1, stage="info")
+    assert fit("org/llama", "--gpus", "1").code == 0
+
+
+def test_the_folder_that_the_hint_advises_needs_nothing_but_the_config(
+    fit: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "by-hand"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    ended = fit(folder, "--gpus", "1")
+    assert ended.code == 0, ended.err
+    assert "by the sum of its tensors" in ended.out
+
+
 def test_files_larger_than_their_known_parts_are_counted_with_the_reason(
     fit: Any, hub: TestHub
 ) -> None:
@@ -207,7 +246,13 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
     ("args", "code", "message"),
     [
         (("nothing",), 41, "no weights spec 'nothing'"),
-        (("no/such/folder",), 41, "no such file or folder"),
+        (("no/such/folder",), 41, "Name a folder, a config.json or a .gguf file"),
+        (("no.json",), 41, "no.json: there is no such file or folder"),
+        (("",), 41, "the name of the model is empty"),
+        (("gpt-oss-120b",), 41, "Did you mean openai/gpt-oss-120b?"),
+        (("https://huggingface.co/openai/gpt-oss-120b",), 10, "Write openai/gpt-oss-120b."),
+        (("kimi-k2.6", "--gpus", "4"), 61, "Fewer tokens do not help. It fits with --gpus 16."),
+        (("kimi-k2.6-q4-x", "--gpus", "1", "--ram", "9GB"), 61, "It fits with --ram 462GiB"),
         (("kimi-k2.6", "--gpus", "7"), 61, "64 cannot be divided among 7 cards"),
         (("kimi-k2.6", "--tp", "16"), 2, "only 8 cards"),
         (("kimi-k2.6", "--gpus", "0"), 2, "--gpus"),
@@ -251,7 +296,9 @@ def test_what_cannot_be_answered_is_refused_in_one_line(
 def test_a_folder_with_two_models_or_none_is_refused(fit: Any, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
-    assert fit(folder).error == "WeightsUnknown"
+    ended = fit(folder)
+    assert ended.error == "WeightsUnknown"
+    assert "holds no config.json and no .gguf file" in ended.err
     for name in ("a.gguf", "b.gguf"):
         (folder / name).write_bytes(gguf(LLAMA, TENSORS, DATA))
     ended = fit(folder)

@@ -1,0 +1,46 @@
+"""A model by the name that a user wrote, and what looks like it where nothing has that name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from pipeline.errors import WeightsUnknown
+from pipeline.fit.facts import shipped_repositories
+from pipeline.spec.checkout import Checkout
+from pipeline.weights.model import WeightsSpec, read_spec, spec_names
+
+_MOST_NAMES = 3
+_LIKE = 0.6  # difflib's own limit
+_LEAST_CHARS = 4  # of a part that is looked for inside of names: `a3b` is in many
+
+
+def named_spec(checkout: Checkout, name: str) -> WeightsSpec:
+    """The spec of a name; where there is none, the error has the nearest names that would do."""
+    try:
+        return read_spec(checkout, name)
+    except WeightsUnknown as error:
+        near = nearest(name, [*spec_names(checkout), *shipped_repositories()])
+        raise WeightsUnknown(str(error), f"{did_you_mean(near)}{error.hint}") from error
+
+
+def nearest(text: str, known: Iterable[str]) -> list[str]:
+    """The known models that look most like what was typed, the nearest first."""
+    # without the organisation, which people leave out, and in any letter case
+    by_model: dict[str, list[str]] = {}
+    for name in known:
+        by_model.setdefault(_model(name), []).append(name)
+    typed = _model(text)
+    near = difflib.get_close_matches(typed, by_model, n=_MOST_NAMES, cutoff=_LIKE)
+    inside = [model for model in by_model if len(typed) >= _LEAST_CHARS and typed in model]
+    names = [name for model in dict.fromkeys([*near, *inside]) for name in by_model[model]]
+    return names[:_MOST_NAMES]
+
+
+def did_you_mean(near: list[str]) -> str:
+    """The beginning of a hint; empty where nothing looks like it."""
+    return f"Did you mean {' or '.join(near)}? " if near else ""
+
+
+def _model(text: str) -> str:
+    return text.partition("@")[0].rstrip("/").rpartition("/")[2].casefold()
