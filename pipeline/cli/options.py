@@ -77,7 +77,10 @@ class Rate(Size):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Bytes a second."""
-        return super().convert(str(value).removesuffix("/s"), param, ctx)
+        try:
+            return super().convert(str(value).removesuffix("/s"), param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a rate; write it like 200MB/s", param, ctx)
 
 
 class Numbers(click.ParamType[list[int]]):

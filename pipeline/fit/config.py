@@ -24,6 +24,7 @@ from pipeline.fit.shape import Architecture, Vision
 MOST_BYTES = 16 << 20  # of a config.json; real ones have some kilobytes
 CONFIG_FILE = "config.json"
 QUANT_FILE = "hf_quant_config.json"  # NVIDIA's modelopt may say how it quantised in here only
+_WHOLE = "It must be the whole config.json of a model, as its page on the Hub has it."
 # what sglang takes for a vision tower's layers where it does not find its field
 _RATED_LAYERS = 24
 
@@ -35,7 +36,7 @@ def read_config(path: Path) -> Architecture:
         quant = _file_bytes(beside) if beside.is_file() else None
         return parse_config(_file_bytes(path), quant)
     except ModelUnreadable as error:
-        raise ModelUnreadable(f"{path}: {error}", error.hint) from error
+        raise ModelUnreadable(f"{path}: {error}", error.hint or _WHOLE) from error
 
 
 def parse_config(data: bytes, quant: bytes | None = None) -> Architecture:
@@ -153,6 +154,8 @@ def _file_bytes(path: Path) -> bytes:
         raise ModelUnreadable(f"cannot be read: {error}") from error
     if data is None:
         raise ModelUnreadable("is larger than 16 MiB")
+    if not data:
+        raise ModelUnreadable("is empty")
     return data
 
 

@@ -225,7 +225,10 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
         )
     # the Hub does not show who may not read a repository whether it exists
     if code == "RepoNotFound" or status == 401:
-        return HubRefused(f"{repository}: does not exist, or this user has no access ({status})")
+        return HubRefused(
+            f"{repository}: does not exist, or this user has no access ({status})",
+            f"Correct the name; if it is right: {HubRefused.hint[0].lower()}{HubRefused.hint[1:]}",
+        )
     if status == 403:
         return HubRefused(f"{repository}: the Hub answers {status}")
     return SourceUnreachable(f"{repository}: the Hub answers {status}", _HUB_DOWN)

@@ -284,9 +284,11 @@ def write_lock(path: Path, lock: WeightsLock) -> None:
     write_bytes(path, dump(lock).encode())
 
 
-def read_lock(path: Path) -> WeightsLock:
+def read_lock(path: Path, *, name: str = "NAME", edited: str = "") -> WeightsLock:
     """A lock that is whole and unedited."""
-    return read_sealed(path, WeightsLock, missing="Make it with `sm120 weights lock NAME`.")
+    lock_it = f"`sm120 weights lock {name}`"
+    edited = edited or f"Restore it (`git checkout lockfiles`), or make it again with {lock_it}."
+    return read_sealed(path, WeightsLock, missing=f"Make it with {lock_it}.", edited=edited)
 
 
 def kept_locks(checkout: Checkout) -> list[WeightsLock]:
@@ -304,14 +306,17 @@ def current_lock(checkout: Checkout, name: str) -> WeightsLock:
     """A set's lock, if it was made for today's spec."""
     spec = read_spec(checkout, name)
     path = lock_path(checkout, spec.name)
-    lock = read_lock(path)
+    lock = read_lock(path, name=name)
     # a lock that was copied to another name has a good seal, so the name inside counts
     if lock.name != spec.name or lock.repository != spec.repository:
-        raise LockEdited(f"{path.name}: is the lock of {lock.name} ({lock.repository})")
+        raise LockEdited(
+            f"{path.name}: is the lock of {lock.name} ({lock.repository})",
+            f"Make it again with `sm120 weights lock {name}`.",
+        )
     if lock.spec != spec.lock_digest():
         raise LockStale(
             f"{path.name}: the spec has changed since it was locked",
-            "Look at it with `sm120 weights lock NAME --dry-run`, then lock again.",
+            f"Look at it with `sm120 weights lock {name} --dry-run`, then lock again.",
         )
     return lock
 

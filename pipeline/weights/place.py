@@ -207,13 +207,19 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
 
 def _beside(folder: Path, here: CachePath | None) -> Iterator[Place]:
     if (folder / STATE / "lock.yaml").is_file():
-        lock = read_lock(folder / STATE / "lock.yaml")
+        lock = read_kept(folder / STATE / "lock.yaml")
         # a lock that lies in a snapshot: its files are links, so the place is the cache around it
         is_snapshot = here is not None and here.commit == lock.commit
         yield new_place(folder, lock, hub_cache=False) if is_snapshot else Place(folder, lock)
     for root in _repositories(folder, here):
         for path in sorted(p for p in (root / STATE).glob("*/lock.yaml") if p.is_file()):
-            yield Place(root, read_lock(path), hub_cache=True)
+            yield Place(root, read_kept(path), hub_cache=True)
+
+
+def read_kept(path: Path) -> WeightsLock:
+    """The lock beside files; a fetch writes it."""
+    hint = f"Remove {path} and fetch the set again: files that are right are kept."
+    return read_lock(path, edited=hint)
 
 
 def _known(folder: Path, here: CachePath | None, known: Collection[WeightsLock]) -> Iterator[Place]:

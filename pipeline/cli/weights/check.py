@@ -14,7 +14,7 @@ from pipeline import log
 from pipeline.cli.context import say_json
 from pipeline.cli.file_statements import LeftBeside, leave_weights_statement, show_statement
 from pipeline.cli.options import (
-    ANY_PATH,
+    EXISTING_FILE,
     EXISTING_FOLDER,
     Size,
     jobs_option,
@@ -40,9 +40,15 @@ if TYPE_CHECKING:
     from pipeline.weights.check.repair import Repaired
 
 
+_NO_LOCK = "Name a lock as `sm120 weights lock` writes it: lockfiles/weights/NAME.lock.yaml."
+_NO_SOURCE = "A repair needs a source that has the right bytes: name another one with --from"
+
+
 @click.command()
 @click.argument("folder", metavar="DIR", type=EXISTING_FOLDER)
-@click.option("--lock", "lock_file", type=ANY_PATH, help="Lock file to use instead of its own.")
+@click.option(
+    "--lock", "lock_file", type=EXISTING_FILE, help="Lock file to use instead of its own."
+)
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Check only matching files. Repeatable."
 )
@@ -116,10 +122,14 @@ def verify(
     is_all = not only and not exclude and lock_file is None
     stated = [_stated(p, r, signing) for p, r in zip(places, reports, strict=True) if is_all]
     if as_json:
-        return _answer_json(reports, repaired, backings, stated)
-    for each in stated:
-        show_statement(each)
-    _answer(reports, repaired, backings)
+        _answer_json(reports, repaired, backings, stated)
+    else:
+        for each in stated:
+            show_statement(each)
+        _answer(reports, repaired, backings)
+    # a repair that was tried in vain is not what to try next
+    tried = f"{_NO_SOURCE}{', or leave out --offline' if offline else ''}."
+    _require_whole(reports, tried if wants_repair and not dry_run else "")
 
 
 def _stated(place: Place, report: VerifyReport, signing: Signing) -> LeftBeside:
@@ -140,7 +150,7 @@ def _places(context: click.Context, folder: Path, lock_file: Path | None) -> lis
         except WeightsUnknown as error:
             hint = f"{error.hint} --lock names a lock that is elsewhere."
             raise WeightsUnknown(str(error), hint) from error
-    return [lock_place(folder, read_lock(lock_file))]
+    return [lock_place(folder, read_lock(lock_file, edited=_NO_LOCK))]
 
 
 def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Checked:
@@ -180,7 +190,6 @@ def _answer(
                 f" as locked ({read}, {log.seconds(report.seconds)})"
             )
         click.echo(f"{report.name}: {backing.sentence()}")
-    _require_whole(reports)
 
 
 def _table(findings: Sequence[FileFinding]) -> str:
@@ -188,11 +197,11 @@ def _table(findings: Sequence[FileFinding]) -> str:
     return log.table(["problem", "file", "reason"], rows)
 
 
-def _require_whole(reports: Sequence[Any]) -> None:
+def _require_whole(reports: Sequence[Any], hint: str = "") -> None:
     for report in reports:
         damage = [finding for finding in report.findings if finding.damage]
         if damage:
-            raise WeightsDamaged(f"{report.name}: {_counted(damage)} ({report.root})")
+            raise WeightsDamaged(f"{report.name}: {_counted(damage)} ({report.root})", hint)
 
 
 def _counted(damage: Sequence[FileFinding]) -> str:
@@ -220,7 +229,6 @@ def _answer_json(
             "statements": [each._asdict() for each in stated],
         }
     )
-    _require_whole(reports)
 
 
 @click.command()

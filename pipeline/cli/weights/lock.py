@@ -169,7 +169,10 @@ def _to_save(
         return WeightsSpec.model_validate(spec_of(names[0]).model_dump() | changes)
     except ValidationError as error:
         first = error.errors()[0]
-        raise click.UsageError(f"--save {save!r}: {first['loc'][0]}: {first['msg']}") from error
+        what = f"{first['loc'][0]}: {first['msg']}"
+        if first["loc"] == ("name",):
+            what = "a name has at most 80 small letters, digits, dots, plus and minus signs"
+        raise click.UsageError(f"--save {save!r}: {what}") from error
 
 
 def _answer(looked: LockResult, moves: list[LockChange]) -> dict[str, object]:
@@ -222,6 +225,8 @@ def _check(checkout: Checkout, names: tuple[str, ...], as_json: bool) -> None:
         rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})
     if as_json:
         return say_json(rows)
+    if not rows:
+        log.say("no weights are locked yet")
     for row in rows:
         files = log.count(row["files"], "file")
         click.echo(f"{row['name']}: {files}, commit {row['commit']}, current")

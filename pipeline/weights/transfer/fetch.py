@@ -20,8 +20,8 @@ from pipeline.weights.disk.receipt import (
     installed,
     set_back_mtime,
 )
-from pipeline.weights.model import FilePin, read_lock
-from pipeline.weights.place import Place
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place, read_kept
 from pipeline.weights.transfer.partial_file import PartialFile, adopt
 from pipeline.weights.transfer.router import Router
 from pipeline.weights.transfer.routes import Route
@@ -97,7 +97,7 @@ def fetch_range(
 def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
     """Refuse a folder of another set, and names that cannot be written."""
     if place.lock_file.exists():
-        held = read_lock(place.lock_file)
+        held = read_kept(place.lock_file)
         if (held.name, held.repository) != (place.lock.name, place.lock.repository):
             raise SpecInvalid(
                 f"{place.root}: holds {held.name} of {held.repository}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline import log
-from pipeline.errors import OfflineMiss
+from pipeline.errors import OfflineMiss, SourceUnreachable
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import plain_settings
 from pipeline.net.timing import Limits
@@ -16,6 +16,8 @@ from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
 
 _SHORT_CONNECT_S = 5.0  # behind a firewall that answers nothing, each try takes as long
+
+_ELSEWHERE = "A machine without network takes a lock that was made elsewhere (docs/air-gap.md)."
 
 # the bytes of a file, of a repository at a commit
 ReadFile = Callable[[str, str, FilePin], bytes]
@@ -45,9 +47,12 @@ def look_up_now(spec: WeightsSpec, *, offline: bool = False) -> LockResult:
     if offline or is_offline():
         why = "--offline is given" if offline else "HF_HUB_OFFLINE is set"
         raise OfflineMiss(
-            f"{spec.repository}: {why}, and the Hub knows the files of {spec.revision}",
-            "Lock it where the Hub may be asked.",
+            f"{spec.repository}: {why}, and only the Hub knows the files of {spec.revision}",
+            _ELSEWHERE,
         )
     hub, read = open_hub()
-    with log.step(f"Looking up {spec.name}: {spec.repository} at {spec.revision}"):
-        return look_up(spec, hub, lambda pin, commit: read(spec.repository, commit, pin))
+    try:
+        with log.step(f"Looking up {spec.name}: {spec.repository} at {spec.revision}"):
+            return look_up(spec, hub, lambda pin, commit: read(spec.repository, commit, pin))
+    except SourceUnreachable as error:
+        raise SourceUnreachable(str(error), f"{error.hint} {_ELSEWHERE}") from error

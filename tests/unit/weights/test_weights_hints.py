@@ -1,0 +1,150 @@
+"""Hints of wrong use, as somebody meets them who has never used the commands."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed import hub_faults as fault
+from tests.testbed.hub import ALWAYS, TestHub, test_hub
+from tests.unit.support import Command
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 80}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestHub]:
+    """A Hub with one model, and a checkout that knows it as `tiny`."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "lockfiles" / "weights").mkdir(parents=True)
+    with test_hub() as running:
+        running.add("org/tiny", FILES)
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+@pytest.fixture
+def fetched(hub: TestHub, sm120: Command) -> Path:
+    assert sm120("weights", "lock", "org/tiny", "--save", "tiny").code == 0
+    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 0
+    return sm120.cwd / "w"
+
+
+@pytest.mark.parametrize(
+    "command", [("lock",), ("lock", "--check"), ("fetch", "--to", "w"), ("fit",)]
+)
+def test_a_model_without_its_organisation_is_found_among_those_that_are_shipped(
+    hub: TestHub, sm120: Command, command: tuple[str, ...]
+) -> None:
+    ended = sm120("weights", *command, "gpt-oss-120b")
+    assert ended.error == "WeightsUnknown"
+    assert "Did you mean openai/gpt-oss-120b?" in ended.err
+
+
+def test_a_set_that_is_not_locked_yet_is_told_the_command_with_its_name(
+    fetched: Path, sm120: Command
+) -> None:
+    lock = sm120.cwd / "lockfiles" / "weights" / "tiny.lock.yaml"
+    whole = lock.read_text()
+    lock.unlink()
+    for command in (("fetch", "--to", "v", "tiny"), ("lock", "--check", "tiny")):
+        assert "`sm120 weights lock tiny`" in sm120("weights", *command).err
+    lock.write_text(whole.replace('"config.json"', '"other.json"'))
+    ended = sm120("weights", "lock", "--check", "tiny")
+    assert ended.error == "LockEdited"
+    assert "`sm120 weights lock tiny`" in ended.err
+    assert "image lock" not in ended.err
+
+
+def test_a_checkout_without_locks_says_so_when_they_are_checked(
+    hub: TestHub, sm120: Command
+) -> None:
+    ended = sm120("weights", "lock", "--check")
+    assert ended.code == 0
+    assert "no weights are locked yet" in ended.err
+
+
+def test_a_damaged_lock_beside_the_files_is_made_again_as_its_hint_says(
+    fetched: Path, hub: TestHub, sm120: Command
+) -> None:
+    kept = fetched / ".sm120" / "lock.yaml"
+    kept.write_text("")
+    for command in (("verify", "w"), ("fetch", "tiny", "--to", "w")):
+        ended = sm120("weights", *command)
+        assert ended.error == "LockEdited"
+        assert f"Remove {kept.relative_to(sm120.cwd)} and fetch the set again" in ended.err
+    kept.unlink()
+    sent = hub.sent_bytes()
+    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 0
+    assert hub.sent_bytes() == sent
+    assert sm120("weights", "verify", "w").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("nowhere", 2, "'nowhere' does not exist"),
+        ("w", 2, "'w' is a directory"),
+        ("w/config.json", 11, "Name a lock as `sm120 weights lock` writes it"),
+    ],
+)
+def test_what_is_no_lock_file_is_not_called_an_edited_one(
+    fetched: Path, sm120: Command, name: str, code: int, message: str
+) -> None:
+    ended = sm120("weights", "verify", "w", "--lock", name)
+    assert ended.code == code
+    assert message in ended.err
+
+
+def test_after_a_repair_in_vain_the_same_repair_is_not_advised(
+    fetched: Path, hub: TestHub, sm120: Command
+) -> None:
+    good = shutil.copytree(fetched, sm120.cwd / "good")
+    (fetched / "model.safetensors").write_bytes(b"x" * len(FILES["model.safetensors"]))
+    assert "--repair` downloads" in sm120("weights", "verify", "w").err
+    for output in ((), ("--json",)):
+        ended = sm120("weights", "verify", "w", "--repair", "--offline", *output)
+        assert ended.error == "WeightsDamaged"
+        assert "name another one with --from, or leave out --offline" in ended.err
+        assert "--repair` downloads" not in ended.err
+    hub.fail("*", fault.status(404), times=ALWAYS)
+    ended = sm120("weights", "verify", "w", "--repair")
+    assert "name another one with --from." in ended.err
+    ended = sm120("weights", "verify", "w", "--repair", "--offline", "--from", str(good))
+    assert ended.code == 0, ended.err
+
+
+def test_a_repository_that_is_not_there_is_first_taken_for_a_mistyped_name(
+    hub: TestHub, sm120: Command
+) -> None:
+    ended = sm120("weights", "lock", "org/tinny")
+    assert ended.error == "HubRefused"
+    assert "Correct the name; if it is right: accept the licence" in ended.err
+
+
+def test_without_a_hub_the_way_over_another_machine_is_named(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = sm120("weights", "fetch", "org/tiny", "--to", "w", "--offline")
+    assert ended.error == "OfflineMiss"
+    assert "a lock that was made elsewhere (docs/air-gap.md)" in ended.err
+    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 1)
+    hub.fail("*", fault.status(503), times=ALWAYS, stage="info")
+    ended = sm120("weights", "lock", "org/tiny")
+    assert ended.error == "SourceUnreachable"
+    assert "Check the network and HF_ENDPOINT" in ended.err
+    assert "a lock that was made elsewhere" in ended.err
+
+
+def test_wrong_values_are_answered_in_the_terms_of_their_option(
+    fetched: Path, sm120: Command
+) -> None:
+    ended = sm120("weights", "lock", "org/tiny", "--save", "Tiny")
+    assert "a name has at most 80 small letters, digits" in ended.err
+    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", "fast")
+    assert "'fast' is not a rate; write it like 200MB/s" in ended.err
+    ended = sm120("weights", "lock", "https://huggingface.co/org/tiny/tree/main")
+    assert "Write org/tiny." in ended.err
