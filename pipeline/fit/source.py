@@ -35,7 +35,12 @@ from pipeline.weights.model import (
 )
 from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
 
-_TAKES = "Name a folder, a config.json or a .gguf file, or a model of the Hub as ORG/MODEL."
+_TAKES = (
+    "Name a folder, a config.json or a .gguf file; a set of `sm120 weights list`; or a model of the"
+    " Hub as ORG/MODEL."
+)
+_GGUF = "Of GGUF files, fetch one set (`sm120 weights fetch`) and name its .gguf file."
+_OWN_COPY = "A copy of the config.json in which you correct that can be named instead."
 _TOLERATED = 0.03  # of the files: small parts that are not counted, headers
 
 
@@ -186,15 +191,15 @@ def _from_hub(there: HubModel) -> Source:
     pins = {pin.path: pin for pin in there.files}
     if CONFIG_FILE not in pins:
         raise ModelUnreadable(
-            f"{there.repository}: has no config.json at {there.commit[:12]}",
-            "Of GGUF files, fetch one set (`sm120 weights fetch`) and name its .gguf file.",
+            f"{there.repository}: has no config.json at {there.commit[:12]}", _GGUF
         )
     quant = pins.get(QUANT_FILE)
     try:
         data = there.read(pins[CONFIG_FILE])
         model = parse_config(data, there.read(quant) if quant else None)
     except ModelUnreadable as error:
-        raise ModelUnreadable(f"{there.repository}: {error}", error.hint) from error
+        hint = _GGUF if any(name.endswith(".gguf") for name in pins) else error.hint or _OWN_COPY
+        raise ModelUnreadable(f"{there.repository}: {error}", hint) from error
     # some repositories hold the weights a second time, under the name of another loader
     shards = [n for n in pins if re.fullmatch(r"(?!consolidated)[^/]*\.safetensors", n)]
     size = sum(pins[name].size_bytes for name in shards)

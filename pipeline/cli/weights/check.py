@@ -97,6 +97,8 @@ def verify(
     """
     if dry_run and not wants_repair:
         raise click.UsageError("--dry-run needs --repair: without it nothing is changed anyway")
+    if neighbours and not wants_repair:
+        raise click.UsageError("--from needs --repair: without it nothing is asked for files")
     signing = Signing()
     request = VerifyOptions(only=only, exclude=exclude, full=full, jobs=jobs or cores())
     places = _places(context, folder, lock_file)

@@ -31,7 +31,8 @@ def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> A
     return value
 
 
-_ENGINE = click.Choice(["sglang", "vllm", "ik_llama"])
+# people write vLLM and SGLang as the projects do
+_ENGINE = click.Choice(["sglang", "vllm", "ik_llama"], case_sensitive=False)
 _COUNT = click.IntRange(1, 1024)
 _RATE = click.FloatRange(0, min_open=True)
 # open at both ends: an engine needs some of a GPU, and CUDA's own context some of the rest

@@ -146,6 +146,9 @@ def test_a_model_that_the_hub_does_not_have_or_cannot_tell_is_refused(
     ended = fit("org/broken")
     assert ended.error == "ModelUnreadable"
     assert "org/broken: cannot be read" in ended.err
+    assert "A copy of the config.json in which you correct that" in ended.err
+    hub.add("org/both", {"config.json": b"{}", "model-Q4.gguf": b"GGUF"})
+    assert "name its .gguf file" in fit("org/both").err
 
 
 def test_without_the_hub_a_shipped_fact_answers_and_says_so(
@@ -230,6 +233,42 @@ def test_a_fetched_set_in_the_hubs_layout_is_found(fit: Any, tmp_path: Path) -> 
     place.snapshot.mkdir(parents=True)
     (place.snapshot / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     assert fit(tmp_path / "cache", "--gpus", "1").code == 0
+
+
+def test_a_cache_of_several_models_asks_for_one_of_them(fit: Any, tmp_path: Path) -> None:
+    cache, commit = tmp_path / "hub", "a" * 40
+    for name in ("models--org--one", "models--org--two"):
+        snapshot = cache / name / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    ended = fit(cache)
+    assert ended.error == "WeightsUnknown"
+    assert "is a cache with 2 snapshots of models" in ended.err
+    named = cache / "models--org--one" / "snapshots" / commit
+    assert f"such as {named}." in ended.err
+    assert fit(named, "--gpus", "1").code == 0
+    (named / "config.json").unlink()
+    assert "holds no config.json" in fit(named).err
+
+
+def test_engines_may_be_written_as_their_projects_do(fit: Any) -> None:
+    flags = ("--kv", "fp8", "--json")
+    assert fit("kimi-k2.6", "--engine", "vLLM", *flags).json["engine"] == "vllm"
+    assert fit("kimi-k2.6", "--engine", "SGLang", "--gpus", "16", *flags).json["fits"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "is empty"), ('{"a": 1}', "architectures: must name"), ("[", "cannot be read")],
+)
+def test_a_file_that_is_no_config_says_what_it_must_be(
+    fit: Any, tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "odd.json").write_text(text)
+    ended = fit(tmp_path / "odd.json")
+    assert ended.error == "ModelUnreadable"
+    assert message in ended.err
+    assert "the whole config.json of a model" in ended.err
 
 
 def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:

@@ -117,6 +117,12 @@ def test_after_a_repair_in_vain_the_same_repair_is_not_advised(
     assert ended.code == 0, ended.err
 
 
+def test_a_source_is_only_taken_where_it_would_be_asked(fetched: Path, sm120: Command) -> None:
+    ended = sm120("weights", "verify", "w", "--from", "w")
+    assert ended.code == 2
+    assert "--from needs --repair" in ended.err
+
+
 def test_a_repository_that_is_not_there_is_first_taken_for_a_mistyped_name(
     hub: TestHub, sm120: Command
 ) -> None:
