@@ -118,10 +118,11 @@ mirror_option = click.option(
     metavar="FOLDER|URL",
     help="Look for locked files here first. Repeatable [SM120_MIRRORS].",
 )
+# no other platform has NVIDIA wheels for Linux
+PLATFORM = click.Choice(["linux/amd64", "linux/arm64", "host"])
 platform_option = click.option(
     "--platform",
-    # no other platform has NVIDIA wheels for Linux
-    type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
+    type=PLATFORM,
     help="Platform of the image; `host` is that of this machine.",
 )
 key_option = click.option(

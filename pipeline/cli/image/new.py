@@ -19,7 +19,7 @@ from pipeline.assemble.new_patch import (
 )
 from pipeline.assemble.plan import plan_image
 from pipeline.cli.context import checkout_of, host_platform, own_name, pick_platform, store_to_read
-from pipeline.cli.options import EXISTING_FILE, platform_option
+from pipeline.cli.options import EXISTING_FILE, PLATFORM, platform_option
 from pipeline.errors import SpecInvalid
 from pipeline.spec.base import parse_foreign
 from pipeline.spec.checkout import Checkout
@@ -44,6 +44,7 @@ from pipeline.yaml_file import mistakes
     "--platform",
     "platforms",
     multiple=True,
+    type=PLATFORM,
     help="Platform that it is for [default: those of its base]. Repeatable.",
 )
 @click.pass_context
@@ -68,7 +69,8 @@ def new(
         path = copy_image(checkout, name, like)
     else:
         assert base is not None
-        chosen = platforms or _platforms(checkout, base)
+        named = [host_platform() if each == "host" else each for each in platforms]
+        chosen = named or _platforms(checkout, base)
         about = summary or f"{base} with changes of our own"
         path = new_image(checkout, name, base, chosen, about, requirements)
     click.echo(f"{path.relative_to(checkout.root)} is written; change in it what you like")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.cli.context import host_platform
 from pipeline.spec.checkout import Checkout
 from tests.unit.support import Command, build_tiny
 
@@ -36,7 +37,6 @@ def test_a_new_image_stands_on_another_or_is_a_copy(sm120: Command, args: list[s
         ("mine", ["--base", "nope"], "UnknownImage"),
         ("mine", ["--like", "nope"], "UnknownImage"),
         ("tiny", ["--base", "tiny"], "SpecInvalid"),
-        ("mine", ["--base", "tiny", "--platform", "linux/s390x"], "SpecInvalid"),
         ("../mine", ["--base", "tiny"], "SpecInvalid"),
         ("../mine", ["--like", "tiny"], "SpecInvalid"),
     ],
@@ -47,6 +47,15 @@ def test_what_cannot_be_an_image_is_refused_and_nothing_written(
     before = sorted(checkout.root.rglob("*"))
     assert sm120("image", "new", name, *args).error == error
     assert sorted(checkout.root.rglob("*")) == before
+
+
+def test_a_new_image_may_be_for_this_machine_alone(sm120: Command, checkout: Checkout) -> None:
+    assert sm120("image", "new", "mine", "--base", "tiny", "--platform", "host").code == 0
+    assert checkout.spec("mine").platforms == [host_platform()]
+    ended = sm120("image", "new", "other", "--base", "tiny", "--platform", "linux/s390x")
+    assert ended.code == 2
+    assert "'linux/amd64', 'linux/arm64', 'host'" in ended.err
+    assert not (checkout.root / "images" / "other").exists()
 
 
 def test_a_copy_of_an_image_can_be_locked_like_it(sm120: Command, checkout: Checkout) -> None:
