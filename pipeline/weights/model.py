@@ -116,11 +116,10 @@ def spec_of(reference: str) -> WeightsSpec:
         part = "revision" if error.errors()[-1]["loc"] == ("revision",) else "repository"
         # people copy the address of a model's page
         page = re.match(r"https?://[^/]+/([^/?#]+/[^/?#]+)", reference)
+        example = f"here {page[1]}" if page and page[1].isprintable() else "as the Hub shows it"
         raise SpecInvalid(
             f"{reference[:100]!r}: its {part} is not one that the Hub can have",
-            f"Write {page[1]}."
-            if page
-            else "Write organisation/model or organisation/model@revision, as the Hub shows it.",
+            f"Write organisation/model or organisation/model@revision, {example}.",
         ) from error
 
 

@@ -289,7 +289,7 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
         (("no.json",), 41, "no.json: there is no such file or folder"),
         (("",), 41, "the name of the model is empty"),
         (("gpt-oss-120b",), 41, "Did you mean openai/gpt-oss-120b?"),
-        (("https://huggingface.co/openai/gpt-oss-120b",), 10, "Write openai/gpt-oss-120b."),
+        (("https://huggingface.co/openai/gpt-oss-120b",), 10, "here openai/gpt-oss-120b."),
         (("kimi-k2.6", "--gpus", "4"), 61, "Fewer tokens do not help. It fits with --gpus 16."),
         (("kimi-k2.6-q4-x", "--gpus", "1", "--ram", "9GB"), 61, "It fits with --ram 462GiB"),
         (("kimi-k2.6", "--gpus", "7"), 61, "64 cannot be divided among 7 cards"),

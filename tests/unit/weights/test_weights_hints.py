@@ -153,4 +153,4 @@ def test_wrong_values_are_answered_in_the_terms_of_their_option(
     ended = sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", "fast")
     assert "'fast' is not a rate; write it like 200MB/s" in ended.err
     ended = sm120("weights", "lock", "https://huggingface.co/org/tiny/tree/main")
-    assert "Write org/tiny." in ended.err
+    assert "organisation/model@revision, here org/tiny." in ended.err
