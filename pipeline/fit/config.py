@@ -151,7 +151,9 @@ def _file_bytes(path: Path) -> bytes:
     try:
         data = read_at_most(path, MOST_BYTES)
     except OSError as error:
-        raise ModelUnreadable(f"cannot be read: {error}") from error
+        raise ModelUnreadable(
+            f"cannot be read: {error.strerror}", "Change its owner or mode, or name another file."
+        ) from error
     if data is None:
         raise ModelUnreadable("is larger than 16 MiB")
     if not data:

@@ -135,7 +135,10 @@ def read_header(path: Path) -> GgufHeader:
             size = path.stat().st_size
             return _read(_HeaderReader(handle, path, size), path, size)
     except OSError as error:
-        raise ModelUnreadable(f"{path}: cannot be read: {error.strerror}") from error
+        raise ModelUnreadable(
+            f"{path}: cannot be read: {error.strerror}",
+            "Change its owner or mode, or name another file.",
+        ) from error
 
 
 def _read(reader: _HeaderReader, path: Path, size: int) -> GgufHeader:

@@ -33,7 +33,13 @@ from pipeline.weights.model import (
     lock_path,
     spec_of,
 )
-from pipeline.weights.place import find_places, in_hub_cache, snapshots_in
+from pipeline.weights.place import (
+    cache_name,
+    find_places,
+    in_hub_cache,
+    snapshots_in,
+    user_cache,
+)
 
 _TAKES = (
     "Name a folder, a config.json or a .gguf file; a set of `sm120 weights list`; or a model of the"
@@ -177,6 +183,9 @@ def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> Source:
 
 def _without_hub(repository: str) -> str:
     """What answers without the Hub."""
+    cached = user_cache() / cache_name(spec_of(repository))
+    if snapshots_in(cached):
+        return f"Without the Hub, name its folder in your cache: {cached}."
     shipped = shipped_repositories()
     near = ", ".join(nearest(repository, shipped))
     about = f", the nearest {near}" if near else ""

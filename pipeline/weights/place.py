@@ -10,6 +10,7 @@ name the cache or a repository: all three are accepted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,14 @@ def in_hub_cache(folder: Path) -> CachePath | None:
 def cache_name(model: WeightsLock | WeightsSpec) -> str:
     """A repository's folder in a Hub cache."""
     return f"{_MODELS}{model.repository.replace('/', '--')}"
+
+
+def user_cache() -> Path:
+    """Where the Hub's own client keeps its files."""
+    if named := os.environ.get("HF_HUB_CACHE"):
+        return Path(named)
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(home) / "hub"
 
 
 def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:

@@ -20,9 +20,8 @@ from pipeline.recipe.container import MOST_GPUS
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides, read_overrides
 from pipeline.recipe.model import Recipe
-from pipeline.weights.check.copies import user_cache
 from pipeline.weights.model import current_lock
-from pipeline.weights.place import new_place
+from pipeline.weights.place import new_place, user_cache
 
 recipes_option = click.option(
     "--recipes",

@@ -21,7 +21,7 @@ from pipeline.fetch.http import Client
 from pipeline.weights.disk.hashing import cores, on_all_cores, read_file
 from pipeline.weights.disk.survey import walk
 from pipeline.weights.model import FILE_HASH, FilePin
-from pipeline.weights.place import Place, cache_name
+from pipeline.weights.place import Place, cache_name, user_cache
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.routes import Route
 
@@ -101,14 +101,6 @@ def _elsewhere(place: Place, pin: FilePin) -> Iterator[Path]:
         if real != path.absolute():
             yield real
     yield user_cache() / cache_name(place.lock) / "blobs" / pin.want
-
-
-def user_cache() -> Path:
-    """Where the Hub's own client keeps its files."""
-    if named := os.environ.get("HF_HUB_CACHE"):
-        return Path(named)
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    return Path(home) / "hub"
 
 
 def _files_by_size(

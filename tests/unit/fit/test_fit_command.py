@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -176,6 +177,20 @@ def test_without_the_hub_a_folder_and_the_nearest_shipped_models_are_named(
     assert "nearest" not in fit("org/nothing").err
 
 
+def test_without_the_hub_a_model_of_the_users_cache_is_named(
+    fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "cache" / "models--org--llama"
+    snapshot = model / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    assert f"name its folder in your cache: {model}." in fit("org/llama").err
+    assert fit(model, "--gpus", "1").code == 0
+    assert "your cache" not in fit("org/other").err
+
+
 def test_a_hub_that_does_not_answer_is_given_up_after_a_second_try(fit: Any, hub: TestHub) -> None:
     hub.add("org/llama", {"config.json": json.dumps(LLAMA_CONFIG).encode()})
     hub.fail("*", fault.status(503), times=ALWAYS, stage="info")
@@ -269,6 +284,20 @@ def test_a_file_that_is_no_config_says_what_it_must_be(
     assert ended.error == "ModelUnreadable"
     assert message in ended.err
     assert "the whole config.json of a model" in ended.err
+
+
+def test_a_file_that_may_not_be_read_is_not_called_a_wrong_one(
+    fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, most_bytes: int) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("pipeline.fit.config.read_at_most", refused)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    ended = fit(tmp_path / "config.json")
+    assert ended.error == "ModelUnreadable"
+    assert "config.json: cannot be read: Permission denied" in ended.err
+    assert "Change its owner or mode" in ended.err
 
 
 def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
