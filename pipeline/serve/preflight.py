@@ -218,7 +218,8 @@ def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     room = Room(len(used), min(size for size in sizes if isinstance(size, int)), _host(machine))
     short = shortfall(plan.fit, room)
     good = short if isinstance(short, Unknown) else not short
-    fix = "`sm120 weights fit` shows the sum; a smaller --max-model-len needs less."
+    model = plan.recipe.model.weights or plan.recipe.model.repository or "MODEL"
+    fix = f"`sm120 weights fit {model}` shows the sum, and which options would make it fit."
     yield result("fit", name, good, str(short or "has room on each card"), fix)
 
 

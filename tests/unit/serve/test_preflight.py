@@ -249,6 +249,15 @@ def test_a_model_without_room_fails_and_one_that_nobody_knows_is_unknown(
     assert verdicts("fit", plan(two_cards(cards=8), fit=fit), found) == [verdict]
 
 
+def test_what_has_no_room_names_the_command_that_says_what_would() -> None:
+    # not a flag of one engine: here the weights alone are too large for any context
+    kimi = Recipes([ROOT / "recipes"]).read("kimi-k26-vllm-8x")
+    (row,) = CHECKS["fit"](plan(kimi, fit=fitting()), machine(8, total="32607 MiB"))
+    assert row.verdict == "failed"
+    assert "the weights alone" in row.why
+    assert row.fix.startswith("`sm120 weights fit kimi-k2.6` shows the sum")
+
+
 @pytest.mark.parametrize(
     ("proof", "verdict"),
     [
