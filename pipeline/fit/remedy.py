@@ -43,15 +43,15 @@ def _parallel_ways(
         yield f"{share} {fraction:.3f}"
     if result.kv == "bf16" and fits(kv="fp8"):
         yield "--kv fp8"
-    tokens = _first(_halves(result.low_tokens), lambda n: fits(context=n))
-    if tokens is not None and tokens < question.context:
+    fewer = _halves(min(result.low_tokens, question.context - 1))
+    if tokens := _first(fewer, lambda n: fits(context=n)):
         yield f"--ctx {_tokens(tokens)}"
     smaller = (n for n in _SMALL_STEPS if n < question.prefill_tokens)
     if prefill := _first(smaller, lambda n: fits(prefill_given=n)):
         yield f"--prefill {prefill}"
     # measured weights are those of as many cards as they were measured with
     more = range(question.tp + 1, 1 if question.measured_bytes else _MOST_CARDS + 1)
-    if tp := _first(more, lambda n: fits(tp=n)):
+    if tp := _first((n for n in more if n % question.dcp == 0), lambda n: fits(tp=n)):
         yield _cards_flag(tp, question.tp, cards)
 
 

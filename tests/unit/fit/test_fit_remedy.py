@@ -109,6 +109,17 @@ def test_cards_that_are_there_are_used_before_more_are_advised(
     assert flag in hint_for(asked(tp=tp), cards)[0]
 
 
+def test_more_cards_are_a_number_that_the_cards_of_a_request_divide() -> None:
+    # 96 heads: also 24 cards, which are too small, 32 and 48
+    fact = fact_of("zai-org/GLM-4.5")
+    assert fact is not None
+    model, cards = fact.architecture(), {"tp": 24, "card_bytes": shown_bytes(32 * GIB)}
+    for dcp, more in ((1, 32), (3, 48)):
+        question = asked(dcp=dcp, **cards)
+        hint = parallel_hint(model, question, answer(model, question), 24)
+        assert f"--gpus {more}." in hint
+
+
 def test_measured_weights_tell_nothing_about_other_numbers_of_cards() -> None:
     hint, _ = hint_for(asked(tp=4, measured_bytes=140 * GIB))
     assert "No single option makes it fit" in hint
