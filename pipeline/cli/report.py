@@ -22,7 +22,7 @@ from pipeline.cli.report_evidence import with_states
 from pipeline.cli.result_statements import leave_report_statement
 from pipeline.cli.signing import Signing, trust_of
 from pipeline.errors import StoreUnusable
-from pipeline.files import write_bytes
+from pipeline.files import sha256_of_file, write_bytes
 from pipeline.host.facts.drift import read_facts
 from pipeline.report.build import report_data
 from pipeline.report.engine_memory import memory_of_log
@@ -88,7 +88,7 @@ class _Target(click.ParamType[Path]):
     "--log",
     "log_path",
     type=EXISTING_FILE,
-    help="Log of the engine's start, for how it split memory [default: that of the attempt].",
+    help="Log of the start of one RUN, for how memory was split [default: that of the attempt].",
 )
 @click.option(
     "--host-facts",
@@ -136,10 +136,12 @@ def report(
     judge = Judge(trust_of(context, trust_path), checkout_or_none(context), datetime.now(UTC))
     behind = Behind(_store(context), folders)
     named = [each for path in runs for each in runs_in(path) or [path]]
+    if log_path and len(named) > 1:
+        raise click.UsageError("--log is of one start: name one RUN with it.")
     read = [_read(path, log_path, judge, behind) for path in named]
     if host_path is not None:
-        facts = read_facts(host_path)
-        read = [with_host(run, facts) for run in read]
+        facts, digest = read_facts(host_path), sha256_of_file(host_path)
+        read = [with_host(run, facts) if _is_host_of(run, digest) else run for run in read]
     beside = _chosen(references, read)
     data = report_data(
         read,
@@ -157,6 +159,14 @@ def report(
     else:
         rows = [(target, log.size(target.stat().st_size)) for target in targets]
         click.echo(log.table(("file", "size"), rows))
+
+
+def _is_host_of(run: RunData, digest: str) -> bool:
+    """Whether facts may be of the host that a run names; one that names none is believed."""
+    named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
+    if named not in (None, digest):
+        log.say(f"{run.name}: was measured on a host of other facts, {named}; it keeps its own")
+    return named in (None, digest)
 
 
 def _list() -> None:

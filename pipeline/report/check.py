@@ -13,11 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.bench.place import is_run
 from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
 from pipeline.report.build import renamed
 from pipeline.report.findings import find
+from pipeline.report.from_foreign import read_foreign_data
 from pipeline.report.from_run import read_run_data
 from pipeline.report.model import ReportData, RunData, shown
 from pipeline.report.page import DATA_ID, render_page
@@ -198,11 +200,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def check_run(report: OpenedReport, index: int, folder: Path) -> list[Problem]:
-    """One run of a report against its folder."""
+def check_run(report: OpenedReport, index: int, path: Path) -> list[Problem]:
+    """One run of a report against its folder, or another program's result against its file."""
     at = f"/runs/{index}"
     try:
-        want = read_run_data(folder)
+        want = read_run_data(path) if is_run(path) else read_foreign_data(path)
     except RunInvalid as error:
         return [Problem(at, str(error))]
     got = report.data.runs[index]

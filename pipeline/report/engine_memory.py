@@ -39,8 +39,9 @@ _SIGNS = (
     _sign("weights", r"Model loading took ([\d.]+) GiB"),
     _sign("kv", r"Available KV cache memory: ([\d.]+) GiB"),
     _sign("kv_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
-    # llama.cpp writes a line for each card, and one more for each draft model
-    _sign("weights", r"CUDA\d+ model buffer size = +([\d.]+) MiB", _MIB, adds=True),
+    # llama.cpp writes a line for each card, and one more for each draft model; ik_llama.cpp
+    # leaves `model` out
+    _sign("weights", r"CUDA\d+ (?:model )?buffer size = +([\d.]+) MiB", _MIB, adds=True),
     _sign("kv", r"CUDA\d+ KV buffer size = +([\d.]+) MiB", _MIB, adds=True),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from glob import escape
 from itertools import islice
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from pipeline.attest.names import REPORT
 from pipeline.attest.predicates import Report
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
+from pipeline.bench.foreign.read import read_foreign
 from pipeline.bench.place import RUN_FILE
-from pipeline.errors import ReportInvalid
+from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.files import read_plain, sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.report.check import OpenedReport, Problem, check_report, check_run, open_report
@@ -100,13 +102,43 @@ def _run(report: OpenedReport, index: int, path: Path, judge: Judge, behind: Beh
     named = report.data.runs[index]
     title = f"run {plain(named.name)}"
     folder = _find(named.file, named.digest, path, behind)
+    foreign = folder is None and _find_foreign(named.file, named.digest, path, behind)
+    if foreign:
+        return Walk(_foreign(report, index, foreign, title), ())
     if folder is None:
         message = f"{named.digest} is in none of the folders here (--look-in DIR)"
         return Walk(Node(title, Verdict.INCOMPLETE, message), ())
-    same = _problems("numbers of the report", check_run(report, index, folder), "as in the run")
-    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
+    same = _same_numbers(report, index, folder)
+    within = Behind(behind.store, (*behind.folders, folder, folder.parent, path.parent))
     walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
     return Walk(Node(title, children=(same, walked.node)), walked.believed)
+
+
+def _same_numbers(report: OpenedReport, index: int, place: Path) -> Node:
+    return _problems("numbers of the report", check_run(report, index, place), "as in the run")
+
+
+def _foreign(report: OpenedReport, index: int, file: Path, title: str) -> Node:
+    """A result of another program: its numbers can be compared, and nobody signed them."""
+    message = f"a result of {plain(report.data.runs[index].tool)} has none"
+    unsigned = Node("statement", Verdict.INCOMPLETE, message)
+    return Node(title, children=(_same_numbers(report, index, file), unsigned))
+
+
+def _find_foreign(name: str, digest: str, page: Path, behind: Behind) -> Path | None:
+    """The result of another program, by its name and digest."""
+    places = (*behind.folders, page.parent)
+    if Path(name).name != name:  # a page may be anybody's
+        return None
+    found = (p for place in places for p in (place / name, *place.glob(f"*/{escape(name)}")))
+    return next((p for p in islice(found, _MOST_FOLDERS) if _foreign_digest(p) == digest), None)
+
+
+def _foreign_digest(path: Path) -> str | None:
+    try:
+        return read_foreign(path).digest
+    except RunInvalid:
+        return None
 
 
 def _find(file: str, digest: str, page: Path, behind: Behind) -> Path | None:

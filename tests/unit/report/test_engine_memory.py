@@ -51,6 +51,17 @@ def test_buffers_of_llama_cpp_are_added_for_each_card_and_main_memory_is_none() 
     assert (second.weights, second.kv) == (0.5, None)
 
 
+def test_ik_llama_cpp_names_the_weights_by_their_card_alone() -> None:
+    log = """\
+llm_load_tensors:        CPU buffer size =     4.73 MiB
+llm_load_tensors:      CUDA0 buffer size = 16542.17 MiB
+llama_kv_cache_init:      CUDA0 KV buffer size =   576.00 MiB
+llama_init_from_model:      CUDA0 compute buffer size =  6298.15 MiB
+"""
+    (memory,) = memory_of_log(log.splitlines())
+    assert (memory.weights, memory.kv) == (16.154, 0.562)
+
+
 def test_a_log_that_tells_nothing_gives_nothing() -> None:
     assert (
         memory_of_log(["INFO: Application startup complete.", "Memory pool end. avail mem=1 GB"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,27 @@ def test_a_foreign_result_is_drawn_beside_a_run(sm120: Command, tmp_path: Path) 
 def test_a_file_of_nobody_is_refused(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     assert sm120("report", tmp_path / "x.json").error == "RunInvalid"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_page_is_compared_with_a_foreign_result_that_lies_beside_it(
+    sm120: Command, tmp_path: Path, name: str
+) -> None:
+    copy = shutil.copytree if (RESULTS / name).is_dir() else shutil.copyfile
+    copy(RESULTS / name, tmp_path / name)
+    assert sm120("report", name, "--to", "r.html").code == 0
+    told = sm120("verify", "r.html")
+    assert "numbers of the report  valid" in told.out
+    assert told.error == "EvidenceIncomplete"  # nobody signs what other programs write
+
+
+def test_a_foreign_result_that_is_away_or_changed_is_never_valid(
+    sm120: Command, tmp_path: Path
+) -> None:
+    name = "vllm-serve.json"
+    shutil.copyfile(RESULTS / name, tmp_path / name)
+    assert sm120("report", name, "--to", "r.html").code == 0
+    (tmp_path / name).write_text((tmp_path / name).read_text().replace("200", "300"))
+    assert "none of the folders" in sm120("verify", "r.html").out
+    (tmp_path / name).unlink()
+    assert "none of the folders" in sm120("verify", "r.html").out

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.bench.record import read_run, write_run
 from pipeline.report.from_host import with_host
 from pipeline.report.model import Memory
 from tests.unit.bench.example_run import FOLDER
@@ -43,3 +44,21 @@ def test_facts_are_read_from_their_file(sm120: Command, tmp_path: Path) -> None:
 def test_a_file_that_holds_no_facts_is_an_error(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text("{}")
     assert sm120("report", FOLDER, "--host-facts", "facts.json").error == "FactsUnreadable"
+
+
+def test_facts_of_another_host_than_the_run_names_are_not_shown(
+    sm120: Command, tmp_path: Path
+) -> None:
+    run = read_run(FOLDER)
+    named = run.inputs.model_copy(update={"host": f"sha256:{'1' * 64}"})
+    (tmp_path / "other").mkdir()
+    write_run(tmp_path / "other", run.model_copy(update={"inputs": named}))
+    (tmp_path / "facts.json").write_text(facts().model_dump_json())
+    told = sm120("report", "other", "--host-facts", "facts.json", "--to", "r.md")
+    assert "other facts" in told.err
+    assert "NVIDIA driver" not in (tmp_path / "r.md").read_text()
+
+
+def test_the_log_of_one_start_does_not_stand_for_two_runs(sm120: Command, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    assert sm120("report", FOLDER, FOLDER, "--log", "log").code == 2
