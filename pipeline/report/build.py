@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pipeline import __version__
+from pipeline.bench.place import RUN_FILE
 from pipeline.report.findings import with_findings
 from pipeline.report.model import AttemptRow, Reference, ReportData, RunData, Series
 from pipeline.serve.attempts import Attempt
@@ -48,9 +49,14 @@ def _told_apart(runs: Sequence[RunData]) -> list[RunData]:
     return [renamed(run) if times[run.name] > 1 else run for run in runs]
 
 
+def place_of(run: RunData) -> str:
+    """The folder of a run, or the file of another program's result."""
+    return run.file.removesuffix(f"/{RUN_FILE}")
+
+
 def renamed(run: RunData) -> RunData:
     """A run with its folder in its name."""
-    name = f"{run.name} ({run.file.partition('/')[0]})"
+    name = f"{run.name} ({place_of(run)})"
     series: list[Series] = [each.model_copy(update={"name": name}) for each in run.series]
     return run.model_copy(update={"name": name, "series": series})
 

@@ -42,9 +42,12 @@ def read_run_data(path: Path) -> RunData:
     """A run by its folder or file."""
     folder = run_folder(path)
     run, requests = read_run(folder), folder / REQUESTS_FILE
+    # `bench --out DIR` makes DIR/WORKLOAD: the name that somebody chose is the one above
+    whole = folder.resolve()
+    parts = whole.parts[-2:] if whole.name == run.workload.name else whole.parts[-1:]
     return run_data(
         run,
-        file=f"{folder.resolve().name}/{RUN_FILE}",
+        file="/".join([*parts, RUN_FILE]),
         digest=sha256_of_file(folder / RUN_FILE),
         requests=sha256_of_file(requests) if requests.exists() else None,
     )

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
+from pipeline.report.build import place_of
 from pipeline.report.from_host import HOST
 from pipeline.report.model import ReportData
 
@@ -28,7 +29,7 @@ _MAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
 # From the root, at least two levels; not a part of a name such as org/model.
 _PATH = re.compile(r"(?<![\w./:~-])(?:~|/[\w.@+-]+)(?:/[\w.@+:-]+)+/?")
 _LOOPBACK = ("127.0.0.1", "localhost", "0.0.0.0", "::1")  # noqa: S104
-_RUN_FOLDER = re.compile(r"^[^/]+/bench\.json$")
+_RUN_FOLDER = re.compile(r"^(?:[^/]+/)+bench\.json$")
 
 
 class Redactor:
@@ -89,7 +90,7 @@ def own_names() -> set[str]:
 def redact(data: ReportData, names: Collection[str] = ()) -> ReportData:
     """The same report to paste in public; published documents stay as they are."""
     # the name of a folder is often that of a machine or a customer; it tells runs apart
-    folders = {f"({run.file.partition('/')[0]})" for run in data.runs}
+    folders = {f"({place_of(run)})" for run in data.runs}
     hosts = {f.value for run in data.runs for f in run.hardware if f.name == HOST}
     redactor = Redactor({*own_names(), *names, *folders, *hosts})
     body = data.model_dump(mode="json")

@@ -147,8 +147,8 @@ def _find(file: str, digest: str, page: Path, behind: Behind) -> Path | None:
     for folder in folders:
         if sha256_of_file(folder / RUN_FILE) == digest:
             return folder
-    name = Path(file).parent.name
-    return next((f for f in folders if f.resolve().name == name), None)
+    parts = Path(file).parent.parts
+    return next((f for f in folders if parts and f.resolve().parts[-len(parts) :] == parts), None)
 
 
 def _candidates(page: Path, behind: Behind) -> Iterator[Path]:

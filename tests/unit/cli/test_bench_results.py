@@ -205,3 +205,16 @@ def test_a_folder_without_a_run_is_still_refused(sm120: Command, tmp_path: Path)
 def test_large_numbers_are_no_powers_of_ten(sm120: Command, run: Path) -> None:
     slow = _slower(run, 1234567.0)
     assert "e+0" not in sm120("bench", "compare", run, slow).out
+
+
+def test_two_nights_of_one_workload_are_told_apart_in_a_report(sm120: Command, run: Path) -> None:
+    workload = read_run(run).workload.name
+    for night in ("monday", "tuesday"):
+        shutil.copytree(run, run.parent / night / workload)
+    assert sm120("report", "monday", "tuesday", "--to", "r.html", "--to", "r.md").code == 0
+    text = (run.parent / "r.md").read_text()
+    assert f"(monday/{workload})" in text
+    assert f"(tuesday/{workload})" in text
+    assert sm120("verify", "r.html").out.count("numbers of the report  valid") == 2
+    assert sm120("report", "monday", "tuesday", "--to", "public.md", "--redact").code == 0
+    assert "monday" not in (run.parent / "public.md").read_text()

@@ -20,7 +20,7 @@ from tests.unit.support import Command
 def test_a_run_becomes_a_page_that_holds_its_data(sm120: Command, tmp_path: Path) -> None:
     sm120("report", FOLDER)
     page = open_report((tmp_path / "report.html").read_bytes())
-    assert page.data.runs[0].file == "example/bench.json"
+    assert page.data.runs[0].file == "bench/example/bench.json"
     assert check_report(page) == []
 
 
