@@ -6,7 +6,8 @@ answer without loading the modules: those import what their verbs need, which ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -141,6 +142,10 @@ STORE = {
 }
 
 
+# How alike a word and a verb of its own group are, so that verbs of other groups do not count.
+_NEAR = 0.7
+
+
 class VerbGroup(click.Group):
     """A group whose verbs are loaded when they are asked for."""
 
@@ -167,6 +172,18 @@ class VerbGroup(click.Group):
             self.add_command(getattr(import_module(f"pipeline.cli.{module}"), function), cmd_name)
         return self.commands.get(cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command; for a word that is none, an error that names those that may be meant."""
+        word = args[0]
+        is_option = word.startswith("-")
+        if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
+            meant = " or ".join(f"`{each}`" for each in _meant(ctx, self, word))
+            # click's own suggestion knows only verbs that are loaded, and no other group
+            ctx.fail(f"No such command {word!r}." + (f" Did you mean {meant}?" if meant else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table, each verb with a whole sentence."""
         # one width for all sections, so that the sentences stand in one column
@@ -186,6 +203,33 @@ class VerbGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _meant(ctx: click.Context, group: VerbGroup, word: str) -> list[str]:
+    """Commands that a word may mean: of this group where one is near, else of any other."""
+    # also `help` and `version`, which are commands elsewhere and options here
+    options = [name for parameter in group.get_params(ctx) for name in parameter.opts]
+    here = {name: f"{ctx.command_path} {name}" for name in (*group.verbs, *options)}
+    root = ctx.find_root()
+    assert isinstance(root.command, VerbGroup)
+    # a verb that stands in two groups is one command
+    others = {verb: path for path, verb in reversed([*_paths(root.command, root.command_path)])}
+    names = {path.rpartition(" ")[2] for path in others.values()}
+    typed = word.lower()
+    # a verb of exactly this name is meant, wherever it stands
+    alike = 1.0 if typed in names else _NEAR
+    if near := get_close_matches(typed, here, n=1, cutoff=alike):
+        return [here[near[0]]]
+    [nearest] = get_close_matches(typed, sorted(names), n=1) or [""]
+    return sorted(path for path in others.values() if path.endswith(f" {nearest}"))
+
+
+def _paths(group: VerbGroup, path: str) -> Iterator[tuple[str, Verb]]:
+    """Every command below a group, with the words that call it; none is loaded for that."""
+    for name, verb in group.verbs.items():
+        yield f"{path} {name}", verb
+        if isinstance(inner := group.commands.get(name), VerbGroup):
+            yield from _paths(inner, f"{path} {name}")
 
 
 class DefaultVerbGroup(VerbGroup):

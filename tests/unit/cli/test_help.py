@@ -82,6 +82,60 @@ def test_a_list_of_commands_fits_a_screen_and_no_sentence_is_cut(
     assert len(lines) - first <= HEIGHT
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("biuld", "`sm120 build`"),
+        ("image tets", "`sm120 image test`"),
+        ("wieghts fetch", "`sm120 weights`"),
+        ("Verify", "`sm120 verify`"),
+        # it lives in another group, and is not only near to something here
+        ("fetch", "`sm120 weights fetch`"),
+        ("pull", "`sm120 registry pull`"),
+        ("image pull", "`sm120 registry pull`"),
+        ("image trust", "`sm120 evidence trust-key`"),
+        # one command, although it stands in two groups
+        ("gate publish", "`sm120 publish`"),
+        (
+            "lock",
+            "`sm120 host lock` or `sm120 image lock` or `sm120 source lock`"
+            " or `sm120 weights lock`",
+        ),
+        ("help", "`sm120 --help`"),
+        ("image help", "`sm120 image --help`"),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest_one(
+    sm120: Command, typed: str, meant: str
+) -> None:
+    ended = sm120(*typed.split())
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith(f"Did you mean {meant}?")
+
+
+@pytest.mark.parametrize("typed", ["xyzzy", "image xyzzy"])
+def test_a_word_that_is_near_to_no_command_gets_no_suggestion(sm120: Command, typed: str) -> None:
+    ended = sm120(*typed.split())
+    assert (ended.code, "Did you mean" in ended.err) == (2, False)
+    assert "No such command 'xyzzy'." in ended.err
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_every_command_is_found_again_with_two_letters_swapped(
+    sm120: Command, path: tuple[str, ...]
+) -> None:
+    *before, name = path
+    swapped = name[:-2] + name[-1] + name[-2]
+    if before == ["bench"] or swapped == name:
+        return  # what is no verb of bench is a recipe
+    assert f"`sm120 {' '.join(path)}`" in sm120(*before, swapped).err
+
+
+def test_a_mistyped_option_is_answered_with_the_nearest_one(sm120: Command) -> None:
+    assert "Did you mean '--platform'?" in sm120("build", "x", "--platfrom", "host").err
+    assert "Did you mean '--store'?" in sm120("--sotre", "x", "plan").err
+
+
 def test_one_word_names_one_thing() -> None:
     """The same option has the same meaning, and help, wherever it stands."""
     helps: dict[str, set[str]] = {}
