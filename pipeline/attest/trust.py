@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import yaml
 from pydantic import AwareDatetime, Field, StringConstraints, ValidationError, model_validator
 
 from pipeline.attest.keys import PublicKey, key_id, public_pem, read_key_file, read_public
@@ -27,7 +28,6 @@ from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name
 from pipeline.yaml_file import parse_yaml, read_yaml
 
-FILE_NAME = "trust.yaml"
 _BY_HAND = "Nothing was written. Put what `sm120 evidence show-key FILE.pub` prints under `keys:`."
 # of an entry that is made here; whoever reviews a trust file may set another end
 _BELIEVED_FOR = timedelta(days=365)
@@ -119,7 +119,7 @@ class OwnKeys(Trust):
 
 def judges_strangers(trust: Trust | None) -> bool:
     """Whether somebody chose whom to believe; until then a key that nobody knows proves nothing."""
-    return trust is not None and not isinstance(trust, OwnKeys)
+    return trust is not None and bool(trust.keys) and not isinstance(trust, OwnKeys)
 
 
 def read_trust(path: Path) -> Trust:
@@ -139,8 +139,9 @@ def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | N
         # a stray file among the user's keys is no reason to trust nobody
         with suppress(KeyInvalid, ValidationError):
             own.append(_named_key(path))
-    if trust is None:
-        return OwnKeys(keys=_joined([], own)) if own else None
+    if trust is None or not trust.keys:
+        bases = trust.bases if trust else {}
+        return OwnKeys(keys=_joined([], own), bases=bases) if own or bases else None
     return Trust(keys=_joined(trust.keys, own), bases=trust.bases)
 
 
@@ -223,3 +224,31 @@ def add_entry(path: Path, entry: str, wanted: str) -> None:
     except SpecInvalid as error:
         raise TrustInvalid(str(error), _BY_HAND) from error
     write_bytes(path, changed.encode())
+
+
+def remove_entry(path: Path, wanted: str) -> None:
+    """Take a key's entry out of a trust file, whose other lines stay as they are."""
+    trust, text = read_trust(path), path.read_text("utf-8")
+    lines = f"{text.rstrip()}\n".splitlines(keepends=True)
+    at = [key.id for key in trust.keys].index(wanted)
+    entries = _entries("".join(lines))
+    # a comment below an entry is about the next one
+    start, end = entries[at].start_mark.line, entries[at].end_mark.line
+    while end > start + 1 and re.fullmatch(r"\s*(#.*)?\n?", lines[end - 1]):
+        end -= 1
+    changed = "".join([*lines[:start], *lines[end:]])
+    if len(entries) == 1:
+        changed = re.sub(r"^keys:", "keys: []", changed, count=1, flags=re.M)
+    left = [key for key in trust.keys if key.id != wanted]
+    try:
+        if parse_yaml(changed.encode(), Trust, path).keys != left:
+            raise SpecInvalid(f"{path}: is written in a way that only its author can change")
+    except SpecInvalid as error:
+        raise TrustInvalid(str(error), "Nothing was written. Delete the entry by hand.") from error
+    write_bytes(path, changed.encode())
+
+
+def _entries(text: str) -> list[yaml.Node]:
+    """Where in a trust file each of its keys stands."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return next(list(value.value) for key, value in root.value if key.value == "keys")

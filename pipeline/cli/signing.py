@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # a file in the store: whoever wants no key is not asked again at each build
 _OFFERED = "key-offered"
+_TRUST_FILE = "trust.yaml"
 
 
 class Signing:
@@ -106,21 +107,25 @@ def signer_of(key_path: Path | None) -> Signer:
 
 def trust_of(context: click.Context, path: Path | None) -> Trust | None:
     """The trust file that was named, else the checkout's, the user's and the user's own keys."""
-    from pipeline.attest.trust import FILE_NAME, both, read_trust, with_own_keys
+    from pipeline.attest.trust import both, read_trust, with_own_keys
 
     if path is not None:
         return read_trust(path)
+    trust = reduce(both, map(read_trust, trust_files(context)), None)
+    return with_own_keys(trust, own_public_keys(os.environ))
+
+
+def trust_files(context: click.Context) -> list[Path]:
+    """The trust files that count here where none was named; the first has the last word."""
     checkout = checkout_or_none(context)
     # a checkout's trust file is reviewed like its code; the user's own is added to it
-    shared = checkout.root / "lockfiles" / FILE_NAME if checkout else None
-    files = [p for p in (shared, own_trust_file()) if p and p.exists()]
-    trust = reduce(both, map(read_trust, files), None)
-    return with_own_keys(trust, own_public_keys(os.environ))
+    shared = checkout.root / "lockfiles" / _TRUST_FILE if checkout else None
+    return [p for p in (shared, own_trust_file()) if p and p.exists()]
 
 
 def own_trust_file() -> Path | None:
     """Where this user keeps whom to believe; a user id without an account has no such place."""
     try:
-        return default_folder(os.environ).with_name("trust.yaml")
+        return default_folder(os.environ).with_name(_TRUST_FILE)
     except KeyInvalid:
         return None

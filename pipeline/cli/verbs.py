@@ -128,6 +128,7 @@ EVIDENCE = {
     "list-keys": Verb("evidence.keys:list_keys", "List the trusted keys and what they may sign."),
     "show-key": Verb("evidence.keys:show_key", "Print a key's entry for a trust file."),
     "trust-key": Verb("evidence.keys:trust_key", "Believe somebody's public key from now on."),
+    "untrust-key": Verb("evidence.keys:untrust_key", "Take a key out of a trust file again."),
 }
 REGISTRY = {
     "publish": _PUBLISH,

@@ -13,13 +13,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline import log
 from pipeline.attest import keys
-from pipeline.attest.keyring import default_folder, use_first_key
+from pipeline.attest.keyring import default_folder, own_public_keys, public_id, use_first_key
 from pipeline.attest.names import KINDS
-from pipeline.attest.trust import TrustedKey, add_entry, key_name, read_trust, trust_entry
+from pipeline.attest.trust import (
+    TrustedKey,
+    add_entry,
+    key_name,
+    read_trust,
+    remove_entry,
+    trust_entry,
+)
 from pipeline.cli.context import checkout_or_none, say_json, store_of
 from pipeline.cli.image_statements import sign_store
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option, trust_option
-from pipeline.cli.signing import own_trust_file, trust_of
+from pipeline.cli.signing import own_trust_file, trust_files, trust_of
 from pipeline.errors import KeyInvalid, StoreUnwritable
 from pipeline.model import Name
 from pipeline.store.store import default_root
@@ -135,9 +142,7 @@ def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: P
     """
     name = name or key_name(public)
     _require_plain(name)
-    target = path or own_trust_file()
-    if target is None:
-        raise StoreUnwritable("this user has no home folder", "Name a trust file with --to.")
+    target = path or _own_file("--to")
     key_id, entry = _id_of(public), _entry(name, public, believed)
     known = read_trust(target).find(key_id) if target.exists() else []
     if known:
@@ -146,15 +151,71 @@ def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: P
     click.echo(f"{target}: now has {name} {key_id}")
 
 
+def _own_file(option: str) -> Path:
+    if (own := own_trust_file()) is None:
+        raise StoreUnwritable("this user has no home folder", f"Name a trust file with {option}.")
+    return own
+
+
+@click.command("untrust-key")
+@click.argument("wanted", metavar="NAME|ID|FILE.pub")
+@click.option(
+    "--from",
+    "path",
+    type=EXISTING_FILE,
+    help="Trust file to take it from, such as a team's lockfiles/trust.yaml [default: your own].",
+)
+@click.pass_context
+def untrust_key(context: click.Context, wanted: str, path: Path | None) -> None:
+    """Take a key out of a trust file, so that `sm120 verify` no longer believes what it signed.
+
+    The way back from trust-key. A key that was stolen is better left there as `revoked`: what it
+    signed is then broken, and not merely unknown.
+    """
+    target = path or _own_file("--from")
+    known = read_trust(target).keys if target.exists() else []
+    id_of_file = _id_of(Path(wanted)) if Path(wanted).is_file() else wanted
+    matches = [key for key in known if wanted == key.name or id_of_file == key.id]
+    if not matches:
+        raise _not_trusted(context, wanted, id_of_file, target)
+    remove_entry(target, matches[0].id)
+    click.echo(f"{target}: no longer has {matches[0].name} {matches[0].id}")
+
+
+def _not_trusted(context: click.Context, wanted: str, key_id: str, target: Path) -> KeyInvalid:
+    """Why a key cannot be taken out of this file: nobody trusts it, or something else does."""
+    trust = trust_of(context, None)
+    for key in trust.keys if trust else []:
+        where = _trusted_by(context, key.id)
+        if (wanted == key.name or key_id == key.id) and where != target:
+            if where.suffix == ".pub":
+                hint = "Your own keys are trusted while they lie there; `rm` takes one away."
+                return KeyInvalid(f"{wanted}: is a key of your own, {where}", hint)
+            hint = f"`sm120 evidence untrust-key {key.name} --from {where}` takes it out there."
+            return KeyInvalid(f"{wanted}: is trusted by {where}, not by {target}", hint)
+    message = f"{wanted}: {target} trusts no key of this name or id"
+    return KeyInvalid(message, "`sm120 evidence list-keys` lists the keys that are trusted.")
+
+
+def _trusted_by(context: click.Context, key_id: str) -> Path:
+    """The trust file that has a key, or the file of a key of one's own."""
+    files = [path for path in trust_files(context) if read_trust(path).find(key_id)]
+    own = (path for path in own_public_keys(os.environ) if public_id(path) == key_id)
+    return files[0] if files else next(own)
+
+
 @click.command("list-keys")
 @trust_option
 @json_option
 @click.pass_context
 def list_keys(context: click.Context, trust_path: Path | None, as_json: bool) -> None:
-    """List the keys of the trust file, what each is trusted for and until when."""
+    """List the keys that are trusted, by which file, what for and until when."""
     trust = trust_of(context, trust_path)
     now = datetime.now(UTC)
-    rows = [_row(key, now) for key in trust.keys] if trust else []
+    rows = [
+        {**_row(key, now), "in": str(trust_path or _trusted_by(context, key.id))}
+        for key in (trust.keys if trust else ())
+    ]
     if as_json:
         return say_json(rows)
     if not rows:
@@ -162,8 +223,8 @@ def list_keys(context: click.Context, trust_path: Path | None, as_json: bool) ->
             "no key is trusted here: `sm120 evidence trust-key FILE.pub` believes somebody's,"
             " `sm120 evidence new-key NAME` makes one"
         )
-    head = ["name", "id", "state", "until", "for"]
-    table = [[r["name"], r["id"], r["state"], r["until"], ", ".join(r["for"])] for r in rows]
+    head = ["name", "id", "state", "until", "in", "for"]
+    table = [[*(r[name] for name in head[:-1]), ", ".join(r["for"])] for r in rows]
     click.echo(log.table(head, table))
 
 

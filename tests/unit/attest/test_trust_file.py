@@ -7,11 +7,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.attest.keys import key_id, new_key, public_pem
 from pipeline.attest.names import HOST_FACTS, PROVENANCE
 from pipeline.attest.statement import CLOCKS_APART
-from pipeline.attest.trust import Trust, add_entry, both, key_name, read_trust, trust_entry
+from pipeline.attest.trust import (
+    OwnKeys,
+    Trust,
+    add_entry,
+    both,
+    judges_strangers,
+    key_name,
+    read_trust,
+    remove_entry,
+    trust_entry,
+    with_own_keys,
+)
 from pipeline.errors import TrustInvalid
 
 KEY = new_key().public_key()
@@ -149,6 +161,55 @@ def test_a_trust_file_that_an_entry_does_not_fit_into_is_left_as_it_is(
         add_entry(path, MORE, key_id(SECOND))
     assert path.read_text() == text
     assert [p.name for p in tmp_path.iterdir()] == ["trust.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (FILE, "format: 1\nkeys: []\n"),
+        (FILE.rstrip(), "format: 1\nkeys: []\n"),
+        (f"keys:  # ours\n{ENTRY}\n", "keys: []  # ours\n"),
+        (f"format: 1\nkeys:\n{ENTRY}\n\n# hers\n{MORE}\n", f"format: 1\nkeys:\n\n# hers\n{MORE}\n"),
+        (f"format: 1\nkeys:\n# hers\n{MORE}\n# his\n{ENTRY}\n", None),
+        (f"keys:\n{ENTRY}\n{MORE}\nformat: 1\n", f"keys:\n{MORE}\nformat: 1\n"),
+        (
+            f"keys:\n{textwrap.indent(ENTRY, '  ')}\n  # hers\n{textwrap.indent(MORE, '  ')}\n",
+            f"keys:\n  # hers\n{textwrap.indent(MORE, '  ')}\n",
+        ),
+    ],
+)
+def test_an_entry_is_taken_out_and_all_other_lines_stay(
+    tmp_path: Path, text: str, left: str | None
+) -> None:
+    path = tmp_path / "trust.yaml"
+    path.write_text(text)
+    before = read_trust(path)
+    remove_entry(path, key_id(KEY))
+    assert read_trust(path).keys == [key for key in before.keys if key.id != key_id(KEY)]
+    assert path.read_text() == (left or text.replace(f"{ENTRY}\n", ""))
+    # and it can come back
+    add_entry(path, ENTRY, key_id(KEY))
+    assert {k.id for k in read_trust(path).keys} == {k.id for k in before.keys}
+
+
+@pytest.mark.parametrize("before", ["", "format: 1\n"])
+def test_an_entry_that_cannot_be_cut_out_by_its_lines_stays(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "trust.yaml"
+    entry = yaml.safe_dump(yaml.safe_load(ENTRY), default_flow_style=True, width=10_000)
+    path.write_text(f"{before}keys: {entry}")
+    text = path.read_text()
+    with pytest.raises(TrustInvalid) as caught:
+        remove_entry(path, key_id(KEY))
+    assert "by hand" in caught.value.hint
+    assert path.read_text() == text
+
+
+def test_a_trust_file_without_keys_chooses_nobody() -> None:
+    base = {f"sha256:{'0' * 64}": "as published"}
+    assert with_own_keys(Trust(), []) is None
+    assert with_own_keys(Trust(bases=base), []) == OwnKeys(bases=base)
+    assert not judges_strangers(Trust())
+    assert judges_strangers(Trust.model_validate(yaml.safe_load(FILE)))
 
 
 def test_of_two_trust_files_the_first_has_the_last_word(tmp_path: Path) -> None:

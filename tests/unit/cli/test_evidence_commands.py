@@ -216,6 +216,52 @@ def test_a_public_key_is_trusted_from_now_on(
     assert [row["name"] for row in sm120("evidence", "list-keys", "--json").json] == ["builder"]
 
 
+@pytest.mark.parametrize("name", ["builder", "the file", "the id"])
+def test_a_key_that_is_taken_back_makes_its_images_incomplete_again(
+    strangers: str, sm120: Command, tmp_path: Path, name: str
+) -> None:
+    public = tmp_path / "keys" / "builder.pub"
+    sm120("evidence", "trust-key", public)
+    assert sm120("verify", strangers).code == 0
+    [row] = sm120("evidence", "list-keys", "--json").json
+    assert row["in"].endswith("/.config/sm120/trust.yaml")
+    wanted = {"builder": "builder", "the file": public, "the id": row["id"]}[name]
+    done = sm120("evidence", "untrust-key", wanted)
+    assert (done.code, f"no longer has builder {row['id']}" in done.out) == (0, True), done.err
+    assert sm120("verify", strangers).error == "EvidenceIncomplete"
+    assert sm120("evidence", "list-keys", "--json").json == []
+
+
+@pytest.mark.parametrize("wanted", ["nobody", f"sha256:{'0' * 64}", "builder"])
+def test_a_key_that_nobody_trusts_cannot_be_taken_back(
+    strangers: str, sm120: Command, wanted: str
+) -> None:
+    ended = sm120("evidence", "untrust-key", wanted)
+    assert ended.error == "KeyInvalid"
+    assert f"{wanted}: " in ended.err
+    assert "trusts no key of this name or id" in ended.err
+
+
+def test_a_key_of_the_checkouts_trust_file_is_said_to_be_that_files(
+    trust: Path, sm120: Command, tmp_path: Path
+) -> None:
+    ended = sm120("evidence", "untrust-key", tmp_path / "keys" / "builder.pub")
+    assert ended.error == "KeyInvalid"
+    assert f"is trusted by {trust}, not by " in ended.err
+    assert f"untrust-key builder --from {trust}`" in ended.err
+    assert sm120("evidence", "untrust-key", "builder", "--from", trust).code == 0
+    assert sm120("evidence", "list-keys", "--json").json == []
+
+
+def test_a_key_of_ones_own_is_said_to_be_that(sm120: Command) -> None:
+    sm120("evidence", "new-key", "mine")
+    ended = sm120("evidence", "untrust-key", "mine")
+    assert ended.error == "KeyInvalid"
+    assert "is a key of your own, " in ended.err
+    assert "/keys/mine.pub" in ended.err
+    assert [row["name"] for row in sm120("evidence", "list-keys", "--json").json] == ["mine"]
+
+
 def test_a_key_that_is_believed_about_little_does_not_prove_the_rest(
     strangers: str, sm120: Command, tmp_path: Path
 ) -> None:
