@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,11 @@ _STDIN = Path("-")
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 # The known issue that overruns are of; all else in its entry is text.
 _OVERRUN_ISSUE = "shared-memory-101376"
+_SEE_BELOW = "Take an image in which this kernel is patched; what is known about it stands below."
 _MOST_KERNELS = 4
+# For the first bytes of a pipe: whatever writes there has begun by then, and under CI, cron and ssh
+# standard input is often a pipe that nobody writes to or closes.
+_PATIENCE_S = 10.0
 
 
 @click.command("doctor")
@@ -43,12 +48,16 @@ def doctor(
 ) -> None:
     """Recognise known issues in logs and in the facts of this machine; name cause and fix.
 
-    Logs may come from a pipe, which `-` names: `docker logs NAME 2>&1 | sm120 doctor -`. In a
+    Logs may come from a pipe: `docker logs NAME 2>&1 | sm120 doctor -`. The `-` waits until the
+    pipe ends; without it, a pipe in which nothing comes is left alone after ten seconds. In a
     checkout a kernel that needs too much shared memory is looked up in its gates, and the image
     and the patch with exactly these bytes are named.
     """
     reader = OverrunReader()
-    matches = [_match_log(path, reader) for path in logs or _piped()]
+    paths = logs or _piped()
+    if no_facts and not paths:
+        raise click.UsageError("name a log, or leave --no-facts out: there is nothing to read")
+    matches = [_match_log(path, reader) for path in paths]
     if not no_facts:
         matches += _match_machine(root)
     issues = findings(matches)
@@ -67,7 +76,23 @@ def _piped() -> tuple[Path, ...]:
         mode = os.fstat(0).st_mode
     except OSError:  # closed
         return ()
-    return (_STDIN,) if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ()
+    # sshd gives a command a socket
+    may_be_silent = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    if stat.S_ISREG(mode) or (may_be_silent and _begins()):
+        return (_STDIN,)
+    return ()
+
+
+def _begins() -> bool:
+    """Whether something comes through standard input, or its end."""
+    if select.select([0], [], [], 0)[0]:
+        return True
+    patience = log.seconds(_PATIENCE_S)
+    log.say(f"Waiting {patience} for a log in standard input (`-` waits for as long as it takes)")
+    if select.select([0], [], [], _PATIENCE_S)[0]:
+        return True
+    log.say("Nothing came: standard input is not read")
+    return False
 
 
 def _match_log(path: Path, reader: OverrunReader) -> dict[str, list[str]]:
@@ -79,7 +104,7 @@ def _match_log(path: Path, reader: OverrunReader) -> dict[str, list[str]]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[str]]:
     if path == _STDIN:
-        log.say("Reading the log from standard input")
+        log.say("Reading the log from standard input, to its end")
     # line by line, and whatever its encoding: engines write logs of gigabytes
     source = 0 if path == _STDIN else path
     with open(source, encoding="utf-8", errors="replace", closefd=source != 0) as lines:
@@ -126,7 +151,8 @@ def _as_json(finding: Finding, kernels: Kernels) -> dict[str, object]:
 def _show_findings(issues: list[Finding], kernels: Kernels) -> None:
     for each in issues:
         click.echo(f"{each.issue.id}: {each.issue.title} (seen {each.times}x)\n  {each.seen[0]}")
-        show_fix(each)
+        is_looked_up = each.issue.id == _OVERRUN_ISSUE and kernels
+        show_fix(each, _SEE_BELOW if is_looked_up else "")
         click.echo(f"  see:   {', '.join(each.issue.sources)}\n")
         if each.issue.id == _OVERRUN_ISSUE:
             for overrun, known in kernels:
@@ -136,9 +162,9 @@ def _show_findings(issues: list[Finding], kernels: Kernels) -> None:
         click.echo("no known issue was recognised; that does not prove that there is none")
 
 
-def show_fix(finding: Finding) -> None:
-    """Cause and fix of a known issue."""
-    click.echo(f"  cause: {finding.issue.cause}\n  fix:   {finding.issue.fix}")
+def show_fix(finding: Finding, fix: str = "") -> None:
+    """Cause and fix of a known issue; another fix, where more is known."""
+    click.echo(f"  cause: {finding.issue.cause}\n  fix:   {fix or finding.issue.fix}")
 
 
 def _show_overrun(overrun: Overrun, known: list[KnownKernel] | None) -> None:

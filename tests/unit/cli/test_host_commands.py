@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from pipeline.cli.host import doctor
 from tests.unit.host.machines import DATA, H200, blackwell, changed, h200
 from tests.unit.support import ROOT, Command
 
@@ -197,6 +201,74 @@ def test_a_log_may_come_from_a_pipe(
     assert finding["issue"]["id"] == "shared-memory-101376"
     assert finding["seen"][0].startswith("stdin:1: ")
     assert finding["kernels"][0]["known"][0]["image"] == "sglang-k2"
+
+
+@pytest.fixture
+def pipe() -> Iterator[int]:
+    """Standard input is a pipe that nobody closes; the end to write to."""
+    kept, (out, into) = os.dup(0), os.pipe()
+    os.dup2(out, 0)
+    os.close(out)
+    yield into
+    os.dup2(kept, 0)
+    os.close(kept)
+    with suppress(OSError):
+        os.close(into)
+
+
+def test_a_pipe_in_which_nothing_comes_does_not_keep_the_doctor_from_the_machine(
+    sm120: Command, pipe: int, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_PATIENCE_S", 0.0)
+    ended = sm120("doctor", "--root", good)
+    assert (ended.code, "no known issue was recognised" in ended.out) == (0, True)
+    assert "`-` waits" in ended.err
+    assert "standard input is not read" in ended.err
+
+
+def test_without_a_log_and_without_the_machine_there_is_nothing_to_judge(
+    sm120: Command, pipe: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_PATIENCE_S", 0.0)
+    ended = sm120("doctor", "--no-facts")
+    assert (ended.code, "name a log" in ended.err) == (2, True)
+    assert "no known issue" not in ended.out
+
+
+def test_a_pipe_that_begins_late_is_read_to_its_end(sm120: Command, pipe: int) -> None:
+    def send() -> None:
+        os.write(pipe, b"fine\n")
+        os.write(pipe, README_LINE.encode())
+        os.close(pipe)
+
+    timer = threading.Timer(0.1, send)
+    timer.start()
+    ended = sm120("doctor", "--no-facts")
+    timer.join()
+    assert (ended.error, "stdin:2: " in ended.out) == ("IssueFound", True)
+
+
+def test_a_socket_is_read_as_sshd_gives_one(sm120: Command) -> None:
+    here, there = socket.socketpair()
+    kept = os.dup(0)
+    os.dup2(here.fileno(), 0)
+    try:
+        there.sendall(README_LINE.encode())
+        there.close()
+        assert sm120("doctor", "--no-facts").error == "IssueFound"
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        here.close()
+
+
+def test_in_a_checkout_the_doctor_does_not_send_anybody_to_one(
+    sm120: Command, tmp_path: Path
+) -> None:
+    log = keep(tmp_path / "engine.log", README_LINE)
+    ended = sm120("--checkout", ROOT, "doctor", "--no-facts", log)
+    assert "checkout" not in ended.out
+    assert "sm120 doctor" not in ended.out
 
 
 def test_a_log_that_is_named_is_read_in_place_of_a_pipe(
