@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, NamedTuple
 
 import click
 
@@ -18,16 +21,14 @@ from pipeline.cli.signing import own_trust_file
 from pipeline.errors import DockerUnavailable, KeyInvalid
 from pipeline.files import os_errors_explained, remove_tree
 from pipeline.model import Frozen
-from pipeline.oci.docker import connect, own_tags, untag
+from pipeline.oci.docker import LoadedTag, connect, own_tags, untag
+from pipeline.serve.podman import Podman
 from pipeline.spec.checkout import Checkout
 from pipeline.store.remove import own_parts, remove_store, total_bytes
 from pipeline.store.store import Store, default_root
 from pipeline.store.upkeep import stats_below
 
-if TYPE_CHECKING:
-    from docker import DockerClient
-
-What = Literal["store", "Docker tag", "environment", "key", "trust file"]
+What = Literal["store", "Docker tag", "Podman tag", "environment", "key", "trust file"]
 # Only these are kept unless they are asked for: a key that is lost cannot be made again.
 _PRECIOUS = ("key", "trust file")
 
@@ -41,6 +42,14 @@ class Item(Frozen):
     goes: bool = True
 
 
+class Loaded(NamedTuple):
+    """Images in a container engine: the tags that are ours, and how to take one away."""
+
+    what: What
+    tags: list[LoadedTag]
+    untag: Callable[[str], str]
+
+
 @click.command()
 @click.option("--keys", is_flag=True, help="Remove your keys and your own trust file, too.")
 @click.option("--yes", is_flag=True, help="Remove without asking.")
@@ -48,36 +57,51 @@ class Item(Frozen):
 @json_option
 @click.pass_context
 def uninstall(context: click.Context, keys: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove what this command made here: the store, tags in Docker, environments of a checkout.
+    """Remove what this command made: the store, tags in Docker and Podman, environments.
 
     All of it is listed first, and you are asked. Keys and your own trust file go only with --keys:
     what a lost key signed cannot be signed again. Nothing else is touched: weights, results,
     images under names that you chose and the checkout itself stay where they are.
     """
-    root = context.obj["store"] or default_root()
-    client = _docker()
+    root, checkout = context.obj["store"] or default_root(), checkout_or_none(context)
+    loaded = _loaded()
     items = [
+        *_tag_items(loaded),
         *_store_items(root),
-        *_tag_items(client),
         *_key_items(goes=keys),
         # last: this very program may run from one of them
-        *_environment_items(checkout_or_none(context)),
+        *_environment_items(checkout),
     ]
     going = [item for item in items if item.goes]
+    stays = _what_stays(items, checkout) if items else []
     if not as_json:
-        _show(items)
-    if not going or dry_run or not (yes or (not as_json and _agrees(going))):
-        return _end(items, as_json, is_done=False, dry_run=dry_run)
-    _remove(going, Store(root), client)
-    _end(items, as_json, is_done=True, dry_run=False)
+        _show(items, stays)
+    is_agreed = bool(going) and not dry_run and (yes or (not as_json and _agrees(going)))
+    if is_agreed:
+        _remove(going, Store(root), loaded)
+    _end(items, stays, as_json, is_done=is_agreed, dry_run=dry_run)
 
 
-def _docker() -> DockerClient | None:
-    try:
-        return connect()
-    except DockerUnavailable as error:
-        log.say(f"{error}: tags of images in it are not listed")
-        return None
+def _loaded() -> list[Loaded]:
+    """What each container engine that answers holds of ours."""
+    loaded = []
+    for look in (_in_docker, _in_podman) if Podman.is_there() else (_in_docker,):
+        try:
+            loaded.append(look())
+        except DockerUnavailable as error:
+            log.say(f"{error}: tags of images in it are not listed")
+    return loaded
+
+
+def _in_docker() -> Loaded:
+    client = connect()
+    return Loaded("Docker tag", own_tags(client), partial(untag, client))
+
+
+def _in_podman() -> Loaded:
+    # this user's images: every other one has their own
+    podman = Podman()
+    return Loaded("Podman tag", podman.own_tags(), podman.untag)
 
 
 def _store_items(root: Path) -> list[Item]:
@@ -85,9 +109,12 @@ def _store_items(root: Path) -> list[Item]:
     return [Item(what="store", where=str(root), size_bytes=total_bytes(root))] if parts else []
 
 
-def _tag_items(client: DockerClient | None) -> list[Item]:
-    tags = own_tags(client) if client else []
-    return [Item(what="Docker tag", where=t.tag, size_bytes=t.size_bytes) for t in tags]
+def _tag_items(loaded: list[Loaded]) -> list[Item]:
+    return [
+        Item(what=each.what, where=tag.tag, size_bytes=tag.size_bytes)
+        for each in loaded
+        for tag in each.tags
+    ]
 
 
 def _key_items(*, goes: bool) -> list[Item]:
@@ -124,14 +151,28 @@ def _environment_items(checkout: Checkout | None) -> list[Item]:
     ]
 
 
-def _show(items: list[Item]) -> None:
+def _what_stays(items: list[Item], checkout: Checkout | None) -> list[str]:
+    """What is left afterwards, when this command is no longer there to ask, and how it goes."""
+    lines = []
+    if any(not item.goes for item in items):
+        folder = shlex.quote(str(default_folder(os.environ).parent))
+        lines.append(f"Keys and trust file stay: --keys removes them now, `rm -r {folder}` later.")
+    here = Path(sys.prefix).resolve()
+    if own := [i.where for i in items if Path(i.where).resolve() == here]:
+        lines.append(f"This command itself goes with {own[0]}.")
+    if checkout:
+        lines.append(f"The checkout stays: `rm -r {shlex.quote(str(checkout.root))}` removes it.")
+    return lines
+
+
+def _show(items: list[Item], stays: list[str]) -> None:
     if not items:
         return click.echo("nothing of this command is here")
     rows = [
         [item.what, item.where, log.size(item.size_bytes), "" if item.goes else "kept (--keys)"]
         for item in items
     ]
-    click.echo(log.table(["what", "where", "size", ""], rows))
+    click.echo("\n".join([log.table(["what", "where", "size", ""], rows), "", *stays]))
 
 
 def _agrees(going: list[Item]) -> bool:
@@ -142,21 +183,26 @@ def _agrees(going: list[Item]) -> bool:
     return click.confirm(f"\nRemove {count}?", err=True)
 
 
-def _remove(going: list[Item], store: Store, client: DockerClient | None) -> None:
+def _remove(going: list[Item], store: Store, loaded: list[Loaded]) -> None:
+    untag = {each.what: each.untag for each in loaded}
     refused = []
     for item in going:
-        if item.what == "store":
+        if item.what in untag and (why := untag[item.what](item.where)):
+            refused.append(f"{item.where}: {why}")
+        elif item.what == "store":
             for path in remove_store(store):
                 log.say(f"{path}: is not the store's own, and stays")
-        elif item.what == "Docker tag" and client and (why := untag(client, item.where)):
-            refused.append(f"{item.where}: {why}")
         elif item.what in _PRECIOUS:
             _remove_file(Path(item.where))
-        elif item.what == "environment":
+        # this command may be in one of them, and is needed again
+        elif item.what == "environment" and not refused:
             remove_tree(Path(item.where))
     if refused:
-        hint = "All else is removed. `sm120 recipe stop RECIPE` ends a container; then try again."
-        raise DockerUnavailable(f"Docker keeps {'; '.join(refused)}", hint)
+        raise DockerUnavailable(
+            f"in use, and kept: {'; '.join(refused)}",
+            "All else but the environments is removed. `sm120 recipe stop RECIPE` ends a"
+            " container; then try again.",
+        )
 
 
 def _remove_file(path: Path) -> None:
@@ -166,12 +212,14 @@ def _remove_file(path: Path) -> None:
         path.parent.rmdir()
 
 
-def _end(items: list[Item], as_json: bool, *, is_done: bool, dry_run: bool) -> None:
+def _end(
+    items: list[Item], stays: list[str], as_json: bool, *, is_done: bool, dry_run: bool
+) -> None:
     if as_json:
-        return say_json(
-            {"removed": is_done, "items": [item.model_dump(mode="json") for item in items]}
-        )
+        rows = [item.model_dump(mode="json") for item in items]
+        return say_json({"removed": is_done, "items": rows, "stays": stays})
     if is_done:
         click.echo(f"\n{log.count(sum(item.goes for item in items), 'thing')} removed")
     elif items:
-        click.echo("\nnothing was removed" + ("" if dry_run else "; `--yes` removes it"))
+        options = "--yes" if any(item.goes for item in items) else "--keys --yes"
+        click.echo("\nnothing was removed" + ("" if dry_run else f"; `{options}` removes it"))

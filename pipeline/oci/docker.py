@@ -10,7 +10,7 @@ import hashlib
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 # a daemon unpacks while it receives: an image of 10 GB takes minutes on a slow disk
 _LOAD_TIMEOUT_S = 3600
-# What `default_tag` and `moving_tag` make; nobody else gives such names by accident.
-_OWN_TAG = re.compile(rf"sm120/{NAME}:([0-9a-f]{{12}}|latest)")
+# What `default_tag` and `moving_tag` make; nobody else gives such names by accident. Podman puts a
+# registry before a name that has none.
+_OWN_TAG = re.compile(rf"((localhost|docker\.io)/)?sm120/{NAME}:([0-9a-f]{{12}}|latest)")
 _LOADED = re.compile(r"Loaded image(?: ID)?: (.+)")
 
 
@@ -96,7 +97,7 @@ def default_tag(name: str, digest: str) -> str:
 
 
 class LoadedTag(Frozen):
-    """A name that `sm120 load` or `sm120 serve` gave to an image in Docker."""
+    """A name that `sm120 load` or `sm120 serve` gave to an image in Docker or Podman."""
 
     tag: str
     size_bytes: int
@@ -104,7 +105,12 @@ class LoadedTag(Frozen):
 
 def own_tags(client: DockerClient) -> list[LoadedTag]:
     """The tags in a daemon that are ours by their form; names that a user chose are not."""
-    sizes = {tag: row["Size"] for row in client.api.images() for tag in row.get("RepoTags") or ()}
+    return own_tags_among(client.api.images(), "RepoTags")
+
+
+def own_tags_among(rows: Iterable[Mapping[str, Any]], names: str) -> list[LoadedTag]:
+    """Our tags in a list of images, each with its size and its names, as engines print it."""
+    sizes = {tag: row["Size"] for row in rows for tag in row.get(names) or ()}
     return [
         LoadedTag(tag=tag, size_bytes=int(size))
         for tag, size in sorted(sizes.items())

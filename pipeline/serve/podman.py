@@ -11,7 +11,13 @@ from typing import Any
 
 from pipeline import log, proc
 from pipeline.errors import ContainerRefused, DockerUnavailable, PipelineError
-from pipeline.oci.docker import archive_bytes, default_tag, docker_archive
+from pipeline.oci.docker import (
+    LoadedTag,
+    archive_bytes,
+    default_tag,
+    docker_archive,
+    own_tags_among,
+)
 from pipeline.oci.document import read_document
 from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
 from pipeline.serve.container_engine import EngineKind
@@ -20,6 +26,7 @@ from pipeline.store.store import Store
 
 _TIMEOUT_S = 120.0
 _PIECE_BYTES = 1 << 16
+_VERSIONS = "`podman version` shows which it is: answers of 4 and 5 are known here."
 # What Podman finds its sockets, its images and its own settings by.
 _PASSED = (
     *("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS"),
@@ -73,6 +80,21 @@ class Podman:
                 "Its reason is above; `podman info` shows whether it works for you.",
             )
 
+    def own_tags(self) -> list[LoadedTag]:
+        """The tags that are ours by their form; names that a user chose are not."""
+        listed = self._read(["images", "--format=json"])
+        try:
+            return own_tags_among(json.loads(listed), "Names")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise DockerUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
+
+    def untag(self, tag: str) -> str:
+        """Take a tag away, and with its last tag the image; why not, where a container needs it."""
+        words = self._words(["rmi", tag])
+        done = proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
+        is_gone = not done.returncode or _is_unknown(done.stderr)
+        return "" if is_gone else _reason(done.stderr)
+
     def create(self, arguments: ContainerArguments) -> str:
         flags = ["--pull=never", *arguments.run_flags()]
         command = ["create", *flags, arguments.image, *arguments.arguments]
@@ -123,9 +145,7 @@ class Podman:
         words = self._words([kind, "inspect", name])
         done = proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
         if done.returncode:
-            text = done.stderr.decode(errors="replace").lower()
-            # the words of its versions 4 and 5
-            if "no such" in text or "not known" in text:
+            if _is_unknown(done.stderr):
                 return None
             raise DockerUnavailable(
                 f"Podman could not look at {name}: {_reason(done.stderr)}",
@@ -134,10 +154,8 @@ class Podman:
         try:
             return dict(json.loads(done.stdout)[0])
         except (ValueError, LookupError, TypeError) as error:
-            raise DockerUnavailable(
-                f"Podman's answer about {name} cannot be read",
-                "`podman version` shows which it is: answers of 4 and 5 are known here.",
-            ) from error
+            message = f"Podman's answer about {name} cannot be read"
+            raise DockerUnavailable(message, _VERSIONS) from error
 
     def _read(
         self,
@@ -156,6 +174,12 @@ class Podman:
 
 def _environment() -> dict[str, str]:
     return proc.environment(*_PASSED)
+
+
+def _is_unknown(error: bytes) -> bool:
+    """Whether there is no image or container of a name, in the words of its versions 4 and 5."""
+    text = error.decode(errors="replace").lower()
+    return "no such" in text or "not known" in text
 
 
 def _reason(error: bytes) -> str:

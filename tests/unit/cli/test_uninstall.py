@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +14,10 @@ import click
 import pytest
 from docker.errors import APIError, ImageNotFound
 
+from pipeline import proc
 from pipeline.cli import uninstall as verb
 from pipeline.errors import DockerUnavailable
+from pipeline.serve.podman import Podman
 from pipeline.spec.checkout import Checkout
 from tests.unit.support import Command
 
@@ -40,6 +44,37 @@ class FakeDocker:
         if tag not in self.tags:
             raise ImageNotFound("no such image")
         self.tags.remove(tag)
+
+
+@dataclass
+class FakePodman:
+    """A user's Podman, in place of its program; `busy` are used by containers."""
+
+    names: list[str] = field(default_factory=list)
+    busy: tuple[str, ...] = ()
+    answer: bytes | None = None
+
+    def read(self, words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        if words[1] == "images":
+            rows = json.dumps([{"Names": self.names, "Size": 2000}, {"Names": None, "Size": 5}])
+            out, code, error = self.answer or rows.encode(), 0, b""
+        elif words[2] in self.busy:
+            out, code, error = b"", 2, b"Error: image used by 7ef3: image is in use by a container"
+        elif words[2] not in self.names:
+            out, code, error = b"", 1, f"Error: {words[2]}: image not known".encode()
+        else:
+            self.names.remove(words[2])
+            out, code, error = b"Untagged", 0, b""
+        return subprocess.CompletedProcess(words, code, out, error)
+
+
+@pytest.fixture(autouse=True)
+def podman(monkeypatch: pytest.MonkeyPatch) -> FakePodman:
+    fake = FakePodman()
+    monkeypatch.setattr(proc, "find_tool", lambda name, hint: name)
+    monkeypatch.setattr(proc, "read", fake.read)
+    monkeypatch.setattr(Podman, "is_there", lambda: bool(fake.names or fake.answer))
+    return fake
 
 
 @pytest.fixture
@@ -122,6 +157,66 @@ def test_a_tag_that_a_container_uses_is_named(
     assert ended.error == "DockerUnavailable"
     assert "container 123" in ended.err
     assert not machine["store"].exists()
+    assert machine["run"].exists(), "the command is needed again"
+    docker.busy = ()
+    assert sm120("--store", machine["store"], "uninstall", "--yes").code == 0
+    assert (OURS in docker.tags, machine["run"].exists()) == (False, False)
+
+
+PODMANS = [f"localhost/{OURS}", f"docker.io/{MOVING}"]
+OTHERS = [f"localhost/{CHOSEN}", f"quay.io/{OURS}", "localhost/mine:latest"]
+
+
+def test_tags_in_podman_are_listed_and_go(
+    machine: dict[str, Path], podman: FakePodman, sm120: Command
+) -> None:
+    podman.names = [*PODMANS, *OTHERS]
+    shown = sm120("--store", machine["store"], "uninstall", "--json").json["items"]
+    tags = [item["where"] for item in shown if item["what"] == "Podman tag"]
+    assert sorted(tags) == sorted(PODMANS)
+    assert sm120("--store", machine["store"], "uninstall", "--yes").code == 0
+    assert podman.names == OTHERS
+
+
+def test_a_tag_in_podman_that_a_container_uses_is_named(
+    machine: dict[str, Path], podman: FakePodman, sm120: Command
+) -> None:
+    podman.names, podman.busy = list(PODMANS), (PODMANS[0],)
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert ended.error == "DockerUnavailable"
+    assert f"{PODMANS[0]}: " in ended.err
+    assert "in use by a container" in ended.err
+    assert podman.names == PODMANS[:1]
+    assert machine["run"].exists()
+
+
+@pytest.mark.parametrize("answer", [b"no JSON", b'{"Names": 1}', b"[1]"])
+def test_without_an_answer_of_podman_the_rest_goes(
+    machine: dict[str, Path], podman: FakePodman, sm120: Command, answer: bytes
+) -> None:
+    podman.answer = answer
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert (ended.code, "tags of images in it are not listed" in ended.err) == (0, True)
+    assert not machine["store"].exists()
+
+
+def test_what_stays_and_how_it_goes_is_said_before_the_command_itself_goes(
+    machine: dict[str, Path],
+    checkout: Checkout,
+    sm120: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(machine["run"]))
+    for options in (["--dry-run"], ["--yes"]):
+        ended = sm120("--store", machine["store"], "uninstall", *options)
+        folder = machine["keys"].parent
+        assert f"--keys removes them now, `rm -r {folder}` later" in ended.out
+        assert f"This command itself goes with {machine['run']}" in ended.out
+        assert f"`rm -r {checkout.root}` removes it" in ended.out
+    again = sm120("--store", machine["store"], "uninstall")
+    assert "`--keys --yes` removes it" in again.out
+    assert sm120("--store", machine["store"], "uninstall", "--keys", "--yes").code == 0
+    assert "nothing of this command" in sm120("--store", machine["store"], "uninstall").out
 
 
 def test_without_docker_the_rest_goes(

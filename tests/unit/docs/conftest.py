@@ -78,12 +78,13 @@ def stranger(demo: World, tmp_path: Path) -> World:
 
 @pytest.fixture
 def used(demo: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    """A machine on which an image was built and a key made, without Docker."""
+    """A machine on which an image was built and a key made, without Docker and Podman."""
 
     def refuse() -> None:
         raise DockerUnavailable("Docker does not answer")
 
     monkeypatch.setattr("pipeline.cli.uninstall.connect", refuse)
+    monkeypatch.setattr("pipeline.cli.uninstall.Podman.is_there", lambda: False)
     demo.sm120("build", "demo", "--mirror", "parts", "--offline", "--accept")
     demo.sm120("evidence", "new-key", "me")
     (tmp_path / "lockfiles" / "tool").mkdir()
