@@ -1,13 +1,12 @@
 """From a crash to its kernel: which image, patch or case file has exactly these bytes.
 
-Triton ends a launch with `OutOfResources: shared memory, Required: …, Hardware limit: …`. The same
-bytes do not prove that it is the same kernel: a traceback, where the log has one, tells more.
+The same bytes do not prove that it is the same kernel: a traceback, where the log has one, tells
+more.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -17,42 +16,12 @@ from pydantic import ValidationError
 from pipeline.errors import GateInvalid, StoreDamaged
 from pipeline.gate.evidence import Evidence, ImageGates, evidence_path
 from pipeline.gate.smem.case_spec import GateFile
-from pipeline.gate.smem.cases import Case, read_gates
+from pipeline.gate.smem.cases import Case, Gates, read_gates
+from pipeline.gate.tracebacks import Overrun
 from pipeline.model import Frozen
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
 from pipeline.store.store import Store, read_own
-
-# Inductor writes no commas and no second space: `Required: 147456 Hardware limit:101376`.
-_OVERRUN = re.compile(r"Required: ?(\d{1,9}),? ?Hardware limit: ?(\d{1,9})")
-_FRAME = re.compile(r'File "([^"]{1,1000}\.py)", line \d+, in (\w+)')
-# An engine's own frames lie within the last dozens, below those of its server and above Triton's.
-_MOST_FRAMES = 60
-_LONGEST_LINE = 4000
-
-
-class Frame(Frozen):
-    """One step of a traceback."""
-
-    path: str
-    function: str
-
-    def is_in(self, file: str) -> bool:
-        """Whether it is in a file of a package, wherever that is installed."""
-        return f"/{self.path}".endswith(f"/{file}")
-
-    def calls(self, function: str) -> bool:
-        """Whether it is in a function that a case names as `module:name`."""
-        module, _, name = function.partition(":")
-        return self.function == name and self.is_in(f"{module.replace('.', '/')}.py")
-
-
-class Overrun(Frozen):
-    """A launch that asked for more shared memory than its card has."""
-
-    required_bytes: int
-    limit_bytes: int
-    frames: tuple[Frame, ...] = ()
 
 
 class KnownKernel(Frozen):
@@ -66,6 +35,7 @@ class KnownKernel(Frozen):
     stands_for: list[str]
     same_bytes: bool
     in_traceback: bool
+    same_path: bool  # as in the traceback; else only function and name of the file are the same
     patch: str | None = None
     applies_to: str | None = None
     accepted: str | None = None
@@ -81,59 +51,41 @@ class KnownKernel(Frozen):
         return [get, f"{judge} --unpatched --case '{self.case}'"]
 
 
-class OverrunReader:
-    """Notes overruns, each once, in lines that it hands on."""
-
-    def __init__(self) -> None:
-        self._frames: deque[Frame] = deque(maxlen=_MOST_FRAMES)
-        self._seen: dict[tuple[int, int], Overrun] = {}
-
-    @property
-    def overruns(self) -> list[Overrun]:
-        return list(self._seen.values())
-
-    def watch(self, lines: Iterable[str]) -> Iterator[str]:
-        """The same lines, one by one: a log may be a pipe, which can be read only once."""
-        for line in lines:
-            self._note(line[:_LONGEST_LINE])
-            yield line
-        self._frames.clear()
-
-    def _note(self, line: str) -> None:
-        if frame := _FRAME.search(line):
-            self._frames.append(Frame(path=frame[1], function=frame[2]))
-        elif match := _OVERRUN.search(line):
-            required, limit = int(match[1]), int(match[2])
-            # the first that has a traceback: later lines often only repeat the message
-            if not (known := self._seen.get((required, limit))) or not known.frames:
-                frames = tuple(self._frames)
-                self._seen[required, limit] = Overrun(
-                    required_bytes=required, limit_bytes=limit, frames=frames
-                )
-            self._frames.clear()
-
-
 def known_kernels(checkout: Checkout, store: Store, overrun: Overrun) -> list[KnownKernel]:
     """Kernels of all images that an overrun may be, the likeliest first."""
-    known = [k for image in checkout.images() for k in _of_image(checkout, store, image, overrun)]
+    gates = {image: read for image in checkout.images() if (read := _gates(checkout, image))}
+    functions = {f for each in gates.values() for case in each.cases() for f in case.function}
+    called = overrun.traceback.called(functions)
+    known = [
+        kernel
+        for image, each in gates.items()
+        for kernel in _of_image(checkout, store, image, each, overrun, called)
+    ]
     known.sort(key=lambda k: (not k.same_bytes, k.patch is None, k.image, k.gate))
     # what a traceback names is surer than a number that two kernels may share
     named = [k for k in known if k.in_traceback]
     return [k for k in named if k.same_bytes] or named or known
 
 
+def _gates(checkout: Checkout, image: str) -> Gates | None:
+    with suppress(GateInvalid):  # an image without gates has nothing to compare with
+        return read_gates(checkout, image)
+    return None
+
+
 def _of_image(
-    checkout: Checkout, store: Store, image: str, overrun: Overrun
+    checkout: Checkout,
+    store: Store,
+    image: str,
+    gates: Gates,
+    overrun: Overrun,
+    called: set[str],
 ) -> Iterator[KnownKernel]:
-    try:
-        gates = read_gates(checkout, image)
-    except GateInvalid:  # an image without gates has nothing to compare with
-        return
     patches = checkout.series(checkout.spec(image)).patches
     recorded = _recorded(checkout, store, image, overrun.required_bytes)
     for name, gate in sorted(gates.gates.items()):
         patch = next((p for p in patches if p.gate == name and _is_about(p, overrun)), None)
-        kernel = _known(image, gate, gates.cases(name), overrun, patch, recorded)
+        kernel = _known(image, gate, gates.cases(name), overrun, patch, recorded, called)
         if kernel:
             yield kernel
 
@@ -145,12 +97,14 @@ def _known(
     overrun: Overrun,
     patch: PatchSpec | None,
     recorded: set[str],
+    functions: set[str],
 ) -> KnownKernel | None:
-    called = [case for case in cases if _is_called(case, overrun)]
+    called = [case for case in cases if functions & {*case.function}]
     accepted = next((a for a in gate.accepted if a.most_bytes == overrun.required_bytes), None)
     measured = [c for c in cases if c.name in recorded or (accepted and accepted.covers(c.name))]
     same_bytes = bool(measured or (patch and _names_bytes(patch, overrun)))
-    in_traceback = bool(called or (patch and _is_patched(patch, overrun)))
+    is_patched = patch is not None and _is_patched(patch, overrun)
+    in_traceback = bool(called) or is_patched
     if not (same_bytes or in_traceback):
         return None
     chosen = called or measured or cases
@@ -163,6 +117,7 @@ def _known(
         stands_for=_united(case.stands_for for case in chosen),
         same_bytes=same_bytes,
         in_traceback=in_traceback,
+        same_path=is_patched or any(_has_path(case, overrun) for case in called),
         patch=patch.file if patch else None,
         applies_to=patch.applies_to if patch else None,
         accepted=accepted.reason if accepted else None,
@@ -190,8 +145,9 @@ def _results(store: Store, image: str, platform: str) -> list[Evidence]:
     return []
 
 
-def _is_called(case: Case, overrun: Overrun) -> bool:
-    return any(frame.calls(function) for frame in overrun.frames for function in case.function)
+def _has_path(case: Case, overrun: Overrun) -> bool:
+    frames = overrun.traceback.frames
+    return any(frame.calls(function) for frame in frames for function in case.function)
 
 
 def _is_about(patch: PatchSpec, overrun: Overrun) -> bool:
@@ -206,7 +162,8 @@ def _names_bytes(patch: PatchSpec, overrun: Overrun) -> bool:
 
 
 def _is_patched(patch: PatchSpec, overrun: Overrun) -> bool:
-    return any(frame.is_in(file.path) for frame in overrun.frames for file in patch.files)
+    frames = overrun.traceback.frames
+    return any(frame.is_in(file.path) for frame in frames for file in patch.files)
 
 
 def _united(lists: Iterable[Sequence[str]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -13,17 +14,9 @@ from pipeline.cli.options import json_option
 from pipeline.errors import CaseNotFound
 from pipeline.gate.files import has_cases
 from pipeline.gate.smem.cases import Gates, read_gates
-from pipeline.gate.smem.lookup import (
-    FoundCase,
-    find_by_clue,
-    find_by_name,
-    read_tracebacks,
-    why_not_judged,
-)
+from pipeline.gate.smem.lookup import FoundCase, find_by_name, find_by_traceback, why_not_judged
+from pipeline.gate.tracebacks import TracebackReader
 from pipeline.spec.checkout import Checkout
-
-# The end of a log is where it crashed; engines write logs of gigabytes.
-_MOST_CHARACTERS = 64 << 20
 
 
 @click.command()
@@ -73,21 +66,14 @@ def _gates(checkout: Checkout, image: str | None) -> Mapping[str, Gates]:
 
 
 def _in_log(gates: Mapping[str, Gates], file: TextIO) -> list[FoundCase]:
-    clues = read_tracebacks(_end_of(file))
-    if not clues:
+    reader = TracebackReader()
+    deque(reader.watch(file), maxlen=0)  # reads it to its end, and keeps no line
+    if not reader.tracebacks:
         raise CaseNotFound(
             "the log holds no Python traceback",
             "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
         )
-    return [case for clue in clues for case in find_by_clue(gates, clue)]
-
-
-def _end_of(file: TextIO) -> str:
-    """The last part of a log, read piece by piece: a pipe has no end to begin at."""
-    kept = ""
-    while piece := file.read(_MOST_CHARACTERS):
-        kept = (kept + piece)[-_MOST_CHARACTERS:]
-    return kept
+    return [case for each in reader.tracebacks for case in find_by_traceback(gates, each)]
 
 
 def _not_found(gates: Mapping[str, Gates], names: list[str]) -> CaseNotFound:

@@ -16,7 +16,8 @@ from pipeline.cli.context import checkout_or_none, own_name, say_json, store_to_
 from pipeline.cli.host.facts import root_option
 from pipeline.cli.options import json_option
 from pipeline.errors import IssueFound
-from pipeline.gate.overrun import KnownKernel, Overrun, OverrunReader, known_kernels
+from pipeline.gate.overrun import KnownKernel, known_kernels
+from pipeline.gate.tracebacks import Overrun, TracebackReader
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.source import read_capture
 from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
@@ -53,7 +54,7 @@ def doctor(
     checkout a kernel that needs too much shared memory is looked up in its gates, and the image
     and the patch with exactly these bytes are named.
     """
-    reader = OverrunReader()
+    reader = TracebackReader()
     paths = logs or _piped()
     if no_facts and not paths:
         raise click.UsageError("name a log, or leave --no-facts out: there is nothing to read")
@@ -95,7 +96,7 @@ def _begins() -> bool:
     return False
 
 
-def _match_log(path: Path, reader: OverrunReader) -> dict[str, list[str]]:
+def _match_log(path: Path, reader: TracebackReader) -> dict[str, list[str]]:
     name = "stdin" if path == _STDIN else path.name
     with _opened(path) as lines:
         return match_lines(name, reader.watch(lines))
@@ -207,4 +208,6 @@ def _known_about(kernel: KnownKernel) -> str:
 def _certainty(kernel: KnownKernel) -> str:
     if not kernel.in_traceback:
         return "exactly these bytes; other kernels may need as many, and the log has no traceback"
-    return "the traceback names it" + (", with exactly these bytes" if kernel.same_bytes else "")
+    named = "it" if kernel.same_path else "its function, in a file of this name elsewhere"
+    bytes_too = ", with exactly these bytes" if kernel.same_bytes else ""
+    return f"the traceback names {named}{bytes_too}"

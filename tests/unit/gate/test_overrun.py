@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.gate.evidence import Evidence, EvidenceRow, keep_evidence
-from pipeline.gate.overrun import Frame, KnownKernel, Overrun, OverrunReader, known_kernels
+from pipeline.gate.overrun import KnownKernel, known_kernels
 from pipeline.gate.smem.cases import read_gates
+from pipeline.gate.tracebacks import Frame, Overrun, TracebackReader
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.unit.support import ROOT
@@ -28,7 +29,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def read(*lines: str) -> list[Overrun]:
-    reader = OverrunReader()
+    reader = TracebackReader()
     assert list(reader.watch(lines)) == [*lines]
     return reader.overruns
 
@@ -94,17 +95,33 @@ def test_a_traceback_is_surer_than_bytes_that_kernels_share(store: Store) -> Non
 @pytest.mark.parametrize(
     ("path", "function"),
     [
-        (f"{SITE}/sglang/srt/layers/attention/triton_ops/extend_attention.py", "other"),
+        (f"{SITE}/sglang/srt/elsewhere/extend_attention.py", "other"),
         (f"{SITE}/my_extend_attention.py", "extend_attention_fwd"),
-        (f"{SITE}/vllm/extend_attention.py", "extend_attention_fwd"),
+        (f"{SITE}/extend_attention.py/graph.py", "extend_attention_fwd"),
     ],
 )
 def test_a_frame_of_another_function_or_file_is_not_that_of_a_case(
-    path: str, function: str
+    store: Store, path: str, function: str
 ) -> None:
-    frame = Frame(path=path, function=function)
-    name = "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd"
-    assert not frame.calls(name)
+    assert known(store, frame_line(path, function), LINE.format(106498)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "same_path"),
+    [
+        (f"{SITE}/sglang/srt/layers/attention/triton_ops/extend_attention.py", True),
+        ("/src/sglang/python/sglang/srt/layers/attention/triton_ops/extend_attention.py", True),
+        # an engine moves its files, and others copy them
+        (f"{SITE}/sglang/srt/elsewhere/extend_attention.py", False),
+        (f"{SITE}/fork/extend_attention.py", False),
+    ],
+)
+def test_a_function_in_a_file_that_was_moved_is_found_and_said_to_be_elsewhere(
+    store: Store, path: str, same_path: bool
+) -> None:
+    found = known(store, frame_line(path, "extend_attention_fwd"), LINE.format(106496))
+    assert {(k.image, k.gate) for k in found} == {("sglang-k2", "smem-extend-attention")}
+    assert (found[0].in_traceback, found[0].same_path) == (True, same_path)
 
 
 def test_a_recorded_result_with_the_same_bytes_names_its_case(store: Store) -> None:
@@ -123,12 +140,12 @@ def test_a_recorded_result_with_the_same_bytes_names_its_case(store: Store) -> N
 def test_an_overrun_is_kept_once_and_with_its_traceback() -> None:
     line, frame = LINE.format(106496), frame_line("/a/b.py", "f")
     [overrun] = read(line, frame, line, frame_line("/c/d.py", "g"), line)
-    assert overrun.frames == (Frame(path="/a/b.py", function="f"),)
+    assert overrun.traceback.frames == (Frame(path="/a/b.py", function="f"),)
 
 
 def test_a_traceback_belongs_to_the_next_overrun_alone() -> None:
     lines = [frame_line("/a/b.py", "f"), LINE.format(1), LINE.format(2)]
-    assert [len(o.frames) for o in read(*lines)] == [1, 0]
+    assert [len(o.traceback.frames) for o in read(*lines)] == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from pipeline.gate.smem.case_spec import GateFile
 from pipeline.gate.smem.cases import Gates
 from pipeline.gate.smem.lookup import (
     FoundCase,
-    find_by_clue,
     find_by_name,
-    read_tracebacks,
+    find_by_traceback,
     why_not_judged,
 )
+from pipeline.gate.tracebacks import Traceback, TracebackReader
 
 CRASH = """\
 [2026-01-20 03:11:09 TP0] Scheduler hit an exception: Traceback (most recent call last):
@@ -52,6 +52,12 @@ DECODE = case("decode", "engine.ops.decode:decode_fwd", "_stage1", "_stage2")
 ALL = gates(EXTEND, PREFILL, DECODE)
 
 
+def read_tracebacks(text: str) -> list[Traceback]:
+    reader = TracebackReader()
+    assert list(reader.watch(text.splitlines())) == text.splitlines()
+    return reader.tracebacks
+
+
 def names(found: list[FoundCase]) -> list[str]:
     return [each.case for each in found]
 
@@ -75,16 +81,16 @@ def test_a_name_finds_the_cases_of_a_kernel_or_of_the_function_that_launches_it(
 
 
 def test_a_traceback_finds_the_case_of_its_function_among_kernels_of_one_name() -> None:
-    (clue,) = read_tracebacks(CRASH)
-    (found,) = find_by_clue(ALL, clue)
+    (traceback,) = read_tracebacks(CRASH)
+    (found,) = find_by_traceback(ALL, traceback)
     # the engine's file lies elsewhere in this version than in the case
     assert (found.image, found.gate, found.case) == ("tiny", "smem-all", "extend")
     assert found.found_by == ["extend_attention_fwd", "_fwd_kernel"]
 
 
 def test_a_function_that_no_case_calls_leaves_all_cases_of_its_kernel() -> None:
-    (clue,) = read_tracebacks(CRASH.replace("in extend_attention_fwd", "in another_fwd"))
-    assert names(find_by_clue(ALL, clue)) == ["extend", "prefill"]
+    (traceback,) = read_tracebacks(CRASH.replace("in extend_attention_fwd", "in another_fwd"))
+    assert names(find_by_traceback(ALL, traceback)) == ["extend", "prefill"]
 
 
 @pytest.mark.parametrize(
@@ -96,18 +102,49 @@ def test_a_function_that_no_case_calls_leaves_all_cases_of_its_kernel() -> None:
     ],
 )
 def test_a_traceback_through_other_code_finds_nothing(text: str) -> None:
-    (clue,) = read_tracebacks(text)
-    assert find_by_clue(ALL, clue) == []
+    (traceback,) = read_tracebacks(text)
+    assert find_by_traceback(ALL, traceback) == []
 
 
 def test_each_traceback_of_a_log_is_looked_up_for_itself() -> None:
-    clues = read_tracebacks(CRASH + CRASH.replace("_fwd_kernel", "_stage1"))
-    assert [names(find_by_clue(ALL, clue)) for clue in clues] == [["extend"], ["extend", "decode"]]
+    tracebacks = read_tracebacks(CRASH + CRASH.replace("_fwd_kernel", "_stage1"))
+    assert [names(find_by_traceback(ALL, each)) for each in tracebacks] == [
+        ["extend"],
+        ["extend", "decode"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "cases"),
+    [
+        # of a wheel, of a checkout, and moved to another folder
+        ("/venv/lib/site-packages/engine/ops/attention.py", ["one"]),
+        ("/src/engine/ops/attention.py", ["one"]),
+        ("python/engine/other/attention.py", ["other"]),
+        ("/venv/site-packages/engine/v1/ops/attention.py", ["one"]),
+        # only the name of the file is the same: all that it may be
+        ("/venv/site-packages/engine/new/attention.py", ["one", "other"]),
+        ("attention.py", ["one", "other"]),
+        ("/venv/site-packages/engine/ops/my_attention.py", []),
+    ],
+)
+def test_a_frame_is_of_the_case_whose_file_is_nearest(path: str, cases: list[str]) -> None:
+    two = gates(
+        case("one", "engine.ops.attention:fwd", "_one"),
+        case("other", "engine.other.attention:fwd", "_other"),
+    )
+    (traceback,) = read_tracebacks(f'  File "{path}", line 1, in fwd\n')
+    assert names(find_by_traceback(two, traceback)) == cases
+
+
+def test_lines_before_the_first_traceback_are_no_clue() -> None:
+    (traceback,) = read_tracebacks("INFO: _stage1[grid](x)\n" + CRASH)
+    assert names(find_by_traceback(ALL, traceback)) == ["extend"]
 
 
 def test_lines_of_source_alone_are_a_clue() -> None:
-    (clue,) = read_tracebacks("    _stage1[(batch, heads)](\n")
-    assert names(find_by_clue(ALL, clue)) == ["decode"]
+    (traceback,) = read_tracebacks("    _stage1[(batch, heads)](\n")
+    assert names(find_by_traceback(ALL, traceback)) == ["decode"]
 
 
 @pytest.mark.parametrize("text", ["", "INFO: Started server process [1]\n", "Required: 106496"])
