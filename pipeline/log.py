@@ -18,8 +18,6 @@ from typing import Any, Protocol
 QUIET_LINE_EVERY_S = 5.0
 # What has not moved is said again, so that nobody takes it for dead.
 SAME_LINE_EVERY_S = 30.0
-# Over how many of the last ones a rate is taken.
-RECENT_ENDS = 9
 
 _state: dict[str, Any] = {"quiet": False, "said_at": 0.0}
 
@@ -121,8 +119,26 @@ class Bar(Protocol):
     def advance(self, n_bytes: int) -> None: ...
 
 
-# The time left follows from so many last seconds: how fast it was an hour ago says little of now.
-RECENT_S = 30.0
+# The time left follows from the last seconds, or steps where each takes longer: how fast it was an
+# hour ago says little of now.
+RECENT_S, RECENT_STEPS = 30.0, 9
+
+
+class Pace:
+    """How fast something goes on of late."""
+
+    def __init__(self) -> None:
+        self._steps = deque([(time.monotonic(), 0)])  # when so much was done
+
+    def rate(self, now: float, done: int) -> float:
+        """So much a second; nothing where no time has passed."""
+        # one for each second is enough: bytes come in pieces of a megabyte or less
+        if now - self._steps[-1][0] >= 1 and done != self._steps[-1][1]:
+            self._steps.append((now, done))
+        while len(self._steps) > RECENT_STEPS and now - self._steps[1][0] >= RECENT_S:
+            self._steps.popleft()
+        then, before = self._steps[0]
+        return (done - before) / (now - then) if now > then else 0.0
 
 
 class LineBar:
@@ -130,16 +146,15 @@ class LineBar:
 
     def __init__(self, title: str, total_bytes: int) -> None:
         self._title, self._total = title, total_bytes
-        self._done = 0
+        self._done, self._pace = 0, Pace()
         self._last = time.monotonic()
-        self._recent = deque([(self._last, 0)])  # when so many bytes were done
         self._lock = threading.Lock()
 
     def advance(self, n_bytes: int) -> None:
         with self._lock:
             self._done += n_bytes
             now = time.monotonic()
-            rate = self._rate(now)
+            rate = self._pace.rate(now, self._done)
             # a total is often an estimate: "0 s left" again and again helps nobody
             is_under_way = 0 < self._done < self._total and rate > 0
             if now - self._last < QUIET_LINE_EVERY_S or not is_under_way:
@@ -150,16 +165,6 @@ class LineBar:
                 f"  {self._title}: {size(self._done)} of {size(self._total)},"
                 f" {size(rate)}/s, {seconds(left)} left"
             )
-
-    def _rate(self, now: float) -> float:
-        """Bytes a second of the last while; none where no time has passed."""
-        # one for each second is enough: bytes come in pieces of a megabyte or less
-        if now - self._recent[-1][0] >= 1:
-            self._recent.append((now, self._done))
-        while len(self._recent) > 2 and now - self._recent[1][0] >= RECENT_S:
-            self._recent.popleft()
-        then, done = self._recent[0]
-        return (self._done - done) / (now - then) if now > then else 0.0
 
 
 class RichBar:
@@ -228,31 +233,27 @@ class CountLine:
 
     def __init__(self, total: int, one: str) -> None:
         self._total, self._one = total, one
+        self._done, self._pace = 0, Pace()
         self._shown = self._last = time.monotonic()
-        self._ends = [self._last]  # when each was done, after the start
         self._lock = threading.Lock()
 
     def advance(self, number: int) -> None:
-        """So many more are done; with 0, a long silence ends all the same."""
+        """So many more are done, or fewer; with 0, a long silence ends all the same."""
         with self._lock:
             now = time.monotonic()
-            self._ends += [now] * number
-            # what a worker took back is not done
-            del self._ends[max(1, len(self._ends) + min(0, number)) :]
+            self._done += number
+            rate = self._pace.rate(now, self._done)
             self._last = now if number else self._last
             # a new number after a few seconds, the same one only after a long while
             pause = QUIET_LINE_EVERY_S if self._last > self._shown else SAME_LINE_EVERY_S
-            if now - self._shown >= pause:
-                self._shown = now
-                say(f"  {len(self._ends) - 1} of {count(self._total, self._one)}{self._left(now)}")
-
-    def _left(self, now: float) -> str:
-        # of the last ones: those at the start may have waited for something that they all share
-        recent = self._ends[-RECENT_ENDS:]
-        done, left = len(recent) - 1, self._total - len(self._ends) + 1
-        if not done or not left:
-            return ""
-        return f", about {seconds(left * (now - recent[0]) / done)} left"
+            if now - self._shown < pause:
+                return
+            self._shown = now
+            left = (self._total - self._done) / rate if rate > 0 else 0
+            say(
+                f"  {self._done} of {count(self._total, self._one)}"
+                + (f", about {seconds(left)} left" if left > 0 else "")
+            )
 
 
 @contextmanager
