@@ -6,7 +6,22 @@ The table in the docs is printed from here, so a code never changes its meaning 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
+
+# More names than these hide what happened.
+_MOST_NAMES = 16
+
+
+def there_are(wanted: str, known: Iterable[str]) -> str:
+    """For the message about a name that is none: all names of a few, the nearest of many."""
+    names = list(known)
+    if len(names) <= _MOST_NAMES:
+        return f"there are: {', '.join(names) or 'none'}"
+    near = [name for name in names if wanted in name] or get_close_matches(wanted, names, n=5)
+    nearest = f"; the nearest: {', '.join(near[:_MOST_NAMES])}" if near else ""
+    return f"there are {len(names)}{nearest}"
 
 
 class PipelineError(Exception):

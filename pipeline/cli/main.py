@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -123,8 +124,31 @@ def _run() -> None:
         cli(prog_name="sm120", standalone_mode=False)
     # usage errors keep click's text and its code 2
     except click.ClickException as error:
-        error.show()
+        (_explained(error, sys.argv) or error).show()
         sys.exit(error.exit_code)
+
+
+def _explained(error: click.ClickException, words: Sequence[str]) -> click.UsageError | None:
+    """A better answer to an option that stands in another place, or has a dash too few."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    context, name, here = error.ctx, error.option_name, _options(error.ctx)
+    if context.command is not cli and (option := _options(context.find_root()).get(name)):
+        root, _, verb = context.command_path.partition(" ")
+        line = " ".join([root, name, *([] if option.is_flag else ["PATH"]), verb])
+        place = f"It stands before the command: `{line}`."
+        return click.UsageError(f"No such option {name!r} here. {place}", context)
+    # click takes `-platform` for `-p` and seven more
+    typed = [f"-{w.partition('=')[0]}" for w in words if w.startswith(name) and w[:2] != "--"]
+    near = [option for option in here if typed and option.startswith(typed[0].lower())]
+    if not near:
+        return None
+    return click.UsageError(f"No such option {typed[0][1:]!r}. Did you mean {near[0]!r}?", context)
+
+
+def _options(context: click.Context) -> dict[str, click.Option]:
+    options = [o for o in context.command.get_params(context) if isinstance(o, click.Option)]
+    return {name: option for option in options for name in option.opts}
 
 
 def _as_ours(error: Exception) -> PipelineError:

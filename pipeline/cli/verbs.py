@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline.errors import UnknownName
+
 
 class Verb(NamedTuple):
     """Where a command is, as `module:function` below pipeline.cli, and what it does."""
@@ -233,6 +235,9 @@ def _paths(group: VerbGroup, path: str) -> Iterator[tuple[str, Verb]]:
             yield from _paths(inner, f"{path} {name}")
 
 
+_MEANT = "sm120.meant"  # beside a context: the verb that is near to a word
+
+
 class DefaultVerbGroup(VerbGroup):
     """A group whose first verb may be left out: `sm120 bench URL` is `sm120 bench run URL`."""
 
@@ -246,8 +251,25 @@ class DefaultVerbGroup(VerbGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Leave a word that is no verb to the first verb."""
-        known = args[0] in self.verbs
-        return super().resolve_command(ctx, args if known else [next(iter(self.verbs)), *args])
+        if args[0] in self.verbs:
+            return super().resolve_command(ctx, args)
+        near = get_close_matches(args[0].lower(), self.verbs, n=1, cutoff=_NEAR)
+        ctx.meta[_MEANT] = f"{ctx.command_path} {near[0]}" if near else ""
+        return super().resolve_command(ctx, [next(iter(self.verbs)), *args])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Where the first verb cannot take such a word, name the verb that may be meant."""
+        try:
+            return super().invoke(ctx)
+        except (click.UsageError, UnknownName) as error:
+            if not (meant := ctx.meta.get(_MEANT)):
+                raise
+            question = f"Did you mean `{meant}`?"
+            if isinstance(error, UnknownName):
+                error.hint = f"{question} {error.hint}"
+                raise
+            message = f"{error.format_message().rstrip('.')}. {question}"
+            raise click.UsageError(message, error.ctx) from error
 
 
 _WEIGHTS_EPILOG = """\b

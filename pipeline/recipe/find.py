@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import RootModel, ValidationError
 
-from pipeline.errors import RecipeInvalid, SpecInvalid, UnknownRecipe
+from pipeline.errors import RecipeInvalid, SpecInvalid, UnknownRecipe, there_are
 from pipeline.model import NAME
 from pipeline.recipe.model import Recipe, RecipeFile
 from pipeline.yaml_file import mistakes, read_yaml
@@ -41,8 +41,8 @@ class Recipes:
         for folder in folders:
             if (path := folder / f"{name}.yaml").is_file():
                 return path
-        known = ", ".join(self.names()) or "none"
-        raise UnknownRecipe(f"there is no recipe {name!r} (there are: {known})")
+        known = there_are(name, self.names())
+        raise UnknownRecipe(f"there is no recipe {name!r} ({known})")
 
     def files(self, name: str) -> list[Path]:
         """The file of a recipe, then those of all that it extends."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage, UnknownSource
+from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage, UnknownSource, there_are
 from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
 from pipeline.spec.source import BuildSpec, SourceSpec
 from pipeline.yaml_file import read_yaml
@@ -50,8 +50,8 @@ class Checkout:
         """One source's spec."""
         path = self.source_folder(name) / "source.yaml"
         if not path.exists():
-            known = ", ".join(self.sources()) or "none"
-            raise UnknownSource(f"there is no source {name!r} (there are: {known})")
+            known = there_are(name, self.sources())
+            raise UnknownSource(f"there is no source {name!r} ({known})")
         return _read_named(path, SourceSpec, name)
 
     def source_build(self, name: str, build: str, platform: str) -> BuildSpec:
@@ -73,8 +73,8 @@ class Checkout:
         """One image's spec, for all its platforms; `on` gives that of one platform."""
         path = self.folder(name) / "image.yaml"
         if not path.exists():
-            known = ", ".join(self.images()) or "none"
-            raise UnknownImage(f"there is no image {name!r} (there are: {known})")
+            known = there_are(name, self.images())
+            raise UnknownImage(f"there is no image {name!r} ({known})")
         return _read_named(path, ImageFile, name)
 
     def chain(self, name: str, platform: str) -> list[ImageSpec]:

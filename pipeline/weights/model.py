@@ -15,7 +15,7 @@ import yaml
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
 from pipeline import log
-from pipeline.errors import LockEdited, LockStale, SpecInvalid, WeightsUnknown
+from pipeline.errors import LockEdited, LockStale, SpecInvalid, WeightsUnknown, there_are
 from pipeline.files import write_bytes
 from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.model import (
@@ -247,9 +247,9 @@ def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
         return _saved_or_plain(checkout, spec_of(name))
     path = spec_path(checkout, name)
     if name not in spec_names(checkout):
-        known = ", ".join(spec_names(checkout)) or "none"
+        known = there_are(name, spec_names(checkout))
         raise WeightsUnknown(
-            f"there is no weights spec {name!r} (there are: {known})",
+            f"there is no weights spec {name!r} ({known})",
             "Any model without a spec is named as on the Hub: organisation/model[@revision].",
         )
     spec = read_yaml(path, WeightsSpec)

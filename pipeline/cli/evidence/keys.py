@@ -174,20 +174,23 @@ def untrust_key(context: click.Context, wanted: str, path: Path | None) -> None:
     """
     target = path or _own_file("--from")
     known = read_trust(target).keys if target.exists() else []
-    id_of_file = _id_of(Path(wanted)) if Path(wanted).is_file() else wanted
-    matches = [key for key in known if wanted == key.name or id_of_file == key.id]
+    names = {wanted}
+    # a file that happens to have the name of a key is not meant
+    if Path(wanted).is_file() and not any(key.name == wanted for key in known):
+        names = {_id_of(Path(wanted))}
+    matches = [key for key in known if {key.name, key.id} & names]
     if not matches:
-        raise _not_trusted(context, wanted, id_of_file, target)
+        raise _not_trusted(context, wanted, names, target)
     remove_entry(target, matches[0].id)
     click.echo(f"{target}: no longer has {matches[0].name} {matches[0].id}")
 
 
-def _not_trusted(context: click.Context, wanted: str, key_id: str, target: Path) -> KeyInvalid:
+def _not_trusted(context: click.Context, wanted: str, names: set[str], target: Path) -> KeyInvalid:
     """Why a key cannot be taken out of this file: nobody trusts it, or something else does."""
     trust = trust_of(context, None)
     for key in trust.keys if trust else []:
         where = _trusted_by(context, key.id)
-        if (wanted == key.name or key_id == key.id) and where != target:
+        if {key.name, key.id} & names and where != target:
             if where.suffix == ".pub":
                 hint = "Your own keys are trusted while they lie there; `rm` takes one away."
                 return KeyInvalid(f"{wanted}: is a key of your own, {where}", hint)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline.assemble.plan import ImagePlan
-from pipeline.errors import GateInvalid
+from pipeline.errors import GateInvalid, there_are
 from pipeline.files import write_bytes
 from pipeline.gate.smem.cases import Case, Gates, read_gates
 from pipeline.gate.smem.context import GateContext, mark_used
@@ -23,6 +23,8 @@ from pipeline.gate.smem.results import CaseResult, GateResult, overall
 from pipeline.gate.smem.run import GateTarget, judge_all, worker_digest
 from pipeline.spec.image import PatchSeries
 from pipeline.store.store import Store
+
+_LIST = "`sm120 gate find '*' --image IMAGE` lists all cases."
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,9 @@ def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
     """All cases, or those whose name fits a pattern such as `extend-*`."""
     chosen = [case for case in cases if only is None or fnmatchcase(case.name, only)]
     if only is not None and not chosen:
-        known = ", ".join(case.name for case in cases)
+        known = there_are(only, [case.name for case in cases])
         raise GateInvalid(
-            f"{only}: matches no case (there are: {known})",
-            "Name one of those, or a pattern such as 'extend-*'.",
+            f"{only}: matches no case ({known})", f"Name one, or a pattern such as 'a-*'. {_LIST}"
         )
     return chosen
 
@@ -152,7 +153,5 @@ def find_case(gate: ImageGate, name: str) -> Case:
     """One case by its name."""
     cases = {case.name: case for case in gate.gates.cases()}
     if name not in cases:
-        raise GateInvalid(
-            f"{name}: there is no such case (there are: {', '.join(cases)})", "Name one of those."
-        )
+        raise GateInvalid(f"{name}: there is no such case ({there_are(name, cases)})", _LIST)
     return cases[name]

@@ -226,6 +226,7 @@ def test_a_key_that_is_taken_back_makes_its_images_incomplete_again(
     [row] = sm120("evidence", "list-keys", "--json").json
     assert row["in"].endswith("/.config/sm120/trust.yaml")
     wanted = {"builder": "builder", "the file": public, "the id": row["id"]}[name]
+    (tmp_path / "builder").write_text("a file that has the name of a key")
     done = sm120("evidence", "untrust-key", wanted)
     assert (done.code, f"no longer has builder {row['id']}" in done.out) == (0, True), done.err
     assert sm120("verify", strangers).error == "EvidenceIncomplete"

@@ -136,6 +136,43 @@ def test_a_mistyped_option_is_answered_with_the_nearest_one(sm120: Command) -> N
     assert "Did you mean '--store'?" in sm120("--sotre", "x", "plan").err
 
 
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("uninstall --store x", "It stands before the command: `sm120 --store PATH uninstall`."),
+        ("image list --debug", "It stands before the command: `sm120 --debug image list`."),
+        ("build vllm -platform host", "No such option '-platform'. Did you mean '--platform'?"),
+        ("build vllm -platform=host", "No such option '-platform'. Did you mean '--platform'?"),
+        ("-V", "No such option '-V'. Did you mean '--version'?"),
+        ("build -x", "No such option '-x'."),
+        ("--xyzzy", "No such option '--xyzzy'."),
+    ],
+)
+def test_an_option_in_another_place_or_with_one_dash_is_explained(
+    sm120: Command, typed: str, answer: str
+) -> None:
+    ended = sm120(*typed.split())
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith(answer)
+
+
+@pytest.mark.parametrize("words", [["comapre", "a", "b"], ["lst"], ["lsit", "--workload"]])
+def test_a_mistyped_verb_where_one_may_be_left_out_is_named_too(
+    sm120: Command, words: list[str]
+) -> None:
+    verb = "compare" if "a" in words else "list"
+    ended = sm120("--checkout", ROOT, "bench", *words)
+    assert f"Did you mean `sm120 bench {verb}`?" in ended.err
+    assert ".." not in ended.err.replace("...", "")
+
+
+@pytest.mark.parametrize("words", [["xyzzy"], ["tiny-cpu", "x", "y"], ["run", "a", "b"]])
+def test_what_is_near_to_no_verb_of_the_bench_is_taken_for_a_recipe(
+    sm120: Command, words: list[str]
+) -> None:
+    assert "Did you mean" not in sm120("--checkout", ROOT, "bench", *words).err
+
+
 def test_one_word_names_one_thing() -> None:
     """The same option has the same meaning, and help, wherever it stands."""
     helps: dict[str, set[str]] = {}
