@@ -94,7 +94,7 @@ def numeric_case(gate: ImageGate, name: str) -> Case:
 def verdict_on(gate: ImageGate, tree: EngineTree, which: str, case: str) -> tuple[str, str]:
     target = gate.target(tree, CARD)
     if which == "smem":
-        judged = judge_all(target, gate.gates, [find_case(gate, case)])[0]
+        judged = judge_all(target, gate.gates, [find_case(gate.gates, case)])[0]
         return judged.verdict, judged.message
     computed = check_numbers(target, [numeric_case(gate, case)]).cases[0]
     return computed.verdict, computed.message
@@ -124,7 +124,7 @@ def dead_branch(gate: ImageGate) -> Finding:
     """The branch of PR 17908 behind the one that catches every newer card."""
     place = "        elif _is_cuda and CUDA_CAPABILITY[0] >= 8:\n"
     branch = place.replace(">= 8", "== 12") + "            BLOCK_M, BLOCK_N = 32, 32\n"
-    cases = [find_case(gate, MLA)]
+    cases = [find_case(gate.gates, MLA)]
     with changed(gate, gate.tree, EXTEND, place, branch + place) as tree:
         after = judge_all(gate.target(tree, CARD), gate.gates, cases)
     before = judge_all(gate.target(gate.tree, CARD), gate.gates, cases)

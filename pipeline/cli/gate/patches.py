@@ -28,6 +28,7 @@ from pipeline.gate.patches import (
     versions_against,
     without_gate,
 )
+from pipeline.gate.smem.cases import read_gates
 from pipeline.gate.smem.image_gate import find_case
 from pipeline.gate.smem.tune import tune as sweep
 from pipeline.sandbox.sandbox import find_sandbox, require_isolation
@@ -177,9 +178,10 @@ def tune(
     tried = (_numbers(warps), _numbers(stages))
     gate_context = make_gate_context(context)
     card = chosen_card(gate_context, name, platform, arch)
+    # before gigabytes are downloaded
+    chosen = find_case(read_gates(gate_context.checkout, name), case)
     with gate_context.store.in_use():
         opened = open_image_gate(gate_context, name, platform)
-        chosen = find_case(opened, case)
         with log.step(f"Trying other launch parameters for {case}"):
             tuning = sweep(opened, card, chosen, *tried)
     if as_json:

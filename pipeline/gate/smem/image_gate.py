@@ -149,9 +149,9 @@ def _kernels(store: Store, tree: EngineTree) -> EngineKernels:
     return kernels
 
 
-def find_case(gate: ImageGate, name: str) -> Case:
+def find_case(gates: Gates, name: str) -> Case:
     """One case by its name."""
-    cases = {case.name: case for case in gate.gates.cases()}
+    cases = {case.name: case for case in gates.cases()}
     if name not in cases:
         raise GateInvalid(f"{name}: there is no such case ({there_are(name, cases)})", _LIST)
     return cases[name]

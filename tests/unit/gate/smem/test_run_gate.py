@@ -148,7 +148,7 @@ def test_cases_are_chosen_by_pattern(gate: ImageGate) -> None:
     cases = gate.gates.cases()
     assert [case.name for case in chosen_cases(cases, None)] == ["decode-1", "decode-64", "extend"]
     assert [case.name for case in chosen_cases(cases, "*-64")] == ["decode-64"]
-    assert find_case(gate, "extend").name == "extend"
+    assert find_case(gate.gates, "extend").name == "extend"
 
 
 @pytest.mark.parametrize("pattern", ["decode", "Decode-1", "decode-2*", ""])
@@ -158,4 +158,4 @@ def test_a_pattern_that_no_case_fits_is_an_error_that_names_them(
     with pytest.raises(GateInvalid, match="decode-1, decode-64, extend"):
         chosen_cases(gate.gates.cases(), pattern)
     with pytest.raises(GateInvalid, match="decode-1, decode-64, extend"):
-        find_case(gate, pattern)
+        find_case(gate.gates, pattern)

@@ -13,7 +13,7 @@ from pipeline.gate.smem.limits import card_for
 from pipeline.gate.smem.tune import CaseTuning, tune
 from tests.unit.gate.smem.test_run import HEAD, worker
 from tests.unit.gate.smem.test_run_gate import make_gate
-from tests.unit.support import Command
+from tests.unit.support import ROOT, Command
 
 CARD = card_for("sm_120")
 # The engine itself chooses tiles of 64 by 64 in four warps. A tile needs 24 bytes for each of its
@@ -47,7 +47,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuned:
     def run(answers: str = ENGINE, warps: tuple[int, ...] = (4, 8)) -> CaseTuning:
         worker(monkeypatch, tmp_path, HEAD + answers)
         gate: ImageGate = make_gate(tmp_path)
-        return tune(gate, CARD, find_case(gate, "extend"), warps, (1,))
+        return tune(gate, CARD, find_case(gate.gates, "extend"), warps, (1,))
 
     return run
 
@@ -101,3 +101,14 @@ def test_what_is_no_list_of_numbers_is_refused_before_anything_is_fetched(
     ended = sm120("gate", "tune", "sglang-k2", "extend", option, text)
     assert ended.error == "GateInvalid"
     assert "is not a list of numbers" in ended.err
+
+
+@pytest.mark.parametrize("case", ["nope", "extend-*"])
+def test_a_case_that_is_none_is_refused_before_anything_is_fetched(
+    sm120: Command, store_root: Path, case: str
+) -> None:
+    words = ("--checkout", ROOT, "--store", store_root, "gate", "tune", "sglang-k2", case)
+    ended = sm120(*words)
+    assert ended.error == "GateInvalid"
+    assert f"{case}: there is no such case" in ended.err
+    assert "sm120 gate find '*' --image IMAGE" in ended.err
