@@ -40,6 +40,7 @@ class Server:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     has_metrics: bool = True
+    lost: str = ""  # why the last answer that did not come did not
 
     def get(self, path: str) -> Raw | None:
         """An answer with status 200; none where there is none."""
@@ -60,7 +61,8 @@ class Server:
                     most_bytes=_MOST_BYTES,
                 )
             )
-        except Lost:
+        except Lost as error:
+            self.lost = str(error)
             return None
 
     def get_json(self, path: str) -> Any:
@@ -145,6 +147,8 @@ def server_facts(server: Server, model: str | None) -> ServerFacts:
     models = server.get_json("/v1/models")
     data = _at(models, "data")
     entries = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+    if not entries and models is None and server.lost:
+        raise BenchUnanswered(f"{server.url}: {server.lost}")
     if not entries:
         raise BenchUnanswered(
             f"{server.url}: has no list of models",

@@ -332,7 +332,8 @@ def _built(
     chosen = pick_platform(spec, platform)
     record = store.image_record(artifact, chosen)
     if record is None:
-        raise UnknownImage(f"{artifact} for {chosen} is not built")
+        fix = f"Run `sm120 build {artifact} --platform {chosen}` first."
+        raise UnknownImage(f"{artifact} for {chosen} is not built", fix)
     digest = record.digest
     with store.in_use():
         items = gather(places or kept(store, artifact, chosen, digest))

@@ -284,6 +284,14 @@ def test_outside_a_checkout_the_best_verdict_says_what_one_would_add(
     assert "--checkout" in ended.err
 
 
+def test_an_image_that_is_not_built_is_said_to_be_with_the_command_that_builds_it(
+    checkout: Checkout, sm120: Command
+) -> None:
+    ended = sm120("verify", "tiny", "--platform", "linux/amd64")
+    assert ended.error == "UnknownImage"
+    assert "Run `sm120 build tiny --platform linux/amd64` first." in ended.err
+
+
 def test_a_rehearsal_signs_nothing(built: str, sm120: Command, door: Door, tmp_path: Path) -> None:
     at = f"{door.host_port}/{PLACE}"
     sm120("publish", "tiny", f"{at}:v1", *key_in(tmp_path), "--dry-run")
