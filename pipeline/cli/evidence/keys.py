@@ -131,8 +131,10 @@ def show_key(name: str) -> None:
 @click.option(
     "--to",
     "path",
+    # the file that verify believes then, and no other
+    envvar="SM120_TRUST",
     type=ANY_PATH,
-    help="Trust file to add it to, such as a team's lockfiles/trust.yaml [default: your own].",
+    help="Trust file to add it to, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
 def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: Path | None) -> None:
     """Add somebody's public key to a trust file, so that `sm120 verify` believes what it signed.
@@ -162,8 +164,9 @@ def _own_file(option: str) -> Path:
 @click.option(
     "--from",
     "path",
+    envvar="SM120_TRUST",
     type=EXISTING_FILE,
-    help="Trust file to take it from, such as a team's lockfiles/trust.yaml [default: your own].",
+    help="Trust file to take it from, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
 @click.pass_context
 def untrust_key(context: click.Context, wanted: str, path: Path | None) -> None:
@@ -174,9 +177,11 @@ def untrust_key(context: click.Context, wanted: str, path: Path | None) -> None:
     """
     target = path or _own_file("--from")
     known = read_trust(target).keys if target.exists() else []
-    names = {wanted}
+    trust = trust_of(context, None)
+    # of two keys with one name in two files, list-keys gives one another name
+    names = {wanted, *(key.id for key in (trust.keys if trust else ()) if key.name == wanted)}
     # a file that happens to have the name of a key is not meant
-    if Path(wanted).is_file() and not any(key.name == wanted for key in known):
+    if Path(wanted).is_file() and not any({key.name, key.id} & names for key in known):
         names = {_id_of(Path(wanted))}
     matches = [key for key in known if {key.name, key.id} & names]
     if not matches:
@@ -190,12 +195,13 @@ def _not_trusted(context: click.Context, wanted: str, names: set[str], target: P
     trust = trust_of(context, None)
     for key in trust.keys if trust else []:
         where = _trusted_by(context, key.id)
-        if {key.name, key.id} & names and where != target:
-            if where.suffix == ".pub":
-                hint = "Your own keys are trusted while they lie there; `rm` takes one away."
-                return KeyInvalid(f"{wanted}: is a key of your own, {where}", hint)
+        if not {key.name, key.id} & names:
+            continue
+        if where in trust_files(context):
             hint = f"`sm120 evidence untrust-key {key.name} --from {where}` takes it out there."
             return KeyInvalid(f"{wanted}: is trusted by {where}, not by {target}", hint)
+        hint = "Your own keys are trusted while they lie there; `rm` takes one away."
+        return KeyInvalid(f"{wanted}: is a key of your own, {where}", hint)
     message = f"{wanted}: {target} trusts no key of this name or id"
     return KeyInvalid(message, "`sm120 evidence list-keys` lists the keys that are trusted.")
 
@@ -203,8 +209,8 @@ def _not_trusted(context: click.Context, wanted: str, names: set[str], target: P
 def _trusted_by(context: click.Context, key_id: str) -> Path:
     """The trust file that has a key, or the file of a key of one's own."""
     files = [path for path in trust_files(context) if read_trust(path).find(key_id)]
-    own = (path for path in own_public_keys(os.environ) if public_id(path) == key_id)
-    return files[0] if files else next(own)
+    own = [path for path in own_public_keys(os.environ) if public_id(path) == key_id]
+    return [*files, *own, default_folder(os.environ)][0]
 
 
 @click.command("list-keys")

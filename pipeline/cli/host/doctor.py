@@ -15,7 +15,7 @@ from pipeline import log
 from pipeline.cli.context import checkout_or_none, own_name, say_json, store_to_read
 from pipeline.cli.host.facts import root_option
 from pipeline.cli.options import json_option
-from pipeline.errors import IssueFound
+from pipeline.errors import IssueFound, SpecInvalid
 from pipeline.gate.overrun import KnownKernel, known_kernels
 from pipeline.gate.tracebacks import Overrun, TracebackReader
 from pipeline.host.facts.gather import gather
@@ -29,6 +29,8 @@ _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 _OVERRUN_ISSUE = "shared-memory-101376"
 _SEE_BELOW = "Take an image in which this kernel is patched; what is known about it stands below."
 _MOST_KERNELS = 4
+# What rotated logs begin with: gzip, xz and zstd.
+_UNPACKERS = {b"\x1f\x8b\x08": "zcat", b"\xfd7z": "xzcat", b"\x28\xb5\x2f": "zstdcat"}
 # For the first bytes of a pipe: whatever writes there has begun by then, and under CI, cron and ssh
 # standard input is often a pipe that nobody writes to or closes.
 _PATIENCE_S = 10.0
@@ -104,12 +106,25 @@ def _match_log(path: Path, reader: TracebackReader) -> dict[str, list[str]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[str]]:
+    _require_text(path)
     if path == _STDIN:
         log.say("Reading the log from standard input, to its end")
     # line by line, and whatever its encoding: engines write logs of gigabytes
     source = 0 if path == _STDIN else path
     with open(source, encoding="utf-8", errors="replace", closefd=source != 0) as lines:
         yield lines
+
+
+def _require_text(path: Path) -> None:
+    """A compressed log has no line that is known; to find nothing in it would mislead."""
+    # a pipe (`<(docker logs NAME)`) can be read only once
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        program = _UNPACKERS.get(file.read(3))
+    if program:
+        hint = f"Unpack it on the way: `{program} {path} | sm120 doctor -`."
+        raise SpecInvalid(f"{path}: is compressed", hint)
 
 
 def _match_machine(root: Path | None) -> list[dict[str, list[str]]]:

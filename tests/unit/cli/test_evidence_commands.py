@@ -233,6 +233,16 @@ def test_a_key_that_is_taken_back_makes_its_images_incomplete_again(
     assert sm120("evidence", "list-keys", "--json").json == []
 
 
+def test_a_trust_file_that_the_environment_names_is_the_one_that_is_changed(
+    strangers: str, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM120_TRUST", str(tmp_path / "few.yaml"))
+    sm120("evidence", "trust-key", tmp_path / "keys" / "builder.pub")
+    assert sm120("verify", strangers).code == 0
+    assert sm120("evidence", "untrust-key", "builder").code == 0
+    assert sm120("verify", strangers).error == "EvidenceIncomplete"
+
+
 @pytest.mark.parametrize("wanted", ["nobody", f"sha256:{'0' * 64}", "builder"])
 def test_a_key_that_nobody_trusts_cannot_be_taken_back(
     strangers: str, sm120: Command, wanted: str
@@ -252,6 +262,18 @@ def test_a_key_of_the_checkouts_trust_file_is_said_to_be_that_files(
     assert f"untrust-key builder --from {trust}`" in ended.err
     assert sm120("evidence", "untrust-key", "builder", "--from", trust).code == 0
     assert sm120("evidence", "list-keys", "--json").json == []
+
+
+def test_a_key_goes_by_the_name_that_the_list_has_for_it(
+    trust: Path, sm120: Command, tmp_path: Path
+) -> None:
+    sm120("evidence", "new-key", "builder", "--to", tmp_path / "more")
+    sm120("evidence", "trust-key", tmp_path / "more" / "builder.pub")
+    rows = sm120("evidence", "list-keys", "--json").json
+    # the checkout's trust file has another key of this name
+    assert [row["name"] for row in rows] == ["builder", "builder-own"]
+    assert sm120("evidence", "untrust-key", "builder-own").code == 0
+    assert [row["in"] for row in sm120("evidence", "list-keys", "--json").json] == [str(trust)]
 
 
 def test_a_key_of_ones_own_is_said_to_be_that(sm120: Command) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import socket
 import threading
@@ -269,6 +271,24 @@ def test_in_a_checkout_the_doctor_does_not_send_anybody_to_one(
     ended = sm120("--checkout", ROOT, "doctor", "--no-facts", log)
     assert "checkout" not in ended.out
     assert "sm120 doctor" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("data", "program"),
+    [
+        (gzip.compress(README_LINE.encode()), "zcat"),
+        (lzma.compress(README_LINE.encode()), "xzcat"),
+        (bytes.fromhex("28b52ffd2400"), "zstdcat"),
+    ],
+)
+def test_a_compressed_log_is_not_called_free_of_issues(
+    sm120: Command, tmp_path: Path, data: bytes, program: str
+) -> None:
+    (tmp_path / "engine.log.1").write_bytes(data)
+    ended = sm120("doctor", "--no-facts", tmp_path / "engine.log.1")
+    assert ended.error == "SpecInvalid"
+    assert f"`{program} {tmp_path}/engine.log.1 | sm120 doctor -`" in ended.err
+    assert "no known issue" not in ended.out
 
 
 def test_a_log_that_is_named_is_read_in_place_of_a_pipe(
