@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import log
 from pipeline.errors import DockerUnavailable, StoreDamaged
 from pipeline.model import NAME, Frozen, canonical_json
-from pipeline.oci.document import Document, index_json, read_document
+from pipeline.oci.document import Descriptor, Document, index_json, read_document
 from pipeline.oci.layout import LAYOUT, Blobs
 from pipeline.oci.tar_header import BLOCK, END, MTIME, padding
 
@@ -47,7 +47,7 @@ def docker_archive(blobs: Blobs, image: Document, tags: list[str]) -> Iterator[b
     yield from _bytes("index.json", index)
     yield from _bytes("manifest.json", canonical_json([docker]))
     for blob in (image.descriptor, *image.blobs):
-        yield from _file(blob.digest, blobs.blob_path(blob.digest), blob.size_bytes)
+        yield from _file(blob, blobs.blob_path(blob.digest), image.part(blob.digest))
     yield END
 
 
@@ -66,10 +66,10 @@ def _bytes(name: str, data: bytes) -> Iterator[bytes]:
     yield _head(name, len(data)) + data + padding(len(data))
 
 
-def _file(digest: str, path: Path, size_bytes: int) -> Iterator[bytes]:
+def _file(blob: Descriptor, path: Path, part: str) -> Iterator[bytes]:
     """A blob, hashed on its way; what is not its digest breaks the archive off."""
-    sha, left = hashlib.sha256(), size_bytes
-    yield _head(_blob_name(digest), size_bytes)
+    sha, left = hashlib.sha256(), blob.size_bytes
+    yield _head(_blob_name(blob.digest), blob.size_bytes)
     try:
         with path.open("rb") as handle:
             while chunk := handle.read(_CHUNK_BYTES):
@@ -79,11 +79,11 @@ def _file(digest: str, path: Path, size_bytes: int) -> Iterator[bytes]:
                 if left < 0:
                     break
                 yield chunk
-    except FileNotFoundError:
-        left = size_bytes
-    if left or f"sha256:{sha.hexdigest()}" != digest:
-        raise StoreDamaged(f"{path}: does not match its digest")
-    yield padding(size_bytes)
+    except FileNotFoundError as error:
+        raise StoreDamaged(f"{part} is missing: there is no {path}") from error
+    if left or f"sha256:{sha.hexdigest()}" != blob.digest:
+        raise StoreDamaged(f"{part} is damaged: {path} does not match its digest")
+    yield padding(blob.size_bytes)
 
 
 def archive_bytes(image: Document) -> int:

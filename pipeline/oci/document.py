@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pipeline import foreign_json
 from pipeline.errors import RegistryBroken
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.net.address import clean
 from pipeline.oci.reference import DIGEST
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -40,6 +41,8 @@ KINDS: dict[str, Literal["manifest", "index"]] = {
 # The size that every registry is recommended to take:
 # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests
 MOST_MANIFEST_BYTES = 4 << 20
+# What a person calls an image or a layer.
+TITLE = "org.opencontainers.image.title"
 _MOST_DEPTH = 20  # documents of the specification have some six levels
 _MOST_ENTRIES = 1000  # an image has 127 layers at most, an index some ten platforms
 
@@ -79,6 +82,21 @@ class Document(Frozen):
         """Config and layers, each once."""
         parts = [*([self.config] if self.config else []), *self.layers]
         return tuple({d.digest: d for d in parts}.values())
+
+    def part(self, digest: str) -> str:
+        """What a blob is in this image, for a person who is to do something about it."""
+        image = clean(self.annotations.get(TITLE, ""))
+        return f"{self._part(digest)}{f' of {image}' if image else ''}"
+
+    def _part(self, digest: str) -> str:
+        if self.config and digest == self.config.digest:
+            return "config"
+        for number, layer in enumerate(self.layers, start=1):
+            if layer.digest == digest:
+                title = clean(layer.annotations.get(TITLE, ""))
+                name = f" ({title})" if title else ""
+                return f"layer {number} of {len(self.layers)}{name}"
+        return "manifest"
 
 
 def read_document(data: bytes, claimed_type: str = "") -> Document:

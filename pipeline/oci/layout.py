@@ -17,7 +17,7 @@ from pipeline.files import (
     sha256_of_file,
     write_bytes,
 )
-from pipeline.oci.document import index_json, read_document
+from pipeline.oci.document import Document, index_json, read_document
 from pipeline.oci.record import ImageRecord
 
 # The file that makes a folder an OCI layout, as this project has always written it.
@@ -54,8 +54,7 @@ def export_layout(
     shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
     try:
         with os_errors_explained(folder):
-            digests = [image.digest, *(blob.digest for blob in image.blobs)]
-            _write_blobs(blobs, digests, partial / "blobs" / "sha256")
+            _write_blobs(blobs, image, partial / "blobs" / "sha256")
             write_bytes(partial / "oci-layout", LAYOUT)
             index = index_json([record.descriptor.model_copy(update=shown)])
             write_bytes(partial / "index.json", index)
@@ -77,21 +76,22 @@ def _clear(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_blobs(blobs: Blobs, digests: Iterable[str], folder: Path) -> None:
+def _write_blobs(blobs: Blobs, image: Document, folder: Path) -> None:
     folder.mkdir(parents=True)
+    digests = [image.digest, *(blob.digest for blob in image.blobs)]
     sources = {digest: blobs.blob_path(digest) for digest in digests}
-    try:
-        total = sum(path.stat().st_size for path in sources.values())
-    except FileNotFoundError as error:
-        raise StoreDamaged(f"{error.filename}: not in the store") from error
-    with log.progress("written", total) as bar:
+    for digest, path in sources.items():
+        if not path.exists():
+            raise StoreDamaged(f"{image.part(digest)} is missing: there is no {path}")
+    with log.progress("written", sum(path.stat().st_size for path in sources.values())) as bar:
 
         def write(digest: str) -> None:
             target = folder / digest.removeprefix("sha256:")
             link_or_copy(sources[digest], target)
             # after the copy: what counts is what lies there now
             if target.is_symlink() or sha256_of_file(target) != digest:
-                raise StoreDamaged(f"{sources[digest]}: does not match its digest")
+                what = f"{image.part(digest)} is damaged"
+                raise StoreDamaged(f"{what}: {sources[digest]} does not match its digest")
             bar.advance(target.stat().st_size)
 
         on_all_cores(write, sources)

@@ -18,6 +18,7 @@ from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.document import (
     OCI_EMPTY,
     OCI_MANIFEST,
+    TITLE,
     Descriptor,
     Document,
     descriptor_json,
@@ -32,7 +33,6 @@ MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_
 # held in memory while it is pushed; larger files are no evidence
 MOST_BYTES = 64 << 20
 PREDICATE_NOTE = "in-toto.io/predicate-type"
-_TITLE = "org.opencontainers.image.title"
 
 
 def described(content: Content) -> Descriptor:
@@ -115,7 +115,7 @@ def file_attachment(text: str, platforms: list[str]) -> Attachment:
     data = read_at_most(path, MOST_BYTES)
     if data is None:
         raise AttachmentInvalid(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
-    content = Content(data, kind, {_TITLE: path.name})
+    content = Content(data, kind, {TITLE: path.name})
     return Attachment(artifact_type=kind, layers=(content,), platform=platform or None)
 
 

@@ -61,17 +61,20 @@ def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> S
     root = next(iter(images.values()))
     if index or len(images) > 1:
         root = read_document(_index(images))
-    blobs = {d.digest: d for image in images.values() for d in image.blobs}
-    local = tuple(_local(store, d) for d in blobs.values())
+    blobs = {d.digest: (d, image) for image in images.values() for d in image.blobs}
+    local = tuple(_local(store, *each) for each in blobs.values())
     return Shipment(built[0].name, images, root, local)
 
 
-def _local(store: Store, blob: Descriptor) -> LocalBlob:
-    path = store.blob_path(blob.digest)
+def _local(store: Store, blob: Descriptor, image: Document) -> LocalBlob:
+    path, part = store.blob_path(blob.digest), image.part(blob.digest)
     # seen before the first byte is sent; the digest is checked by the registry
-    if not path.is_file() or path.stat().st_size != blob.size_bytes:
-        raise StoreDamaged(f"{path}: is not the {blob.size_bytes} bytes that the manifest names")
-    return LocalBlob(blob.digest, blob.size_bytes, path)
+    if not path.is_file():
+        raise StoreDamaged(f"{part} is missing: there is no {path}")
+    if path.stat().st_size != blob.size_bytes:
+        size = path.stat().st_size
+        raise StoreDamaged(f"{part} is damaged: {path} has {size} bytes, not {blob.size_bytes}")
+    return LocalBlob(blob.digest, blob.size_bytes, path, part=part)
 
 
 def _index(images: dict[str, Document]) -> bytes:

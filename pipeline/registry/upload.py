@@ -47,6 +47,7 @@ class LocalBlob:
     size_bytes: int
     path: Path | None = None
     data: bytes = b""
+    part: str = "a blob"  # what it is in its image
 
     def pieces(self, start: int, length: int) -> Iterator[bytes]:
         """Some of the bytes; a file that changed under us is an error, not an upload."""
@@ -58,7 +59,7 @@ class LocalBlob:
             while length > 0:
                 piece = handle.read(min(_PIECE_BYTES, length))
                 if not piece:
-                    raise StoreDamaged(f"{self.path}: is shorter than {self.size_bytes} bytes")
+                    raise self._damaged(f"is shorter than {self.size_bytes} bytes")
                 length -= len(piece)
                 yield piece
 
@@ -68,7 +69,10 @@ class LocalBlob:
         for piece in self.pieces(0, self.size_bytes):
             sha.update(piece)
         if f"sha256:{sha.hexdigest()}" != self.digest:
-            raise StoreDamaged(f"{self.path}: does not match its digest")
+            raise self._damaged("does not match its digest")
+
+    def _damaged(self, difference: str) -> StoreDamaged:
+        return StoreDamaged(f"{self.part} is damaged: {self.path} {difference}")
 
 
 class _Chunk:

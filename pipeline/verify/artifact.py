@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,12 @@ _DESCRIPTOR_FIELDS = frozenset(
     ("mediaType", "digest", "size", "annotations", "platform", "artifactType")
 )
 _PLATFORM_FIELDS = frozenset(("architecture", "os", "variant"))
+# Nearly always a copy that was cut short; where it is not, the new one is as wrong.
+_GET_IT_AGAIN = (
+    "Do not use it. Copy the folder again, or make it anew with `sm120 image export`;"
+    " `sm120 registry pull` into it fetches only what is missing or wrong."
+)
+_MOST_NAMED = 3  # of wrong layers: the fix is the same for all
 
 
 @dataclass(frozen=True)
@@ -64,13 +70,15 @@ def open_file(path: Path) -> Artifact:
 
 def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = None) -> Artifact:
     """An image whose blobs lie in a folder by digest."""
-    manifest = _read(read_small(blobs, digest, size_bytes), f"{title}: manifest")
+    what = f"{title}: manifest"
+    manifest = _read(read_small(blobs, digest, size_bytes, what), what)
     require_manifest(manifest, title)
     assert manifest.config is not None
-    config = read_small(blobs, manifest.config.digest, manifest.config.size_bytes)
+    part = f"{title}: {manifest.part(manifest.config.digest)}"
+    config = read_small(blobs, manifest.config.digest, manifest.config.size_bytes, part)
     artifact = make_artifact(title, manifest, config)
     # last, as it takes longest: what contradicts itself is refused before
-    _require_blobs(blobs, manifest.layers)
+    _require_blobs(blobs, manifest, title)
     return artifact
 
 
@@ -100,6 +108,8 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
 def read_index(folder: Path) -> Document:
     """The index of an OCI layout folder."""
     # the index is the one file of a layout that no digest names
+    if not os.path.lexists(folder / "index.json"):
+        raise EvidenceBroken(f"{folder.name}: index.json is missing", _GET_IT_AGAIN)
     require_inside(folder, folder / "index.json")
     return _index(read_bounded(folder / "index.json"), f"{folder.name}/index.json")
 
@@ -110,8 +120,10 @@ def _listed(folder: Path) -> list[Descriptor]:
     for entry in read_index(folder).manifests:
         # `docker buildx` writes an index of platforms inside the index of the folder
         if entry.media_type == OCI_INDEX:
-            data = read_small(folder / "blobs" / "sha256", entry.digest, entry.size_bytes)
-            listed += _index(data, f"{folder.name}: index of platforms").manifests
+            what = f"{folder.name}: index of platforms"
+            blobs = folder / "blobs" / "sha256"
+            data = read_small(blobs, entry.digest, entry.size_bytes, what)
+            listed += _index(data, what).manifests
         else:
             listed.append(entry)
     return listed
@@ -218,43 +230,63 @@ def read_bounded(path: Path, most_bytes: int = MOST_MANIFEST_BYTES) -> bytes:
 
 
 def read_small(
-    blobs: Path, digest: str, size_bytes: int | None, most_bytes: int = MOST_MANIFEST_BYTES
+    blobs: Path,
+    digest: str,
+    size_bytes: int | None,
+    what: str,
+    most_bytes: int = MOST_MANIFEST_BYTES,
 ) -> bytes:
-    """A small blob of a folder, compared with its name."""
-    path = _blob(blobs, digest)
+    """A small blob of a folder, compared with its name; `what` is what an error calls it."""
+    path = _blob(blobs, digest, what)
     data = read_bounded(path, most_bytes)
     if size_bytes is not None and len(data) != size_bytes:
-        raise EvidenceBroken(f"{digest}: {len(data)} bytes instead of {size_bytes}")
+        raise _damaged(what, digest, f"has {len(data)} bytes instead of {size_bytes}")
     if (got := sha256_of(data)) != digest:
-        raise EvidenceBroken(f"the blob {digest} is really {got}")
+        raise _damaged(what, digest, f"is really {got}")
     return data
 
 
-def _require_blobs(blobs: Path, layers: Sequence[Descriptor]) -> None:
-    """Read all layers on all cores, the largest first; the first wrong one is an error."""
+def _damaged(what: str, digest: str, difference: str) -> EvidenceBroken:
+    return EvidenceBroken(f"{what} is damaged: {digest} {difference}", _GET_IT_AGAIN)
+
+
+def _require_blobs(blobs: Path, manifest: Document, title: str) -> None:
+    """Read all layers on all cores, the largest first; what is wrong is named together."""
+    # one layer may stand in an image twice
+    layers = {x.digest: x for x in manifest.layers}
     # the largest started last would be waited for alone
-    ranked = sorted(layers, key=lambda x: x.size_bytes, reverse=True)
-    with log.progress("read", sum(x.size_bytes for x in layers)) as bar:
+    ranked = sorted(layers.values(), key=lambda x: x.size_bytes, reverse=True)
+    wrong: dict[str, str] = {}
+    with log.progress("read", sum(x.size_bytes for x in ranked)) as bar:
 
         def require(layer: Descriptor) -> None:
-            _require_blob(blobs, layer)
+            try:
+                _require_blob(blobs, layer, manifest.part(layer.digest))
+            except EvidenceBroken as error:
+                wrong[layer.digest] = str(error)
             bar.advance(layer.size_bytes)
 
         on_all_cores(require, ranked)
+    if wrong:
+        named = [wrong[digest] for digest in layers if digest in wrong]
+        more = f"; and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else ""
+        raise EvidenceBroken(f"{title}: {'; '.join(named[:_MOST_NAMED])}{more}", _GET_IT_AGAIN)
 
 
-def _require_blob(blobs: Path, layer: Descriptor) -> None:
-    path = _blob(blobs, layer.digest)
+def _require_blob(blobs: Path, layer: Descriptor, what: str) -> None:
+    path = _blob(blobs, layer.digest, what)
     size = path.stat().st_size
     # a glance, where hashing would take minutes
     if size != layer.size_bytes:
-        raise EvidenceBroken(f"{layer.digest}: {size} bytes instead of {layer.size_bytes}")
+        raise _damaged(what, layer.digest, f"has {size} bytes instead of {layer.size_bytes}")
     if (got := sha256_of_file(path)) != layer.digest:
-        raise EvidenceBroken(f"the blob {layer.digest} is really {got}")
+        raise _damaged(what, layer.digest, f"is really {got}")
 
 
-def _blob(blobs: Path, digest: str) -> Path:
+def _blob(blobs: Path, digest: str, what: str) -> Path:
     path = blobs / digest.removeprefix("sha256:")
+    if not os.path.lexists(path):
+        raise EvidenceBroken(f"{what} is missing: there is no {path}", _GET_IT_AGAIN)
     require_inside(blobs.parent.parent, path)
     return path
 

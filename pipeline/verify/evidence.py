@@ -172,14 +172,15 @@ def attached_in(folder: Path, digest: str) -> AttachedEvidence:
     for entry in read_index(folder).manifests:
         if entry.artifact_type is None or entry.media_type != OCI_MANIFEST:
             continue
-        document = _document(read_small(blobs, entry.digest, entry.size_bytes))
+        what = f"{folder.name}: manifest of a statement"
+        document = _document(read_small(blobs, entry.digest, entry.size_bytes, what))
         if document.subject is None:
             strays.append(f"{entry.digest} is listed, but has no subject")
         else:
             documents.append(document)
 
     def read(blob: Descriptor) -> bytes:
-        return read_small(blobs, blob.digest, blob.size_bytes, MAX_BYTES)
+        return read_small(blobs, blob.digest, blob.size_bytes, "statement", MAX_BYTES)
 
     attached = read_attached(digest, documents, read)
     attached.skipped[:0] = strays

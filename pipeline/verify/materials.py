@@ -13,6 +13,7 @@ from pipeline.errors import LockEdited, LockMissing, PipelineError
 from pipeline.evidence.provenance import Provenance, Resource, SpecMaterial
 from pipeline.lock.model import BasePin, ImageLock, read_lock
 from pipeline.model import sha256_of, stays_below
+from pipeline.oci.document import TITLE
 from pipeline.spec.base import ForeignBase, parse_foreign
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
@@ -95,7 +96,7 @@ def _annotations(provenance: Provenance, artifact: Artifact) -> Node:
     """The manifest's annotations, which are part of its digest, are those that were recorded."""
     external = provenance.definition.external
     wanted = {
-        "org.opencontainers.image.title": external.image,
+        TITLE: external.image,
         # written by the builder, so a provenance of other inputs cannot be attached
         "sm120.lock": provenance.locks.get(external.image, ""),
         "sm120.format": str(provenance.definition.internal.format),

@@ -26,6 +26,7 @@ from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.provenance import Provenance, read_provenance
 from pipeline.known import Unknown
+from pipeline.oci.document import TITLE
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.evidence import EvidenceItem, distinct
@@ -211,7 +212,7 @@ def _rebuild(
         return problem
     annotations = artifact.annotations
     # the manifest's labels are part of its digest, so a rebuild of other inputs cannot pass
-    labels = annotations.get("org.opencontainers.image.title"), annotations.get("sm120.inputs")
+    labels = annotations.get(TITLE), annotations.get("sm120.inputs")
     if labels != (rebuild.image, rebuild.inputs):
         return Node("rebuild", Verdict.BROKEN, "was of other inputs than the manifest names")
     # otherwise one key could claim a rebuild in the name of another

@@ -35,9 +35,11 @@ from pipeline.cli.registry.look import open_registry
 from pipeline.cli.signing import trust_of
 from pipeline.errors import (
     DiskFull,
+    EvidenceBroken,
     EvidenceIncomplete,
     PolicyRefused,
     ReferenceInvalid,
+    StoreDamaged,
     StoreUnwritable,
     UnknownImage,
     WeightsUnknown,
@@ -46,7 +48,8 @@ from pipeline.evidence.evidence_set import kept
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.registry.client import Access
 from pipeline.report.head import is_report
-from pipeline.verify.artifact import open_file, open_image, open_layout
+from pipeline.store.store import Store
+from pipeline.verify.artifact import Artifact, open_file, open_image, open_layout
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
 from pipeline.verify.evidence import EvidenceItem, attached_in, beside, gather
 from pipeline.verify.materials import IN_A_CHECKOUT, MATERIALS
@@ -279,7 +282,8 @@ def _run(
 def _folder(path: Path, places: tuple[Path, ...], platform: str | None, judge: Judge) -> Chain:
     """An OCI layout, or weights."""
     # of an OCI layout: github.com/opencontainers/image-spec/blob/main/image-layout.md
-    if not (path / "index.json").exists():
+    # any of them: a copy or a pull that was cut short has no index
+    if not any((path / name).exists() for name in ("index.json", "oci-layout", "blobs/sha256")):
         return _weights(path, places, judge)
     opened = open_layout(path, platform)
     attached = attached_in(path, opened.digest)
@@ -337,7 +341,7 @@ def _built(
     digest = record.digest
     with store.in_use():
         items = gather(places or kept(store, artifact, chosen, digest))
-        opened = open_image(store.blob_path(digest).parent, digest, f"{artifact} {chosen}")
+        opened = _open_built(store, digest, f"{artifact} {chosen}")
     given = (judge.trust, judge.checkout, judge.now)
     # gates of an image just built may still run; of evidence that was handed over they are missing
     walked = walk(opened, items, *given, gates_may_wait=not places)
@@ -345,3 +349,11 @@ def _built(
         message = f"{walked.node.message}; `sm120 build {artifact}` states what it is made of"
         walked = replace(walked, node=replace(walked.node, message=message))
     return Chain(walked.node, (walked,))
+
+
+def _open_built(store: Store, digest: str, title: str) -> Artifact:
+    try:
+        return open_image(store.blob_path(digest).parent, digest, title)
+    except EvidenceBroken as error:
+        # a folder that was copied here is copied again; what lies in the store is made again
+        raise EvidenceBroken(str(error), StoreDamaged.hint) from error

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from pipeline.attest.keys import key_id, read_private_file
+from pipeline.errors import StoreDamaged
 from pipeline.oci.layout import export_layout
 from tests.makers import AMD64
 from tests.unit.support import Command, Ended
@@ -125,7 +126,19 @@ def test_a_flipped_bit_in_a_layer_is_broken(desk: Desk) -> None:
     path.write_bytes(data)
     ended = desk.verify()
     assert ended.error == "EvidenceBroken"
+    assert "layer 1 of " in ended.err
     assert "is really sha256:" in ended.err
+    assert StoreDamaged.hint in ended.err
+
+
+def test_a_layout_that_was_cut_short_is_no_set_of_weights(desk: Desk) -> None:
+    folder = desk.place / "layout"
+    export_layout(desk.made.store, desk.made.built.record, folder)
+    (folder / "index.json").unlink()
+    ended = desk("verify", folder)
+    assert (ended.error, ended.code) == ("EvidenceBroken", 71)
+    assert "layout: index.json is missing" in ended.err
+    assert "Copy the folder again" in ended.err
 
 
 def test_a_layout_is_verified_with_its_evidence(desk: Desk) -> None:

@@ -12,6 +12,7 @@ from pipeline.oci.document import (
     DOCKER_MANIFEST,
     OCI_INDEX,
     OCI_MANIFEST,
+    TITLE,
     read_document,
     read_json,
 )
@@ -32,6 +33,19 @@ def test_a_manifest_is_read_with_its_parts() -> None:
 
 def test_an_index_is_read() -> None:
     assert read(EMPTY_INDEX, OCI_INDEX).kind == "index"
+
+
+def test_a_part_is_called_what_it_is() -> None:
+    plain = read(GOOD)
+    layer = {**GOOD["layers"][0], "annotations": {TITLE: "torch\x1b[2J 2.9"}}
+    named = read(changed(layers=[layer], annotations={TITLE: "sglang"}))
+    digests = [named.digest, *(d.digest for d in named.blobs)]
+    assert [named.part(digest) for digest in digests] == [
+        "manifest of sglang",
+        "config of sglang",
+        "layer 1 of 1 (torch [2J 2.9) of sglang",
+    ]
+    assert plain.part(GOOD["layers"][0]["digest"]) == "layer 1 of 1"
 
 
 def changed(**changes: Any) -> dict[str, Any]:

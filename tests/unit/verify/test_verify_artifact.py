@@ -141,7 +141,7 @@ def doubled(folder: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], None], type[PipelineError], str]] = {
     "truncated layer": (truncate, EvidenceBroken, "bytes instead of"),
     "flipped bit": (flip, EvidenceBroken, "is really sha256:"),
-    "layer gone": (lambda f: layer_path(f).unlink(), EvidenceBroken, "No such file"),
+    "layer gone": (lambda f: layer_path(f).unlink(), EvidenceBroken, "is missing: there is no /"),
     "layer behind a link": (link_blob, EvidenceBroken, "is a link or not a plain file"),
     "folder behind a link": (link_folder, EvidenceBroken, "blobs: is a link"),
     "index behind a link": (link_index, EvidenceBroken, "index.json: is a link"),
@@ -184,6 +184,65 @@ def test_a_bad_layout_is_refused(layout: Path, name: str) -> None:
     with pytest.raises(kind) as refused:
         open_layout(layout)
     assert message in str(refused.value)
+
+
+def config_path(folder: Path) -> Path:
+    return blob(folder, manifest_of(folder)[1]["config"]["digest"])
+
+
+def manifest_path(folder: Path) -> Path:
+    return blob(folder, manifest_of(folder)[0]["manifests"][0]["digest"])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+# each part, gone and cut short: what it is called
+PARTS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "layer": (layer_path, r"layout: layer 1 of 4 \(2 Debian packages\) of engine is"),
+    "config": (config_path, "layout: config of engine is"),
+    "manifest": (manifest_path, "layout: manifest is"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        (Path.unlink, "missing: there is no /"),
+        (cut, "damaged: sha256:[0-9a-f]+ has [0-9]+ bytes instead of [0-9]+$"),
+    ],
+)
+def test_a_part_that_is_wrong_is_named_by_what_it_is(
+    layout: Path, name: str, change: Callable[[Path], None], how: str
+) -> None:
+    find, what = PARTS[name]
+    change(find(layout))
+    with pytest.raises(EvidenceBroken, match=f"^{what} {how}") as refused:
+        open_layout(layout)
+    assert "`sm120 image export`" in refused.value.hint
+
+
+def test_all_wrong_layers_are_named_but_not_endlessly(layout: Path) -> None:
+    layers = [x["digest"] for x in manifest_of(layout)[1]["layers"]]
+    for digest in layers:
+        blob(layout, digest).unlink()
+    with pytest.raises(EvidenceBroken) as refused:
+        open_layout(layout)
+    named = str(refused.value).split("; ")
+    assert [text.split(" (")[0] for text in named] == [
+        "layout: layer 1 of 4",
+        "layer 2 of 4",
+        "layer 3 of 4",
+        "and 1 more",
+    ]
+
+
+def test_a_layout_without_its_index_says_so(layout: Path) -> None:
+    (layout / "index.json").unlink()
+    with pytest.raises(EvidenceBroken, match=r"^layout: index\.json is missing$"):
+        open_layout(layout)
 
 
 def nest(folder: Path, levels: int) -> None:
