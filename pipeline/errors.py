@@ -380,6 +380,11 @@ class UnknownImage(UnknownName):
     hint = "`sm120 image list` lists them; `sm120 build IMAGE` builds one."
 
 
+class UnknownFile(UnknownName):
+    meaning = "a built image has no such file, or it is not one that can be printed"
+    hint = "`sm120 image files IMAGE` lists its files."
+
+
 class ImageStale(UnknownName):
     meaning = "an image was built from another spec, lock or patches than the checkout has now"
     hint = "`sm120 build IMAGE` builds it again; --accept takes a digest that changed."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def from_diff(files: Installed, text: str, name: str, of: str = "") -> NewPatch:
         (change,) = patch.parse(_renamed(part, real), name)
         changed[real] = (before, patch.apply(change, before, name))
     if not changed:
-        raise _not_there(name, left_out)
+        raise _not_there(files, name, left_out)
     return _made(files, changed, left_out)
 
 
@@ -92,7 +93,7 @@ def from_copy(files: Installed, data: bytes, name: str, of: str) -> NewPatch:
     """A patch from an edited copy of one file."""
     real = files.find(of)
     if real is None:
-        raise _not_there(name, [of])
+        raise _not_there(files, name, [of])
     before = files.read(real)
     if data == before:
         raise PatchConflict(f"{name}: is the same as {real} in the image", _COPY)
@@ -149,9 +150,10 @@ def _made(
     )
 
 
-def _not_there(name: str, paths: Sequence[str]) -> PatchConflict:
+def _not_there(files: Installed, name: str, paths: Sequence[str]) -> PatchConflict:
     listed = ", ".join(paths[:4]) + (" …" if len(paths) > 4 else "")
     return PatchConflict(
         f"{name}: no wheel of the image has {listed}",
-        "Give the path as it is installed: `sm120 image explain IMAGE FILE` shows whose a file is.",
+        "Give the path as it is installed:"
+        f" `sm120 image files {files.plan.spec.name} '*{posixpath.basename(paths[0])}'` finds it.",
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from pipeline.assemble.entry import parents
-from pipeline.errors import UnknownImage
+from pipeline.errors import UnknownFile
 from pipeline.oci.record import FileRow, Kind
 
 # Rows of foreign layers that are no files: a path that is gone, a folder whose contents are.
@@ -69,7 +69,7 @@ def follow(rows: Mapping[str, FileRow], path: str) -> tuple[str, list[str]]:
         target = rows[link].target
         links.append(f"/{link} → {target}")
         if len(links) > _MOST_LINKS:
-            raise UnknownImage(f"/{path}: symlink loop", "")
+            raise UnknownFile(f"/{path.lstrip('/')}: its links lead in a circle")
         # an absolute target starts at the image's root, not at the machine's
         beyond = posixpath.join("/", posixpath.dirname(link), target)
         current = posixpath.normpath(beyond + current[len(link) :]).strip("/")

@@ -60,6 +60,7 @@ IMAGE = {
     "lock": Verb("image.lock:lock", "Resolve exact versions and hashes; write the locks."),
     "rebuild": Verb("image.build:rebuild", "Build again from nothing and compare every byte."),
     "explain": Verb("image.explain:explain", "Show which package or patch a file comes from."),
+    "files": Verb("image.explain:files", "List the files of a built image."),
     "cat": Verb("image.explain:cat", "Print a file of a built image."),
     "sources": Verb("image.explain:sources", "Show where this machine downloads files from."),
     "schema": Verb("image.explain:schema", "Print the JSON schema of a file or statement."),

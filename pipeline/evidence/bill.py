@@ -16,7 +16,7 @@ from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_file
 from pipeline.assemble.view import follow
 from pipeline.attest.names import image_purl
-from pipeline.errors import UnknownImage
+from pipeline.errors import UnknownFile
 from pipeline.evidence.compiled import ImageTree, Toolchain, toolchains_of, trees_of
 from pipeline.evidence.inventory import (
     BaseImage,
@@ -167,7 +167,7 @@ def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:
     """A .deb's copyright file; packages of one source often link to one another's."""
     try:
         path, _ = follow(rows, f"usr/share/doc/{package}/copyright")
-    except UnknownImage:
+    except UnknownFile:
         return None  # a symlink loop leads to no licence
     row = rows.get(path)
     # in a layer a hard link has no bytes of its own

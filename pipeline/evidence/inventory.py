@@ -8,10 +8,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipeline.assemble.image import Built
+from pipeline.assemble.inside import locate
 from pipeline.assemble.plan import ImagePlan, LayerPlan, TreePlan
-from pipeline.assemble.view import follow, see
+from pipeline.assemble.view import see
 from pipeline.attest.names import archive_purl, deb_purl, file_urn, image_purl, wheel_purl
-from pipeline.errors import StoreDamaged, UnknownImage
+from pipeline.errors import StoreDamaged
 from pipeline.lock.model import BasePin, DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
 from pipeline.oci.record import FileRow, TitledLayer
@@ -193,9 +194,7 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
     layers = placed_layers(built)
     # the layer that a file is in decides where it came from
     tree = see(((x, store.contents(x.layer.record)) for x in layers), first_folders=True)
-    name, links = follow({file: row for file, (_, row) in tree.items()}, path)
-    if name not in tree:
-        raise UnknownImage(f"/{name}: no such file in the image", "Give its whole path.")
+    name, links = locate({file: row for file, (_, row) in tree.items()}, built, path)
     placed, row = tree[name]
     if placed.tree and row.owner == placed.tree.source.name:
         return _compiled_origin(store, placed, placed.tree, row, links)

@@ -9,7 +9,7 @@ import click
 from pydantic import BaseModel
 
 from pipeline import log
-from pipeline.assemble.inside import read_inside
+from pipeline.assemble.inside import FoundFile, list_inside, read_inside
 from pipeline.attest.names import KINDS
 from pipeline.attest.predicates import MODELS
 from pipeline.attest.trust import Trust
@@ -25,6 +25,7 @@ from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics.cases import NumericsFile
 from pipeline.gate.smem.case_spec import GateFile
 from pipeline.net.address import masked
+from pipeline.oci.record import Kind
 from pipeline.recipe.model import RecipeFile
 from pipeline.spec.image import ImageFile, PatchSeries
 from pipeline.spec.source import SourceSpec
@@ -43,7 +44,8 @@ def explain(
 ) -> None:
     """Show where a file of a built image comes from: which wheel, .deb, source or patch.
 
-    FILE is a path in the image, such as /usr/bin/python3.
+    FILE is a path in the image, such as /usr/bin/python3, or of an installed Python file.
+    `sm120 image files IMAGE` lists them.
     """
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
@@ -70,6 +72,38 @@ def explain(
 
 @click.command()
 @click.argument("name", metavar="IMAGE")
+@click.argument("path", metavar="[FOLDER|PATTERN]", default="/")
+@platform_option
+@json_option
+@click.pass_context
+def files(
+    context: click.Context, name: str, path: str, platform: str | None, as_json: bool
+) -> None:
+    """List the files of a built image: those of a folder, or all that a pattern matches.
+
+    FOLDER is a path in the image, or that of an installed Python package, such as vllm/attention.
+    Of a PATTERN such as '*/fused_moe/*.json', each * stands for any part of a path.
+    """
+    checkout, store = checkout_of(context), store_to_read(context)
+    with store.in_use():
+        found = list_inside(store, find_image(checkout, store, name, platform), path)
+    if as_json:
+        return say_json([asdict(each) for each in found])
+    rows = [
+        [None if each.target else log.size(each.size_bytes), _what(each), each.path]
+        for each in found
+    ]
+    click.echo(log.table(["size", "kind", "path"], rows))
+
+
+def _what(found: FoundFile) -> str:
+    if found.kind == Kind.DIR:
+        return f"folder, {log.count(found.files, 'file')}"
+    return f"link to {found.target}" if found.target else str(found.kind)
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
 @click.argument("path", metavar="FILE")
 @platform_option
 @click.pass_context
@@ -77,6 +111,7 @@ def cat(context: click.Context, name: str, path: str, platform: str | None) -> N
     """Print a file of a built image, as a container sees it.
 
     FILE is a path in the image, or the path of an installed Python file, such as vllm/version.py.
+    `sm120 image files IMAGE` lists them.
     """
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():

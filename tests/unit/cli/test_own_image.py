@@ -96,7 +96,35 @@ def test_a_file_of_an_image_is_printed(sm120: Command) -> None:
     build_tiny(sm120, "--accept")
     for path in ("thing/__init__.py", f"{SITE}/thing/__init__.py"):
         assert sm120("image", "cat", "tiny", path).out == "one = 1\n"
-    for path, reason in (("thing/nope.py", "no such file"), (f"{SITE}/thing", "is a dir")):
+    for path, reason, hint in (
+        ("thing/nope.py", "no such file", "Give its whole path."),
+        ("thin/__init__.py", "no such file", f"The nearest: {SITE}/thing/__init__.py."),
+        (f"{SITE}/thing", "is a folder", f"`sm120 image files tiny {SITE}/thing` lists it."),
+    ):
         ended = sm120("image", "cat", "tiny", path)
-        assert ended.error == "UnknownImage"
+        assert ended.error == "UnknownFile"
         assert reason in ended.err
+        assert hint in ended.err
+    assert "The nearest: " in sm120("image", "explain", "tiny", "thin/__init__.py").err
+
+
+@pytest.mark.usefixtures("no_slow_helpers", "checkout")
+def test_the_files_of_an_image_are_listed(sm120: Command) -> None:
+    build_tiny(sm120, "--accept")
+    root = {row["path"]: row for row in sm120("image", "files", "tiny", "--json").json}
+    assert root["/opt"]["kind"] == "dir"
+    assert root["/opt"]["files"] > 1
+    (file,) = sm120("image", "files", "tiny", "thing", "--json").json
+    assert (file["path"], file["size_bytes"]) == (f"{SITE}/thing/__init__.py", 8)
+    assert sm120("image", "files", "tiny", "*/thing/__init__.py", "--json").json == [file]
+    assert sm120("image", "files", "tiny", "thing/__init__.py", "--json").json == [file]
+    assert f"8 B   file  {SITE}/thing/__init__.py\n" in sm120("image", "files", "tiny", "thing").out
+
+
+@pytest.mark.parametrize("path", ["/opt/nothing", "*.nothing", "[x"])
+@pytest.mark.usefixtures("no_slow_helpers", "checkout")
+def test_files_that_an_image_lacks_are_not_an_empty_list(sm120: Command, path: str) -> None:
+    build_tiny(sm120, "--accept")
+    ended = sm120("image", "files", "tiny", path)
+    assert (ended.error, ended.out) == ("UnknownFile", "")
+    assert "`sm120 image files tiny" in ended.err

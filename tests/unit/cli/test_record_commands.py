@@ -227,7 +227,7 @@ def test_a_file_is_explained(desk: Desk) -> None:
     linked = desk("image", "explain", "engine", "/bin/tool")
     assert linked.out.startswith("/bin → usr/bin\n")
     assert desk("image", "explain", "engine", "/bin/tool", "--json").json["origin"] == "tool"
-    assert desk("image", "explain", "engine", "/nothing").error == "UnknownImage"
+    assert desk("image", "explain", "engine", "/nothing").error == "UnknownFile"
 
 
 def test_a_rebuild_is_attested(desk: Desk) -> None:
