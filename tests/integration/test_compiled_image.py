@@ -102,7 +102,7 @@ def test_a_compiled_image_is_walked_explained_and_identical_again(desk: Desk) ->
     assert "3 objects compiled in this build, none taken from before" in text
     assert "broken" not in text
     again = desk.offline("image", "rebuild", "engine")
-    assert again.stdout == f"engine: identical, {digest}\n", again.stderr[-2000:]
+    assert again.stdout == f"engine for {HERE}: identical, {digest}\n", again.stderr[-2000:]
 
 
 @pytest.mark.parametrize("desk", [(CLOCK, {"now.o": WHY})], indirect=True)

@@ -36,7 +36,7 @@ def test_a_rebuild_in_another_time_zone_locale_and_hash_seed_is_identical(
     platform = "linux/arm64"
     built = build_image(small_store, IMAGE, platform)
     done = sm120(small_store, "image", "rebuild", IMAGE, "--platform", platform, **STRANGE)
-    assert done.stdout.strip() == f"{IMAGE}: identical, {built.digest}"
+    assert done.stdout.strip() == f"{IMAGE} for {built.platform}: identical, {built.digest}"
 
 
 def test_another_folder_user_and_umask_without_network_give_the_golden_digest(

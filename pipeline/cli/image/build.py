@@ -235,6 +235,7 @@ def rebuild(
 ) -> None:
     """Build an image again in an empty store, and compare every byte with the first build.
 
+    One platform is built again: that of --platform, else this machine's where the image has it.
     Prints `identical`, or names the first file and byte that differ. Inputs that the store still
     has are used; everything else is fetched again, and compiled again. Files that a source declares
     under `may_differ` may differ: then it prints `equivalent`, and each of them with the reason.
@@ -260,15 +261,16 @@ def rebuild(
             ended.append(build_again(checkout, first, store, empty, fetcher))
     (rebuilt,) = ended
     if as_json:
-        return say_json(_rebuilt_json(name, rebuilt))
-    click.echo(f"{name}: {rebuilt.verdict}, {rebuilt.second.digest}")
+        return say_json(_rebuilt_json(rebuilt))
+    click.echo(f"{name} for {first.platform}: {rebuilt.verdict}, {rebuilt.second.digest}")
     for each in rebuilt.declared:
         click.echo(f"  {each.path} differs: {each.reason}")
 
 
-def _rebuilt_json(name: str, rebuilt: Rebuilt) -> dict[str, Any]:
+def _rebuilt_json(rebuilt: Rebuilt) -> dict[str, Any]:
     row = {
-        "image": name,
+        "image": rebuilt.second.name,
+        "platform": rebuilt.second.platform,
         "digest": rebuilt.second.digest,
         "identical": not rebuilt.declared,
         "verdict": rebuilt.verdict,
@@ -285,7 +287,8 @@ def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[lis
     except NotReproducible as error:
         if signer is not None:
             record_rebuild(store, first, signer, str(error), moment())
-        raise
+        which = f"{first.name} for {first.platform}"
+        raise NotReproducible(f"{which}: {error}", error.hint) from error
     if signer is not None:
         declared = ended[0].declared
         text = f"{log.count(len(declared), 'file')} with declared differences" if declared else ""

@@ -115,6 +115,9 @@ def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> 
     assert (tmp_path / "layout" / "index.json").exists()
     rebuilt = sm120("image", "rebuild", "tiny", "--offline", "--json").json
     assert (rebuilt["digest"], rebuilt["identical"]) == (built["digest"], True)
+    assert rebuilt["platform"] == AMD64
+    ended = sm120("image", "rebuild", "tiny", "--offline")
+    assert ended.out == f"tiny for {AMD64}: identical, {built['digest']}\n"
 
 
 def test_after_a_build_the_ways_with_and_without_docker_are_named(

@@ -13,7 +13,7 @@ import pytest
 from pipeline.source.box import Box, Running
 from pipeline.store.store import default_root
 from tests.compiled import HELLO, CopyingWay, compiled_checkout, source_spec
-from tests.unit.support import Command, Ended
+from tests.unit.support import AMD64, Command, Ended
 
 WHY = "it notes the moment at which it was made"
 
@@ -77,6 +77,7 @@ def test_a_rebuild_compiles_again_and_is_identical(desk: Desk) -> None:
     done = desk.offline("image", "rebuild", "engine", "--json")
     assert done.json == {
         "image": "engine",
+        "platform": AMD64,
         "digest": digest,
         "identical": True,
         "verdict": "identical",
@@ -91,7 +92,7 @@ def test_a_rebuild_with_declared_differences_is_equivalent(desk: Desk) -> None:
     )
     done = desk.offline("image", "rebuild", "engine")
     assert done.code == 0, done.err
-    assert done.out.startswith("engine: equivalent, sha256:")
+    assert done.out.startswith(f"engine for {AMD64}: equivalent, sha256:")
     assert digest not in done.out
     assert f"  /opt/hello/notes differs: {WHY}" in done.out
     rows = desk.offline("image", "rebuild", "engine", "--json").json
@@ -104,6 +105,7 @@ def test_a_rebuild_with_other_differences_fails(desk: Desk) -> None:
     desk.way.make = lambda _: {"hello": b"program of another", "notes": b"later"}
     ended = desk.offline("image", "rebuild", "engine")
     assert ended.error == "NotReproducible"
+    assert f"engine for {AMD64}: " in ended.err
     assert "/opt/hello/bin/hello differs" in ended.err
 
 
