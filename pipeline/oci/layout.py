@@ -43,10 +43,7 @@ def export_layout(
     copied to `records`, where `sm120 verify` looks for it; other programs pass over that folder.
     """
     folder = folder.absolute()  # `.` has no name to put another one beside
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise StoreUnwritable(f"{folder}: is not a folder", "Name a new or empty folder.")
-    if folder.exists() and any(folder.iterdir()):
-        raise StoreUnwritable(f"{folder}: is not empty", "Name a new or empty folder.")
+    require_new(folder)
     partial = folder.with_name(f".{folder.name}.partial")
     _clear(partial)
     image = read_document(blobs.read_blob(record.digest))
@@ -65,6 +62,14 @@ def export_layout(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def require_new(folder: Path) -> None:
+    """Refuse a place where something is already."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise StoreUnwritable(f"{folder}: is not a folder", "Name a new or empty folder.")
+    if folder.exists() and any(folder.iterdir()):
+        raise StoreUnwritable(f"{folder}: is not empty", "Name a new or empty folder.")
 
 
 def _clear(partial: Path) -> None:

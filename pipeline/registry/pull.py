@@ -57,13 +57,18 @@ class Pulled(Frozen):
     evidence: tuple[str, ...] = ()
 
 
-def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
-    """Bring what is missing, in parallel, each blob checked; returns the bytes received."""
-    todo = [
+def missing_blobs(wanted: Wanted, blobs: BlobFolder) -> list[Descriptor]:
+    """What a pull fetches: what is there and whole stays."""
+    return [
         blob
         for blob in wanted.blobs
         if not is_whole(blobs.blob_path(blob.digest), blob.digest, blob.size_bytes)
     ]
+
+
+def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
+    """Bring what is missing, in parallel, each blob checked; returns the bytes received."""
+    todo = missing_blobs(wanted, blobs)
     total = sum(b.size_bytes for b in todo)
     with (
         log.step(f"Fetching {len(todo)} of {len(wanted.blobs)} blobs, {log.size(total)}"),
@@ -83,7 +88,7 @@ def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs
 
 def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int = 4) -> Pulled:
     """Write an OCI layout; it has an index only once everything in it is there."""
-    _require_ours(folder)
+    require_ours(folder)
     blobs, partial = LayoutBlobs(folder), folder / ".partial"
     with locked(partial / _LOCK):
         with os_errors_explained(folder):
@@ -125,7 +130,7 @@ def _pulled(wanted: Wanted, received: int) -> Pulled:
     )
 
 
-def _require_ours(folder: Path) -> None:
+def require_ours(folder: Path) -> None:
     """A new or empty folder, or a layout that an earlier pull began."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise StoreUnwritable(f"{folder}: is not a folder", "Name a new or empty folder.")

@@ -62,7 +62,10 @@ class Checkout:
             known = ", ".join(spec.builds)
             raise UnknownSource(f"{name}: has no build {build!r} (it has: {known})")
         if platform not in found.platforms:
-            raise SpecInvalid(f"{name}: its build {build} is not for {platform}")
+            raise SpecInvalid(
+                f"{name}: its build {build} is not for {platform}",
+                f"It is for {', '.join(found.platforms)}; `sm120 source list` shows every build.",
+            )
         return found
 
     @property

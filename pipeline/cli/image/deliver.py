@@ -28,7 +28,7 @@ from pipeline.fetch.inputs import collect_base
 from pipeline.fetch.tool import ToolTarget, collect_tool, own_python
 from pipeline.fetch.transport import make_fetcher
 from pipeline.lock.model import current_lock
-from pipeline.oci.layout import export_layout
+from pipeline.oci.layout import export_layout, require_new
 from pipeline.spec.checkout import Checkout
 
 
@@ -84,8 +84,11 @@ def _say_load(name: str, built: Built, tags: list[str], as_json: bool) -> None:
 @click.argument("name", metavar="IMAGE")
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
 @platform_option
+@click.option("--dry-run", is_flag=True, help="Show what would be written and write nothing.")
 @click.pass_context
-def export(context: click.Context, name: str, folder: Path, platform: str | None) -> None:
+def export(
+    context: click.Context, name: str, folder: Path, platform: str | None, dry_run: bool
+) -> None:
     """Write a built image and its evidence to a new folder, as an OCI layout.
 
     Where the disk allows, the files are hard links to those of the store: do not edit them.
@@ -94,6 +97,10 @@ def export(context: click.Context, name: str, folder: Path, platform: str | None
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         evidence = kept(store, name, built.platform, built.digest)
+        if dry_run:
+            require_new(folder)
+            size, statements = log.size(built.size_bytes), log.count(len(evidence), "statement")
+            return click.echo(f"{folder}: {built.digest}, {size} and {statements} would be written")
         export_layout(store, built.record, folder, evidence)
     click.echo(f"{folder}: {built.digest}")
 

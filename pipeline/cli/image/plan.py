@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from pipeline import log
@@ -10,6 +12,7 @@ from pipeline.assemble.plan import ImagePlan, layer_bytes_guess, plan_image, wor
 from pipeline.cli.context import checkout_of, say_json, store_to_read
 from pipeline.cli.images import plans_of
 from pipeline.cli.options import json_option, platform_option
+from pipeline.cli.source.compile import missing_archives, missing_trees
 from pipeline.errors import PipelineError
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
@@ -74,7 +77,10 @@ def plan(
 
 def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
     """What building these images would take."""
-    work = work_for(plans, store)
+    trees = missing_trees(store, plans)
+    # what compiles them is built first, where it is missing
+    work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
+    work = replace(work, fetch=(*work.fetch, *missing_archives(store, trees)))
     if as_json:
         return say_json(
             {
@@ -85,11 +91,17 @@ def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
                 "disk_bytes": work.disk_bytes,
                 "layers_missing": [x.title for x in work.missing],
                 "layers_cached": [x.title for x in work.cached],
+                "compile": [
+                    {"tree": tree.title, "cpu_minutes": tree.build.cpu_minutes} for tree in trees
+                ],
             }
         )
     rows = [
         [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
         for x in [*work.cached, *work.missing]
+    ]
+    rows += [
+        [tree.title, "-", f"to compile, {tree.build.cpu_minutes} CPU-minutes"] for tree in trees
     ]
     for base in work.bases:
         rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])

@@ -15,7 +15,15 @@ from pipeline.oci.reference import Reference, parse_reference, parse_repository
 from pipeline.publish.gc import Plan, plan_gc, run_gc
 from pipeline.publish.known import KnownRepository
 from pipeline.registry.client import Access, RegistryClient
-from pipeline.registry.pull import plan_pull, pull_layout, resolve
+from pipeline.registry.pull import (
+    LayoutBlobs,
+    Wanted,
+    missing_blobs,
+    plan_pull,
+    pull_layout,
+    require_ours,
+    resolve,
+)
 from pipeline.registry.repository import Repository
 
 
@@ -44,6 +52,7 @@ def open_registry(reference: Reference, access: Access) -> Iterator[Repository]:
     show_default=True,
     help="Refuse an image that is larger.",
 )
+@click.option("--dry-run", is_flag=True, help="Show what would be fetched; fetch no layers.")
 @registry_options
 @json_option
 def pull(
@@ -52,6 +61,7 @@ def pull(
     platform: str | None,
     evidence: bool,
     max_gb: int,
+    dry_run: bool,
     access: Access,
     jobs: int,
     as_json: bool,
@@ -71,12 +81,26 @@ def pull(
         wanted = plan_pull(
             repository, root, chosen, with_evidence=evidence, most_bytes=max_gb * 1000**3
         )
+        if dry_run:
+            return _say_pull(wanted, folder, str(reference), as_json)
         done = pull_layout(repository, wanted, folder, jobs)
     if as_json:
         return say_json({"folder": str(folder), "asked": str(reference), **done.model_dump()})
     click.echo(f"{folder}: {done.digest}, {log.size(done.received_bytes)} fetched")
     for digest in done.evidence:
         click.echo(f"  with {digest}")
+
+
+def _say_pull(wanted: Wanted, folder: Path, asked: str, as_json: bool) -> None:
+    """What a pull would fetch; only manifests were read, and the folder looked at."""
+    require_ours(folder)
+    missing = missing_blobs(wanted, LayoutBlobs(folder))
+    n_bytes = sum(blob.size_bytes for blob in missing)
+    if as_json:
+        row = {"folder": str(folder), "asked": asked, "digest": wanted.root.digest}
+        return say_json({**row, "blobs": len(missing), "size_bytes": n_bytes, "dry_run": True})
+    blobs = f"{len(missing)} of {log.count(len(wanted.blobs), 'blob')}, {log.size(n_bytes)},"
+    click.echo(f"{folder}: {wanted.root.digest}, {blobs} would be fetched")
 
 
 @click.command()

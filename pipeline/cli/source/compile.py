@@ -8,11 +8,18 @@ import click
 
 from pipeline import log
 from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.plan import ImagePlan, TreePlan, plan_tree
-from pipeline.cli.context import checkout_of, host_platform, say_json, store_of
+from pipeline.assemble.plan import ImagePlan, TreePlan, plan_tree, work_for
+from pipeline.cli.context import (
+    checkout_of,
+    host_platform,
+    say_json,
+    store_of,
+    store_to_read,
+)
 from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.transport import make_fetcher
+from pipeline.lock.model import ArchivePin
 from pipeline.oci.record import LayerRecord
 from pipeline.source.box import KINDS, Wanted, find_way
 from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, objects_text, read_tree
@@ -43,6 +50,12 @@ def missing_trees(store: Store, plans: Sequence[ImagePlan]) -> list[TreePlan]:
     return [tree for tree in trees.values() if store.layer(tree.key) is None]
 
 
+def missing_archives(store: Store, trees: Sequence[TreePlan]) -> list[ArchivePin]:
+    """The archives of trees that must be fetched first, each once."""
+    pins = {tree.lock.archive.sha256: tree.lock.archive for tree in trees}.values()
+    return [pin for pin in pins if not store.has_input(pin.sha256, pin.size_bytes)]
+
+
 def make_compiler(
     checkout: Checkout, store: Store, fetcher: Callable[[], Fetcher], sandbox: Wanted, jobs: int
 ) -> Compiler:
@@ -71,6 +84,7 @@ def make_compiler(
     help="What the steps run in.",
     show_default=True,
 )
+@click.option("--dry-run", is_flag=True, help="Show what would be compiled and fetched.")
 @mirror_option
 @offline_option
 @json_option
@@ -82,6 +96,7 @@ def build_source(
     platform: str | None,
     jobs: int,
     sandbox: Wanted,
+    dry_run: bool,
     mirrors: tuple[str, ...],
     offline: bool,
     as_json: bool,
@@ -91,10 +106,13 @@ def build_source(
     The steps run in the source's toolchain image without network. Objects are kept: an interrupted
     or slightly changed build goes on where it was. `sm120 source list` shows builds and times.
     """
-    checkout, store = checkout_of(context), store_of(context)
+    checkout = checkout_of(context)
     chosen = host_platform() if platform in (None, "host") else str(platform)
     wanted = CompiledSpec(source=name, build=build)
     plan = plan_tree(checkout, wanted, chosen)
+    if dry_run:
+        return _show_plan(plan, store_to_read(context), as_json)
+    store = store_of(context)
 
     def fetcher() -> Fetcher:
         return make_fetcher(store, mirrors, offline)
@@ -105,6 +123,30 @@ def build_source(
     if as_json:
         return say_json({**tree.model_dump(), **record.model_dump()})
     click.echo(_text(tree, record))
+
+
+def _show_plan(plan: TreePlan, store: Store, as_json: bool) -> None:
+    """What compiling would take; a tree that the store has takes nothing."""
+    known, archive = store.layer(plan.key), plan.lock.archive
+    tools = work_for([plan.toolchain], store)
+    pins = [] if known else [*missing_archives(store, [plan]), *tools.fetch]
+    n_bytes = sum(pin.size_bytes for pin in pins)
+    if as_json:
+        row = {"source": plan.source.name, "build": plan.name, "platform": plan.platform}
+        minutes = 0 if known else plan.build.cpu_minutes
+        sizes = {"cpu_minutes": minutes, "fetch_files": len(pins), "fetch_bytes": n_bytes}
+        layer = known.digest if known else None
+        return say_json({**row, **sizes, "layer": layer, "dry_run": True})
+    if known:
+        return click.echo(f"{plan.title} for {plan.platform} is compiled: {known.digest}")
+    layers = log.count(len(tools.missing), "layer")
+    rows = [
+        ["compile", f"{plan.build.cpu_minutes} CPU-minutes, for {plan.platform}"],
+        ["archive", f"{archive.file}, {log.size(archive.size_bytes)}"],
+        ["toolchain", f"{plan.toolchain.spec.name}, {layers} to build"],
+        ["fetch", f"{log.count(len(pins), 'file')}, {log.size(n_bytes)}"],
+    ]
+    click.echo(log.table([plan.source.name, plan.name], rows))
 
 
 def _text(tree: CompiledTree, record: LayerRecord) -> str:

@@ -103,6 +103,19 @@ def test_a_dry_run_of_collecting_fetches_nothing(
     assert not (tmp_path / "usb").exists()
 
 
+def test_a_dry_run_of_an_export_writes_nothing(sm120: Command, built: str, tmp_path: Path) -> None:
+    ended = sm120("image", "export", "tiny", tmp_path / "usb", "--dry-run")
+    assert ended.code == 0
+    assert ended.out.startswith(f"{tmp_path / 'usb'}: {built}, ")
+    assert ended.out.endswith(" would be written\n")
+    assert not (tmp_path / "usb").exists()
+    (tmp_path / "usb").mkdir()
+    (tmp_path / "usb" / "mine").touch()
+    assert (
+        sm120("image", "export", "tiny", tmp_path / "usb", "--dry-run").error == "StoreUnwritable"
+    )
+
+
 def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> None:
     (built,) = json.loads(build_tiny(sm120, "--accept", "--json").out)
     assert (built["image"], built["cached"]) == ("tiny", False)

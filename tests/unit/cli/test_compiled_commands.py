@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,41 @@ def test_a_compiled_image_is_built_explained_and_verified(desk: Desk) -> None:
     walked = desk("verify", "engine")
     assert "compiled hello (plain)" in walked.out + walked.err
     assert "broken" not in walked.out + walked.err
+
+
+def files_below(*folders: Path) -> list[tuple[Path, int]]:
+    """Every file, with the time of its last change."""
+    paths = [path for folder in folders for path in folder.rglob("*")]
+    return sorted((path, path.lstat().st_mtime_ns) for path in paths)
+
+
+def test_a_plan_names_what_is_compiled_first_and_what_that_takes(desk: Desk) -> None:
+    shutil.rmtree(default_root())
+    plan = desk("plan", "engine", "--json").json
+    assert {"tree": "hello (plain)", "cpu_minutes": 1} in plan["compile"]
+    # the archive and the toolchain count, too
+    assert plan["fetch_files"] > desk("plan", "root", "--json").json["fetch_files"] + 1
+    assert "to compile, 1 CPU-minutes" in desk("plan", "engine").out
+    assert not default_root().exists()
+
+
+def test_a_dry_run_of_compiling_compiles_and_fetches_nothing(desk: Desk) -> None:
+    before = files_below(default_root(), desk.place)
+    words = ("source", "build", "hello", "plain", "--platform", AMD64, "--dry-run")
+    plan = desk(*words, "--json").json
+    assert (plan["layer"], plan["cpu_minutes"], plan["fetch_files"]) == (None, 1, 1)
+    assert "1 CPU-minutes, for linux/amd64" in desk(*words).out
+    assert files_below(default_root(), desk.place) == before
+    desk.build()
+    again = desk(*words, "--json").json
+    assert (again["cpu_minutes"], again["fetch_files"]) == (0, 0)
+    assert again["layer"] in desk(*words).out
+
+
+def test_a_build_for_another_platform_names_its_own(desk: Desk) -> None:
+    ended = desk("source", "build", "hello", "plain", "--platform", "linux/arm64", "--dry-run")
+    assert ended.error == "SpecInvalid"
+    assert "It is for linux/amd64; `sm120 source list`" in ended.err
 
 
 def test_a_rebuild_compiles_again_and_is_identical(desk: Desk) -> None:
