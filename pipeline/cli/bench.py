@@ -19,6 +19,7 @@ from pipeline.bench.server import Server
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names
 from pipeline.bench.starts import Starter, measure_starts
 from pipeline.bench.workload import Fixed, Load, Workload
+from pipeline.cli.bench_plan import show_sweeps
 from pipeline.cli.context import say_json, store_to_read
 from pipeline.cli.file_statements import show_statement
 from pipeline.cli.options import (
@@ -103,6 +104,7 @@ class _Rates(click.ParamType[list[float]]):
 @click.option(
     "--out", type=ANY_PATH, help="Folder for the results; a partial run there goes on [bench]."
 )
+@click.option("--dry-run", is_flag=True, help="Show what would be asked, and ask nothing.")
 @engine_option
 @json_option
 @click.pass_context
@@ -119,6 +121,7 @@ def run(
     weights: Path | None,
     host_facts: Path | None,
     out: Path | None,
+    dry_run: bool,
     engine: Wanted,
     as_json: bool,
     **changes: Any,
@@ -132,6 +135,13 @@ def run(
     is_url = "://" in target or ":" in target
     recipe = None if is_url else recipes_of(context, folders).read(target)
     workloads = {name: changed(read_workload(name), **changes) for name in names or _named(recipe)}
+    if dry_run:
+        # what a run refuses before it asks anything is refused here, too
+        if is_url:
+            Address.read(target)
+        if any(workload.starts for workload in workloads.values()):
+            _starter(context, recipe, engine, weights)
+        return show_sweeps(target, workloads.values(), out or Path("bench"), as_json)
     runs = []
     for name, workload in workloads.items():
         if workload.starts:

@@ -26,6 +26,31 @@ def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
     assert run.cells[0].trials[0].metrics.completed == 4
 
 
+def test_a_dry_run_asks_nothing_and_writes_nothing(sm120: Command, tmp_path: Path) -> None:
+    with bench_server() as server:
+        words = ("bench", server.url, *_SMALL, "--repeats", "3", "--out", str(tmp_path / "out"))
+        plan = sm120(*words, "--dry-run", "--json").json
+        text = sm120(*words, "--dry-run").out
+        assert not server.world.connections
+    assert [(c["cell"], c["requests"], c["trials"], c["done"]) for c in plan["cells"]] == [
+        ("c2", 4, 3, 0)
+    ]
+    assert f"12 requests, and those that warm up each cell, to {server.url}\n" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_knows_what_an_earlier_run_did(sm120: Command, tmp_path: Path) -> None:
+    with bench_server() as server:
+        words = ("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path))
+        assert sm120(*words).code == 0
+    before = (tmp_path / "quick" / "bench.json").read_bytes()
+    assert sm120(*words, "--dry-run", "--json").json["cells"][0]["done"] == 1
+    assert "0 requests, " in sm120(*words, "--dry-run").out
+    other = sm120(*words, "--dry-run", "--requests", "5")
+    assert other.error == "RunInvalid"
+    assert (tmp_path / "quick" / "bench.json").read_bytes() == before
+
+
 def test_a_void_cell_ends_with_a_code_of_its_own_and_the_result_is_kept(
     sm120: Command, tmp_path: Path
 ) -> None:
@@ -62,6 +87,8 @@ def test_what_cannot_be_measured_is_said(
 ) -> None:
     done = sm120("bench", *words, "--out", str(tmp_path))
     assert done.code == code
+    # a dry run asks no server, and so does not find out that nobody answers
+    assert sm120("bench", *words, "--dry-run").code == (0 if code == 93 else code)
     assert not (tmp_path / "quick" / "bench.json").exists()
 
 
