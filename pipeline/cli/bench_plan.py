@@ -1,4 +1,4 @@
-"""`sm120 bench --dry-run`: what a benchmark would ask of a server."""
+"""`sm120 bench run --dry-run`: what a benchmark would ask of a server."""
 
 from __future__ import annotations
 

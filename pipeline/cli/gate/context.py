@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pipeline.assemble.plan import plan_image
-from pipeline.cli.context import checkout_of, host_platform, pick_platform, store_of
+from pipeline.cli.context import checkout_of, host_platform, pick_platform, store_of, store_to_read
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.transport import make_fetcher
@@ -30,10 +30,14 @@ series_option = click.option(
 
 
 def make_gate_context(
-    context: click.Context, mirrors: tuple[str, ...] = (), offline: bool = False
+    context: click.Context,
+    mirrors: tuple[str, ...] = (),
+    offline: bool = False,
+    *,
+    reading: bool = False,
 ) -> GateContext:
     """What gates need to make environments; clients only when a gate downloads something."""
-    store = store_of(context)
+    store = store_to_read(context) if reading else store_of(context)
     return GateContext(
         checkout_of(context),
         store,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,7 +10,9 @@ import click
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.cli.context import pick_platform, say_json
+from pipeline.cli.gate.choice import GateChoice
 from pipeline.cli.gate.context import chosen_card, make_gate_context, open_image_gate, series_option
+from pipeline.cli.gate.dry_run import show_gate_plan
 from pipeline.cli.gate.kernels import show_kernels, show_numbers, show_unreached
 from pipeline.cli.gate.objects import show_objects
 from pipeline.cli.image_statements import leave_gate_statements
@@ -35,38 +36,6 @@ from pipeline.gate.stage import (
 from pipeline.spec.checkout import Checkout
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """Which gates of an image are to run, on what of it, and for which card."""
-
-    name: str
-    platform: str | None
-    only: tuple[str, ...]
-    case: str | None
-    arch: str | None
-    unpatched: bool
-    series: str | None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the image is judged as it is built, with all of its cases."""
-        return not (self.case or self.unpatched or self.series)
-
-    def wants_kernels(self, gates: list[str]) -> bool:
-        if self.only:
-            return bool({"smem", "numerics"} & {*self.only})
-        # an image that names no gate gets the error that it has no cases
-        return "smem" in gates or "arch" not in gates
-
-    def wants_objects(self, gates: list[str]) -> bool:
-        # chosen cases or other patches say nothing about the objects of the built image
-        return "arch" in self.only if self.only else "arch" in gates and self.is_own
-
-    def asks_for(self, gate: str) -> bool:
-        """Whether a gate's result is shown; smem is also run because numerics builds on it."""
-        return not self.only or gate in self.only
-
-
 @click.command()
 @click.argument("name", metavar="IMAGE")
 @click.option(
@@ -85,6 +54,7 @@ class _Choice:
 @series_option
 @click.option("--only-failed", is_flag=True, help="Show only what failed or could not be judged.")
 @click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
+@click.option("--dry-run", is_flag=True, help="Show what would be judged and fetched.")
 @platform_option
 @mirror_option
 @offline_option
@@ -100,6 +70,7 @@ def run(
     series: str | None,
     only_failed: bool,
     discover: bool,
+    dry_run: bool,
     platform: str | None,
     mirrors: tuple[str, ...],
     offline: bool,
@@ -116,13 +87,20 @@ def run(
     arch: every object of the built image that holds CUDA code must hold code that the card can
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
     """
+    if discover and dry_run:
+        raise click.UsageError("--discover judges every case; leave --dry-run out")
     if discover and case:
         raise click.UsageError("--discover looks at all cases; leave --case out")
     if only_failed and (as_json or discover):
         raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
-    choice = _Choice(name, platform, only, case, arch, unpatched, series)
+    choice = GateChoice(name, platform, only, case, arch, unpatched, series)
     if "arch" in only and not choice.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
+    if dry_run:
+        looking = make_gate_context(context, reading=True)
+        if choice.wants_objects(looking.checkout.spec(name).gates):
+            _require_architecture(arch)
+        return show_gate_plan(looking, choice, as_json)
     signing, built = Signing(), None
     runs: list[GateRun] = []
     gate_context = make_gate_context(context, mirrors, offline)
@@ -144,7 +122,9 @@ def run(
             raise error
 
 
-def _judge_kernels(gate_context: GateContext, choice: _Choice, signing: Signing) -> list[GateRun]:
+def _judge_kernels(
+    gate_context: GateContext, choice: GateChoice, signing: Signing
+) -> list[GateRun]:
     card = chosen_card(gate_context, choice.name, choice.platform, choice.arch)
     opened = open_image_gate(gate_context, choice.name, choice.platform, choice.series, choice.case)
     count = len(chosen_cases(opened.gates.cases(), choice.case))
@@ -162,14 +142,14 @@ def _judge_kernels(gate_context: GateContext, choice: _Choice, signing: Signing)
     return runs
 
 
-def _wants_numbers(choice: _Choice, opened: ImageGate) -> bool:
+def _wants_numbers(choice: GateChoice, opened: ImageGate) -> bool:
     if choice.only:
         return "numerics" in choice.only
     # few cases have numbers: a pattern that fits none of those asks only about memory
     return any(fnmatchcase(case.name, choice.case or "*") for case in numeric_cases(opened))
 
 
-def _built(gate_context: GateContext, choice: _Choice) -> Built | None:
+def _built(gate_context: GateContext, choice: GateChoice) -> Built | None:
     checkout, store = gate_context.checkout, gate_context.store
     try:
         return find_image(checkout, store, choice.name, choice.platform)
@@ -182,7 +162,7 @@ def _built(gate_context: GateContext, choice: _Choice) -> Built | None:
 
 
 def _judge_objects(
-    gate_context: GateContext, choice: _Choice, built: Built, signing: Signing
+    gate_context: GateContext, choice: GateChoice, built: Built, signing: Signing
 ) -> list[GateRun]:
     promised = built.plan.spec.promised_archs
     runs = run_arch(gate_context, built, [choice.arch] if choice.arch else promised)
@@ -214,7 +194,7 @@ def _as_json(name: str, built: Built | None, runs: list[GateRun]) -> dict[str, A
 
 
 def _texts(
-    checkout: Checkout, choice: _Choice, runs: list[GateRun], discover: bool, only_failed: bool
+    checkout: Checkout, choice: GateChoice, runs: list[GateRun], discover: bool, only_failed: bool
 ) -> list[str]:
     kernels = shown_result(runs)
     texts = []

@@ -32,13 +32,17 @@ class GateContext:
     make_fetcher: Callable[[], Fetcher]
     make_finder: Callable[[], WheelFinder]
 
+    def work(self, plans: Sequence[LayerPlan]) -> Work:
+        """What is missing of some layers, and what must be fetched for them."""
+        missing = tuple(plan for plan in plans if not self.store.layer(plan.key))
+        pins = {pin.sha256: pin for plan in missing for pin in plan.pins}.values()
+        fetch = (p for p in pins if not self.store.has_input(p.sha256, p.size_bytes))
+        return Work(missing, (), tuple(fetch))
+
     def layers(self, plans: Sequence[LayerPlan]) -> list[LayerRecord]:
         """Layers from the store, made now where they are missing."""
-        missing = tuple(plan for plan in plans if not self.store.layer(plan.key))
-        if missing:
-            pins = {pin.sha256: pin for plan in missing for pin in plan.pins}.values()
-            fetch = (p for p in pins if not self.store.has_input(p.sha256, p.size_bytes))
-            work = Work(missing, (), tuple(fetch))
+        work = self.work(plans)
+        if work.missing:
             self.store.need_space(work.disk_bytes)
             # a wheel's bytes are all in its layer, from which files are unpacked
             make_layers(self.store, work, self.make_fetcher(), keep_inputs=False)

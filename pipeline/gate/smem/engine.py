@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from pipeline.assemble import patch
-from pipeline.assemble.plan import ImagePlan
+from pipeline.assemble.plan import ImagePlan, Work
 from pipeline.errors import PatchConflict
 from pipeline.files import os_errors_explained
 from pipeline.gate.smem.context import GateContext, layer_of, locked_wheel, mark_used, unpack
@@ -60,14 +60,24 @@ def engine_pin(
 
 def engine_tree(context: GateContext, plan: ImagePlan, pin: WheelPin) -> EngineTree:
     """The engine's code as its wheel has it."""
-    key = sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
-    folder = context.store.root / "gate" / "engines" / key
-    with context.store.locked(f"gate-{key}"):
+    folder = _folder(context, pin)
+    with context.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
             _unpack_engine(context, plan, pin, folder)
     mark_used(folder)
     locked = pin in plan.lock.wheels
     return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}", locked)
+
+
+def engine_work(context: GateContext, plan: ImagePlan, pin: WheelPin) -> Work:
+    """What unpacking the engine would fetch."""
+    is_there = _folder(context, pin).is_dir()
+    return context.work([] if is_there else [layer_of(plan, pin, plan.architecture)])
+
+
+def _folder(context: GateContext, pin: WheelPin) -> Path:
+    key = sha256_of(canonical_json([FORMAT, pin.sha256])).removeprefix("sha256:")[:32]
+    return context.store.root / "gate" / "engines" / key
 
 
 def _unpack_engine(context: GateContext, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from packaging.utils import canonicalize_name
 
 from pipeline import log
-from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image
+from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
 from pipeline.errors import GateEnvironment, LockMissing
 from pipeline.gate.smem.context import GateContext, layer_of, locked_wheel, mark_used, unpack
 from pipeline.gate.smem.stub_libraries import make_stubs
@@ -102,24 +102,12 @@ class Environment:
 
 def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
     """The environment of an image on this machine; made once, then taken by its key."""
-    for name in ("triton", "torch"):
-        locked_wheel(plan, name)  # an error where the image has none
-    locked = {pin.name: pin for pin in plan.lock.wheels}
-    wanted = [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
+    wanted = _locked_pins(plan, wheels)
     same = context.host == plan.platform
     pins = wanted if same else [_for_host(context, plan, pin) for pin in wanted]
     root = _root_layer(context, plan)
-    # all that decides what the folder holds; the same inputs never unpack twice
-    inputs = [
-        FORMAT,
-        context.host,
-        root.key,
-        cuda_of(plan),
-        [[p.name, p.sha256] for p in pins],
-    ]
-    key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
-    folder = context.store.root / "gate" / "environments" / key
-    with context.store.locked(f"gate-{key}"):
+    folder = _folder(context, plan, root, pins)
+    with context.store.locked(f"gate-{folder.name}"):
         facts = known_facts(folder)
         is_new = facts is None
         facts = facts or _make(context, plan, root, pins, folder)
@@ -131,6 +119,44 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
             _compile_modules(environment)
     mark_used(folder)
     return environment
+
+
+def environment_work(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Work | None:
+    """What making the environment would fetch; none where an index must be asked first."""
+    pins, root = _locked_pins(plan, wheels), _root_layer(context, plan)
+    if context.host != plan.platform:
+        return None
+    if known_facts(_folder(context, plan, root, pins)):
+        return Work((), (), ())
+    return context.work(_layers_of(plan, root, pins))
+
+
+def _locked_pins(plan: ImagePlan, wheels: Sequence[str]) -> list[WheelPin]:
+    for name in ("triton", "torch"):
+        locked_wheel(plan, name)  # an error where the image has none
+    locked = {pin.name: pin for pin in plan.lock.wheels}
+    return [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
+
+
+def _folder(
+    context: GateContext, plan: ImagePlan, root: LayerPlan, pins: Sequence[WheelPin]
+) -> Path:
+    # all that decides what the folder holds; the same inputs never unpack twice
+    inputs = [
+        FORMAT,
+        context.host,
+        root.key,
+        cuda_of(plan),
+        [[p.name, p.sha256] for p in pins],
+    ]
+    key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
+    return context.store.root / "gate" / "environments" / key
+
+
+def _layers_of(plan: ImagePlan, root: LayerPlan, pins: Sequence[WheelPin]) -> list[LayerPlan]:
+    """Debian's Python, then the layers that hold the wheels, each once."""
+    plans = [layer_of(plan, pin, root.architecture) for pin in pins]
+    return [root, *{p.key: p for p in plans}.values()]
 
 
 def _compile_modules(environment: Environment) -> None:
@@ -197,8 +223,7 @@ def _make(
     pins: Sequence[WheelPin],
     folder: Path,
 ) -> EnvironmentFacts:
-    plans = [layer_of(plan, pin, root.architecture) for pin in pins]
-    records = context.layers([root, *{p.key: p for p in plans}.values()])
+    records = context.layers(_layers_of(plan, root, pins))
     site, names = f"{plan.venv.site}/", {pin.name for pin in pins}
     architecture = context.host.partition("/")[2]
     with (

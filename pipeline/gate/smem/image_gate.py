@@ -66,14 +66,15 @@ def open_gate(
     """
     gates = read_gates(context.checkout, plan.spec.name)
     chosen_cases(gates.cases(), only)
-    chosen = _series(context, plan, series)
+    chosen = chosen_series(context, plan, series)
     environment = make_environment(context, plan, gates.setup.wheels)
     pin = engine_pin(context, plan, gates.setup.package, None)
     tree = engine_tree(context, plan, pin)
     return ImageGate(context, plan, gates, environment, tree, chosen, is_own=series is None)
 
 
-def _series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSeries:
+def chosen_series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSeries:
+    """The image's own patches, or another series of it by name."""
     if name is None:
         return context.checkout.series(plan.spec)
     others = context.checkout.other_series(plan.spec)
