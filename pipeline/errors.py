@@ -442,7 +442,8 @@ class PrintFailed(ToolUnavailable):
 class DockerUnavailable(ToolUnavailable):
     meaning = "the Docker daemon does not answer"
     hint = (
-        "Start Docker, or set DOCKER_HOST. Building needs no Docker, only loading and running do."
+        "Start Docker, or set DOCKER_HOST. Building needs no Docker, nor does"
+        " `sm120 image export IMAGE DIR`."
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline import log
 from pipeline.assemble.image import Built, find_built, staleness
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.cli.context import pick_platform, platforms_of
 from pipeline.errors import ImageStale, UnknownImage
 from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import ImageFile
 from pipeline.store.store import Store
 
 
@@ -26,23 +29,50 @@ def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -
 
 def find_image(checkout: Checkout, store: Store, name: str, platform: str | None) -> Built:
     """An image that was built from today's checkout, or an error that names the fix."""
-    spec = checkout.spec(name)
+    spec = spec_of(checkout, name)
     plan = plan_image(checkout, name, pick_platform(spec, platform))
     # by the plan and not by name: an image of an older lock is not the one that was asked for
     built = find_built(store, plan)
     if built is None:
-        which = f"{name} --platform {plan.platform}" if len(spec.platforms) > 1 else name
         if why := staleness(checkout, store, plan):
+            which = _which(spec, plan.platform)
             fix = f"Run `sm120 build {which}` again; --accept takes a digest that changed."
             raise ImageStale(f"{name} for {plan.platform} is stale: {why}", fix)
-        fix = f"Run `sm120 build {which}` first."
-        raise UnknownImage(f"{name} for {plan.platform} is not built", fix)
+        raise not_built(store, spec, plan.platform)
     return built
+
+
+def spec_of(checkout: Checkout, name: str) -> ImageFile:
+    """The spec of an image by its name; a folder that was exported is none."""
+    try:
+        return checkout.spec(name)
+    except UnknownImage as error:
+        if not (Path(name) / "index.json").is_file():
+            raise
+        raise UnknownImage(
+            f"{name}: is an OCI layout, and here an image of the store is named",
+            f"`skopeo copy oci:{name} docker://REGISTRY/REPO:TAG` brings it to a registry,"
+            " docker-daemon:NAME:TAG in place of that to Docker.",
+        ) from error
+
+
+def not_built(store: Store, spec: ImageFile, platform: str) -> UnknownImage:
+    """What to do about an image that is not in the store for a platform, but may be for another."""
+    others = [each for each in spec.platforms if store.image_record(spec.name, each)]
+    instead = f", or take the one for {others[0]} (--platform {others[0]})" if others else ""
+    return UnknownImage(
+        f"{spec.name} for {platform} is not built",
+        f"Run `sm120 build {_which(spec, platform)}` first{instead}.",
+    )
+
+
+def _which(spec: ImageFile, platform: str) -> str:
+    return f"{spec.name} --platform {platform}" if len(spec.platforms) > 1 else spec.name
 
 
 def find_images(checkout: Checkout, store: Store, name: str, platform: str | None) -> list[Built]:
     """An image for the chosen platform, or for all that it was ever built for."""
-    spec = checkout.spec(name)
+    spec = spec_of(checkout, name)
     chosen = platforms_of(spec, platform)
     # built once and changed since is an error: left out, a name would quietly lose a platform
     known = [each for each in chosen if store.image_record(name, each) is not None]

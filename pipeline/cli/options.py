@@ -103,6 +103,16 @@ class Numbers(click.ParamType[list[int]]):
         return numbers
 
 
+class _Mirror(click.Path):
+    """An address, or a folder that is there: one that is not would be passed over in silence."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As it was typed."""
+        if "://" not in str(value):
+            super().convert(Path(value).expanduser(), param, ctx)
+        return value
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 offline_option = click.option(
     "--offline",
@@ -111,10 +121,12 @@ offline_option = click.option(
     envvar="SM120_OFFLINE",
     help="Use the store and folders only, no network [SM120_OFFLINE].",
 )
+
 mirror_option = click.option(
     "--mirror",
     "mirrors",
     multiple=True,
+    type=_Mirror(exists=True, file_okay=False),
     metavar="FOLDER|URL",
     help="Look for locked files here first. Repeatable [SM120_MIRRORS].",
 )

@@ -42,9 +42,16 @@ def parse_reference(text: str) -> Reference:
     """Read a name as written; the registry must be named, nothing is assumed."""
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ReferenceInvalid(f"{text!r}: contains characters that are not allowed in a name")
+    if "://" in text:
+        raise ReferenceInvalid(
+            f"{text}: is an address, not a name",
+            "Leave out what stands before the registry's name; --insecure-http is for plain HTTP.",
+        )
     rest, at, digest = text.partition("@")
     registry, slash, path = rest.partition("/")
-    if not slash or not _is_registry(registry):
+    if not slash:
+        raise ReferenceInvalid(f"{text}: names no repository after a registry")
+    if not _is_registry(registry):
         raise ReferenceInvalid(f"{text}: does not begin with a registry")
     repository, colon, tag = path.partition(":")
     if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _LONGEST:
@@ -67,7 +74,8 @@ def parse_repository(text: str) -> Reference:
     try:
         reference = parse_reference(text)
     except ReferenceInvalid as error:
-        raise ReferenceInvalid(str(error), hint) from error
+        own = error.hint if error.hint != ReferenceInvalid.hint else hint
+        raise ReferenceInvalid(str(error), own) from error
     if reference.tag or reference.digest:
         raise ReferenceInvalid(f"{text}: has a tag or digest, and a repository is wanted", hint)
     return reference

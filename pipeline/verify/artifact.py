@@ -86,23 +86,24 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     """An image in an OCI layout folder; every blob is read and compared with its name."""
     # evidence that was pulled along has an artifact type, an image has none
     listed = [d for d in _listed(folder) if d.artifact_type is None]
-    images = [d for d in listed if d.media_type == OCI_MANIFEST]
-    if platform is not None:
-        images = [d for d in images if _without_variant(d.platform) == platform]
+    held = [d for d in listed if d.media_type == OCI_MANIFEST]
+    images = [d for d in held if platform in (None, _without_variant(d.platform))]
     if len(images) != 1:
-        # --platform helps only where the images are for different platforms
-        others = {_without_variant(d.platform) for d in images if d.platform}
-        raise UnknownImage(
-            f"{folder}: holds {len(images)} images{f' for {platform}' if platform else ''}",
-            "Choose one with --platform."
-            if len(others) > 1
-            else "Name a layout that holds one image for the platform.",
-        )
+        which = f" for {platform}" if platform else ""
+        raise UnknownImage(f"{folder}: holds {len(images)} images{which}", _choice(held, platform))
     (chosen,) = images
     blobs = folder / "blobs" / "sha256"
     artifact = open_image(blobs, chosen.digest, folder.name, chosen.size_bytes)
     require_platform(artifact, chosen.platform)
     return artifact
+
+
+def _choice(held: list[Descriptor], platform: str | None) -> str:
+    """How to name one image of a layout; --platform helps only where platforms differ."""
+    others = sorted({_without_variant(d.platform) for d in held if d.platform} - {platform})
+    if others and (platform or len(others) > 1):
+        return f"It holds images for {', '.join(others)}: choose one with --platform."
+    return "Name a layout that holds one image for the platform."
 
 
 def read_index(folder: Path) -> Document:

@@ -45,10 +45,10 @@ def make(
     The statements are kept beside the image in the store. Another key adds its signature.
     """
     checkout, store = checkout_of(context), store_of(context)
-    # without a key an error, not silence: who calls this verb wants a signature
-    signers = [] if unsigned else [signer_of(key_path)]
     with store.in_use():
         built = find_image(checkout, store, name, platform)
+        # without a key an error, not silence: who calls this verb wants a signature
+        signers = [] if unsigned else [signer_of(key_path)]
         statements = record_image(checkout, store, built, signers, moment(), spdx=spdx)
     if as_json:
         rows = [

@@ -22,6 +22,7 @@ from pipeline.cli.context import (
     store_of,
     store_to_read,
 )
+from pipeline.cli.images import not_built
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
@@ -76,7 +77,8 @@ _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
     "--evidence",
     "places",
     multiple=True,
-    type=ANY_PATH,
+    # a mistyped name is no broken evidence
+    type=click.Path(exists=True, path_type=Path),
     help="Statement file or folder of them [default: those beside it]. Repeatable.",
 )
 @look_in_option
@@ -188,6 +190,8 @@ def _reference(artifact: str) -> Reference | None:
     # no registry is guessed for a bare name, unlike Docker, which asks its own Hub
     if Path(artifact).exists() or "/" not in artifact:
         return None
+    if artifact.startswith(("/", "./", "../", "~")):
+        raise UnknownImage(f"{artifact}: no such file or folder", f"Check it. {_IN_REGISTRY}")
     try:
         return parse_reference(artifact)
     except ReferenceInvalid as error:
@@ -336,8 +340,7 @@ def _built(
     chosen = pick_platform(spec, platform)
     record = store.image_record(artifact, chosen)
     if record is None:
-        fix = f"Run `sm120 build {artifact} --platform {chosen}` first."
-        raise UnknownImage(f"{artifact} for {chosen} is not built", fix)
+        raise not_built(store, spec, chosen)
     digest = record.digest
     with store.in_use():
         items = gather(places or kept(store, artifact, chosen, digest))

@@ -11,7 +11,7 @@ from pipeline import log
 from pipeline.attest.keys import find_signer
 from pipeline.attest.names import kind_of
 from pipeline.cli.context import checkout_of, say_json, store_of
-from pipeline.cli.images import find_images
+from pipeline.cli.images import find_images, spec_of
 from pipeline.cli.options import json_option, key_option, platform_option, registry_options
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import PublishRefused, ReferenceInvalid
@@ -79,7 +79,7 @@ def publish(
     """
     reference = parse_reference(place)
     checkout, store = checkout_of(context), store_of(context)
-    spec, reason = checkout.spec(name), _reason(force_ungated)
+    spec, reason = spec_of(checkout, name), _reason(force_ungated)
     with store.in_use():
         built = find_images(checkout, store, name, platform)
         patched = bool(checkout.series(spec).patches)

@@ -8,7 +8,20 @@ import pytest
 
 from pipeline import log
 from pipeline.cli.weights.fit_text import _gib_text
-from tests.unit.support import ROOT, Command, make_checkout, make_wheel
+from pipeline.lock.model import read_lock
+from pipeline.spec.checkout import Checkout
+from tests.unit.support import (
+    AMD64,
+    ARM64,
+    ROOT,
+    Command,
+    build_tiny,
+    lock_to,
+    make_checkout,
+    make_wheel,
+    tiny_spec,
+    write_spec,
+)
 
 GATE = ("--checkout", ROOT, "gate")
 
@@ -140,3 +153,84 @@ def test_an_image_that_is_not_built_is_named_with_the_platform_where_it_has_seve
     platform = "linux/arm64" if image == "vllm" else "linux/amd64"
     asked = ("image", "export", image, tmp_path / "to", "--platform", platform)
     assert hint(sm120, "--checkout", ROOT, "--store", tmp_path / "store", *asked) == fix
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_mirror_that_is_not_there_is_named(sm120: Command, tmp_path: Path) -> None:
+    ended = sm120("build", "tiny", "--offline", "--mirror", tmp_path / "nowhere")
+    assert ended.code == 2
+    assert f"'{tmp_path / 'nowhere'}' does not exist" in ended.err
+    assert sm120("build", "tiny", "--dry-run", "--mirror", "http://127.0.0.1:9/").code == 0
+
+
+@pytest.mark.parametrize("verb", [("load",), ("verify",), ("image", "files")])
+def test_an_image_that_is_built_for_another_platform_says_so(
+    sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+) -> None:
+    wheels = read_lock(checkout.lock_path("tiny", AMD64)).wheels
+    write_spec(checkout, tiny_spec(platforms=[AMD64, ARM64]))
+    for platform in (AMD64, ARM64):
+        lock_to(checkout, "tiny", wheels, platform)
+    monkeypatch.setattr("pipeline.cli.context.host_platform", lambda: ARM64)
+    assert hint(sm120, *verb, "tiny") == f"Run `sm120 build tiny --platform {ARM64}` first."
+    build_tiny(sm120, "--accept", "--platform", AMD64)
+    assert hint(sm120, *verb, "tiny") == (
+        f"Run `sm120 build tiny --platform {ARM64}` first,"
+        f" or take the one for {AMD64} (--platform {AMD64})."
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [("load", "out"), ("publish", "out", "reg.example/a"), ("image", "export", "out", "x")]
+)
+def test_a_layout_in_place_of_an_images_name_is_told_apart(
+    built: str, sm120: Command, words: tuple[str, ...]
+) -> None:
+    sm120("image", "export", "tiny", "out")
+    ended = sm120(*words)
+    assert ended.error == "UnknownImage"
+    assert "out: is an OCI layout" in ended.err
+    assert "`skopeo copy oci:out " in ended.err
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_mistyped_path_is_neither_a_registry_nor_broken_evidence(
+    built: str, sm120: Command, tmp_path: Path
+) -> None:
+    ended = sm120("verify", tmp_path / "nowhere")
+    assert (ended.error, ended.code) == ("UnknownImage", 41)
+    assert "nowhere: no such file or folder\n" in ended.err
+    ended = sm120("verify", "tiny", "--evidence", tmp_path / "nowhere")
+    assert ended.code == 2
+    assert "nowhere' does not exist" in ended.err
+
+
+def test_a_layout_for_another_platform_names_its_own(
+    built: str, sm120: Command, tmp_path: Path
+) -> None:
+    sm120("image", "export", "tiny", tmp_path / "out")
+    assert hint(sm120, "verify", tmp_path / "out", "--platform", ARM64) == (
+        f"It holds images for {AMD64}: choose one with --platform."
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "fix"),
+    [
+        (("registry", "tags", "reg.example"), "names no repository", "Write REGISTRY/REPOSITORY"),
+        (("registry", "tags", "http://reg.example/a"), "is an address", "Leave out what stands"),
+        (("registry", "tags", "team/app"), "does not begin with a registry", "Write REGISTRY"),
+    ],
+)
+def test_what_is_no_name_in_a_registry_is_told_why(
+    sm120: Command, words: tuple[str, ...], message: str, fix: str
+) -> None:
+    ended = sm120(*words)
+    assert (ended.error, message in ended.err) == ("ReferenceInvalid", True)
+    assert fix in ended.err
+
+
+@pytest.mark.usefixtures("checkout")
+def test_an_image_that_is_not_there_is_told_before_a_missing_key(sm120: Command) -> None:
+    assert sm120("evidence", "make", "nope").error == "UnknownImage"
+    assert sm120("evidence", "make", "tiny").error == "UnknownImage"
