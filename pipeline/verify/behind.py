@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from pipeline.recipe import tiny
 from pipeline.recipe.find import Recipes
 from pipeline.serve.run import recipe_digest
 from pipeline.store.store import Store, read_image_record
-from pipeline.verify.artifact import open_file, open_image, open_layout
+from pipeline.verify.artifact import open_file, open_image, open_layout, read_index
 from pipeline.verify.chain import Judge, judge_attached
 from pipeline.verify.evidence import attached_in, beside, gather
 from pipeline.verify.verdict import Node, Verdict
@@ -98,13 +99,22 @@ def _image_in(digest: str, behind: Behind, judge: Judge) -> Walk | None:
     for folder in (f for f in behind.folders if (f / "index.json").is_file()):
         try:
             opened = open_layout(folder)
-        except PipelineError:
-            continue
+        except PipelineError as error:
+            # a layout of the image that is damaged, and not merely one of another
+            if not _lists(folder, digest):
+                continue
+            return _leaf(Node(f"{folder.name} {digest}", Verdict.BROKEN, str(error)))
         if opened.digest == digest:
             attached = attached_in(folder, digest)
             attached.items += gather(beside(folder))
             return judge_attached(opened, attached, judge)
     return None
+
+
+def _lists(folder: Path, digest: str) -> bool:
+    with suppress(PipelineError):
+        return any(each.digest == digest for each in read_index(folder).manifests)
+    return False
 
 
 def _weights(digest: str | None, behind: Behind, judge: Judge) -> Walk:

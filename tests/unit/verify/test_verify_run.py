@@ -20,6 +20,7 @@ from pipeline.bench.record import read_run, write_run
 from pipeline.bench.results.statement import benchmark_statement
 from pipeline.errors import NumberChanged
 from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.layout import export_layout
 from pipeline.recipe import tiny
 from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
@@ -281,6 +282,21 @@ def test_a_damaged_image_in_the_store_breaks_the_chain(
     damaged = replace(world, store=store)
     image = _find(_judged(folder, damaged), "image engine")
     assert image.verdict is Verdict.BROKEN
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_layout_beside_the_run_stands_in_for_the_store(
+    folder: Path, world: World, tmp_path: Path, is_whole: bool
+) -> None:
+    layout = tmp_path / "layout"
+    export_layout(world.store, world.built.record, layout)
+    if not is_whole:
+        (layout / "blobs" / "sha256" / (world.artifact.layers or ("",))[0][7:]).unlink()
+    judge = Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
+    walked = judge_run(folder, [], judge, Behind(None, [layout]))
+    image = _find(walked.node, "image layout")
+    assert (image.verdict is Verdict.BROKEN) is not is_whole
+    assert ("layer 1 of 4" in image.message) is not is_whole
 
 
 def test_a_recipe_that_changed_since_is_stale(folder: Path, world: World, tmp_path: Path) -> None:
