@@ -38,8 +38,8 @@ _DESCRIPTOR_FIELDS = frozenset(
 _PLATFORM_FIELDS = frozenset(("architecture", "os", "variant"))
 # Nearly always a copy that was cut short; where it is not, the new one is as wrong.
 _GET_IT_AGAIN = (
-    "Do not use it. Copy the folder again, or make it anew with `sm120 image export`;"
-    " `sm120 registry pull` into it fetches only what is missing or wrong."
+    "Do not use it. Copy the folder again from where it was whole, or make a new one with"
+    " `sm120 image export` or `sm120 registry pull`."
 )
 _MOST_NAMED = 3  # of wrong layers: the fix is the same for all
 
@@ -139,7 +139,9 @@ def _read(data: bytes, what: str) -> Document:
     try:
         return read_document(data)
     except RegistryBroken as error:
-        raise RecordInvalid(f"{what}: {error}") from error
+        # what it is called here, in place of the digest of whatever it holds
+        reason = str(error).partition(": ")[2]
+        raise RecordInvalid(f"{what}: {reason}", _GET_IT_AGAIN) from error
 
 
 def _index(data: bytes, what: str) -> Document:

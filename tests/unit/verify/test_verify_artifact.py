@@ -245,6 +245,13 @@ def test_a_layout_without_its_index_says_so(layout: Path) -> None:
         open_layout(layout)
 
 
+def test_an_index_that_is_no_json_is_told_what_to_do(layout: Path) -> None:
+    (layout / "index.json").write_bytes(b"x")
+    with pytest.raises(RecordInvalid, match=r"^layout/index\.json: is not acceptable JSON") as bad:
+        open_layout(layout)
+    assert "Copy the folder again" in bad.value.hint
+
+
 def nest(folder: Path, levels: int) -> None:
     """The index behind another one."""
     for _ in range(levels):
