@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.assemble.image import Built, find_built, staleness
 from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.cli.context import pick_platform, platforms_of
+from pipeline.cli.context import named_platform, pick_platform, platforms_of
 from pipeline.errors import ImageStale, UnknownImage
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import ImageFile
@@ -18,6 +18,10 @@ def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -
     """Plans of the named images, or of all, for the chosen platform or for all."""
     # named twice is built once, in the order of the names
     chosen = dict.fromkeys(names or checkout.images())
+    if not names and platform:
+        # of all images, those that are for it: nobody named the others
+        wanted = named_platform(platform)
+        chosen = {each: None for each in chosen if wanted in checkout.spec(each).platforms}
     if not chosen:
         raise UnknownImage(f"{checkout.root / 'images'}: holds no image")
     return [

@@ -38,7 +38,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.signing import Signing, signer_of
 from pipeline.cli.source.compile import compile_missing, missing_trees
-from pipeline.errors import NotReproducible, StoreDamaged
+from pipeline.errors import NotReproducible, OfflineMiss, StoreDamaged
 from pipeline.evidence.image import record_rebuild
 from pipeline.evidence.rebuilt import Rebuilt
 from pipeline.evidence.rebuilt import rebuild as build_again
@@ -256,8 +256,8 @@ def rebuild(
         if keep_objects:
             objects_folder(store).mkdir(exist_ok=True)
             objects_folder(empty).symlink_to(objects_folder(store))
-        compile_missing(checkout, empty, [first.plan], lambda: fetcher)
-        with _attested(store, first, signer) as ended:
+        with _attested(store, first, signer) as ended, _offline_hint(name):
+            compile_missing(checkout, empty, [first.plan], lambda: fetcher)
             ended.append(build_again(checkout, first, store, empty, fetcher))
     (rebuilt,) = ended
     if as_json:
@@ -276,6 +276,16 @@ def _rebuilt_json(rebuilt: Rebuilt) -> dict[str, Any]:
         "verdict": rebuilt.verdict,
     }
     return {**row, "differences": [each.model_dump() for each in rebuilt.declared]}
+
+
+@contextmanager
+def _offline_hint(name: str) -> Iterator[None]:
+    """What a rebuild lacks is not in the store after another run either: it keeps no inputs."""
+    try:
+        yield
+    except OfflineMiss as error:
+        fix = f"`sm120 image collect {name} --to DIR` fills a folder for --mirror DIR."
+        raise OfflineMiss(str(error), f"Leave --offline out. {fix}") from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pipeline import log
 from pipeline.cli.weights.fit_text import _gib_text
 from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
+from pipeline.store.store import default_root
 from tests.unit.support import (
     AMD64,
     ARM64,
@@ -153,6 +155,29 @@ def test_an_image_that_is_not_built_is_named_with_the_platform_where_it_has_seve
     platform = "linux/arm64" if image == "vllm" else "linux/amd64"
     asked = ("image", "export", image, tmp_path / "to", "--platform", platform)
     assert hint(sm120, "--checkout", ROOT, "--store", tmp_path / "store", *asked) == fix
+
+
+def test_all_images_for_a_platform_are_those_that_are_for_it(
+    sm120: Command, checkout: Checkout
+) -> None:
+    wheels = read_lock(checkout.lock_path("tiny", AMD64)).wheels
+    write_spec(checkout, tiny_spec("other", platforms=[ARM64]))
+    lock_to(checkout, "other", wheels, ARM64)
+    assert sm120("plan", "--platform", AMD64, "--json").json["images"] == ["tiny"]
+    assert sm120("plan", "--platform", ARM64, "--json").json["images"] == ["other"]
+    assert sm120("plan", "other", "--platform", AMD64).error == "SpecInvalid"
+
+
+def test_a_rebuild_without_network_says_where_its_inputs_can_come_from(
+    built: str, sm120: Command, tmp_path: Path
+) -> None:
+    shutil.rmtree(default_root() / "inputs")
+    fix = hint(sm120, "image", "rebuild", "tiny", "--offline")
+    assert "`sm120 image collect tiny --to DIR`" in fix
+    # what it says is true
+    sm120("image", "collect", "tiny", "--to", tmp_path / "usb", "--mirror", tmp_path / "mirror")
+    again = sm120("image", "rebuild", "tiny", "--offline", "--mirror", tmp_path / "usb")
+    assert again.code == 0, again.err
 
 
 @pytest.mark.usefixtures("checkout")
