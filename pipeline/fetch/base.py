@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pipeline import log
 from pipeline.errors import (
     BaseUnplaced,
     BaseUnusable,
@@ -118,12 +119,13 @@ class Bases:
         ]
         self._store.need_space(sum(b.size_bytes for b in missing))
         # after the question of space: copies from a folder need as much as downloads
-        missing = [b for b in missing if not self._copied(b)]
+        missing = [b for b in missing if not self._copied(b, _part(pin, b))]
         if not missing:
             return
         if self._offline:
             raise OfflineMiss(
-                f"{pin}: {len(missing)} of its {len(pin.blobs)} blobs are not in the store"
+                f"{pin}: {len(missing)} of its {len(pin.blobs)} blobs are not in the store:"
+                f" {', '.join(_part(pin, blob) for blob in missing)}"
             )
         wanted = Wanted(root=manifest, documents=(manifest,))
         if wanted.size_bytes > MOST_BYTES:
@@ -162,16 +164,20 @@ class Bases:
         places = (Path(name), Path("sha256") / name, Path("blobs") / "sha256" / name)
         return [folder / place for folder in self._settings.folders for place in places]
 
-    def _copied(self, blob: BlobPin) -> bool:
+    def _copied(self, blob: BlobPin, part: str) -> bool:
         """Whether a folder had the blob; its bytes are judged like any others."""
         for path in self._in_folders(blob.digest):
-            if path.is_file() and path.stat().st_size == blob.size_bytes:
+            if not path.is_file():
+                continue
+            if path.stat().st_size == blob.size_bytes:
                 with self._store.new_blob() as new:
                     with os_errors_explained(new.path):
                         shutil.copyfile(path, new.path)
                     if sha256_of_file(new.path) == blob.digest:
                         new.keep(blob.digest)
                         return True
+            # looked for elsewhere, but who named the folder should know to copy it again
+            log.say(f"{path}, {part} of the base image, is damaged and was not taken")
         return False
 
     def _from_registries(
@@ -195,6 +201,13 @@ class Bases:
             client = RegistryClient(reference, self._settings.access)
             self._open[name] = Repository(client, reference.repository)
         return self._open[name]
+
+
+def _part(pin: BasePin, blob: BlobPin) -> str:
+    digests = [layer.digest for layer in pin.layers]
+    if blob.digest not in digests:
+        return "config"
+    return f"layer {digests.index(blob.digest) + 1} of {len(digests)}"
 
 
 def _verdict(what: str, failures: Sequence[PipelineError]) -> PipelineError:

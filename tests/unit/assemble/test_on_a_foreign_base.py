@@ -486,18 +486,22 @@ def test_without_network_a_missing_layer_is_one_clear_error(tmp_path: Path) -> N
     checkout = checkout_on(tmp_path, image := foreign_image())
     digest = str(image.layers[0].described["digest"])
     (tmp_path / "mirror" / "blobs" / "sha256" / digest.removeprefix("sha256:")).unlink()
-    with pytest.raises(OfflineMiss, match="1 of its 2 blobs are not in the store"):
+    with pytest.raises(OfflineMiss, match="1 of its 2 blobs are not in the store: layer 1 of 1"):
         build(checkout, open_store(tmp_path / "store"), tmp_path / "mirror", "mine")
 
 
-def test_a_folder_with_other_bytes_under_the_right_name_helps_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_bytes", [0, 1])
+def test_a_folder_with_other_bytes_under_the_right_name_helps_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], n_bytes: int
+) -> None:
     checkout = checkout_on(tmp_path, image := foreign_image())
     digest = str(image.layers[0].described["digest"])
     path = tmp_path / "mirror" / "blobs" / "sha256" / digest.removeprefix("sha256:")
-    path.write_bytes(b"x" * path.stat().st_size)
+    path.write_bytes(b"x" * (path.stat().st_size - n_bytes))
     store = open_store(tmp_path / "store")
     with pytest.raises(OfflineMiss):
         build(checkout, store, tmp_path / "mirror", "mine")
+    assert f"{path}, layer 1 of 1 of the base image, is damaged" in capsys.readouterr().err
     assert not store.blob_path(digest).exists()
 
 
