@@ -43,8 +43,7 @@ def read_inside(store: Store, built: Built, path: str) -> bytes:
     if row.kind == Kind.HARDLINK:
         layer, row = view[row.target]
     if row.kind == Kind.DIR:
-        hint = f"`sm120 image files {built.name} /{name}` lists it."
-        raise UnknownFile(f"/{name}: is a folder", hint)
+        raise UnknownFile(f"/{name}: is a folder", f"`{_listing(built, f'/{name}')}` lists it.")
     if row.kind != Kind.FILE or layer.record.is_foreign:
         what = "in its foreign base" if layer.record.is_foreign else f"a {row.kind}"
         raise UnknownFile(f"/{name}: is {what}", "Only files of layers made here are printed.")
@@ -92,7 +91,7 @@ def _matching(view: View[TitledLayer], built: Built, pattern: str) -> list[Found
     names = sorted(path for path, (_, row) in view.items() if row.kind != Kind.DIR)
     found = [_found(view, name) for name in names if fnmatchcase(f"/{name}", whole)]
     if not found:
-        hint = f"`*` stands for any part of a path. `sm120 image files {built.name}` lists folders."
+        hint = f"`*` stands for any part of a path. `{_listing(built, '/')}` lists folders."
         raise UnknownFile(f"{pattern}: no file of {built.name} matches", hint)
     return found
 
@@ -119,11 +118,18 @@ def locate(rows: Mapping[str, FileRow], built: Built, path: str) -> tuple[str, l
     wanted = [name for name, _ in tried]
     near = [f"/{name}" for name in nearest(rows, wanted)]
     folder = next((f"/{each}" for each in parents(wanted[0]) if each in rows), "/")
-    lists = f"`sm120 image files {built.name} {folder}` lists that folder."
+    lists = f"`{_listing(built, folder)}` lists that folder."
     raise UnknownFile(
         f"/{wanted[0]}: no such file in {built.name}",
         f"The nearest: {', '.join(near)}. {lists}" if near else f"Give its whole path. {lists}",
     )
+
+
+def _listing(built: Built, folder: str) -> str:
+    """The command that lists a folder of just this image."""
+    several = len(built.plan.spec.platforms) > 1
+    command = f"sm120 image files {built.name} {folder}"
+    return f"{command} --platform {built.platform}" if several else command
 
 
 def nearest(paths: Collection[str], wanted: Sequence[str]) -> list[str]:

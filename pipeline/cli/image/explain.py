@@ -90,7 +90,7 @@ def files(
     if as_json:
         return say_json([asdict(each) for each in found])
     rows = [
-        [None if each.target else log.size(each.size_bytes), _what(each), each.path]
+        [None if each.target else log.size(each.size_bytes), _what(each), _shown(each.path)]
         for each in found
     ]
     click.echo(log.table(["size", "kind", "path"], rows))
@@ -99,7 +99,12 @@ def files(
 def _what(found: FoundFile) -> str:
     if found.kind == Kind.DIR:
         return f"folder, {log.count(found.files, 'file')}"
-    return f"link to {found.target}" if found.target else str(found.kind)
+    return f"link to {_shown(found.target)}" if found.target else str(found.kind)
+
+
+def _shown(path: str) -> str:
+    # a name in somebody else's layer may hold what controls a terminal
+    return path if path.isprintable() else repr(path)[1:-1]
 
 
 @click.command()

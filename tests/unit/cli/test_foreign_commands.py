@@ -73,6 +73,11 @@ def test_lock_plan_build_explain(
     ]
     explained = sm120("image", "explain", "mine", "/etc/more")
     assert f"from   the base image {REPOSITORY}@{image.digest}" in explained.out
+    listed = {
+        row["path"]: row["layer"] for row in sm120("image", "files", "mine", "etc", "--json").json
+    }
+    assert listed["/etc/more"] == "base layer 2"
+    assert sm120("image", "cat", "mine", "/etc/more").error == "UnknownFile"
     assert sm120("image", "lock", "mine", *place).out == "locked; nothing changed\n"
 
 
