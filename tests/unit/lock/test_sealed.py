@@ -51,7 +51,11 @@ def test_no_other_seal_will_do(tmp_path: Path, seal: str) -> None:
     ("read", "missing", "edited"),
     [
         (read_image_lock, "Make it with `sm120 image lock IMAGE`.", EDITED),
-        (read_weights_lock, "Make it with `sm120 weights lock NAME`.", EDITED),
+        (
+            read_weights_lock,
+            "Make it with `sm120 weights lock NAME`.",
+            "Restore it (`git checkout lockfiles`), or make it again with `sm120 weights lock NAME`.",
+        ),
         (
             read_host_lock,
             "Make it with `sm120 host lock`.",

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.attest.keys import new_key
 from pipeline.attest.trust import Trust
-from pipeline.errors import UnknownImage
+from pipeline.errors import UnknownFile
 from pipeline.evidence.image import image_statements
 from pipeline.evidence.inventory import explain
 from pipeline.store.store import open_store
@@ -239,7 +239,7 @@ def test_a_file_of_the_base_is_explained_as_such(world: World, path: str, shown:
 
 @pytest.mark.parametrize("path", ["/etc/gone", "/var/cache/old", "/etc/.wh.gone"])
 def test_a_file_that_the_base_took_away_is_not_there(world: World, path: str) -> None:
-    with pytest.raises(UnknownImage, match="no such file"):
+    with pytest.raises(UnknownFile, match="no such file"):
         explain(world.checkout, world.store, world.built, path)
 
 
