@@ -54,7 +54,8 @@ def test_no_other_seal_will_do(tmp_path: Path, seal: str) -> None:
         (
             read_weights_lock,
             "Make it with `sm120 weights lock NAME`.",
-            "Restore it (`git checkout lockfiles`), or make it again with `sm120 weights lock NAME`.",
+            "Restore it (`git checkout lockfiles`), or make it again with"
+            " `sm120 weights lock NAME`.",
         ),
         (
             read_host_lock,
