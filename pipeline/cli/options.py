@@ -126,7 +126,8 @@ mirror_option = click.option(
     "--mirror",
     "mirrors",
     multiple=True,
-    type=_Mirror(exists=True, file_okay=False),
+    # what may be read shows when it is: access(2) asks for the real user, not for capabilities
+    type=_Mirror(exists=True, file_okay=False, readable=False),
     metavar="FOLDER|URL",
     help="Look for locked files here first. Repeatable [SM120_MIRRORS].",
 )
