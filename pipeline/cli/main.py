@@ -113,7 +113,7 @@ def main() -> None:
         _end(Interrupted("stopped"), debug)
     except Exception as error:
         # also of a library: nobody should meet a traceback without --debug
-        ours = _as_ours(error)
+        ours = as_ours(error)
         was_stopped = stops.asked and not isinstance(ours, Interrupted)
         _end(Interrupted("stopped") if was_stopped else ours, debug)
 
@@ -151,7 +151,7 @@ def _options(context: click.Context) -> dict[str, click.Option]:
     return {name: option for option in options for name in option.opts}
 
 
-def _as_ours(error: Exception) -> PipelineError:
+def as_ours(error: Exception) -> PipelineError:
     """The same as an error with an exit code and a hint."""
     if isinstance(error, PipelineError):
         return error
@@ -160,7 +160,9 @@ def _as_ours(error: Exception) -> PipelineError:
             # a full disk or a refused write may surface anywhere
             return explained(error, Path(error.filename or "."))
         except OSError:
-            return PipelineError(f"{type(error).__name__}: {error}", "--debug shows where.")
+            where = f"{error.filename}: " if error.filename else ""
+            message = f"{where}{error.strerror or error}"
+            return PipelineError(message, "Is that the right path? --debug shows who needs it.")
     message = f"{type(error).__name__}: {error}"
     return PipelineError(message, "This is a defect; --debug shows where. Please report it.")
 

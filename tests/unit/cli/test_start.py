@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.main import cli
+from pipeline.cli.main import as_ours, cli
 from pipeline.cli.verbs import GROUPS, Verb, VerbGroup
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import ROOT
@@ -69,3 +69,9 @@ def test_a_command_is_loaded_once_and_an_unknown_one_not_at_all() -> None:
     assert group.commands == {}
     assert group.get_command(context, "verify") is group.get_command(context, "verify")
     assert group.get_command(context, "build") is None
+
+
+def test_a_place_that_cannot_be_made_is_named_without_the_name_of_a_class() -> None:
+    error = as_ours(FileNotFoundError(2, "No such file or directory", "/proc/x"))
+    assert str(error) == "/proc/x: No such file or directory"
+    assert "path" in error.hint
