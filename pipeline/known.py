@@ -35,5 +35,8 @@ def then(value: Known[Value], read: Callable[[Value], Known[Other]]) -> Known[Ot
         return value
     try:
         return read(value)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        return unknown(f"cannot be read: {type(error).__name__}: {error}")
+    except KeyError as error:
+        return unknown(f"cannot be read: it has no {error}")
+    except (ValueError, IndexError, TypeError) as error:
+        # not the exception's name: reasons stand in reports, before people who know no Python
+        return unknown(f"cannot be read: {error}")

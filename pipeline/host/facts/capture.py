@@ -59,6 +59,9 @@ FILES = (
     "/sys/class/dmi/id/board_name",
     "/sys/class/dmi/id/board_vendor",
     "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor",
+    # what /proc/cpuinfo says of sockets and cores on x86 alone
+    "/sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id",
+    "/sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list",
     "/sys/devices/system/node/node[0-9]*/cpulist",
     # whether the IOMMU translates is decided for each group
     "/sys/kernel/iommu_groups/*/type",

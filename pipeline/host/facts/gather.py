@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pipeline.host.facts.kernel import read_driver, read_kernel, read_xids
-from pipeline.host.facts.machine import read_cpu, read_disks, read_memory, read_software
+from pipeline.host.facts.machine import read_disks, read_memory, read_software
 from pipeline.host.facts.model import HostFacts, Topology
 from pipeline.host.facts.pci import read_pci
+from pipeline.host.facts.processor import read_cpu
 from pipeline.host.facts.smi import plain_address, read_gpus, read_matrix
 from pipeline.host.facts.source import Capture
 from pipeline.known import Known, then, unknown

@@ -1,63 +1,15 @@
-"""The machine around the cards: processors, disks, system, and what is installed."""
+"""The machine around the cards: memory, disks, system, and what is installed."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.host.facts.model import Cpu, Disk, Software
+from pipeline.host.facts.model import Disk, Software
 from pipeline.host.facts.source import Capture
 from pipeline.known import Known, then, unknown
-
-_GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-_NODES = "/sys/devices/system/node/node*/cpulist"
-
-
-def read_cpu(capture: Capture) -> Cpu:
-    """From /proc/cpuinfo, the same on every distribution; CPUs other than x86 list less there."""
-    blocks = then(capture.text("/proc/cpuinfo"), _blocks)
-
-    def field(name: str) -> Known[str]:
-        return then(blocks, lambda b: b[0][name])
-
-    return Cpu(
-        name=field("model name"),
-        vendor=field("vendor_id"),
-        family=then(field("cpu family"), int),
-        model=then(field("model"), int),
-        sockets=then(blocks, lambda b: len({x["physical id"] for x in b})),
-        # core ids repeat on each socket
-        cores=then(blocks, lambda b: len({(x["physical id"], x["core id"]) for x in b})),
-        threads=then(blocks, len),
-        microcode=field("microcode"),
-        governors=_governors(capture),
-        numa_nodes=_nodes(capture),
-    )
-
-
-def _blocks(text: str) -> Known[list[dict[str, str]]]:
-    processors = []
-    for block in re.split(r"\n\s*\n", text):
-        pairs = [x.partition(":") for x in block.splitlines() if ":" in x]
-        values = {name.strip(): value.strip() for name, _, value in pairs}
-        if "processor" in values:
-            processors.append(values)
-    return processors or unknown("/proc/cpuinfo names no processor")
-
-
-def _governors(capture: Capture) -> Known[list[str]]:
-    paths = capture.matching(_GOVERNORS)
-    governors = {x for x in map(capture.text, paths) if isinstance(x, str)}
-    return sorted(governors) or unknown("the kernel offers no frequency scaling here")
-
-
-def _nodes(capture: Capture) -> Known[dict[str, str]]:
-    texts = {PurePosixPath(p).parent.name: capture.text(p) for p in capture.matching(_NODES)}
-    nodes = {name: text for name, text in texts.items() if isinstance(text, str)}
-    return nodes or unknown("the kernel names no NUMA node")
 
 
 def read_memory(capture: Capture) -> Known[int]:

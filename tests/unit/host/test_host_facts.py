@@ -40,6 +40,54 @@ def test_a_real_machine_is_read() -> None:
     assert result.pci.iommu == "off"
 
 
+ARM = """processor\t: {}
+BogoMIPS\t: 243.75
+Features\t: fp asimd
+CPU implementer\t: {}
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: {}
+CPU revision\t: 1
+"""
+TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+
+
+def arm(kinds: list[tuple[str, str]], package: str | None = "0") -> Capture:
+    """A machine as arm64's kernel shows it, with a core for each implementer and part."""
+    info = "\n".join(ARM.format(i, *kind) for i, kind in enumerate(kinds))
+    files: dict[str, str | bytes] = {"/proc/cpuinfo": info}
+    for i in range(len(kinds) if package else 0):
+        files[TOPOLOGY.format(i, "physical_package_id")] = f"{package}\n"
+        files[TOPOLOGY.format(i, "thread_siblings_list")] = f"{i}\n"
+    return changed(EMPTY, files=files)
+
+
+def test_an_arm_processor_is_named_as_lscpu_names_it() -> None:
+    cpu = gather(arm([("0x41", "0xd0c")] * 2)).cpu
+    assert (cpu.name, cpu.vendor) == ("ARM Neoverse-N1", "ARM")
+    assert (cpu.sockets, cpu.cores, cpu.threads) == (1, 2, 2)
+
+
+def test_fast_and_small_cores_and_unnamed_parts_are_all_named() -> None:
+    cpu = gather(arm([("0x41", "0xd85"), ("0x41", "0xd87"), ("0x41", "0xd87")])).cpu
+    assert cpu.name == "ARM Cortex-X925 + ARM Cortex-A725"
+    assert gather(arm([("0xc0", "0xac3")])).cpu.name == "Ampere part 0xac3"
+    assert gather(arm([("0x99", "0x001")])).cpu.name == "implementer 0x99 part 0x001"
+
+
+@pytest.mark.parametrize("package", [None, "-1"])
+def test_what_a_kernel_does_not_say_of_a_processor_has_a_reason_without_python(
+    package: str | None,
+) -> None:
+    cpu = gather(arm([("0x41", "0xd0c")], package)).cpu
+    for value in (cpu.family, cpu.model, cpu.microcode, cpu.sockets):
+        assert value == Unknown(unknown="the kernel does not say it on this processor")
+    nameless = gather(changed(EMPTY, files={"/proc/cpuinfo": "processor : 0\n"}))
+    assert isinstance(nameless.cpu.name, Unknown)
+    assert isinstance(nameless.cpu.cores, Unknown)
+    assert "Error" not in nameless.model_dump_json() + cpu.model_dump_json()
+
+
 def test_facts_survive_being_written() -> None:
     result = facts(blackwell(8))
     assert HostFacts.model_validate_json(result.model_dump_json()) == result
