@@ -55,9 +55,12 @@ def judge_signatures(
     if not believed:
         return Node(SIGNATURE, Verdict.BROKEN, "; ".join(doubts)), []
     message = f"by {', '.join(key.name for key in believed)}"
-    made_at = envelope.statement.recorded
+    stated_at = envelope.statement.recorded
+    # of the statement: a signature has no time, and `new-key` also signs what is older than its key
     message += (
-        f", {made_at:%Y-%m-%d %H:%M:%S} UTC by its own clock" if made_at else ", without a time"
+        f"; stated {stated_at:%Y-%m-%d %H:%M:%S} UTC by its own clock"
+        if stated_at
+        else "; stated without a time"
     )
     message += f" (not counted: {'; '.join(doubts)})" if doubts else ""
     return Node(SIGNATURE, message=message), believed

@@ -99,7 +99,11 @@ def test_a_new_key_may_sign_an_old_statement_anew(world: World) -> None:
     renewed["rebuild"] = world.envelopes()["rebuild"]
     start = datetime(2026, 6, 1, tzinfo=UTC)
     trust = trust_in(trusted(world.key), trusted(world.other_key, "new", not_before=start))
-    assert world.walk(renewed, trust).node.verdict is Verdict.VALID
+    walked = world.walk(renewed, trust)
+    assert walked.node.verdict is Verdict.VALID
+    # the time is the statement's: a key that is younger did not sign it then
+    signature = walked.node.children[0].children[0].message
+    assert signature == "by new; stated 2026-05-31 08:00:00 UTC by its own clock"
 
 
 def test_a_replaced_key_keeps_what_it_signed_before(world: World) -> None:
