@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,9 @@ from pipeline.report.pointer import differences, look_up, step
 from pipeline.report.reference import all_references
 
 _MOST_BYTES = 64 << 20
+_SHOWN_AROUND = 40  # bytes on either side of a difference
+_TITLE = re.compile(rb"<title[^>]*>([^<]*)</title>")
+_HEADING = re.compile(rb"<h2[^>]*>([^<]*)</h2>")
 # What a run alone decides; hardware, memory and evidence may also come from other files.
 _OF_THE_RUN = ("digest", "requests", "started", "tool", "series", "self_tests", "notes")
 
@@ -146,15 +152,35 @@ def check_report(report: OpenedReport) -> list[Problem]:
         problems.append(
             Problem("", f"the embedded data has {actual}, the page states {report.digest}")
         )
-    if not problems and render_page(report.data) != report.page:
+    if not problems and (drawn := render_page(report.data)) != report.page:
         # last: another version of this tool draws otherwise
-        problems.append(_redrawn(report))
+        problems.append(_redrawn(report, drawn))
     return problems
 
 
-def _redrawn(report: OpenedReport) -> Problem:
-    other = f"; it was made by {report.data.tool}"
-    return Problem("", f"a chart or another part differs from what its data gives{other}")
+def _redrawn(report: OpenedReport, drawn: bytes) -> Problem:
+    """The first text or drawing that differs, with the chart or section that it is in."""
+    page = report.page
+    at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(page, drawn, strict=False)))
+    values = f"has {_around(page, at)!r}, by its data it is {_around(drawn, at)!r}"
+    return Problem("", f"{_part(drawn, at)} {values}; the page was made by {report.data.tool}")
+
+
+def _around(page: bytes, at: int) -> str:
+    """The text that a place is in, or of a tag the few characters that count."""
+    start = max(page.rfind(b">", 0, at), page.rfind(b"<", 0, at), at - _SHOWN_AROUND - 1) + 1
+    ends = [end for mark in (b"<", b">") if (end := page.find(mark, at)) >= 0]
+    text = page[start : min([*ends, at + _SHOWN_AROUND])]
+    return unescape(text.decode(errors="replace"))
+
+
+def _part(drawn: bytes, at: int) -> str:
+    before = drawn[: at + 1]
+    svg = before.rfind(b"<svg")
+    if svg > before.rfind(b"</svg>") and (title := _TITLE.search(drawn, svg)):
+        return f"the chart {unescape(title[1].decode())!r}"
+    headings = _HEADING.findall(before)
+    return f"the section {unescape(headings[-1].decode())!r}" if headings else "the page's head"
 
 
 def _check_shown(report: OpenedReport) -> Iterator[Problem]:

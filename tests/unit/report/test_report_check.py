@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +104,34 @@ def test_a_point_that_was_moved_in_a_chart_is_found() -> None:
     moved = PAGE[: start + 4] + b"9" + PAGE[start + 5 :]
     ((where, message),) = problems(moved)
     assert where == ""
-    assert message.startswith("a chart or another part differs from what its data gives")
+    assert re.match(
+        r"the chart '.*throughput vs concurrency' has '.*M98 .*', by its data it is '.*M78 ",
+        message,
+    )
+
+
+def test_a_digit_changed_in_a_chart_s_text_is_named_with_its_chart_and_both_values() -> None:
+    text = re.search(rb"<svg.*?<text[^>]*>([0-9][0-9,]*)</text>", PAGE, re.S)
+    assert text
+    was = text[1].decode()
+    moved = PAGE[: text.start(1)] + b"7" + PAGE[text.start(1) + 1 :]
+    ((_, message),) = problems(moved)
+    assert f"has {'7' + was[1:]!r}, by its data it is {was!r}; the page was made by" in message
+    assert message.startswith("the chart '")
+
+
+def test_a_word_changed_outside_of_the_charts_is_named_with_its_section() -> None:
+    at = PAGE.index(b"output tokens", PAGE.index(b'id="definitions-h"'))
+    ((_, message),) = problems(PAGE[:at] + b"input" + PAGE[at + 6 :])
+    assert message.startswith("the section 'Definitions' has '")
+    assert "input tokens" in message
+
+
+def test_a_page_that_was_cut_or_styled_otherwise_is_found() -> None:
+    ((_, cut),) = problems(PAGE[:-8])
+    assert "by its data it is" in cut
+    ((_, styled),) = problems(PAGE.replace(b"<style>", b"<style>*{color:red}", 1))
+    assert styled.startswith("the page's head has '*{color:red}")
 
 
 def test_a_place_that_is_not_in_the_data_is_found() -> None:
