@@ -143,12 +143,14 @@ def _foreign_digest(path: Path) -> str | None:
 
 def _find(file: str, digest: str, page: Path, behind: Behind) -> Path | None:
     """The folder of a run by its digest; by its name where the run itself was changed."""
+    parts = Path(file).parent.parts
     folders = list(dict.fromkeys(_candidates(page, behind)))
-    for folder in folders:
+    named = [f for f in folders if parts and f.resolve().parts[-len(parts) :] == parts]
+    # the one that was named before a copy of it
+    for folder in (*named, *folders):
         if sha256_of_file(folder / RUN_FILE) == digest:
             return folder
-    parts = Path(file).parent.parts
-    return next((f for f in folders if parts and f.resolve().parts[-len(parts) :] == parts), None)
+    return next(iter(named), None)
 
 
 def _candidates(page: Path, behind: Behind) -> Iterator[Path]:

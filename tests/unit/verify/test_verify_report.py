@@ -174,6 +174,18 @@ def test_two_runs_of_one_name_are_each_as_in_their_run(page: Path) -> None:
     assert [n.verdict for n in compared] == [Verdict.VALID, Verdict.VALID]
 
 
+def test_of_two_equal_runs_the_one_that_was_named_is_shown(page: Path) -> None:
+    shutil.copytree(page.parent / "run", page.parent / "mine" / "example")
+    shutil.copytree(page.parent / "run", page.parent / "bak" / "example")
+    shutil.rmtree(page.parent / "run")
+    runs = [read_run_data(page.parent / "mine" / "example")]
+    data = report_data(runs, [], [], made="2026-05-31T08:00:00Z", title=None)
+    page.write_bytes(render_page(data))
+    assert _find(_judged(page), str(page.parent / "mine" / "example"))
+    shutil.rmtree(page.parent / "mine")
+    assert _find(_judged(page), str(page.parent / "bak" / "example"))
+
+
 def test_a_run_two_folders_below_is_found(page: Path) -> None:
     shutil.move(page.parent / "run", page.parent / "bench" / "example")
     assert _find(_judged(page), "numbers of the report").verdict is Verdict.VALID
