@@ -184,9 +184,9 @@ def _chosen(names: Sequence[str], runs: Sequence[RunData]) -> list[Reference]:
 
 def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> RunData:
     if not is_run(path):
-        return _with_memory(read_foreign_data(path), log_path)
+        return _with_memory(read_foreign_data(path), log_path, is_named=True)
     run = read_run_data(path)
-    run = _with_memory(run, log_path or _kept_log(run, behind.store))
+    run = _with_memory(run, log_path or _kept_log(run, behind.store), is_named=bool(log_path))
     with log.step(f"Checking {path}"):
         return with_states(run, path, judge, behind)
 
@@ -205,14 +205,16 @@ def _kept_log(run: RunData, store: Store | None) -> Path | None:
     return next((path for path in reversed(paths) if path.is_file()), None)
 
 
-def _with_memory(run: RunData, path: Path | None) -> RunData:
+def _with_memory(run: RunData, path: Path | None, *, is_named: bool) -> RunData:
     if path is None:
         return run
     with path.open("rb") as file:
         lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
     memory = memory_of_log(lines)
-    if not memory:
+    if not memory and is_named:
+        # of a log that nobody named, nobody expects it: llama.cpp on a CPU says nothing
         log.say(f"{path}: no line tells how memory was split")
+    if not memory:
         return run
     return run.model_copy(update={"memory": memory})
 

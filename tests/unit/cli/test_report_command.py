@@ -57,6 +57,18 @@ def test_the_engine_s_log_tells_how_memory_was_split(sm120: Command, tmp_path: P
     assert memory.weights == 70.14
 
 
+def test_of_a_log_only_the_one_that_was_named_is_missed_a_line(
+    sm120: Command, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(FOLDER, tmp_path / "run"))
+    text = (run / "bench.json").read_text()
+    (run / "bench.json").write_text(text.replace('"recipe_name":null', '"recipe_name":"tiny-cpu"'))
+    served(open_store().root, "2026-11-01T08:00:00Z", "no")
+    assert "how memory was split" not in sm120("report", run).err
+    (tmp_path / "log").write_text("nothing of interest\n")
+    assert "log: no line tells how memory was split" in sm120("report", run, "--log", "log").err
+
+
 def test_a_redacted_report_has_no_name_of_this_machine(
     sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
