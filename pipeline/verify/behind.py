@@ -21,6 +21,7 @@ from pipeline.store.store import Store, read_image_record
 from pipeline.verify.artifact import open_file, open_image, open_layout, read_index
 from pipeline.verify.chain import Judge, judge_attached
 from pipeline.verify.evidence import attached_in, beside, gather
+from pipeline.verify.host_facts import HOST, NOT_GIVEN
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.verify.weights import judge_weights
@@ -171,17 +172,17 @@ def _recipe(run: Run, behind: Behind, judge: Judge) -> Node:
 
 def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     if digest is None:
-        return _missing("host facts", "no facts of the host were given")
+        return _missing(HOST, NOT_GIVEN)
     path = next((p for p in _facts_files(behind, judge) if sha256_of_file(p) == digest), None)
     if path is None:
         message = f"{digest} is in none of the folders here (--look-in DIR)"
-        return _missing("host facts", message)
+        return _missing(HOST, message)
     # facts may be named by their statement, which is proof of itself
     about = path.with_name(path.name.removesuffix(SUFFIX))
     if not about.is_file():
-        return _missing(f"host facts {path.name}", "the facts are not beside their statement")
+        return _missing(f"{HOST} {path.name}", "the facts are not beside their statement")
     walked = walk(open_file(about), gather(beside(about)), judge.trust, judge.checkout, judge.now)
-    return replace(walked, node=replace(walked.node, title=f"host facts {walked.node.title}"))
+    return replace(walked, node=replace(walked.node, title=f"{HOST} {walked.node.title}"))
 
 
 def _facts_files(behind: Behind, judge: Judge) -> Iterator[Path]:

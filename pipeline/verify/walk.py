@@ -37,6 +37,8 @@ from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
 from pipeline.verify.trees import may_differ
 from pipeline.verify.verdict import Node, Verdict
 
+NO_EVIDENCE = "there is no evidence for it"
+
 
 @dataclass(frozen=True)
 class Walk:
@@ -64,7 +66,7 @@ def walk(
     """
     title = f"{artifact.title} {artifact.digest}"
     if not items:
-        return Walk(Node(title, Verdict.INCOMPLETE, "there is no evidence for it"), ())
+        return Walk(Node(title, Verdict.INCOMPLETE, NO_EVIDENCE), ())
     # a registry may hold one statement several times, with more and fewer signatures
     ordered = sorted(distinct(items), key=_is_secondary)
     opened = [_open(x, artifact, trust, now) for x in ordered]

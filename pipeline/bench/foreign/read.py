@@ -38,7 +38,8 @@ _READERS: tuple[tuple[Program, _IsOf, _Read], ...] = (
     ("lil-bench", is_lil_bench, read_lil_bench),
 )
 _HINT = (
-    "Known are vllm bench serve and sweep, sglang.bench_serving, aiperf, guidellm, llama-bench"
+    "A RUN is a folder that `sm120 bench` made: it holds bench.json. Known of other programs are"
+    " results of vllm bench serve and sweep, sglang.bench_serving, aiperf, guidellm, llama-bench"
     " (-o json, -o jsonl) and lil-bench."
 )
 

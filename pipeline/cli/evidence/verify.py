@@ -53,6 +53,7 @@ from pipeline.store.store import Store
 from pipeline.verify.artifact import Artifact, open_file, open_image, open_layout
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
 from pipeline.verify.evidence import EvidenceItem, attached_in, beside, gather
+from pipeline.verify.host_facts import how_to_add_facts
 from pipeline.verify.materials import IN_A_CHECKOUT, MATERIALS
 from pipeline.verify.naming import Memory
 from pipeline.verify.policy import judge_policy, read_policy
@@ -68,6 +69,9 @@ from pipeline.weights.sign.record import record_path
 
 _HEAD = 4096  # bytes of a file that tell a report
 _TRUST = "`--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
+# only a file ends so; an image that is called so has its tag behind it
+_FILE_ENDINGS = (".html", ".json", ".jsonl", ".md", ".csv", ".pdf")
+_REPORTS_WITHOUT_DATA = (".md", ".csv", ".pdf")
 _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 
 
@@ -153,7 +157,7 @@ def verify(
     # evidence before policy: a policy over evidence that does not hold says nothing
     if error := error_of(chain.node):
         if isinstance(error, EvidenceIncomplete):
-            error.hint = _what_is_missing(chain.node, judge) or error.hint
+            error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
         elif STRANGER in chain.node.culprit().message:
             error.hint = f"Do not use it before you know whose key that is. If you do: {_TRUST}"
         raise error
@@ -163,8 +167,13 @@ def verify(
             raise PolicyRefused(f"{policy_path}: {culprit.title}: {culprit.message}")
 
 
-def _what_is_missing(node: Node, judge: Judge) -> str:
+def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
     """How to get further than incomplete, where the reason is one that every newcomer meets."""
+    if not node.children and artifact.endswith(_REPORTS_WITHOUT_DATA):
+        return (
+            "Of a report, only the HTML page is stated and can be verified: `sm120 report RUN --to"
+            " FILE.html`. Statements of any other file are named with --evidence."
+        )
     if not node.children:  # no tree shows what is missing
         return "Name its statements with --evidence."
     if not judges_strangers(judge.trust) and _lacks(node, {SIGNATURE, MODEL_SIGNATURE}):
@@ -177,7 +186,7 @@ def _what_is_missing(node: Node, judge: Judge) -> str:
         return (
             f"As far as can be told without a checkout. In one (--checkout) {compared} count, too."
         )
-    return ""
+    return how_to_add_facts(node)
 
 
 def _lacks(node: Node, titles: Collection[str]) -> bool:
@@ -188,7 +197,11 @@ def _lacks(node: Node, titles: Collection[str]) -> bool:
 def _reference(artifact: str) -> Reference | None:
     """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
     # no registry is guessed for a bare name, unlike Docker, which asks its own Hub
-    if Path(artifact).exists() or "/" not in artifact:
+    if Path(artifact).exists():
+        return None
+    if ":" not in artifact and artifact.endswith(_FILE_ENDINGS):
+        raise UnknownImage(f"{artifact}: no such file", "Check its name, and the folder it is in.")
+    if "/" not in artifact:
         return None
     if artifact.startswith(("/", "./", "../", "~")):
         raise UnknownImage(f"{artifact}: no such file or folder", f"Check it. {_IN_REGISTRY}")

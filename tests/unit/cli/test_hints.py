@@ -12,6 +12,7 @@ from pipeline.cli.weights.fit_text import _gib_text
 from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root
+from tests.unit.bench.example_run import FOLDER
 from tests.unit.support import (
     AMD64,
     ARM64,
@@ -88,6 +89,41 @@ def test_verify_names_what_it_can_read(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
     asked = hint(sm120, "verify", tmp_path / "result.json")
     assert asked == "Name its statements with --evidence."
+
+
+@pytest.mark.parametrize("name", ["d.md", "d.csv", "d.pdf"])
+def test_of_a_report_only_the_page_can_be_verified(
+    sm120: Command, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("# Benchmark")
+    asked = hint(sm120, "verify", tmp_path / name)
+    assert asked.startswith("Of a report, only the HTML page is stated and can be verified")
+
+
+@pytest.mark.parametrize("name", ["nope.html", "bench/nope.html", "/tmp/nope.json"])
+def test_a_page_that_is_not_there_is_no_image(sm120: Command, name: str) -> None:
+    ended = sm120("--checkout", ROOT, "verify", name)
+    assert ended.error == "UnknownImage"
+    assert f"{name}: no such file\n" in ended.err
+    assert "REGISTRY" not in ended.err
+
+
+def test_a_folder_that_is_no_run_is_answered_with_what_a_run_is(
+    sm120: Command, tmp_path: Path
+) -> None:
+    asked = hint(sm120, "report", tmp_path)
+    assert asked.startswith("A RUN is a folder that `sm120 bench` made: it holds bench.json.")
+
+
+def test_a_run_without_facts_of_its_host_is_answered_with_how_to_get_them(
+    sm120: Command, tmp_path: Path
+) -> None:
+    ended = sm120("--checkout", ROOT, "verify", FOLDER)
+    assert "no facts of the host were given" in ended.out
+    (last,) = ended.err.splitlines()[-1:]
+    assert last.strip().startswith("Facts of the host cannot be added to a finished run.")
+    for step in ("host facts --json > facts.json", "host attest facts.json", "--host-facts"):
+        assert step in last
 
 
 def test_a_file_that_holds_no_facts_is_described_in_plain_words(
