@@ -38,6 +38,7 @@ from pipeline.errors import (
     DiskFull,
     EvidenceBroken,
     EvidenceIncomplete,
+    EvidenceUnsigned,
     PolicyRefused,
     ReferenceInvalid,
     StoreDamaged,
@@ -72,6 +73,12 @@ _TRUST = "`--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on
 # only a file ends so; an image that is called so has its tag behind it
 _FILE_ENDINGS = (".html", ".json", ".jsonl", ".md", ".csv", ".pdf")
 _REPORTS_WITHOUT_DATA = (".md", ".csv", ".pdf")
+# in the order in which they must be stated
+_STATED_BY = {
+    "host-facts": "`sm120 host attest`",
+    "benchmark-run": "`sm120 bench`",
+    "report": "`sm120 report`",
+}
 _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 
 
@@ -158,6 +165,8 @@ def verify(
     if error := error_of(chain.node):
         if isinstance(error, EvidenceIncomplete):
             error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
+        elif isinstance(error, EvidenceUnsigned):
+            error.hint = _how_to_sign(chain.node) or error.hint
         elif STRANGER in chain.node.culprit().message:
             error.hint = f"Do not use it before you know whose key that is. If you do: {_TRUST}"
         raise error
@@ -187,6 +196,22 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
             f"As far as can be told without a checkout. In one (--checkout) {compared} count, too."
         )
     return how_to_add_facts(node)
+
+
+def _how_to_sign(node: Node) -> str:
+    """Which commands state again what is no part of the store; a new key signs only that."""
+    again = [verb for kind, verb in _STATED_BY.items() if _is_unsigned(node, kind)]
+    return (
+        "A key signs what is stated after it was made: `sm120 evidence new-key NAME`, then the same"
+        f" {' and '.join(again)} again."
+        if again
+        else ""
+    )
+
+
+def _is_unsigned(node: Node, kind: str) -> bool:
+    is_one = node.title.startswith(f"{kind} (") and node.verdict is Verdict.UNSIGNED
+    return is_one or any(_is_unsigned(child, kind) for child in node.children)
 
 
 def _lacks(node: Node, titles: Collection[str]) -> bool:

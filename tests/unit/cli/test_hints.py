@@ -115,6 +115,17 @@ def test_a_folder_that_is_no_run_is_answered_with_what_a_run_is(
     assert asked.startswith("A RUN is a folder that `sm120 bench` made: it holds bench.json.")
 
 
+def test_an_unsigned_report_is_answered_with_what_signs_it(sm120: Command) -> None:
+    sm120("report", "--reference", "kimi-k2-sm120", "--to", "k.html")
+    ended = sm120("verify", "k.html")
+    assert ended.error == "EvidenceUnsigned"
+    assert ended.err.splitlines()[-1].endswith("new-key NAME`, then the same `sm120 report` again.")
+    sm120("evidence", "new-key", "me")
+    assert sm120("verify", "k.html").error == "EvidenceUnsigned"
+    sm120("report", "--reference", "kimi-k2-sm120", "--to", "k.html")
+    assert sm120("verify", "k.html").code == 0
+
+
 def test_a_run_without_facts_of_its_host_is_answered_with_how_to_get_them(
     sm120: Command, tmp_path: Path
 ) -> None:
