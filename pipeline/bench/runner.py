@@ -115,7 +115,8 @@ class Bench:
         same = (run.inputs, run.server.model, run.server.version, run.client)
         if same != (self.inputs, facts.model, facts.version, client_facts()):
             raise RunInvalid(
-                f"{self.folder}: holds a run of another workload, server, client, recipe or host facts",
+                f"{self.folder}: holds a run of another workload, server, client,"
+                " recipe or host facts",
                 "Name another folder with --out.",
             )
         cells = [_result(each.cell, each.good_trials, self.workload.repeats) for each in run.cells]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from pipeline.verify.verdict import Node, Verdict
 from pipeline.verify.walk import NO_EVIDENCE
 
@@ -24,8 +26,9 @@ def how_to_add_facts(node: Node) -> str:
     if facts is None:
         return ""
     if facts.message == NO_EVIDENCE:
-        name = facts.title.removeprefix(HOST).split()[0]
-        return f"`sm120 host attest {name}` states the facts of the host."
+        # behind the path stands the digest
+        path = facts.title.removeprefix(f"{HOST} ").rpartition(" ")[0]
+        return f"`sm120 host attest {quote(path)}` states the facts of the host."
     return _MEASURE_AGAIN if facts.message == NOT_GIVEN else _PUT_BESIDE
 
 

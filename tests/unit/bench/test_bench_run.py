@@ -6,6 +6,7 @@ import asyncio
 import resource
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,10 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path, here: None) -> Non
             _bench(server, tmp_path, _workload(seed=7)).run()
         with pytest.raises(RunInvalid, match="another"):
             _bench(server, tmp_path, _workload(), model="other").run()
+        same = _bench(server, tmp_path, _workload())
+        facts = same.inputs.model_copy(update={"host": "sha256:" + "a" * 64})
+        with pytest.raises(RunInvalid, match="recipe or host facts"):
+            replace(same, inputs=facts).run()
 
 
 def test_random_tokens_are_refused_with_speculation_and_where_it_is_unknown(

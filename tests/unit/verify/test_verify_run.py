@@ -25,6 +25,7 @@ from pipeline.recipe import tiny
 from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import gather
+from pipeline.verify.host_facts import how_to_add_facts
 from pipeline.verify.runs import judge_run
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from tests.unit.bench.example_run import write_example
@@ -105,6 +106,25 @@ def test_a_recipe_that_nobody_named_and_facts_without_a_statement_are_missing(
     facts = _find(node, "host facts")
     assert facts.verdict is Verdict.INCOMPLETE
     assert "no evidence" in facts.message
+
+
+def test_what_is_missing_of_a_host_s_facts_is_answered_with_the_command_that_adds_it(
+    folder: Path, world: World
+) -> None:
+    path = folder.parent / "facts.json"
+    attest = f"`sm120 host attest {path}` states the facts of the host."
+    assert how_to_add_facts(_judged(folder, world)) == attest
+    path.unlink()
+    assert "name their folder with --look-in" in how_to_add_facts(_judged(folder, world))
+    write_run(folder, _with_inputs(read_run(folder), host=None))
+    assert "cannot be added to a finished run" in how_to_add_facts(_judged(folder, world))
+
+
+def test_facts_that_are_stated_need_no_advice() -> None:
+    stated = Node("host facts facts.json", children=(Node("host-facts"),))
+    assert how_to_add_facts(Node("run", children=(stated,))) == ""
+    unsigned = Node("host facts facts.json", children=(Node("host-facts", Verdict.UNSIGNED),))
+    assert how_to_add_facts(Node("run", children=(unsigned,))) == ""
 
 
 PLACES = [
