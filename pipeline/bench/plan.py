@@ -151,7 +151,8 @@ def _read_file(job: Job) -> list[list[dict[str, Any]]]:
 
 
 def _key(job: Job, number: int) -> str:
-    return f"{job.workload.seed} {job.nonce} {job.cell.name} {job.phase} {job.trial} {number}"
+    # without the nonce: runs of one workload ask for the same lengths with the same words
+    return f"{job.workload.seed} {job.cell.name} {job.phase} {job.trial} {number}"
 
 
 def _settings(job: Job, output: int) -> dict[str, Any]:
@@ -191,13 +192,15 @@ def _session(job: Job, number: int, read: list[list[dict[str, Any]]]) -> Session
 
 
 def _text(job: Job, prompts: TextPrompts, number: int, length: int) -> str:
-    key = _key(job, number) if prompts.unique else f"{job.workload.seed} {job.cell.name}"
+    key, nonce = f"{job.workload.seed} {job.cell.name}", ""
+    if prompts.unique:
+        key, nonce = _key(job, number), job.nonce
     common = min(prompts.prefix_tokens, max(0, length - round(job.scale.overhead)))
     prefix = ""
     if common:
         group = f"{job.workload.seed} {job.nonce} prefix {number % prompts.prefix_groups}"
         prefix = words(group, max(1, round(common / job.scale.per_word))) + "\n\n"
-    return unique_text(key, max(1, job.scale.words(length - common)), prefix)
+    return unique_text(key, max(1, job.scale.words(length - common)), prefix, nonce)
 
 
 def _conversation(job: Job, prompts: Conversations, number: int) -> Session:
@@ -233,7 +236,7 @@ def _turn_messages(
             max(1, round(prompts.system_tokens / job.scale.per_word)),
         )
         messages.append({"role": "system", "content": system})
-    text = unique_text(key, count)
+    text = unique_text(key, count, nonce=job.nonce)
     role = "user" if is_first else turn.role
     messages.append({"role": role, "content": text})
     return tuple(json.dumps(message, ensure_ascii=False).encode() for message in messages)

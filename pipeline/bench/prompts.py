@@ -49,12 +49,12 @@ class Scale(Frozen):
         return max(1, round((tokens - self.overhead) / self.per_word))
 
 
-def fit_scale(few: tuple[int, int], many: tuple[int, int]) -> Scale:
-    """From two prompts of known length: (words, tokens) of each."""
+def fit_scale(few: tuple[int, float], many: tuple[int, float]) -> Scale:
+    """From prompts of two known lengths: (words, tokens on average) of each."""
     per_word = (many[1] - few[1]) / (many[0] - few[0])
     if not 0.2 < per_word < 20:
         raise WorkloadInvalid(
-            f"the server counts {few[1]} tokens for {few[0]} words and {many[1]} for {many[0]}",
+            f"the server counts {few[1]:g} tokens for {few[0]} words and {many[1]:g} for {many[0]}",
             "Its token counts cannot be used to make prompts of a wanted length.",
         )
     return Scale(per_word=per_word, overhead=few[1] - few[0] * per_word)
@@ -85,21 +85,31 @@ def _sentences(noise: random.Random) -> Iterator[str]:
         )
 
 
-def words(key: str, count: int) -> str:
-    """So many words of text; another key gives another text."""
-    found: list[str] = []
+def words(key: str, count: int, nonce: str = "") -> str:
+    """So many words of text; another key gives another text, a nonce another order of it."""
+    left, found = count, []
     for sentence in _sentences(_noise(key)):
-        if len(found) >= count:
-            return " ".join(found[:count])
-        found += sentence.split()
-    raise AssertionError("there is no end of sentences")
+        found.append(sentence.split()[:left])
+        left -= len(found[-1])
+        if not left:
+            break
+    if nonce:
+        *whole, last = found
+        _noise(f"{nonce} {key}").shuffle(whole)
+        # the last one may be cut off in the middle
+        found = [*whole, last]
+    return " ".join(word for sentence in found for word in sentence)
 
 
-def unique_text(key: str, count: int, prefix: str = "") -> str:
-    """A prompt of so many words that shares no beginning with any other, but for its prefix."""
+def unique_text(key: str, count: int, prefix: str = "", nonce: str = "") -> str:
+    """A prompt of so many words that shares no beginning with any other, but for its prefix.
+
+    With another nonce it has the same sentences, and so the same length: two runs of a workload
+    are comparable, though no cache that compares from the start knows the prompts of the first.
+    """
     # within the first tokens: caches compare from the start
-    head = hashlib.sha256(key.encode()).hexdigest()[:12]
-    return f"{prefix}[{head}] {words(key, count)}{_TASK}"
+    head = hashlib.sha256(f"{nonce} {key}".encode()).hexdigest()[:12]
+    return f"{prefix}[{head}] {words(key, count, nonce)}{_TASK}"
 
 
 def draw(lengths: Lengths, key: str) -> int:

@@ -164,7 +164,8 @@ class Bench:
             return Scale()
         with log.step("Measuring how many tokens a word has with this model"):
             limit_s = self.workload.limits.first_token_s
-            return self.server.scale(facts.model, self._run.nonce, limit_s)
+            seed, context = self.workload.seed, facts.context_tokens
+            return self.server.scale(facts.model, seed, limit_s, context)
 
     def _run_cell(self, cell: Cell, progress: SweepProgress) -> None:
         done = {each.cell.name: each for each in self._run.cells}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from pipeline.bench.engine_metrics import Reading, read_metrics
@@ -19,10 +20,13 @@ from pipeline.smoke.wire import Address, Lost, Raw, send
 
 _LIMIT_S = 10.0
 _MOST_BYTES = 16 << 20
-# Few enough for the smallest context: a prompt that a server cuts off is counted too short.
-_FEW_WORDS = 20
-# With the letters of a tiny model as tokens, 120 words do not fit into its 512.
-_MANY_WORDS = (120, 50)
+# Prompts of two lengths tell the tokens of a word from those of the chat template: (words, how many
+# texts). Words differ in length, so that a few texts of a few words would say little.
+_FEW, _MANY = (20, 4), (400, 1)
+# With the letters of a tiny model as tokens, 400 words do not fit into its 512.
+_SHORT_FEW, _SHORT_MANY = (12, 12), (36, 12)
+# A prompt that a server cuts off to fit into its context is counted too short.
+_CONTEXT_SHARE = 0.9
 _SHOWN_CHARS = 200
 # What tells how a server was started, of all that SGLang reports.
 _SETTINGS = (
@@ -96,16 +100,23 @@ class Server:
             )
         return tokens
 
-    def scale(self, model: str, key: str, limit_s: float = 600.0) -> Scale:
-        """How long prompts must be, by the server's own count."""
-        few = self.count_tokens(model, _FEW_WORDS, f"{key} few", limit_s)
-        *longer, last = _MANY_WORDS
-        for words in longer:
-            with suppress(BenchUnanswered):
-                many = self.count_tokens(model, words, f"{key} many", limit_s)
-                return fit_scale((_FEW_WORDS, few), (words, many))
-        many = self.count_tokens(model, last, f"{key} fewer", limit_s)
-        return fit_scale((_FEW_WORDS, few), (last, many))
+    def scale(
+        self, model: str, seed: int, limit_s: float = 600.0, context: int | None = None
+    ) -> Scale:
+        """How long prompts must be, by the server's own count.
+
+        The same texts for the same seed: two runs of a workload aim alike.
+        """
+
+        def counted(words: int, texts: int) -> tuple[int, float]:
+            keys = [f"{seed} scale {words} {number}" for number in range(texts)]
+            return words, fmean(self.count_tokens(model, words, key, limit_s) for key in keys)
+
+        with suppress(BenchUnanswered):
+            few, many = counted(*_FEW), counted(*_MANY)
+            if context is None or many[1] < _CONTEXT_SHARE * context:
+                return fit_scale(few, many)
+        return fit_scale(counted(*_SHORT_FEW), counted(*_SHORT_MANY))
 
     def wait_until_idle(self, limit_s: float) -> tuple[bool | None, float]:
         """Wait for all requests to end; whether they did, and how long it took.

@@ -7,10 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from statistics import fmean
 
 import pytest
 
+from pipeline.bench.plan import Job, cells_of, sessions
+from pipeline.bench.prompts import Scale
 from pipeline.bench.server import Server
+from pipeline.bench.shipped import read_workload
+from pipeline.cli.bench import changed
 from pipeline.errors import BenchUnanswered
 from pipeline.smoke.wire import Address
 
@@ -53,15 +58,44 @@ def server(most_letters: int, *, counts: bool = True) -> Iterator[Server]:
 @pytest.mark.parametrize("most_letters", [100_000, 500])
 def test_a_small_context_gives_the_same_scale_as_a_large_one(most_letters: int) -> None:
     with server(most_letters) as small:
-        scale = small.scale("letters", "key")
+        scale = small.scale("letters", 0)
     assert 5 < scale.per_word < 9
+
+
+def test_two_runs_of_a_workload_have_prompts_of_the_length_that_was_asked_for() -> None:
+    workload = changed(read_workload("tiny"), input_tokens=150)
+
+    def lengths(scale: Scale, nonce: str) -> list[int]:
+        base = {"host": "h", "port": 1, "model": "m", "workload": workload, "nonce": nonce}
+        jobs = [
+            Job.model_validate({**base, "requests": c.requests, "cell": c, "scale": scale})
+            for c in cells_of(workload)
+        ]
+        bodies = [json.loads(each[0].body) for job in jobs for each in sessions(job)]
+        return [len(body["messages"][0]["content"]) for body in bodies]
+
+    with server(500) as small:
+        first, second = (
+            lengths(small.scale("letters", workload.seed), nonce) for nonce in ("one", "two")
+        )
+    assert first == second
+    assert fmean(first) == pytest.approx(150, rel=0.03)
+
+
+def test_a_prompt_that_fills_the_context_may_have_been_cut_off() -> None:
+    with server(100_000) as cutting:
+        whole = cutting.scale("letters", 0)
+        # 400 words are counted as more letters than this context has
+        short = cutting.scale("letters", 0, context=1000)
+    assert whole != short
+    assert short.per_word == pytest.approx(whole.per_word, rel=0.1)
 
 
 def test_a_server_that_refuses_every_prompt_is_quoted() -> None:
     with server(3) as full, pytest.raises(BenchUnanswered, match=r"400: .*available context"):
-        full.scale("letters", "key")
+        full.scale("letters", 0)
 
 
 def test_a_server_that_counts_nothing_cannot_be_measured() -> None:
     with server(100_000, counts=False) as mute, pytest.raises(BenchUnanswered, match="no answer"):
-        mute.scale("letters", "key")
+        mute.scale("letters", 0)

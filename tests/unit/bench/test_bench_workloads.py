@@ -209,6 +209,12 @@ def test_words_are_as_many_as_asked_and_always_the_same() -> None:
     assert words("key", 50) == words("key", 50) != words("other", 50)
 
 
+def test_another_nonce_orders_the_same_words_otherwise() -> None:
+    one, other = (words("key", 60, nonce) for nonce in ("one", "other"))
+    assert one != other
+    assert sorted(one.split()) == sorted(other.split())
+
+
 def test_what_was_typed_takes_the_place_of_the_workloads_own() -> None:
     typed = changed(_workload(), concurrency=[1, 2], input_tokens=9, repeats=5, allow_loops=True)
     assert [(load.concurrency, load.requests) for load in typed.loads] == [(1, 4), (2, 8)]
