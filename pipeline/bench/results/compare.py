@@ -22,6 +22,8 @@ STATISTIC = (
     "mean over trials, 95 % confidence by Student's t; change with its 95 % interval by Welch's t;"
     " a winner is named only where the two intervals do not touch"
 )
+# Of the mean real lengths: beyond it, the two sides did not measure the same work.
+_LENGTH_TOLERANCE = 0.05
 Verdict: TypeAlias = Literal["better", "worse", "undecided"]
 
 
@@ -83,7 +85,14 @@ def compare(first: Side, second: Side) -> Comparison:
     return Comparison(
         first=first.name,
         second=second.name,
-        inputs=input_changes(first.inputs, second.inputs),
+        inputs=[
+            *input_changes(first.inputs, second.inputs),
+            *(
+                change
+                for name in both
+                for change in _length_changes(name, first.cells[name], second.cells[name])
+            ),
+        ],
         cells=[_cell(name, first, second) for name in both],
         only_first=[name for name in first.cells if name not in second.cells],
         only_second=[name for name in second.cells if name not in first.cells],
@@ -99,9 +108,26 @@ def input_changes(first: dict[str, str], second: dict[str, str]) -> list[InputCh
     ]
 
 
+def _lengths_apart(one: SideCell, other: SideCell) -> dict[str, float]:
+    """By how much mean lengths differ, where that is too much for a comparison."""
+    apart = {k: other.lengths[k] / one.lengths[k] - 1 for k in one.lengths if k in other.lengths}
+    return {kind: off for kind, off in apart.items() if abs(off) > _LENGTH_TOLERANCE}
+
+
+def _length_changes(name: str, one: SideCell, other: SideCell) -> list[InputChange]:
+    return [
+        InputChange(
+            name=f"{name}: tokens of each {kind}",
+            first=f"{one.lengths[kind]:,.1f}",
+            second=f"{other.lengths[kind]:,.1f}",
+        )
+        for kind in _lengths_apart(one, other)
+    ]
+
+
 def _cell(name: str, first: Side, second: Side) -> CellChange:
     one, other = first.cells[name], second.cells[name]
-    why = _objection(first, second, one, other)
+    why = _objection(first, second, one, other) or _other_lengths(one, other)
     names = [each for each in one.values if each in other.values]
     notes = [f"first: {note}" for note in one.notes] + [f"second: {note}" for note in other.notes]
     numbers = [_number(each, one.values[each], other.values[each], why) for each in names]
@@ -121,6 +147,14 @@ def _objection(first: Side, second: Side, one: SideCell, other: SideCell) -> str
         return "the two cells asked for different things"
     if one.client_limited or other.client_limited:
         return "the client was the limit, not the server"
+    return ""
+
+
+def _other_lengths(one: SideCell, other: SideCell) -> str:
+    """Why the same load was not the same work."""
+    for kind, off in _lengths_apart(one, other).items():
+        more = "more" if off > 0 else "fewer"
+        return f"{kind}s of the second have {abs(off) * 100:.0f} % {more} tokens"
     return ""
 
 

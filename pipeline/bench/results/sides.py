@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
 from pipeline.bench.foreign.read import read_foreign
 from pipeline.bench.metrics import DEFINITIONS, flat
-from pipeline.bench.model import CellResult, Run
+from pipeline.bench.model import CellResult, Metrics, Run
 from pipeline.bench.place import runs_in
 from pipeline.bench.record import read_run, run_bytes
 from pipeline.errors import RunInvalid
@@ -25,6 +25,8 @@ class SideCell(Frozen):
     values: dict[str, list[float]]
     notes: list[str] = []
     client_limited: bool = False
+    # what the server counted in a request on average, whatever was asked for
+    lengths: dict[str, float] = {}
     others: list[ForeignNumber] = []  # numbers that are defined in another way than ours
 
     def nearest(self) -> dict[str, ForeignNumber]:
@@ -113,7 +115,18 @@ def _cell(run: Run, result: CellResult) -> SideCell:
         values={name: [each[name] for each in numbers if name in each] for name in names},
         notes=list(dict.fromkeys(notes)),
         client_limited=any(mark.kind == "client-limited" for mark in marks),
+        lengths=_lengths([trial.metrics for trial in good]),
     )
+
+
+def _lengths(trials: Sequence[Metrics]) -> dict[str, float]:
+    completed = sum(each.completed for each in trials)
+    # none: the server did not count
+    tokens = {
+        "prompt": sum(each.input_tokens for each in trials),
+        "answer": sum(each.output_tokens for each in trials),
+    }
+    return {kind: count / completed for kind, count in tokens.items() if completed and count}
 
 
 def is_judged(name: str) -> bool:

@@ -128,6 +128,47 @@ def test_a_name_and_more_repeats_are_the_same_load() -> None:
     assert _output(run, _faster(run).model_copy(update={"workload": renamed})).verdict == "better"
 
 
+def _longer(run: Run, **times: float) -> Run:
+    """The first cell with other real lengths, which were asked for alike."""
+    result = run.cells[0]
+
+    def longer(trial: Trial) -> Trial:
+        values = {name: round(getattr(trial.metrics, name) * by) for name, by in times.items()}
+        return trial.model_copy(update={"metrics": trial.metrics.model_copy(update=values)})
+
+    trials = [longer(trial) for trial in result.trials]
+    return _with_first_cell(run, result.model_copy(update={"trials": trials}))
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "why"),
+    [
+        ("input_tokens", 1.22, "prompts of the second have 22 % more tokens"),
+        ("input_tokens", 0.87, "prompts of the second have 13 % fewer tokens"),
+        ("output_tokens", 0.5, "answers of the second have 50 % fewer tokens"),
+    ],
+)
+def test_prompts_or_answers_of_another_real_length_name_no_winner(
+    name: str, times: float, why: str
+) -> None:
+    run = read_run(FOLDER)
+    other = _longer(_faster(run), **{name: times})
+    number = _output(run, other)
+    assert (number.verdict, number.why) == ("undecided", why)
+    (change,) = compare(side_of(run, "a"), side_of(other, "b")).inputs
+    kind = "prompt" if name == "input_tokens" else "answer"
+    assert change.name == f"c1: tokens of each {kind}"
+    rows = judge(compare(side_of(run, "a"), side_of(other, "b")), 5.0, ["output_tok_s"])
+    assert rows[0].verdict == "undecided"
+
+
+def test_lengths_that_differ_a_little_are_the_same_work() -> None:
+    run = read_run(FOLDER)
+    other = _longer(_faster(run), input_tokens=1.03)
+    assert _output(run, other).verdict == "better"
+    assert compare(side_of(run, "a"), side_of(other, "b")).inputs == []
+
+
 def test_a_client_that_was_the_limit_names_none() -> None:
     run = read_run(FOLDER)
     faster = _faster(run)
