@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pipeline import log
-from pipeline.bench.model import EngineSeries, Mark, MarkKind, Metrics, RequestRow, SelfTest
+from pipeline.bench.model import EngineSeries, Mark, MarkKind, Metrics, RequestRow, SelfTest, Trial
 from pipeline.bench.self_test import USABLE_SHARE
 from pipeline.bench.workers import Effort
 from pipeline.bench.workload import TextPrompts, Workload
@@ -54,24 +55,25 @@ class Tally:
     def void(self, unsent: int) -> list[str]:
         """Why the trial counts for nothing."""
         failed = [
-            f"{count} of {self._requests} requests failed: {kind}: {self._examples[kind]}"
+            f"{count} of {log.count(self._requests, 'request')} failed: {kind}:"
+            f" {self._examples[kind]}"
             for kind, count in sorted(self._failures.items())
         ]
         looping = self._counts["looping"]
         if looping and self._workload.looping == "void":
-            failed.append(f"{looping} of {self._requests} answers repeat themselves")
+            failed.append(f"{looping} of {log.count(self._requests, 'answer')} with repeated text")
         left = log.count(unsent, "request")
         return [*failed, f"not sent any more: {left}"] if unsent else failed
 
     def marks(self) -> list[Mark]:
         """What else was seen."""
-        of = f"of {self._requests} answers"
+        of = f"of {log.count(self._requests, 'answer')}"
         texts: dict[MarkKind, str] = {
-            "usage-missing": f"{of} have no token count: their events were counted",
-            "usage-disagrees": f"{of} have a token count that cannot be true: events were counted",
-            "short-answers": f"{of} have fewer tokens than were asked for",
-            "retried": f"{of} were refused at first",
-            "looping": f"{of} repeat themselves",
+            "usage-missing": f"{of} without a token count: their events were counted",
+            "usage-disagrees": f"{of} with a token count that cannot be true: events were counted",
+            "short-answers": f"{of} with fewer tokens than were asked for",
+            "retried": f"{of} refused at first",
+            "looping": f"{of} with repeated text",
         }
         marks = [
             Mark(kind=kind, message=f"{self._counts[kind]} {text}")
@@ -82,8 +84,10 @@ class Tally:
 
     def _length_marks(self) -> list[Mark]:
         marks = []
-        if self._asked and abs(self._input / self._asked - 1) > _INPUT_TOLERANCE:
-            message = f"prompts have {self._input / self._asked - 1:+.0%} of the asked tokens"
+        off = self._input / self._asked - 1 if self._asked else 0.0
+        if abs(off) > _INPUT_TOLERANCE:
+            more = "more" if off > 0 else "fewer"
+            message = f"prompts have {abs(off) * 100:.0f} % {more} tokens than asked"
             marks.append(Mark(kind="input-differs", message=message))
         prompts = self._workload.prompts
         is_fresh = isinstance(prompts, TextPrompts) and prompts.unique and not prompts.prefix_tokens
@@ -99,6 +103,20 @@ class Tally:
         if late <= _LATE_S:
             return []
         return [Mark(kind="behind-schedule", message=f"requests were sent up to {late:.2f} s late")]
+
+
+def cell_marks(trials: Sequence[Trial]) -> list[str]:
+    """The marks of a cell for people: what its trials differ in only by numbers is said once."""
+    same: dict[tuple[str, str], list[str]] = {}
+    for mark in (mark for trial in trials for mark in trial.marks):
+        same.setdefault((mark.kind, re.sub(r"[\d.,]+", "", mark.message)), []).append(mark.message)
+    of = f"of {log.count(len(trials), 'trial')}, the first"
+    return [
+        f"{kind}: {messages[0]}"
+        if len(trials) == 1
+        else f"{kind} in {len(messages)} {of}: {messages[0]}"
+        for (kind, _), messages in same.items()
+    ]
 
 
 def _oddities(row: RequestRow) -> Iterator[MarkKind]:

@@ -1,7 +1,8 @@
 """What a benchmark answers: closed values that go into evidence and into reports.
 
 A run is a folder with two files. `bench.json` is a `Run`; `requests.jsonl` has a `RequestRow` a
-line, for every request of every trial, good or bad; a trial names its lines and their digest.
+line, for every request of every trial, good or bad; a trial names its lines and their digest. The
+lines of a void trial stay when it is repeated, though no trial names them any more.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ MarkKind: TypeAlias = Literal[
     "not-drained",  # the server was still busy when the trial began
     "sample-gaps",  # power or engine metrics are missing for part of the trial
     "behind-schedule",  # requests of a rate were sent late
+    "repeated",  # a trial was void before, and was measured again
 ]
 
 

@@ -41,7 +41,7 @@ from pipeline.bench.self_test import cores, measure_self
 from pipeline.bench.server import Server, server_facts
 from pipeline.bench.workers import Workers
 from pipeline.bench.workload import RandomTokens, Workload
-from pipeline.errors import BenchNotMeasured, RunInvalid, WorkloadInvalid
+from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
 from pipeline.model import sha256_of
 
 _DRAIN_S = 120.0
@@ -83,6 +83,12 @@ class Bench:
         cells = cells_of(self.workload)
         require_files(max((each.concurrency or _RATE_STREAMS for each in cells), default=1))
         self._run = self._begun(facts)
+        if self._run.state == "complete":
+            log.say(
+                f"The run in {self.folder} is finished: nothing is measured."
+                " --out with another folder measures again."
+            )
+            return self._run
         with self._kept():
             self._test_self(cells)
             self._scale = self._measured_scale(facts)
@@ -94,6 +100,8 @@ class Bench:
     def _begun(self, facts: ServerFacts) -> Run:
         if (self.folder / RUN_FILE).exists():
             return self._resumed(facts)
+        where = f"{self.server.url} with {self.workload.name}"
+        log.say(f"Measuring {where}, results in {self.folder}")
         now = stamp(datetime.now(UTC))
         return Run(
             state="partial",
@@ -112,23 +120,16 @@ class Bench:
     def _resumed(self, facts: ServerFacts) -> Run:
         """Go on with a run of the same inputs; trials that were void are tried again."""
         run = read_run(self.folder)
-        same = (run.inputs, run.server.model, run.server.version, run.client)
-        if same != (self.inputs, facts.model, facts.version, client_facts()):
+        if others := differences(run, self.inputs, facts):
             raise RunInvalid(
-                f"{self.folder}: holds a run of another workload, server, client,"
-                " recipe or host facts",
+                f"{self.folder}: holds a run with another {' and another '.join(others)}",
                 "Name another folder with --out.",
             )
-        cells = [_result(each.cell, each.good_trials, self.workload.repeats) for each in run.cells]
-        if run.state == "partial":
-            log.say(f"Going on with the run in {self.folder}")
-        return run.model_copy(
-            update={
-                "cells": cells,
-                "state": "partial",
-                "interruptions": run.interruptions + (run.state == "partial"),
-            }
-        )
+        if run.state == "complete" and all(each.state == "good" for each in run.cells):
+            return run
+        log.say(f"Going on with the run in {self.folder}")
+        more = {"state": "partial", "interruptions": run.interruptions + 1}
+        return run.model_copy(update=more)
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -169,18 +170,35 @@ class Bench:
 
     def _run_cell(self, cell: Cell, progress: SweepProgress) -> None:
         done = {each.cell.name: each for each in self._run.cells}
-        trials = list(done[cell.name].trials) if cell.name in done else []
+        before = done[cell.name].trials if cell.name in done else []
+        # a cell ends with its first void trial
+        trials = [trial for trial in before if not trial.void]
+        again = [mark for trial in before if trial.void for mark in _repeated(trial)]
         progress.skip(cell, len(trials))
         for number in range(len(trials), self.workload.repeats):
             trial = self._run_trial(cell, number, progress)
-            trials.append(trial)
+            trials.append(trial.model_copy(update={"marks": [*trial.marks, *again]}))
+            again = []
             done[cell.name] = _result(cell, trials, self.workload.repeats)
             self._write(cells=list(done.values()))
             if trial.void:
                 # repeating it would only show the same; is anybody there at all?
-                server_facts(self.server, self._run.server.model)
+                self._require_server(f"{cell.name}, trial {number + 1}")
                 progress.skip(cell, self.workload.repeats - number - 1)
                 return
+
+    def _require_server(self, during: str) -> None:
+        """A server that ended voids the trial that it left, and has no more to measure."""
+        try:
+            server_facts(self.server, self._run.server.model)
+        except BenchUnanswered as error:
+            kept = sum(len(cell.good_trials) for cell in self._run.cells)
+            why = self.server.lost or "it has no list of models any more"
+            raise BenchUnanswered(
+                f"{self.server.url}: the server went away during {during}: {why};"
+                f" {log.count(kept, 'trial')} before it {'is' if kept == 1 else 'are'} kept",
+                "Serve it again, then run the same command: it goes on with that trial.",
+            ) from error
 
     def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
         warmed, cold = self._warm_up(cell) if number == 0 else (0, [])
@@ -251,7 +269,8 @@ class Bench:
                 cell=cell,
                 phase="warm-up" if warm_up else "trial",
                 trial=number,
-                nonce=self._run.nonce,
+                # a server that lives on knows the prompts of the trial that is repeated
+                nonce=f"{self._run.nonce} {self._run.interruptions}",
                 requests=warm_up or cell.requests,
                 worker=worker,
                 workers=count,
@@ -275,6 +294,28 @@ def _result(cell: Cell, trials: Sequence[Trial], repeats: int) -> CellResult:
         trials=list(trials),
         intervals=intervals(trials),
     )
+
+
+def _repeated(trial: Trial) -> list[Mark]:
+    """A cell that is good at last must not hide that it was not at first."""
+    earlier = [mark for mark in trial.marks if mark.kind == "repeated"]
+    message = f"trial {trial.number + 1} was void before: {'; '.join(trial.void)}"
+    return [*earlier, Mark(kind="repeated", message=message)]
+
+
+def differences(run: Run, inputs: Inputs, facts: ServerFacts) -> list[str]:
+    """What keeps a run from being gone on with, in words."""
+    before, now = run.inputs.model_dump(), inputs.model_dump()
+    named = {"recipe_name": "recipe", "recipe": "recipe", "host": "host (--host-facts)"}
+    others = [named.get(name, name) for name in before if before[name] != now[name]]
+    if run.server.model != facts.model:
+        others.append(f"model ({run.server.model}, now {facts.model})")
+    if run.server.version != facts.version:
+        others.append(f"version of the server ({run.server.version}, now {facts.version})")
+    was, client = run.client.model_dump(), client_facts().model_dump()
+    if changed := [name for name in was if was[name] != client[name]]:
+        others.append(f"client ({', '.join(changed)})")
+    return list(dict.fromkeys(others))
 
 
 def require_sound(workload: Workload, facts: ServerFacts) -> None:

@@ -52,7 +52,7 @@ class Server:
         return raw if raw and raw.status == 200 else None
 
     def _ask(self, method: str, path: str, body: bytes, limit_s: float) -> Raw | None:
-        headers = {"Content-Type": "application/json", **self.headers}
+        headers, self.lost = {"Content-Type": "application/json", **self.headers}, ""
         try:
             return asyncio.run(
                 send(
@@ -93,7 +93,7 @@ class Server:
         value = _json(raw) if raw else None
         tokens = _at(value, "usage", "prompt_tokens")
         if not isinstance(tokens, int) or tokens < 1:
-            why = f" ({raw.status}: {_shown(raw.data)})" if raw else ""
+            why = f" ({raw.status}: {_shown(raw.data)})" if raw else f" ({self.lost})"
             raise BenchUnanswered(
                 f"{self.url}: gives no answer with a count of prompt tokens{why}",
                 "Ask it for one answer, as `sm120 smoke URL --up-to first-answer` does.",

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pipeline import log, proc
+from pipeline.bench.marks import cell_marks
 from pipeline.bench.model import CellResult, Inputs, Interval, Run
 from pipeline.bench.record import workload_digest
 from pipeline.bench.runner import Bench, Settings
@@ -167,7 +168,6 @@ def run(
             model=model or (served.model if served else None),
             speculates=False if no_speculation else _speculates(recipe),
         )
-        log.say(f"Measuring {target} with {workload.name}, results in {bench.folder}")
         runs.append(bench.run())
         if not as_json:
             _show(runs[-1], bench.folder)
@@ -336,13 +336,13 @@ def _show(run: Run, folder: Path) -> None:
     for cell in run.cells:
         for why in sorted({why for trial in cell.trials for why in trial.void}):
             click.echo(f"{cell.cell.name}: void: {why}")
-        for mark in sorted({m.message for trial in cell.trials for m in trial.marks}):
+        for mark in cell_marks(cell.trials):
             click.echo(f"{cell.cell.name}: {mark}")
     count = max((len(cell.trials) for cell in run.cells), default=0)
-    click.echo(
-        f"{run.server.model}: {run.workload.name}; means of {log.count(count, 'trial')} with 95 %"
-        f" confidence; every request is in {folder}"
-    )
+    sure = f"means of {count:,} trials with 95 % confidence"
+    if count < 2:
+        sure = "one trial, which says nothing of its error"
+    click.echo(f"{run.server.model}: {run.workload.name}; {sure}; every request is in {folder}")
 
 
 def _row(cell: CellResult) -> list[object]:
@@ -369,7 +369,18 @@ def _require_good(runs: Sequence[Run]) -> None:
         if cell.state == "void"
     ]
     if void:
-        raise BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}")
+        raise BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}", _loop_hint(runs))
+
+
+def _loop_hint(runs: Sequence[Run]) -> str:
+    """What to try where nothing but repeated text is the reason; empty where something failed."""
+    trials = [t for run in runs for cell in run.cells for t in cell.trials if t.void]
+    if not all(trial.metrics.looping and not trial.metrics.failed for trial in trials):
+        return ""
+    return (
+        "The model repeats itself. --allow-loops counts such answers and marks them; for a model"
+        " that can only recite, --workload tiny does so too."
+    )
 
 
 @click.command("list")

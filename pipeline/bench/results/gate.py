@@ -36,7 +36,7 @@ def judge(comparison: Comparison, allowed_percent: float, names: Sequence[str]) 
     for cell in comparison.cells:
         numbers = {number.name: number for number in cell.numbers}
         if (failed := numbers.get("failed")) and failed.second.mean > failed.first.mean:
-            message = f"{failed.second.mean:g} requests failed, {failed.first.mean:g} before"
+            message = f"failed requests: {failed.second.mean:g}, {failed.first.mean:g} before"
             rows.append(GateRow(cell=cell.name, number="failed", verdict="worse", message=message))
         for name in names:
             rows.append(_row(cell.name, name, numbers.get(name), allowed_percent))

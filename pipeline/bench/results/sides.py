@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
 from pipeline.bench.foreign.read import read_foreign
+from pipeline.bench.marks import cell_marks
 from pipeline.bench.metrics import DEFINITIONS, flat
 from pipeline.bench.model import CellResult, Metrics, Run
 from pipeline.bench.place import runs_in
@@ -108,8 +109,7 @@ def _cell(run: Run, result: CellResult) -> SideCell:
     numbers = [flat(trial.metrics) for trial in good]
     names = [name for name in (numbers[0] if numbers else {}) if is_judged(name)]
     marks = [mark for trial in good for mark in trial.marks]
-    notes = [f"{mark.kind}: {mark.message}" for mark in marks]
-    notes += [reason for trial in result.trials for reason in trial.void]
+    notes = [*cell_marks(good), *(reason for trial in result.trials for reason in trial.void)]
     return SideCell(
         load=_load(run, result),
         values={name: [each[name] for each in numbers if name in each] for name in names},

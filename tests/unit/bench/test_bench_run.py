@@ -13,18 +13,22 @@ from typing import Any
 import pytest
 
 from pipeline.bench import runner
+from pipeline.bench.marks import Tally
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.plan import Job
 from pipeline.bench.record import read_rows, read_run, workload_digest
-from pipeline.bench.runner import Bench, Settings
+from pipeline.bench.runner import Bench, Settings, client_facts, differences
 from pipeline.bench.server import Server
 from pipeline.bench.worker import Share, prepared
 from pipeline.bench.workers import Effort
 from pipeline.bench.workload import Workload
 from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
+from pipeline.model import sha256_of
 from pipeline.smoke.wire import Address
 from tests.testbed.bench_faults import BenchServer, bench_server
+from tests.unit.bench.example_run import FOLDER
 
 _LENGTHS = {
     "input": {"kind": "fixed", "tokens": 60},
@@ -145,9 +149,9 @@ def test_two_runs_share_no_prompt(tmp_path: Path, here: None) -> None:
 
 def test_connections_are_used_again(tmp_path: Path, here: None) -> None:
     with bench_server() as server:
-        _bench(server, tmp_path, _workload()).run()
+        _bench(server, tmp_path, _workload(loads=[{"concurrency": 2, "requests": 40}])).run()
         # two streams; the others ask small things between trials
-        assert server.world.connections < 12
+        assert server.world.connections < 20
 
 
 @pytest.mark.parametrize("fault", ["closes", "closes-silently"])
@@ -190,8 +194,11 @@ def test_a_failed_stream_voids_its_cell_and_is_counted(
 def test_a_server_that_dies_leaves_a_partial_run_with_what_it_did(
     tmp_path: Path, here: None
 ) -> None:
-    with bench_server("dies") as server, pytest.raises(BenchUnanswered):
+    with bench_server("dies") as server, pytest.raises(BenchUnanswered) as caught:
         _bench(server, tmp_path, _workload(loads=[{"concurrency": 2, "requests": 200}])).run()
+    assert "the server went away during c2, trial 1: nobody listens" in str(caught.value)
+    assert "0 trials before it are kept" in str(caught.value)
+    assert "Serve it again, then run the same command" in caught.value.hint
     run = read_run(tmp_path)
     trial = run.cells[0].trials[0]
     assert (run.state, run.cells[0].state) == ("partial", "void")
@@ -225,6 +232,28 @@ def test_without_token_counts_events_are_counted(measured: Measured) -> None:
     assert "usage-missing" in {mark.kind for mark in run.cells[0].trials[0].marks}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (129, ["prompts have 14 % fewer tokens than asked"]),
+        (168, ["prompts have 12 % more tokens than asked"]),
+        (147, []),
+    ],
+)
+def test_prompts_of_another_length_than_asked_are_marked(tokens: int, said: list[str]) -> None:
+    tally = Tally(_workload())
+    rows = [RequestRow(number=0, sent_s=0, asked_input=150, input_tokens=tokens, output_tokens=0)]
+    assert list(tally.through(rows)) == rows
+    assert [m.message for m in tally.marks() if m.kind == "input-differs"] == said
+
+
+def test_one_request_is_not_called_several() -> None:
+    tally = Tally(_workload())
+    rows = [RequestRow(number=0, sent_s=0, failure="lost", message="gone")]
+    assert list(tally.through(rows)) == rows
+    assert tally.void(0) == ["1 of 1 request failed: lost: gone"]
+
+
 def test_short_answers_are_marked(measured: Measured) -> None:
     run, _ = measured("short")
     assert "short-answers" in {mark.kind for mark in run.cells[0].trials[0].marks}
@@ -233,7 +262,7 @@ def test_short_answers_are_marked(measured: Measured) -> None:
 def test_a_looping_answer_voids_its_cell_unless_the_workload_allows_it(measured: Measured) -> None:
     run, _ = measured("loops", output={"kind": "fixed", "tokens": 30})
     assert run.cells[0].state == "void"
-    assert "repeat themselves" in run.cells[0].trials[0].void[0]
+    assert "8 of 8 answers with repeated text" in run.cells[0].trials[0].void[0]
 
 
 def test_a_looping_answer_is_marked_where_it_is_allowed(measured: Measured) -> None:
@@ -294,21 +323,74 @@ def test_a_stopped_run_goes_on_where_it_was(
 def test_void_trials_are_tried_again(tmp_path: Path, here: None) -> None:
     with bench_server("malformed") as server:
         assert _bench(server, tmp_path, _workload()).run().cells[0].state == "void"
+        void = (tmp_path / REQUESTS_FILE).read_bytes()
         # the fault was of its second request alone
-        assert _bench(server, tmp_path, _workload()).run().cells[0].state == "good"
+        cell = _bench(server, tmp_path, _workload()).run().cells[0]
+        bodies = server.world.bodies
+    assert cell.state == "good"
+    # a cell that was not good at first says so, and its failed requests stay
+    (mark,) = [m for m in cell.trials[0].marks if m.kind == "repeated"]
+    assert "trial 1 was void before: 1 of 8 requests failed: malformed" in mark.message
+    assert (tmp_path / REQUESTS_FILE).read_bytes().startswith(void)
+    assert len(list(read_rows(tmp_path, cell.trials[0].requests))) == 8
+    # the server may have kept what it read the first time
+    assert len({body.partition(b'"content": "')[2][:14] for body in bodies}) == 16
+
+
+def test_a_void_trial_stays_until_it_was_repeated(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench_server("malformed") as server:
+        _bench(server, tmp_path, _workload()).run()
+
+        def stopped(*_: object) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Bench, "_run_trial", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            _bench(server, tmp_path, _workload()).run()
+    assert read_run(tmp_path).cells[0].state == "void"
+
+
+def test_a_finished_run_is_said_to_be_one_and_left_as_it_is(
+    tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bench_server() as server:
+        run = _bench(server, tmp_path, _workload()).run()
+        before, asked = (tmp_path / RUN_FILE).read_bytes(), server.world.requests
+        capsys.readouterr()
+        assert _bench(server, tmp_path, _workload()).run() == run
+        assert server.world.requests == asked
+    assert (tmp_path / RUN_FILE).read_bytes() == before
+    said = capsys.readouterr().err
+    assert "is finished: nothing is measured. --out with another folder" in said
+    assert "Measuring" not in said
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path, here: None) -> None:
     with bench_server() as server:
         _bench(server, tmp_path, _workload()).run()
-        with pytest.raises(RunInvalid, match="another"):
+        with pytest.raises(RunInvalid, match=r"a run with another workload$"):
             _bench(server, tmp_path, _workload(seed=7)).run()
-        with pytest.raises(RunInvalid, match="another"):
+        with pytest.raises(RunInvalid, match=r"another model \(.+, now other\)$"):
             _bench(server, tmp_path, _workload(), model="other").run()
         same = _bench(server, tmp_path, _workload())
         facts = same.inputs.model_copy(update={"host": "sha256:" + "a" * 64})
         with pytest.raises(RunInvalid, match="recipe or host facts"):
             replace(same, inputs=facts).run()
+
+
+def test_what_differs_from_the_run_in_a_folder_is_named() -> None:
+    run = read_run(FOLDER)
+    client = run.client.model_copy(update=client_facts().model_dump(exclude={"python"}))
+    run = run.model_copy(update={"client": client.model_copy(update={"python": "2.7"})})
+    inputs = run.inputs.model_copy(update={"recipe": sha256_of(b"r"), "recipe_name": "r"})
+    facts = run.server.model_copy(update={"version": "2"})
+    assert differences(run, inputs, facts) == [
+        "recipe",
+        "version of the server (None, now 2)",
+        "client (python)",
+    ]
 
 
 def test_random_tokens_are_refused_with_speculation_and_where_it_is_unknown(

@@ -20,7 +20,8 @@ def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
         done = sm120("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path))
     assert done.code == 0
     assert "output tok/s" in done.out
-    assert "means of 1 trial" in done.out
+    assert "one trial, which says nothing of its error" in done.out
+    assert "confidence" not in done.out
     run = read_run(tmp_path / "quick")
     assert run.state == "complete"
     assert run.cells[0].trials[0].metrics.completed == 4
@@ -60,6 +61,34 @@ def test_a_void_cell_ends_with_a_code_of_its_own_and_the_result_is_kept(
     assert json.loads(done.out)[0]["cells"][0]["state"] == "void"
     assert "c2" in done.err
     assert read_run(tmp_path / "quick").cells[0].state == "void"
+
+
+def test_a_cell_that_is_void_for_loops_alone_names_what_allows_them(
+    sm120: Command, tmp_path: Path
+) -> None:
+    long = ("--concurrency", "2", "--requests", "4", "--input", "60", "--output", "30")
+    with bench_server("loops") as server:
+        words = ("bench", server.url, *long, *_FAST, "--out", str(tmp_path))
+        done = sm120(*words)
+        assert done.code == 93
+        assert "--allow-loops" in done.err
+        assert sm120(*words, "--allow-loops", "--out", str(tmp_path / "marked")).code == 0
+    with bench_server("malformed") as server:
+        failed = sm120("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path / "failed"))
+    assert failed.code == 93
+    assert "--allow-loops" not in failed.err
+
+
+def test_a_mark_of_every_trial_is_said_once(sm120: Command, tmp_path: Path) -> None:
+    with bench_server("short") as server:
+        words = ("--repeats", "2", "--no-self-test", "--out", str(tmp_path))
+        out = sm120("bench", server.url, *_SMALL, *words).out
+    marks = [line for line in out.splitlines() if line.startswith("c2: short-answers")]
+    assert marks == [
+        "c2: short-answers in 2 of 2 trials, the first:"
+        " 4 of 4 answers with fewer tokens than were asked for"
+    ]
+    assert "means of 2 trials with 95 % confidence" in out
 
 
 def test_workloads_are_listed(sm120: Command) -> None:
