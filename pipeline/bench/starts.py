@@ -32,10 +32,19 @@ _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
+class Started:
+    """An engine that answers for the first time."""
+
+    server: Server
+    model: str
+    ready_s: float  # since the engine was started, without what our own command did before
+
+
+@dataclass(frozen=True)
 class Starter:
     """How the engine of a recipe is started and ended."""
 
-    start: Callable[[], Server]  # until it answers
+    start: Callable[[], Started]  # until it answers
     stop: Callable[[], None]  # also where nothing runs
     weights: Path
 
@@ -53,7 +62,7 @@ def forget(folder: Path) -> None:
 
 
 def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> Run:
-    """Every start of the workload; the last one is left running."""
+    """Every start of the workload; the last engine is not ended here."""
     started, at = stamp(datetime.now(UTC)), 0
     cells = []
     for cell in cells_of(workload):
@@ -87,28 +96,27 @@ def _start(
     starter.stop()
     if cell.start == "cold":
         forget(starter.weights)
-    started, begun = stamp(datetime.now(UTC)), time.monotonic()
-    server = starter.start()
-    ready_s = time.monotonic() - begun
-    row = _first_answer(server, begun)
+    started, up = stamp(datetime.now(UTC)), starter.start()
+    # nothing is asked in between: the first token counts from the same moment
+    row = _first_answer(up, time.monotonic() - up.ready_s)
     metrics = metrics_of([row])
     first = row.sent_s + (row.first_token_s or 0.0)
     trial = Trial(
         number=number,
         started=started,
         metrics=metrics.model_copy(
-            update={"ready_s": round(ready_s, 3), "start_to_first_token_s": round(first, 3)}
+            update={"ready_s": round(up.ready_s, 3), "start_to_first_token_s": round(first, 3)}
         ),
         requests=append_rows(folder, [row], at),
         warmup_requests=0,
     )
-    return server, trial
+    return up.server, trial
 
 
-def _first_answer(server: Server, begun: float) -> RequestRow:
-    model = server_facts(server, None).model
+def _first_answer(up: Started, begun: float) -> RequestRow:
+    server = up.server
     body = {
-        "model": model,
+        "model": up.model,
         "max_tokens": _TOKENS,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pipeline import log, proc
+from pipeline import log
 from pipeline.bench.marks import cell_marks
 from pipeline.bench.model import CellResult, Inputs, Interval, Run
 from pipeline.bench.record import workload_digest
 from pipeline.bench.runner import Bench, Settings
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names
-from pipeline.bench.starts import Starter, measure_starts
+from pipeline.bench.starts import measure_starts
 from pipeline.bench.workload import Fixed, Load, Workload
 from pipeline.cli.bench_plan import show_sweeps
+from pipeline.cli.bench_starts import recipe_starter, require_recipe
 from pipeline.cli.context import say_json, store_to_read
 from pipeline.cli.file_statements import show_statement
 from pipeline.cli.options import (
@@ -34,7 +33,7 @@ from pipeline.cli.recipe.recipes import recipes_of, recipes_option
 from pipeline.cli.result_statements import leave_run_statement
 from pipeline.cli.serve.options import engine_option
 from pipeline.cli.signing import Signing
-from pipeline.errors import BenchVoid, NothingServed, StartFailed, WorkloadInvalid
+from pipeline.errors import BenchVoid, NothingServed, WorkloadInvalid
 from pipeline.files import sha256_of_file
 from pipeline.host.facts.drift import read_facts
 from pipeline.model import Digest
@@ -77,7 +76,8 @@ class _Rates(click.ParamType[list[float]]):
     "names",
     multiple=True,
     metavar="NAME|FILE",
-    help="What to ask of it. Repeatable [default: what the recipe names, else `quick`].",
+    help="What to ask of it. Repeatable [default: what the recipe names, else `tiny` for"
+    " a tiny recipe and `quick` for others].",
 )
 @click.option("--concurrency", type=Numbers(), help="Concurrent requests in place of its own.")
 @click.option("--rate", type=_Rates(), help="Requests a second in place of its concurrencies.")
@@ -100,10 +100,12 @@ class _Rates(click.ParamType[list[float]]):
 @click.option(
     "--weights",
     type=EXISTING_FOLDER,
-    help="Folder of the weights, for workloads that start the engine.",
+    help="Folder of the weights, for workloads that start the engine; a tiny recipe makes its own.",
 )
 @click.option(
-    "--out", type=ANY_PATH, help="Folder for the results; a partial run there goes on [bench]."
+    "--out",
+    type=ANY_PATH,
+    help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be asked, and ask nothing.")
 @engine_option
@@ -141,15 +143,16 @@ def run(
         if is_url:
             Address.read(target)
         if any(workload.starts for workload in workloads.values()):
-            _starter(context, recipe, engine, weights)
+            require_recipe(recipe)
         return show_sweeps(target, workloads.values(), out or Path("bench"), as_json)
     runs = []
     for name, workload in workloads.items():
         if workload.starts:
-            starter = _starter(context, recipe, engine, weights)
+            begins = recipe_starter(context, require_recipe(recipe), engine, weights, _headers())
             folder = (out or Path("bench")) / workload.name
-            inputs = _inputs(workload, recipe, None, host_facts)
-            runs.append(measure_starts(workload, starter, folder, inputs))
+            with begins as (starter, begun):
+                inputs = _inputs(workload, recipe, begun, host_facts)
+                runs.append(measure_starts(workload, starter, folder, inputs))
             _show_starts(runs[-1], as_json)
             _state(folder, signing, as_json)
             continue
@@ -185,42 +188,6 @@ def _state(folder: Path, signing: Signing, as_json: bool) -> None:
 
 def _url(served: ServedStatus) -> str:
     return f"http://127.0.0.1:{served.port}"
-
-
-def _starter(
-    context: click.Context, recipe: Recipe | None, engine: Wanted, weights: Path | None
-) -> Starter:
-    """Our own commands start and end it, with this checkout and store."""
-    if recipe is None or weights is None:
-        raise WorkloadInvalid(
-            "how long a start takes can be measured of a recipe with its --weights alone",
-            "Name the recipe in place of the address, and the folder of its weights.",
-        )
-    chosen = {"--checkout": context.obj["checkout"], "--store": context.obj["store"]}
-    head = [sys.executable, "-P", "-m", "pipeline"]
-    head += [word for name, path in chosen.items() if path for word in (name, str(path))]
-
-    def call(*words: str) -> None:
-        names = ("PYTHONPATH", "DOCKER_HOST", "SM120_STORE", "SM120_RECIPES")
-        command = [*head, *words, "--engine", engine]
-        done = proc.read(command, env=proc.environment(*names))
-        if done.returncode:
-            raise StartFailed(
-                proc.last_line(done.stderr.decode(errors="replace")),
-                "`sm120 serve RECIPE` shows more; `sm120 recipe attempts` lists what was tried.",
-            )
-
-    def start() -> Server:
-        call("serve", recipe.name, "--weights", str(weights))
-        url = _url(_served(context, recipe, engine))
-        return Server(Address.read(url), url, _headers())
-
-    def stop() -> None:
-        with suppress(NothingServed):
-            _served(context, recipe, engine)
-            call("recipe", "stop", recipe.name)
-
-    return Starter(start, stop, weights)
 
 
 def _show_starts(run: Run, as_json: bool) -> None:

@@ -1,0 +1,92 @@
+"""`sm120 bench RECIPE --workload start` as it is typed: started, measured, left as it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.bench.model import Run
+from pipeline.bench.record import read_run
+from pipeline.serve import run as run_module
+from tests.unit.cli.live_recipe import LiveRecipe, live_recipe
+from tests.unit.support import Command, Ended
+
+pytestmark = pytest.mark.usefixtures("checkout")
+
+
+class World(LiveRecipe):
+    """Starts of the recipe."""
+
+    def starts(self, out: Path, *more: str) -> Ended:
+        words = ("--workload", "start", "--out", str(out), *more)
+        return self.sm120("bench", "brainy", *words)
+
+
+@pytest.fixture
+def world(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    # a folder without a lock and an engine without a parser stop a start otherwise
+    monkeypatch.setattr(run_module, "preflight", lambda job: [])
+    with live_recipe(sm120, monkeypatch, tmp_path, World) as made:
+        yield made
+
+
+def _run(out: Path) -> Run:
+    return read_run(out / "start")
+
+
+def test_starts_are_measured_and_nothing_is_left_where_nothing_was_served(
+    world: World, tmp_path: Path
+) -> None:
+    done = world.starts(tmp_path, "--weights", str(world.weights))
+    assert (done.code, "ready s" in done.out) == (0, True)
+    assert world.engine.known == {}
+    assert len(world.engine.created) == 2
+    assert [row["kind"] for row in world.attempts()] == ["serve", "serve"]
+
+
+def test_a_start_is_as_long_as_the_serve_says(world: World, tmp_path: Path) -> None:
+    assert world.starts(tmp_path, "--weights", str(world.weights)).code == 0
+    ready = [cell.trials[0].metrics.ready_s or 0.0 for cell in _run(tmp_path).cells]
+    ends = [row["ends"][0]["seconds"] for row in world.attempts()]
+    # an attempt has the preflight in it, too
+    assert all(0 < each <= end for each, end in zip(ready, ends, strict=True))
+
+
+def test_a_run_of_starts_names_what_stood_behind_them(world: World, tmp_path: Path) -> None:
+    assert world.starts(tmp_path, "--weights", str(world.weights)).code == 0
+    inputs, serve = _run(tmp_path).inputs, world.attempts()[0]
+    assert inputs.image == world.digest
+    assert (inputs.recipe, inputs.recipe_name) == (serve["recipe_digest"], "brainy")
+    assert inputs.weights == serve["weights_digest"]
+
+
+def test_what_is_served_is_ended_and_served_again_and_both_are_said(
+    world: World, tmp_path: Path
+) -> None:
+    assert world.serve().code == 0
+    done = world.starts(tmp_path, "--weights", str(world.weights))
+    assert done.code == 0
+    assert "brainy is served now: it is ended" in done.err
+    assert "brainy is served again" in done.err
+    assert [facts.running for facts in world.engine.known.values()] == [True]
+
+
+def test_a_start_that_fails_has_the_cause_and_not_its_hint(world: World, tmp_path: Path) -> None:
+    world.engine.images = {}
+    world.engine.loadable = None
+    done = world.starts(tmp_path, "--weights", str(world.weights))
+    assert done.error == "ImageDiffers"
+    assert not (tmp_path / "start" / "bench.json").exists()
+
+
+def test_a_tiny_recipe_makes_its_weights_as_serve_does(world: World, tmp_path: Path) -> None:
+    world.recipe(engine="llama-cpp", model={"tiny": True, "file": "tiny.gguf", "name": "brain-1"})
+    assert world.starts(tmp_path).code == 0
+    assert (_run(tmp_path).inputs.weights or "").startswith("sha256:")
+
+
+def test_other_recipes_need_a_folder_of_weights(world: World, tmp_path: Path) -> None:
+    assert "--weights" in world.starts(tmp_path).err
+    assert world.engine.created == []
