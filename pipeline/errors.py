@@ -24,6 +24,11 @@ def there_are(wanted: str, known: Iterable[str]) -> str:
     return f"there are {len(names)}{nearest}"
 
 
+def did_you_mean(near: list[str]) -> str:
+    """The beginning of a hint; empty where nothing looks like what was typed."""
+    return f"Did you mean {' or '.join(near)}? " if near else ""
+
+
 class PipelineError(Exception):
     """What happened (the message), what to try (the hint), how the process ends (the code)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -45,18 +46,40 @@ def parse_yaml(data: bytes, model: type[Model], path: Path) -> Model:
     try:
         return cast(Model, _parsed(data, model))
     except ValidationError as error:
-        raise SpecInvalid(f"{path}: {mistakes(error)}", _hint(path, model)) from error
+        raise SpecInvalid(f"{path}: {mistakes(error, model)}", _hint(path, model)) from error
     # besides its own errors, PyYAML lets those of int(), float() and date() through
     except (yaml.YAMLError, ValueError, AttributeError) as error:
         message = f"{path}: not valid YAML: {' '.join(str(error).split())}"
         raise SpecInvalid(message, _hint(path, model)) from error
 
 
-def mistakes(error: ValidationError) -> str:
+def mistakes(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Every field that is wrong, in one line: who writes a file mends all of them at once."""
-    found = [_mistake(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
+    found = [
+        _mistake(each["loc"], _message(each["type"], each["loc"], each["msg"], model))
+        for each in error.errors(include_url=False)
+    ]
     more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     return "; ".join(found[:_MOST_SHOWN]) + more
+
+
+def _message(
+    kind: str, place: tuple[int | str, ...], message: str, model: type[BaseModel] | None
+) -> str:
+    if kind == "model_type" and not place:
+        return "is not a mapping: write a line `KEY: VALUE` for each field"
+    if kind != "extra_forbidden" or model is None:
+        return message
+    near = get_close_matches(str(place[-1]), _keys(model), n=1)
+    return f"{message}; did you mean `{near[0]}`?" if near else message
+
+
+@lru_cache
+def _keys(model: type[BaseModel]) -> tuple[str, ...]:
+    """Every key that stands somewhere in a file."""
+    schema = model.model_json_schema(by_alias=True)
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return tuple({key: None for part in parts for key in part.get("properties", {})})
 
 
 def _mistake(place: tuple[int | str, ...], message: str) -> str:

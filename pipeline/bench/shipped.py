@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from pipeline.bench.workload import FilePrompts, Workload
-from pipeline.errors import SpecInvalid, WorkloadInvalid
+from pipeline.errors import SpecInvalid, WorkloadInvalid, did_you_mean
 from pipeline.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent / "workloads"
@@ -22,9 +23,10 @@ def workload_path(name: str) -> Path:
         return Path(name)
     if name in shipped_names():
         return FOLDER / f"{name}.yaml"
+    near = did_you_mean(get_close_matches(name, shipped_names(), n=1))
     raise WorkloadInvalid(
         f"there is no workload {name!r} (there are: {', '.join(shipped_names())})",
-        "Name one of them, or a file that ends in .yaml.",
+        f"{near}Name one of them, or a file that ends in .yaml.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from pipeline.errors import WeightsUnknown
+from pipeline.errors import WeightsUnknown, did_you_mean
 from pipeline.fit.facts import shipped_repositories
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import WeightsSpec, read_spec, spec_names
@@ -35,11 +35,6 @@ def nearest(text: str, known: Iterable[str]) -> list[str]:
     inside = [model for model in by_model if len(typed) >= _LEAST_CHARS and typed in model]
     names = [name for model in dict.fromkeys([*near, *inside]) for name in by_model[model]]
     return names[:_MOST_NAMES]
-
-
-def did_you_mean(near: list[str]) -> str:
-    """The beginning of a hint; empty where nothing looks like it."""
-    return f"Did you mean {' or '.join(near)}? " if near else ""
 
 
 def _model(text: str) -> str:

@@ -16,11 +16,12 @@ from pipeline.errors import (
     SourceUnreachable,
     SpecInvalid,
     WeightsUnknown,
+    did_you_mean,
 )
 from pipeline.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of, shipped_repositories
 from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
-from pipeline.fit.named import did_you_mean, named_spec, nearest
+from pipeline.fit.named import named_spec, nearest
 from pipeline.fit.parts import parts_of as tensors_of
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import gib

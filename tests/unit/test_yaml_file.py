@@ -30,10 +30,10 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[str | bytes, str]] = {
-    "an empty file": ("", "valid dictionary"),
-    "only a comment": ("# nothing\n", "valid dictionary"),
-    "a list": ("- a\n", "valid dictionary"),
-    "a word": ("hello\n", "valid dictionary"),
+    "an empty file": ("", "is not a mapping"),
+    "only a comment": ("# nothing\n", "is not a mapping"),
+    "a list": ("- a\n", "is not a mapping"),
+    "a word": ("hello\n", "is not a mapping"),
     "a tab": ("a:\n\t- b\n", "not valid YAML"),
     "an unknown key": (GOOD + "colour: blue\n", "colour: Extra inputs"),
     "a key written twice": (GOOD + "name: other\n", "'name' appears twice"),

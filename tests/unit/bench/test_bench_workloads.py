@@ -99,10 +99,29 @@ def test_a_workload_that_says_too_little_or_nonsense_is_refused(changes: dict[st
 
 
 def test_an_unknown_workload_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadInvalid, match="quick"):
+    with pytest.raises(WorkloadInvalid, match="quick") as caught:
         workload_path("nothing")
+    assert "Did you mean" not in caught.value.hint
+    with pytest.raises(WorkloadInvalid) as caught:
+        workload_path("qick")
+    assert caught.value.hint.startswith("Did you mean quick? ")
     with pytest.raises(WorkloadInvalid, match="cannot be read"):
         read_workload(str(tmp_path / "none.yaml"))
+
+
+def test_a_misspelt_key_of_a_workload_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps({**_BASE, "loads": [{"concurency": 4, "requests": 8}]}))
+    with pytest.raises(WorkloadInvalid, match=r"loads\.0\.concurency: .*mean `concurrency`\?"):
+        read_workload(str(path))
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "a word\n", "5\n"])
+def test_a_workload_that_is_no_mapping_is_told_so(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkloadInvalid, match="the file: is not a mapping"):
+        read_workload(str(path))
 
 
 def test_workers_share_the_same_requests() -> None:
