@@ -71,7 +71,7 @@ def _message(
     if kind != "extra_forbidden" or model is None:
         return message
     near = get_close_matches(str(place[-1]), _keys(model), n=1)
-    return f"{message}; did you mean `{near[0]}`?" if near else message
+    return f"{message} (did you mean `{near[0]}`?)" if near else message
 
 
 @lru_cache
