@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline import log
 from pipeline.bench.model import Cell
 from pipeline.bench.prompts import (
     Scale,
@@ -146,7 +147,8 @@ def _read_file(job: Job) -> list[list[dict[str, Any]]]:
     read = read_prompts(data, path.name)
     if len(read) < job.requests and job.phase == "trial":
         # a prompt that is asked twice is answered from a cache
-        raise WorkloadInvalid(f"{path}: has {len(read)} prompts, {job.requests} are needed")
+        count = log.count(len(read), "prompt")
+        raise WorkloadInvalid(f"{path}: has {count}, {job.requests} are needed")
     return read
 
 

@@ -73,6 +73,7 @@ class Bench:
     settings: Settings = field(default_factory=Settings)
     model: str | None = None
     speculates: bool | None = None  # what a recipe says of it
+    _warm: set[str] = field(default_factory=set)  # cells, in this process
 
     def run(self) -> Run:
         """From the first cell, or from where an earlier run stopped."""
@@ -201,7 +202,9 @@ class Bench:
             ) from error
 
     def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
-        warmed, cold = self._warm_up(cell) if number == 0 else (0, [])
+        # once in a cell, and once more where it is gone on with: the server may be a fresh one
+        warmed, cold = (0, []) if cell.name in self._warm else self._warm_up(cell)
+        self._warm.add(cell.name)
         idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
         tally, started = Tally(self.workload), stamp(datetime.now(UTC))
