@@ -377,7 +377,7 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path, here: None) -> Non
             _bench(server, tmp_path, _workload(), model="other").run()
         same = _bench(server, tmp_path, _workload())
         facts = same.inputs.model_copy(update={"host": "sha256:" + "a" * 64})
-        with pytest.raises(RunInvalid, match="recipe or host facts"):
+        with pytest.raises(RunInvalid, match=r"another host \(--host-facts\)"):
             replace(same, inputs=facts).run()
 
 
