@@ -452,6 +452,11 @@ class DockerUnavailable(ToolUnavailable):
     )
 
 
+class PodmanUnavailable(DockerUnavailable):
+    meaning = "Podman does not answer, or did not do what it was asked"
+    hint = "`podman info` shows whether it works for this user; its own reason stands above."
+
+
 class SandboxUnavailable(ToolUnavailable):
     meaning = "nothing on this machine can compile without network and out of reach of your files"
     hint = "Allow user namespaces, run it as root, or install Docker or Podman."

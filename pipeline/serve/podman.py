@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pipeline import log, proc
-from pipeline.errors import ContainerRefused, DockerUnavailable, PipelineError
+from pipeline.errors import ContainerRefused, PipelineError, PodmanUnavailable
 from pipeline.oci.docker import (
     LoadedTag,
     archive_bytes,
@@ -27,6 +28,11 @@ from pipeline.store.store import Store
 _TIMEOUT_S = 120.0
 _PIECE_BYTES = 1 << 16
 _VERSIONS = "`podman version` shows which it is: answers of 4 and 5 are known here."
+_BUSY_S = (0.5, 2.0, 0.0)  # pauses after each try
+_STILL_BUSY = (
+    "Something still uses its files. `podman ps --all` shows whether it is there; after a restart"
+    " of this machine `podman rm --force` removes it."
+)
 # What Podman finds its sockets, its images and its own settings by.
 _PASSED = (
     *("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS"),
@@ -35,18 +41,17 @@ _PASSED = (
 
 
 class Podman:
-    """One user's Podman; `words` makes a command line of its arguments, for another host's."""
+    """One user's Podman; `on_host` makes of a command line one that runs on another host."""
 
     kind: EngineKind = "podman"
 
-    def __init__(self, words: Callable[[Sequence[str]], list[str]] | None = None) -> None:
-        self._words = words or self._here
-        if words is None:
+    def __init__(self, on_host: Callable[[Sequence[str]], list[str]] | None = None) -> None:
+        self._command: Callable[[Sequence[str]], list[str]] = on_host or list
+        if on_host is None:
             proc.find_tool("podman", "Install Podman, or use --engine docker.")
 
-    @staticmethod
-    def _here(arguments: Sequence[str]) -> list[str]:
-        return ["podman", *arguments]
+    def _words(self, arguments: Sequence[str]) -> list[str]:
+        return self._command(["podman", *arguments])
 
     @staticmethod
     def is_there() -> bool:
@@ -75,7 +80,7 @@ class Podman:
         finally:
             proc.end(process)
         if process.returncode:
-            raise DockerUnavailable(
+            raise PodmanUnavailable(
                 f"Podman refused {name}: {_reason(error)}",
                 "Its reason is above; `podman info` shows whether it works for you.",
             )
@@ -86,7 +91,7 @@ class Podman:
         try:
             return own_tags_among(json.loads(listed), "Names")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise DockerUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
+            raise PodmanUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
 
     def untag(self, tag: str) -> str:
         """Take a tag away, and with its last tag the image; why not, where a container needs it."""
@@ -136,7 +141,33 @@ class Podman:
         self._read(["stop", f"--time={timeout_s}", identity], wait_s=timeout_s + _TIMEOUT_S)
 
     def remove(self, identity: str) -> None:
-        self._read(["rm", "--force", "--ignore", "--time=0", "--volumes", identity])
+        facts = self.container(identity)
+        if facts is not None and facts.status == "created":
+            self._end_forgotten(facts.id)
+        words = ["rm", "--force", "--ignore", "--time=0", "--volumes", identity]
+        for pause_s in _BUSY_S:
+            try:
+                self._read(words)
+                return
+            except PodmanUnavailable as error:
+                # its own cleanup may still hold a mount: containers/podman#10454, #11594
+                if "busy" not in str(error):
+                    raise
+                reason = str(error)
+                time.sleep(pause_s)
+        raise PodmanUnavailable(reason, _STILL_BUSY)
+
+    def _end_forgotten(self, identity: str) -> None:
+        """End the processes of a container of which Podman does not know that it was started.
+
+        After `podman system reset` with another storage, or when its folder in /run was cleared,
+        Podman takes what runs for what was before a boot. `podman rm` leaves such an engine
+        running, with its cards and its port; the OCI runtime below Podman still knows it.
+        """
+        runtime = self._read(["info", "--format={{.Host.OCIRuntime.Path}}"]).strip()
+        words = self._command([runtime, "delete", "--force", identity])
+        # of one that never ran there is nothing to delete
+        proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
         return
@@ -147,7 +178,7 @@ class Podman:
         if done.returncode:
             if _is_unknown(done.stderr):
                 return None
-            raise DockerUnavailable(
+            raise PodmanUnavailable(
                 f"Podman could not look at {name}: {_reason(done.stderr)}",
                 "`podman info` shows whether it works for this user.",
             )
@@ -155,12 +186,12 @@ class Podman:
             return dict(json.loads(done.stdout)[0])
         except (ValueError, LookupError, TypeError) as error:
             message = f"Podman's answer about {name} cannot be read"
-            raise DockerUnavailable(message, _VERSIONS) from error
+            raise PodmanUnavailable(message, _VERSIONS) from error
 
     def _read(
         self,
         arguments: Sequence[str],
-        kind: type[PipelineError] = DockerUnavailable,
+        kind: type[PipelineError] = PodmanUnavailable,
         wait_s: float = _TIMEOUT_S,
     ) -> str:
         try:

@@ -165,7 +165,7 @@ def find_there(tunnel: Tunnel, name: str, wanted: Wanted) -> tuple[There, Contai
             "`sm120 host provision` installs them (role container_runtime).",
         )
     site = There(tunnel, name, "podman", "podman")
-    return site, Podman(lambda arguments: tunnel.command(["podman", *arguments]))
+    return site, Podman(tunnel.command)
 
 
 def _docker_socket(tunnel: Tunnel, name: str, *, must: bool) -> str:

@@ -38,6 +38,15 @@ class ServedStatus(Frozen):
     attempt: str
     started_at: str
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it answers, though its container engine says that it was never started.
+
+        Podman takes what runs for what was before a boot when its folder in /run was cleared;
+        `podman system reset` does that, also with another storage.
+        """
+        return self.status == "created" and self.healthy
+
 
 def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[ServedStatus]:
     """Every container of a recipe."""
@@ -49,6 +58,7 @@ def _status(
     engine: ContainerEngine, facts: ContainerFacts, records: dict[str, ImageRecord], site: Site
 ) -> ServedStatus:
     labels = facts.labels
+    may_run = facts.running or facts.status == "created"
     port = _port(labels.get(PORT_LABEL, ""))
     record = records.get(labels.get(DIGEST_LABEL, ""))
     why = difference(record, engine.image(facts.image)) if record else "not in this store"
@@ -56,7 +66,7 @@ def _status(
         recipe=labels.get(RECIPE_LABEL, ""),
         container=facts.name,
         status=facts.status,
-        healthy=facts.running and port is not None and is_healthy(site.door(port)),
+        healthy=may_run and port is not None and is_healthy(site.door(port)),
         port=port,
         model=labels.get(MODEL_LABEL, ""),
         image=labels.get(IMAGE_LABEL, ""),

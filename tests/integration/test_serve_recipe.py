@@ -335,6 +335,8 @@ def podman_settings(folder: Path) -> dict[str, str]:
     conf.write_text(
         '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n'
         '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        # `system reset` below clears it: with the shared one, Podman forgets what else runs
+        f'tmp_dir = "{folder}/tmp"\n'
     )
     env = {"CONTAINERS_CONF": str(conf), "CONTAINERS_STORAGE_CONF": str(storage)}
     places = f'runroot = "{folder}/run"\ngraphroot = "{folder}/images"\n'

@@ -44,6 +44,11 @@ def status(context: click.Context, engine: Wanted, on: OnHost | None, as_json: b
     else:
         click.echo("nothing is served")
     for row in rows:
+        if row.is_forgotten:
+            log.say(
+                f"{row.container}: Podman has forgotten that it runs;"
+                f" `sm120 recipe stop {row.recipe}` ends it."
+            )
         if row.built == "other":
             raise ImageDiffers(f"{row.container}: {row.why}")
 

@@ -174,6 +174,11 @@ def _status(engine: ContainerEngine, request: Request, recipe: Recipe) -> Served
         )
     if status.built == "other":
         raise ImageDiffers(f"{status.container}: {status.why}")
+    if status.is_forgotten:
+        raise ServerGone(
+            f"{name}: answers, but Podman has forgotten that it runs",
+            f"`sm120 recipe stop {name}` ends it; then serve it again.",
+        )
     if status.port is None or not status.healthy:
         raise ServerGone(
             f"{name}: its container is {status.status}, and does not answer",

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.errors import (
     AlreadyServed,
+    Interrupted,
     NothingServed,
     PreflightFailed,
     StartFailed,
@@ -103,7 +104,7 @@ def test_ctrl_c_is_kept_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(start_module, "is_healthy", stopped)
     engine, todo = FakeEngine(), job(store, 1)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted, match="stopped"):
         serve(engine, store, todo, new_attempt(todo))
     assert outcomes(store)[0][0] == "interrupted"
     assert not engine.known
@@ -174,6 +175,18 @@ def test_status_tells_what_is_as_it_was_built(store: Store) -> None:
         engine.put("sm120-tiny-cpu", labels(port))
         (row,) = status_of(engine, store)
     assert (row.built, row.healthy, row.port) == ("same", True, port)
+
+
+def test_status_tells_that_podman_forgot_what_runs(store: Store) -> None:
+    engine = FakeEngine()
+    with answering(["tiny"]) as port:
+        engine.put("sm120-tiny-cpu", labels(port))
+        facts = engine.known["sm120-tiny-cpu"]
+        for status, forgotten in (("created", True), ("exited", False)):
+            changes = {"status": status, "running": False}
+            engine.known["sm120-tiny-cpu"] = facts.model_copy(update=changes)
+            (row,) = status_of(engine, store)
+            assert (row.healthy, row.is_forgotten) == (forgotten, forgotten)
 
 
 def test_status_tells_what_is_not_as_it_was_built(store: Store) -> None:
