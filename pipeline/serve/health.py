@@ -41,6 +41,12 @@ def is_healthy(door: Door) -> bool:
     return status == 200
 
 
+def answers(door: Door) -> bool:
+    """Whether anybody is there, ready or not."""
+    status, _ = _get(door, "/health")
+    return status != 0
+
+
 def served_models(door: Door) -> list[str] | None:
     """The models that a server says it has; none where it does not say."""
     status, body = _get(door, "/v1/models")

@@ -97,6 +97,11 @@ def read_progress(engine: Engine, line: str) -> Progress | None:
     return None
 
 
+def is_ready(engine: Engine, progress: Progress) -> bool:
+    """Whether an engine says that it listens, or is about to: the last stage of each."""
+    return progress.title == STAGES[engine][-1].title
+
+
 def is_fatal(engine: Engine, line: str) -> bool:
     """Whether an engine says that it will not come up."""
     pattern = FATAL.get(engine)

@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pipeline import log
-from pipeline.errors import NothingServed, PipelineError, ServeFailed, UnknownImage, WeightsUnknown
+from pipeline.errors import (
+    Interrupted,
+    NothingServed,
+    PipelineError,
+    ServeFailed,
+    UnknownImage,
+    WeightsUnknown,
+)
 from pipeline.host.rules.verdict import RuleResult
 from pipeline.known import Known
 from pipeline.model import canonical_json, sha256_of
@@ -150,6 +157,9 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
 
     try:
         yield
+    except Interrupted as error:
+        end("interrupted", str(error))
+        raise
     except PipelineError as error:
         issues = error.issues if isinstance(error, ServeFailed) else ()
         end("failed", f"{type(error).__name__}: {error}", issues)

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import AlreadyServed, ImageDiffers, PipelineError, ServeFailed, StartFailed
+from pipeline.errors import (
+    AlreadyServed,
+    ImageDiffers,
+    Interrupted,
+    PipelineError,
+    ServeFailed,
+    StartFailed,
+)
 from pipeline.host.rules.issues import Finding, findings, match_lines
 from pipeline.oci.record import ImageRecord
 from pipeline.recipe.container import (
@@ -24,14 +31,16 @@ from pipeline.recipe.model import Expectations
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.expected import ExpectedLog
 from pipeline.serve.facts import ImageFacts, require_same
-from pipeline.serve.health import Door, is_healthy, served_models
+from pipeline.serve.health import Door, answers, is_healthy, served_models
 from pipeline.serve.log_reader import LogReader
-from pipeline.serve.progress import Progress, is_fatal, read_progress
+from pipeline.serve.progress import Progress, is_fatal, is_ready, read_progress
 from pipeline.store.store import Store
 
 _POLL_S = 0.3
 # After the last line that counts: what follows it is the reason, or what a recipe expects.
 _AFTERMATH_S = 3.0
+# An engine that says it listens, while nobody does at its published port.
+_SILENT_S = 60.0
 _SHOWN_LINES = 20
 # Often enough to see that hundreds of files are being loaded, seldom enough for a log.
 _PROGRESS_EVERY_S = 2.0
@@ -114,6 +123,10 @@ def _created(engine: ContainerEngine, arguments: ContainerArguments) -> Iterator
     identity = engine.create(arguments)
     try:
         yield identity
+    except KeyboardInterrupt:
+        engine.remove(identity)
+        hint = f"The container {arguments.name} was removed: nothing of it is served."
+        raise Interrupted("stopped", hint) from None
     except BaseException:
         engine.remove(identity)
         raise
@@ -147,6 +160,7 @@ def _wait(engine: ContainerEngine, identity: str, start: Start, reader: LogReade
                 reader.finish(_AFTERMATH_S)
                 raise StartFailed(f"{start.name}: {line.strip()[:300]}")
         _require_running(engine, identity, start, reader, expected)
+        _require_port(engine, start, shown.ready_at)
         if time.monotonic() > deadline:
             raise StartFailed(
                 f"{start.name}: did not answer within {log.seconds(start.timeout_s)}",
@@ -156,6 +170,24 @@ def _wait(engine: ContainerEngine, identity: str, start: Start, reader: LogReade
     _require_model(start)
     _read_on(reader, expected)
     expected.require_all()
+
+
+def _require_port(engine: ContainerEngine, start: Start, ready_at: float | None) -> None:
+    """Give up where the engine has long been ready, and nobody answers at its port."""
+    if ready_at is None or time.monotonic() - ready_at < _SILENT_S or answers(start.asked_at):
+        return
+    network = (
+        "Podman keeps rules of a container that it forgot (after `podman system reset`, or a"
+        " cleared /run): another --port, or a restart of the machine, helps."
+        if engine.kind == "podman"
+        else "A firewall may drop what goes to Docker's network: `docker port` and `iptables -t"
+        " nat -S` show where the port leads. --port chooses another one."
+    )
+    raise StartFailed(
+        f"{start.name}: its log says that it is ready, and port {start.launch.port}, where it is"
+        f" published, has not answered for {log.seconds(_SILENT_S)}",
+        network,
+    )
 
 
 def _read_on(reader: LogReader, expected: ExpectedLog) -> None:
@@ -236,12 +268,15 @@ class _Shown:
 
     def __init__(self) -> None:
         self._last, self._at = Progress(""), 0.0
+        self.ready_at: float | None = None
 
     def see(self, start: Start, line: str) -> None:
         progress = read_progress(start.launch.engine, line)
         # eight workers write the same line
         if progress is None or progress == self._last:
             return
+        if self.ready_at is None and is_ready(start.launch.engine, progress):
+            self.ready_at = time.monotonic()
         now, is_last = time.monotonic(), progress.done == progress.total
         if progress.title != self._last.title or is_last or now - self._at > _PROGRESS_EVERY_S:
             log.say(f"  {progress}")

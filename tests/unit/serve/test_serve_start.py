@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.errors import AlreadyServed, BackendDiffers, ImageDiffers, RecipeInvalid, StartFailed
+from pipeline.errors import (
+    AlreadyServed,
+    BackendDiffers,
+    ImageDiffers,
+    Interrupted,
+    RecipeInvalid,
+    StartFailed,
+)
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import ContainerSpec, Expectations, LogLine
 from pipeline.serve import start as start_module
-from pipeline.serve.container_engine import sdk_arguments
+from pipeline.serve.container_engine import EngineKind, sdk_arguments
 from pipeline.serve.facts import ImageFacts
 from pipeline.serve.start import Start, make_room, start_engine
 from pipeline.store.store import Store
@@ -133,6 +141,47 @@ def test_an_engine_that_never_answers_is_given_up_and_removed(tmp_path: Path) ->
     assert not engine.known
 
 
+READY = b"srv  llama_server: model loaded\nmain: model loaded\n"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(("kind", "word"), [("podman", "Podman keeps rules"), ("docker", "Docker")])
+def test_a_published_port_that_stays_silent_after_the_engine_is_ready_is_named(
+    kind: EngineKind, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_module, "_SILENT_S", 0.05)
+    engine, port = FakeEngine(log=[READY], kind=kind), free_port()
+    with pytest.raises(StartFailed, match=rf"is ready, and port {port}, where it") as caught:
+        attempt(engine, tmp_path, port, timeout_s=60)
+    assert word in caught.value.hint
+    assert not engine.known
+
+
+def test_an_engine_that_does_not_say_that_it_is_ready_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_module, "_SILENT_S", 0.05)
+    with pytest.raises(StartFailed, match="did not answer within"):
+        attempt(FakeEngine(log=[b"hello\n"]), tmp_path, free_port(), timeout_s=0.3)
+
+
+def test_an_engine_that_is_ready_and_says_503_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_module, "_SILENT_S", 0.05)
+    engine = FakeEngine(log=[READY])
+    with (
+        answering(["tiny"], health=503) as port,
+        pytest.raises(StartFailed, match="did not answer within"),
+    ):
+        attempt(engine, tmp_path, port, timeout_s=0.3)
+
+
 def test_an_engine_that_lost_its_scheduler_is_not_waited_for(tmp_path: Path) -> None:
     line = b"[2025-09-13 05:28:15 TP4] Scheduler hit an exception: Traceback (most recent\n"
     engine = FakeEngine(log=[line, b"RuntimeError: x\n"])
@@ -153,8 +202,9 @@ def test_ctrl_c_leaves_no_container(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(start_module, "is_healthy", stopped)
     engine = FakeEngine()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted, match="stopped") as caught:
         attempt(engine, tmp_path, 1)
+    assert caught.value.hint.startswith("The container sm120-tiny-cpu was removed")
     assert engine.created
     assert not engine.known
 
