@@ -146,6 +146,8 @@ class ContainerSpec(Frozen):
     capabilities: list[Word] = []
     ipc: Literal["host", "private"] = "host"
     memory_locked: bool = True
+    # Rendered as its document runs it: for all addresses, with the capabilities that are usual.
+    as_documented: bool = False
 
 
 class _Recipe(Frozen):

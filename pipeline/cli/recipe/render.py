@@ -58,6 +58,7 @@ from pipeline.recipe.render.target import Target
 @click.option(
     "--node", default="127.0.0.1", show_default=True, help="Address of the server, for --as env."
 )
+@click.option("--lan", is_flag=True, help="Let other machines connect, too.")
 @click.option("--claim", help="PersistentVolumeClaim with the weights, for --as kubernetes.")
 @override_options
 @recipes_option
@@ -76,6 +77,7 @@ def render(
     host_nccl: str | None,
     runner: str,
     node: str,
+    lan: bool,
     claim: str | None,
     overrides: Overrides,
     folders: tuple[Path, ...],
@@ -86,8 +88,9 @@ def render(
     """Print a recipe as a command, a unit, a Compose file, Kubernetes objects or settings.
 
     The image is named by its digest, the weights are mounted read-only, and the engine runs as a
-    user without rights. --as shell is the same engine without a container, --as env what clients
-    of the server set. --json prints what all formats are made of.
+    user without rights; only this machine can connect, unless --lan is given. --as shell is the
+    same engine without a container, --as env what clients of the server set. --json prints what
+    all formats are made of.
     """
     recipe = recipes_of(context, folders).read(name)
     overrides = all_overrides(recipe, overrides)
@@ -111,7 +114,7 @@ def render(
     require_known_flags(checkout_of(context), launch)
     if as_json:
         return say_json(launch.model_dump(mode="json"))
-    chosen = {"gpus": gpus, "nccl": host_nccl, "runner": runner, "claim": claim}
+    chosen = {"gpus": gpus, "nccl": host_nccl, "runner": runner, "lan": lan, "claim": claim}
     target = Target.model_validate({"image": _image(recipe, reference, digest), **chosen})
     _write(rendered(launch, target, format_name), out)
 

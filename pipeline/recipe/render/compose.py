@@ -10,8 +10,10 @@ from pipeline.recipe.render.target import (
     NCCL_SETTINGS,
     Target,
     devices,
+    drops_rights,
     locks_memory,
     mounts,
+    published,
     shares_memory,
 )
 from pipeline.recipe.render.yaml_text import dump, with_dollars_doubled
@@ -35,8 +37,10 @@ def _service(launch: Launch, target: Target) -> dict[str, Any]:
         "pull_policy": "never" if target.is_local else None,
         "command": list(launch.arguments),
         "restart": "unless-stopped",
-        "ports": [f"{launch.port}:{launch.port}"],
+        "ports": [published(launch, target)],
+        "cap_drop": ["ALL"] if drops_rights(launch) else None,
         "cap_add": list(launch.container.capabilities),
+        "security_opt": ["no-new-privileges"] if drops_rights(launch) else None,
         "ipc": "host" if shares_memory(launch) else None,
         "ulimits": {"memlock": -1} if locks_memory(launch) else None,
         "env_file": [NCCL_SETTINGS] if target.nccl else None,

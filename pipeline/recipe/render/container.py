@@ -10,8 +10,10 @@ from pipeline.recipe.render.target import (
     NCCL_SETTINGS,
     Target,
     devices,
+    drops_rights,
     locks_memory,
     mounts,
+    published,
     shares_memory,
 )
 
@@ -40,10 +42,11 @@ def run_words(launch: Launch, target: Target, runner: str, first: list[str]) -> 
 
 def options(launch: Launch, target: Target) -> list[list[str]]:
     """What both engines spell alike."""
-    container = launch.container
+    container, is_bare = launch.container, drops_rights(launch)
     return [
         *(["--device", name] for name in devices(launch, target)),
-        ["-p", f"{launch.port}:{launch.port}"],
+        ["-p", published(launch, target)],
+        *([["--cap-drop=ALL"], ["--security-opt=no-new-privileges"]] if is_bare else []),
         *([f"--cap-add={name}"] for name in container.capabilities),
         *isolation(launch, target),
         *([["--env-file", NCCL_SETTINGS]] if target.nccl else []),

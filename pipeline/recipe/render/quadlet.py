@@ -13,7 +13,9 @@ from pipeline.recipe.render.target import (
     NCCL_SETTINGS,
     Target,
     devices,
+    drops_rights,
     mounts,
+    published,
 )
 
 # The generator copies a folder into a line that has no quotes (RequiresMountsFor=).
@@ -29,12 +31,14 @@ def render_quadlet(launch: Launch, target: Target) -> str:
             f"{launch.recipe}: a quadlet cannot give the engine `;` as an argument",
             "Render it with --as systemd --runner podman.",
         )
+    is_bare = drops_rights(launch)
     # only keys of Podman 4.4: later ones have keys for some of PodmanArgs
     container = [
         ("ContainerName", name),
         ("Image", target.image_for("podman")),
         *(("AddDevice", device) for device in devices(launch, target)),
-        ("PublishPort", f"{launch.port}:{launch.port}"),
+        ("PublishPort", published(launch, target)),
+        *([("DropCapability", "all"), ("NoNewPrivileges", "true")] if is_bare else []),
         *(("AddCapability", each) for each in launch.container.capabilities),
         *([("EnvironmentFile", NCCL_SETTINGS)] if target.nccl else []),
         *(("Environment", systemd_word(f"{k}={v}")) for k, v in launch.environment.items()),

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pipeline.errors import RecipeInvalid
 from pipeline.model import Frozen
-from pipeline.recipe.container import MOST_GPUS, card_devices
+from pipeline.recipe.container import LOOPBACK, MOST_GPUS, card_devices
 from pipeline.recipe.launch import Launch, Mount
 
 # The user of the images. Kubernetes can tell only of a number that it is not root.
@@ -31,6 +31,7 @@ class Target(Frozen):
     gpus: list[Gpu] | None = None  # all, where nobody chooses
     nccl: Literal["settings", "patched"] | None = None  # of the host, by the role nccl
     runner: Literal["docker", "podman"] = "docker"  # of a systemd unit
+    lan: bool = False  # other machines may connect, too
     claim: str | None = None  # a PersistentVolumeClaim with the weights
 
     @property
@@ -87,6 +88,18 @@ def require_count(launch: Launch, gpus: list[Gpu]) -> None:
             f"{launch.recipe}: is for {launch.cards} GPUs, and --gpus names {len(set(gpus))}",
             f"Name {launch.cards} different GPUs, or leave --gpus out.",
         )
+
+
+def published(launch: Launch, target: Target) -> str:
+    """The port of the host and of the container: for this machine alone, as `serve` has it."""
+    ports = f"{launch.port}:{launch.port}"
+    is_open = target.lan or launch.container.as_documented
+    return ports if is_open else f"{LOOPBACK}:{ports}"
+
+
+def drops_rights(launch: Launch) -> bool:
+    """Whether the container has no capability but those of the recipe, as `serve` has it."""
+    return not launch.container.as_documented
 
 
 def mounts(launch: Launch, target: Target) -> list[Mount]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import textwrap
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from pipeline.errors import RecipeInvalid
+from pipeline.recipe.container import container_arguments
 from pipeline.recipe.launch import Mount
 from pipeline.recipe.model import ContainerSpec
 from pipeline.recipe.render.formats import CONTAINED, render
@@ -39,7 +41,9 @@ def test_docker() -> None:
     assert render(small_launch(), TARGET, "docker") == text(r"""
         docker run --rm \
           --device nvidia.com/gpu=all \
-          -p 8000:8000 \
+          -p 127.0.0.1:8000:8000 \
+          --cap-drop=ALL \
+          --security-opt=no-new-privileges \
           --cap-add=SYS_NICE \
           --ipc=host \
           --ulimit=memlock=-1:-1 \
@@ -71,7 +75,9 @@ def test_quadlet() -> None:
         ContainerName=sm120-small-2x
         Image=IMAGE
         AddDevice=nvidia.com/gpu=all
-        PublishPort=8000:8000
+        PublishPort=127.0.0.1:8000:8000
+        DropCapability=all
+        NoNewPrivileges=true
         AddCapability=SYS_NICE
         Environment=NCCL_P2P_LEVEL=SYS
         Volume=/data/small:/models:ro,Z
@@ -106,7 +112,9 @@ def test_systemd() -> None:
         ExecStartPre=-/usr/bin/docker rm --force sm120-small-2x
         ExecStart=/usr/bin/docker run --rm --name sm120-small-2x \
           --device nvidia.com/gpu=all \
-          -p 8000:8000 \
+          -p 127.0.0.1:8000:8000 \
+          --cap-drop=ALL \
+          --security-opt=no-new-privileges \
           --cap-add=SYS_NICE \
           --ipc=host \
           --ulimit=memlock=-1:-1 \
@@ -126,6 +134,34 @@ def test_systemd() -> None:
         [Install]
         WantedBy=multi-user.target
         """)
+
+
+@pytest.mark.parametrize("format_name", ["docker", "podman", "quadlet", "systemd", "compose"])
+def test_other_machines_connect_where_that_is_asked_for(format_name: str) -> None:
+    alone, lan = TARGET, Target(image=IMAGE, lan=True)
+    assert "127.0.0.1:8000:8000" in render(small_launch(), alone, format_name)
+    assert "127.0.0.1" not in render(small_launch(), lan, format_name)
+    assert "8000:8000" in render(small_launch(), lan, format_name)
+
+
+@pytest.mark.parametrize("format_name", ["docker", "podman"])
+def test_a_rendered_command_has_the_rights_and_the_address_of_a_served_one(
+    format_name: str,
+) -> None:
+    served = container_arguments(small_launch(), image=IMAGE).run_flags()
+    flags = shlex.split(render(small_launch(), TARGET, format_name).replace("\\\n", " "))
+    rights = [f for f in flags if f.startswith(("--cap-", "--security-opt"))]
+    assert rights == [f for f in served if f.startswith(("--cap-", "--security-opt"))]
+    assert f"--publish={flags[flags.index('-p') + 1]}" in served
+
+
+@pytest.mark.parametrize("format_name", ["docker", "podman", "quadlet", "systemd", "compose"])
+def test_a_recipe_of_a_document_is_rendered_with_its_rights_and_its_address(
+    format_name: str,
+) -> None:
+    documented = small_launch(container=ContainerSpec(as_documented=True))
+    text = render(documented, TARGET, format_name)
+    assert not any(word in text for word in ("127.0.0.1", "rop=", "DropCap", "rivileges", "_drop"))
 
 
 def test_a_systemd_unit_for_podman_needs_no_docker() -> None:
@@ -150,9 +186,13 @@ def test_compose() -> None:
             - '8000'
             restart: unless-stopped
             ports:
-            - '8000:8000'
+            - '127.0.0.1:8000:8000'
+            cap_drop:
+            - ALL
             cap_add:
             - SYS_NICE
+            security_opt:
+            - no-new-privileges
             ipc: host
             ulimits:
               memlock: -1
