@@ -13,13 +13,20 @@ import click
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import find_built
 from pipeline.assemble.plan import plan_image
-from pipeline.cli.context import checkout_of, checkout_or_none, pick_platform, store_to_read
+from pipeline.cli.context import (
+    checkout_of,
+    checkout_or_none,
+    pick_platform,
+    store_of,
+    store_to_read,
+)
 from pipeline.cli.options import EXISTING_FOLDER, all_of
 from pipeline.errors import LockUnusable, RecipeInvalid, UnknownImage, WeightsUnknown
 from pipeline.recipe.container import MOST_GPUS
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides, read_overrides
 from pipeline.recipe.model import Recipe
+from pipeline.serve.weights import tiny_weights
 from pipeline.weights.model import current_lock
 from pipeline.weights.place import new_place, user_cache
 
@@ -61,7 +68,7 @@ _OVERRIDES = (
     click.option(
         "--gpu-memory-utilization", type=float, metavar="F", help="Share of each GPU's memory."
     ),
-    click.option("--port", type=int, metavar="N", help="Port to serve on."),
+    click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Port to serve on."),
     click.option(
         "--enable-eagle3/--disable-eagle3",
         "--eagle3/--no-eagle3",
@@ -121,6 +128,9 @@ def image_digest(context: click.Context, recipe: Recipe, platform: str | None) -
 
 def weights_folder(context: click.Context, recipe: Recipe, given: Path | None) -> str:
     """The folder of a recipe's weights on the host: as named, else in this user's Hub cache."""
+    if given is None and recipe.model.tiny:
+        # made on the spot, as `serve` does it
+        return str(tiny_weights(store_of(context), recipe).folder)
     if folder := given or _cached(context, recipe.model.weights):
         # links stay: they may be there on purpose
         return str(folder.absolute())

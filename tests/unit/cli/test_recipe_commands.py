@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from pipeline.model import sha256_of
 from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
+from pipeline.recipe.tiny import tiny_gguf
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
@@ -146,7 +149,6 @@ def test_options_and_variables_take_the_place_of_fields(
 @pytest.mark.parametrize(
     ("option", "error"),
     [
-        (["--port", "99999"], "RecipeInvalid"),
         (["--gpus", "0"], "RecipeInvalid"),
         (["--eagle3"], "RecipeInvalid"),
         (["--registry", "no-registry"], "ReferenceInvalid"),
@@ -196,6 +198,29 @@ def test_a_model_of_the_hub_is_the_engines_to_fetch(recipes: Path, sm120: Comman
     assert (launch["mounts"], launch["arguments"][0]) == ([], "example/other")
     launch = sm120(*asked, "--model-path", "/data/other").json
     assert (launch["mounts"][0]["host"], launch["arguments"][0]) == ("/data/other", "/models")
+
+
+def test_the_tiny_model_is_made_where_the_rendered_command_looks_for_it(
+    recipes: Path, sm120: Command
+) -> None:
+    shutil.copy(ROOT / "recipes" / "tiny-cpu.yaml", recipes)
+    flags = recipes.parent / "lockfiles" / "flags"
+    shutil.copy(ROOT / "lockfiles" / "flags" / "llama-cpp.yaml", flags)
+    launch = sm120("render", "tiny-cpu", "--as", "shell", "--json").json
+    script = sm120("render", "tiny-cpu", "--as", "shell").out
+    file = Path(launch["arguments"][launch["arguments"].index("-m") + 1])
+    assert sha256_of(file.read_bytes()) == sha256_of(tiny_gguf())
+    assert str(file) in script
+
+
+@pytest.mark.parametrize("verb", [("render", "--as", "docker"), ("serve",)])
+@pytest.mark.parametrize("port", ["80800", "0", "-1", "http"])
+def test_a_port_that_is_none_is_a_usage_error_of_its_option(
+    recipes: Path, sm120: Command, verb: tuple[str, ...], port: str
+) -> None:
+    ended = sm120(verb[0], "small-2x", *verb[1:], "--port", port)
+    assert ended.code == 2
+    assert "'--port'" in ended.err
 
 
 def test_weights_that_nobody_named_are_asked_for(recipes: Path, sm120: Command) -> None:
