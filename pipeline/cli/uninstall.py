@@ -18,10 +18,11 @@ from pipeline.attest.keyring import DEFAULT, default_folder
 from pipeline.cli.context import checkout_or_none, say_json
 from pipeline.cli.options import json_option
 from pipeline.cli.signing import own_trust_file
-from pipeline.errors import DockerUnavailable, KeyInvalid
+from pipeline.errors import AlreadyServed, DockerUnavailable, KeyInvalid
 from pipeline.files import os_errors_explained, remove_tree
 from pipeline.model import Frozen
 from pipeline.oci.docker import LoadedTag, connect, own_tags, untag
+from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.podman import Podman
 from pipeline.spec.checkout import Checkout
 from pipeline.store.remove import own_parts, remove_store, total_bytes
@@ -30,7 +31,10 @@ from pipeline.store.upkeep import stats_below
 
 What = Literal["store", "Docker tag", "Podman tag", "environment", "key", "trust file"]
 # Only these are kept unless they are asked for: a key that is lost cannot be made again.
+_OF_RECIPES = {"label": RECIPE_LABEL}
 _PRECIOUS = ("key", "trust file")
+# The store holds what is mounted into it, and this command is needed to end it.
+_STOP_FIRST = "`sm120 recipe stop --all` ends it; then try again."
 
 
 class Item(Frozen):
@@ -47,6 +51,7 @@ class Loaded(NamedTuple):
 
     what: What
     tags: list[LoadedTag]
+    served: list[str]  # recipes whose engines run in it
     untag: Callable[[str], str]
 
 
@@ -74,9 +79,13 @@ def uninstall(context: click.Context, keys: bool, yes: bool, dry_run: bool, as_j
     ]
     going = [item for item in items if item.goes]
     stays = _what_stays(items, checkout) if items else []
+    served = sorted(name for each in loaded for name in each.served)
+    stays += [f"{name} is served: {_STOP_FIRST}" for name in served]
     if not as_json:
         _show(items, stays)
     is_agreed = bool(going) and not dry_run and (yes or (not as_json and _agrees(going)))
+    if is_agreed and served:
+        raise AlreadyServed(f"nothing was removed: {', '.join(served)} is served", _STOP_FIRST)
     if is_agreed:
         _remove(going, Store(root), loaded)
     _end(items, stays, as_json, is_done=is_agreed, dry_run=dry_run)
@@ -95,13 +104,16 @@ def _loaded() -> list[Loaded]:
 
 def _in_docker() -> Loaded:
     client = connect()
-    return Loaded("Docker tag", own_tags(client), partial(untag, client))
+    served = [row["Labels"][RECIPE_LABEL] for row in client.api.containers(filters=_OF_RECIPES)]
+    return Loaded("Docker tag", own_tags(client), served, partial(untag, client))
 
 
 def _in_podman() -> Loaded:
     # this user's images: every other one has their own
     podman = Podman()
-    return Loaded("Podman tag", podman.own_tags(), podman.untag)
+    tags = podman.own_tags()
+    served = [f.labels[RECIPE_LABEL] for f in podman.containers() if f.running]
+    return Loaded("Podman tag", tags, served, podman.untag)
 
 
 def _store_items(root: Path) -> list[Item]:

@@ -30,6 +30,10 @@ class FakeDocker:
 
     tags: list[str] = field(default_factory=lambda: [OURS, MOVING, CHOSEN, "postgres:16"])
     busy: tuple[str, ...] = ()
+    served: list[str] = field(default_factory=list)
+
+    def containers(self, filters: dict[str, str]) -> list[dict[str, Any]]:
+        return [{"Labels": {filters["label"]: name}} for name in self.served]
 
     @property
     def api(self) -> FakeDocker:
@@ -53,11 +57,16 @@ class FakePodman:
     names: list[str] = field(default_factory=list)
     busy: tuple[str, ...] = ()
     answer: bytes | None = None
+    containers: dict[str, bool] = field(default_factory=dict)  # recipes, and whether they run
 
     def read(self, words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         if words[1] == "images":
             rows = json.dumps([{"Names": self.names, "Size": 2000}, {"Names": None, "Size": 5}])
             out, code, error = self.answer or rows.encode(), 0, b""
+        elif words[1] == "ps":
+            out, code, error = "\n".join(self.containers).encode(), 0, b""
+        elif words[1] == "container":
+            out, code, error = self._container(words[3]), 0, b""
         elif words[2] in self.busy:
             out, code, error = b"", 2, b"Error: image used by 7ef3: image is in use by a container"
         elif words[2] not in self.names:
@@ -66,6 +75,13 @@ class FakePodman:
             self.names.remove(words[2])
             out, code, error = b"Untagged", 0, b""
         return subprocess.CompletedProcess(words, code, out, error)
+
+    def _container(self, recipe: str) -> bytes:
+        runs = self.containers[recipe]
+        state = {"Status": "running" if runs else "exited", "Running": runs, "ExitCode": 0}
+        labels = {"sm120.recipe": recipe}
+        body = {"Id": recipe, "Name": recipe, "Image": "1", "State": state}
+        return json.dumps([{**body, "Config": {"Labels": labels}}]).encode()
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +177,29 @@ def test_a_tag_that_a_container_uses_is_named(
     docker.busy = ()
     assert sm120("--store", machine["store"], "uninstall", "--yes").code == 0
     assert (OURS in docker.tags, machine["run"].exists()) == (False, False)
+
+
+def test_nothing_goes_while_an_engine_is_served_in_docker(
+    machine: dict[str, Path], docker: FakeDocker, sm120: Command
+) -> None:
+    docker.served = ["tiny-cpu"]
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert ended.error == "AlreadyServed"
+    assert "sm120 recipe stop --all" in ended.err
+    assert is_there(machine) == ALL
+    listed = sm120("--store", machine["store"], "uninstall", "--dry-run")
+    assert (listed.code, "tiny-cpu is served" in listed.out) == (0, True)
+    docker.served = []
+    assert sm120("--store", machine["store"], "uninstall", "--yes").code == 0
+
+
+@pytest.mark.parametrize(("runs", "error"), [(True, "AlreadyServed"), (False, "")])
+def test_nothing_goes_while_an_engine_runs_in_podman(
+    machine: dict[str, Path], podman: FakePodman, sm120: Command, runs: bool, error: str
+) -> None:
+    podman.names, podman.containers = list(PODMANS), {"tiny-cpu": runs}
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert (ended.error, machine["store"].exists()) == (error, runs)
 
 
 PODMANS = [f"localhost/{OURS}", f"docker.io/{MOVING}"]
