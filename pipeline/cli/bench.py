@@ -39,7 +39,7 @@ from pipeline.host.facts.drift import read_facts
 from pipeline.model import Digest
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import Begun
-from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.find_engine import Wanted, find_engines
 from pipeline.serve.run import attempts_of
 from pipeline.serve.status import ServedStatus, status_of
 from pipeline.smoke.wire import Address
@@ -211,7 +211,8 @@ def _named(recipe: Recipe | None) -> Sequence[str]:
 def _served(context: click.Context, recipe: Recipe, engine: Wanted) -> ServedStatus:
     found = [
         each
-        for each in status_of(find_engine(engine), store_to_read(context))
+        for one in find_engines(engine)
+        for each in status_of(one, store_to_read(context))
         if each.recipe == recipe.name and each.healthy
     ]
     if not found:

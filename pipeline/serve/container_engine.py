@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 EngineKind: TypeAlias = Literal["docker", "podman"]
+_TITLES: dict[EngineKind, str] = {"docker": "Docker", "podman": "Podman"}
 
 
 class ContainerEngine(Protocol):
@@ -52,6 +53,11 @@ class ContainerEngine(Protocol):
         """Leave nothing of a container, whatever its state."""
 
     def close(self) -> None: ...
+
+
+def titles(engines: Iterable[ContainerEngine]) -> str:
+    """The engines that were asked, as a person reads them."""
+    return " and ".join(_TITLES[engine.kind] for engine in engines)
 
 
 class Docker:

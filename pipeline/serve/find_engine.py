@@ -1,10 +1,11 @@
-"""Which container engine this machine has."""
+"""Which container engines this machine has."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
-from pipeline.errors import DockerUnavailable
+from pipeline.errors import DockerUnavailable, MissingTool
 from pipeline.serve.container_engine import ContainerEngine, Docker, EngineKind
 from pipeline.serve.podman import Podman
 
@@ -14,10 +15,30 @@ Wanted: TypeAlias = EngineKind | Literal["auto"]
 def find_engine(wanted: Wanted) -> ContainerEngine:
     """The named container engine, or the first that answers."""
     if wanted == "podman":
-        return Podman()
+        return _named_podman()
     try:
         return Docker()
-    except DockerUnavailable:
+    except DockerUnavailable as error:
+        if wanted == "docker" and Podman.answers():
+            error.hint = f"Podman answers here: leave --engine out. {error.hint}"
         if wanted == "docker" or not Podman.is_there():
             raise
     return Podman()
+
+
+def _named_podman() -> ContainerEngine:
+    try:
+        return Podman()
+    except MissingTool as error:
+        with suppress(DockerUnavailable):
+            Docker().close()
+            error.hint = "Docker answers here: leave --engine out, or install Podman."
+        raise
+
+
+def find_engines(wanted: Wanted) -> list[ContainerEngine]:
+    """Every engine that is meant and answers: what is served may run in either."""
+    first = find_engine(wanted)
+    if wanted == "auto" and first.kind == "docker" and Podman.answers():
+        return [first, Podman()]
+    return [first]

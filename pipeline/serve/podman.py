@@ -57,6 +57,14 @@ class Podman:
     def is_there() -> bool:
         return shutil.which("podman") is not None
 
+    @classmethod
+    def answers(cls) -> bool:
+        """Whether it is there and works for this user."""
+        if not cls.is_there():
+            return False
+        words = ["podman", "ps", "--quiet"]
+        return not proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S).returncode
+
     def image(self, identity: str) -> ImageFacts | None:
         answer = self._inspect("image", identity)
         return image_facts(answer) if answer else None

@@ -61,6 +61,7 @@ class Plan:
     # what the engine's own parser would refuse
     flags: Known[tuple[str, ...]] = ()
     fit: FitPlan | None = None
+    port_holder: str = ""  # another recipe that is served at the port
 
 
 Check = Callable[[Plan, Machine], Iterator[RuleResult]]
@@ -69,9 +70,12 @@ Check = Callable[[Plan, Machine], Iterator[RuleResult]]
 def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """Nobody else listens there."""
     fix = "`ss -ltnp` shows which program it is; --port names another one."
+    if plan.port_holder:
+        fix = f"`sm120 recipe stop {plan.port_holder}` ends it; --port names another port."
     problem = machine.port_problem
     free = problem if isinstance(problem, Unknown) else not problem
     why = f"cannot be used: {problem}" if problem else "is free"
+    why += f": {plan.port_holder} is served there" if problem and plan.port_holder else ""
     yield result("port", str(plan.port), free, why, fix)
 
 

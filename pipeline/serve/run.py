@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from pipeline import log
@@ -21,11 +21,17 @@ from pipeline.known import Known
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
 from pipeline.publish.gates import GateState
-from pipeline.recipe.container import ATTEMPT_LABEL, LOOPBACK, RECIPE_LABEL, container_name
+from pipeline.recipe.container import (
+    ATTEMPT_LABEL,
+    LOOPBACK,
+    PORT_LABEL,
+    RECIPE_LABEL,
+    container_name,
+)
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, short_failure, stamp
-from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.container_engine import ContainerEngine, titles
 from pipeline.serve.facts import ContainerFacts
 from pipeline.serve.fits import FitPlan
 from pipeline.serve.options import ServeOptions
@@ -90,7 +96,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
     with kept(attempts, begun, "serving"):
         # first: a port that the same recipe holds would be the wrong reason
         make_room(engine, job.recipe.name)
-        require_ready(preflight(job))
+        require_ready(preflight(job, port_holder(engine, job.launch.port)))
         if job.record is None:
             raise UnknownImage(f"{job.recipe.image} is not built")
         _require_folders(job.launch)
@@ -109,7 +115,13 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             return start_engine(engine, store, start)
 
 
-def preflight(job: Job) -> list[RuleResult]:
+def port_holder(engine: ContainerEngine, port: int) -> str:
+    """The recipe that is served at a port; empty where none of ours is."""
+    held = [c for c in engine.containers() if c.running and c.labels.get(PORT_LABEL) == str(port)]
+    return held[0].labels.get(RECIPE_LABEL, "") if held else ""
+
+
+def preflight(job: Job, holder: str = "") -> list[RuleResult]:
     """Whether the machine is ready for a start, check by check."""
     plan = Plan(
         recipe=job.recipe,
@@ -121,6 +133,7 @@ def preflight(job: Job) -> list[RuleResult]:
         cards=job.cards,
         flags=job.flags,
         fit=job.fit,
+        port_holder=holder,
     )
     machine = job.site.look(job.recipe, job.launch.port)
     return run_checks(plan, machine, job.skipped)
@@ -176,8 +189,18 @@ def find_served(engine: ContainerEngine, recipe: str) -> ContainerFacts:
     """The container of a recipe, running or not."""
     facts = engine.container(container_name(recipe))
     if facts is None or facts.labels.get(RECIPE_LABEL) != recipe:
-        raise NothingServed(f"{recipe}: no container of it is there")
+        raise NothingServed(f"{recipe}: no container of it is in {titles([engine])}")
     return facts
+
+
+def find_among(
+    engines: Sequence[ContainerEngine], recipe: str
+) -> tuple[ContainerEngine, ContainerFacts]:
+    """The same where several container engines may hold it."""
+    for engine in engines:
+        with suppress(NothingServed):
+            return engine, find_served(engine, recipe)
+    raise NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
 
 
 def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:

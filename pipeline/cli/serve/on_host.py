@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import click
 from pipeline import log
 from pipeline.cli.context import checkout_of
 from pipeline.cli.options import all_of
-from pipeline.errors import WeightsUnknown
+from pipeline.errors import NothingServed, WeightsUnknown
 from pipeline.host.fleet.playbook import connection_of
 from pipeline.host.fleet.tunnel import Tunnel, open_tunnel, plain_connection
 from pipeline.serve.container_engine import ContainerEngine
-from pipeline.serve.find_engine import Wanted, find_engine
+from pipeline.serve.find_engine import Wanted, find_engine, find_engines
+from pipeline.serve.run import find_among
 from pipeline.serve.site import HERE, Site, find_there
 
 _OPTIONS = (
@@ -65,16 +66,37 @@ def on_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def machine_on(
-    context: click.Context, on: OnHost | None, wanted: Wanted
+    context: click.Context, on: OnHost | None, wanted: Wanted, holding: str | None = None
 ) -> Iterator[tuple[Site, ContainerEngine]]:
-    """The machine that is meant and its container engine, for as long as the block lasts."""
+    """The machine that is meant and its container engine, for as long as the block lasts.
+
+    Of several engines that are meant it is the one that has the container of the recipe `holding`.
+    """
     if on is None:
-        yield HERE, find_engine(wanted)
+        yield HERE, _holder(find_engines(wanted), holding) if holding else find_engine(wanted)
         return
     with _connected(context, on) as tunnel:
         site, engine = find_there(tunnel, on.host, wanted)
         log.say(f"{on.host}: {site.kind} answers")
         yield site, engine
+
+
+@contextmanager
+def machine_of_all(
+    context: click.Context, on: OnHost | None, wanted: Wanted
+) -> Iterator[tuple[Site, list[ContainerEngine]]]:
+    """The same with every container engine that is meant: what is served may be in either."""
+    if on is None:
+        yield HERE, find_engines(wanted)
+        return
+    with machine_on(context, on, wanted) as (site, engine):
+        yield site, [engine]
+
+
+def _holder(engines: list[ContainerEngine], recipe: str) -> ContainerEngine:
+    with suppress(NothingServed):
+        return find_among(engines, recipe)[0]
+    return engines[0]
 
 
 @contextmanager

@@ -8,5 +8,6 @@ engine_option = click.option(
     "--engine",
     type=click.Choice(["auto", "docker", "podman"]),
     default="auto",
-    help="Container engine; auto is Docker where it answers, else Podman.",
+    help="Container engine; auto starts in Docker where it answers, else in Podman, and finds what"
+    " is served in either.",
 )

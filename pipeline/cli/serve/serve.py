@@ -26,7 +26,7 @@ from pipeline.serve.find_engine import Wanted
 from pipeline.serve.host_nccl import HostNccl
 from pipeline.serve.options import START_S, ServeOptions
 from pipeline.serve.preflight import CHECKS, require_ready
-from pipeline.serve.run import Job, new_attempt, preflight
+from pipeline.serve.run import Job, new_attempt, port_holder, preflight
 from pipeline.serve.run import serve as serve_job
 from pipeline.serve.start import Served
 
@@ -136,7 +136,7 @@ def _serve(
 
 def _rehearse(job: Job, containers: ContainerEngine, as_json: bool) -> None:
     """Every check of the machine, and the container that would be made."""
-    rows = preflight(job)
+    rows = preflight(job, port_holder(containers, job.launch.port))
     name = job.recipe.image or ""
     # where it is not built, a check has failed and says so
     image = default_tag(name, job.record.digest) if job.record else name

@@ -9,14 +9,15 @@ import click
 from pipeline import log
 from pipeline.cli.context import say_json, store_of, store_to_read
 from pipeline.cli.options import json_option
-from pipeline.cli.serve.on_host import OnHost, machine_on, on_options
+from pipeline.cli.serve.on_host import OnHost, machine_of_all, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.errors import ImageDiffers, NothingServed
 from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.attempts import Attempt
+from pipeline.serve.container_engine import titles
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.restart import STOP_S
-from pipeline.serve.run import attempts_of, find_served
+from pipeline.serve.run import attempts_of, find_among
 from pipeline.serve.run import stop as stop_container
 from pipeline.serve.status import ServedStatus, status_of
 
@@ -34,15 +35,15 @@ def status(context: click.Context, engine: Wanted, on: OnHost | None, as_json: b
     A container that is not of the image that its labels name is an error.
     """
     store = store_to_read(context)
-    with machine_on(context, on, engine) as (site, containers):
-        rows = status_of(containers, store, site)
+    with machine_of_all(context, on, engine) as (site, engines):
+        rows = [row for each in engines for row in status_of(each, store, site)]
     if as_json:
         say_json([row.model_dump() for row in rows])
     elif rows:
         head = ("recipe", "status", "answers", "port", "model", "image", "as built")
         click.echo(log.table(head, map(_row, rows)))
     else:
-        click.echo("nothing is served")
+        click.echo(f"nothing is served in {titles(engines)}")
     for row in rows:
         if row.is_forgotten:
             log.say(
@@ -75,8 +76,8 @@ def logs(
     on: OnHost | None,
 ) -> None:
     """Print the log of a served recipe."""
-    with machine_on(context, on, engine) as (_, containers):
-        facts = find_served(containers, recipe)
+    with machine_of_all(context, on, engine) as (_, engines):
+        containers, facts = find_among(engines, recipe)
         for piece in containers.output(facts.id, follow=follow, tail=tail):
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
@@ -110,16 +111,16 @@ def stop(
     if bool(recipes) == stop_all:
         raise click.UsageError("name recipes, or --all")
     store = store_of(context)
-    with machine_on(context, on, engine) as (_, containers):
-        all_served = containers.containers() if stop_all else []
-        found = all_served or [find_served(containers, name) for name in recipes]
+    with machine_of_all(context, on, engine) as (_, engines):
+        all_served = [(each, facts) for each in engines for facts in each.containers()]
+        found = all_served if stop_all else [find_among(engines, name) for name in recipes]
         if not found:
-            raise NothingServed("nothing is served")
+            raise NothingServed(f"nothing is served in {titles(engines)}")
         seconds = {
             facts.labels.get(RECIPE_LABEL, facts.name): stop_container(
                 containers, store, facts, timeout_s
             )
-            for facts in found
+            for containers, facts in found
         }
     if as_json:
         return say_json({name: round(value, 3) for name, value in seconds.items()})

@@ -121,7 +121,8 @@ def smoke(
     )
     recipes, signing = recipes_of(context, folders), Signing()
     recipe = recipes.read(target)
-    with machine_on(context, on, engine) as (site, containers):
+    holding = None if is_started else recipe.name
+    with machine_on(context, on, engine, holding) as (site, containers):
         request = Request(checkout_of(context), store_of(context), options, site)
         if is_started:
             with started_server(containers, request, recipe) as server:

@@ -141,6 +141,7 @@ def live_recipe(
     assert build_tiny(sm120, "--platform", AMD64, "--accept").code == 0
     engine = LiveEngine()
     monkeypatch.setattr(on_host_module, "find_engine", lambda wanted: engine)
+    monkeypatch.setattr(on_host_module, "find_engines", lambda wanted: [engine])
     monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
     monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
     monkeypatch.setattr(start_module, "_POLL_S", 0.01)

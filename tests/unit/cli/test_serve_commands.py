@@ -35,6 +35,7 @@ class World:
         self.jobs: list[Job] = []
         self.failing: set[str] = set()
         monkeypatch.setattr(on_host_module, "find_engine", lambda wanted: self.engine)
+        monkeypatch.setattr(on_host_module, "find_engines", lambda wanted: [self.engine])
         monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
         monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
         monkeypatch.setattr(run_module, "start_engine", self.start)
@@ -248,12 +249,30 @@ def test_a_wrong_option_is_refused(world: World, args: list[str]) -> None:
 
 
 def test_nothing_served_is_said_as_such(world: World) -> None:
-    assert world.sm120("recipe", "status").out == "nothing is served\n"
+    assert world.sm120("recipe", "status").out == "nothing is served in Docker\n"
     assert world.sm120("recipe", "logs", "nobody").error == "NothingServed"
     assert world.sm120("recipe", "stop", "nobody").error == "NothingServed"
     assert world.sm120("recipe", "stop", "--all").error == "NothingServed"
     assert world.sm120("recipe", "stop").code == 2
     assert world.sm120("recipe", "attempts").out == "nothing was tried yet\n"
+
+
+def test_what_runs_in_podman_is_found_while_docker_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman = FakeEngine(kind="podman", log=[b"one\n"])
+    engines = [world.engine, podman]
+    monkeypatch.setattr(on_host_module, "find_engines", lambda wanted: engines)
+    assert "nothing is served in Docker and Podman" in world.sm120("recipe", "status").out
+    for name in ("tiny-cpu", "other"):
+        podman.put(f"sm120-{name}", {"sm120.recipe": name})
+    assert "tiny-cpu" in world.sm120("recipe", "status").out
+    assert world.sm120("recipe", "logs", "tiny-cpu").out == "one\n"
+    assert world.sm120("recipe", "stop", "tiny-cpu").code == 0
+    assert world.sm120("recipe", "stop", "--all").code == 0
+    assert [name for name, _ in podman.stopped] == ["sm120-tiny-cpu", "sm120-other"]
+    ended = world.sm120("recipe", "stop", "--all")
+    assert "nothing is served in Docker and Podman" in ended.err
 
 
 def test_a_container_of_another_image_fails_the_status_and_is_still_listed(world: World) -> None:

@@ -98,6 +98,23 @@ def test_a_machine_that_is_not_ready_starts_nothing_and_is_kept(store: Store) ->
     assert outcomes(store)[0][0] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("port_of_other", "named"), [(0, True), (1, False)], ids=["its port", "another port"]
+)
+def test_the_recipe_that_holds_the_port_is_named(
+    store: Store, port_of_other: int, named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    with answering(["tiny"]) as port:
+        held = str(port_of_other or port)
+        engine.put("sm120-other", {"sm120.recipe": "other", "sm120.port": held})
+        todo = job(store, port, skipped=())
+        with pytest.raises(PreflightFailed) as caught:
+            serve(engine, store, todo, new_attempt(todo))
+    text = f"{caught.value} {caught.value.hint} {capsys.readouterr().err}"
+    assert ("other is served there" in text, "sm120 recipe stop other" in text) == (named, named)
+
+
 def test_ctrl_c_is_kept_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(port: int) -> bool:
         raise KeyboardInterrupt
