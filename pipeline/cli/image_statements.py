@@ -88,7 +88,9 @@ def leave_runs(
     checkout: Checkout, store: Store, built: Built, runs: Sequence[Run], signing: Signing
 ) -> None:
     """Keep what running an image has just proved, good or bad, and state it."""
-    keep_runs(store, built, runs)
+    now = {run.about: run for run in keep_runs(store, built, runs)}
+    for longer in (now[run.about] for run in runs if now[run.about] != run):
+        log.say(f"An earlier climb looked at more, and stays stated: {longer.summary()}")
     _leave_and_say(checkout, store, built, signing)
 
 

@@ -1,7 +1,8 @@
 """What running an image proved, kept beside it: `images/<name>/<platform>/runs.json`.
 
 Two kinds of runs: that the image starts, which needs no GPU, and how far a recipe's server came up
-the smoke ladder. A failure is kept like a success. The latest run of a kind and recipe counts.
+the smoke ladder. A failure is kept like a success. The latest run of a kind and recipe counts; only
+a shorter climb with the same recipe and weights in which nothing failed leaves the longer one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ RunKind: TypeAlias = Literal["start", "smoke"]
 TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
 RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
 FILE = "runs.json"
+OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a climb; among its inputs, other each time
 MARK = "sm120_run"  # the field of a statement that tells runs from gates
 
 
@@ -66,6 +68,23 @@ class Run(Frozen):
     def about(self) -> str:
         """What it is called: a later run of the same name takes its place."""
         return about_run(self.kind, self.recipe)
+
+    def is_less_than(self, other: Run) -> bool:
+        """Whether it is a climb that saw nothing wrong and looked only at a part of the other's."""
+        return (
+            self.kind == "smoke"
+            and self.verdict != "failed"
+            and self._started_from == other._started_from
+            and self._judged < other._judged
+        )
+
+    @property
+    def _started_from(self) -> dict[str, Digest]:
+        return {name: digest for name, digest in self.inputs.items() if name not in OUTPUTS}
+
+    @property
+    def _judged(self) -> frozenset[str]:
+        return frozenset(test.name for test in self.tests if test.verdict != "skipped")
 
     def summary(self) -> str:
         """How far the image was proved by it, for people."""
@@ -124,7 +143,10 @@ def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
         before: list[Run] = []
         with suppress(StoreDamaged):  # what cannot be read is replaced
             before = read_runs(store, *subject)
-        latest = {run.about: run for run in [*before, *new]}
+        latest = {run.about: run for run in before}
+        for run in new:
+            if run.about not in latest or not run.is_less_than(latest[run.about]):
+                latest[run.about] = run
         runs = [latest[about] for about in sorted(latest)]
         name, platform, digest = subject
         kept = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)

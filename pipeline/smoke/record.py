@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import __version__
-from pipeline.evidence.runs import Run, RunTest
+from pipeline.evidence.runs import OUTPUTS, Run, RunTest
 from pipeline.files import write_bytes
 from pipeline.model import canonical_json, sha256_of
 from pipeline.smoke.model import Exchange, SmokeResult
 
-RESULT, EXCHANGES = "smoke.json", "exchanges.jsonl"
+RESULT, EXCHANGES = OUTPUTS
 
 
 def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:

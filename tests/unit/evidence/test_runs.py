@@ -61,6 +61,52 @@ def test_a_later_run_takes_the_place_of_its_like_and_of_no_other(run_world: Worl
     }
 
 
+def a_climb(*verdicts: TestVerdict, weights: str = DIGEST, exchanges: str = "1") -> Run:
+    """A climb with one check on each rung, as far as there are verdicts."""
+    rungs = ["first", "answers", "streams"][: len(verdicts)]
+    tests = [
+        RunTest(name=f"{rung}: it", verdict=verdict)
+        for rung, verdict in zip(rungs, verdicts, strict=True)
+    ]
+    passed = [t.name.partition(":")[0] for t in tests if t.verdict == "passed"]
+    inputs = {"weights": weights, "exchanges.jsonl": "sha256:" + exchanges * 64}
+    last = passed[-1] if passed else None
+    return Run(kind="smoke", recipe="tiny-cpu", last_good=last, inputs=inputs, tests=tests)
+
+
+LONG = a_climb("passed", "passed", "passed")
+SHORT = a_climb("passed", exchanges="2")
+
+
+@pytest.mark.parametrize(
+    "longer", [LONG, a_climb("passed", "failed"), a_climb("passed", "unknown", "passed")]
+)
+def test_a_shorter_climb_leaves_what_a_longer_one_found(run_world: World, longer: Run) -> None:
+    keep_runs(run_world.store, run_world.built, [longer])
+    keep_runs(run_world.store, run_world.built, [SHORT])
+    assert kept(run_world) == [longer]
+
+
+@pytest.mark.parametrize(
+    ("before", "later"),
+    [
+        (LONG, a_climb("failed")),
+        (LONG, a_climb("passed", "failed")),
+        (LONG, a_climb("passed", weights="sha256:" + "b" * 64)),
+        (SHORT, LONG),
+        (a_climb("failed"), SHORT),
+        (LONG, a_climb("passed", "passed", "passed", exchanges="3")),
+    ],
+    ids=["fails", "fails later", "other weights", "longer", "mended", "again"],
+)
+def test_a_later_climb_that_fails_or_says_as_much_counts(
+    run_world: World, before: Run, later: Run
+) -> None:
+    keep_runs(run_world.store, run_world.built, [before])
+    keep_runs(run_world.store, run_world.built, [later])
+    assert kept(run_world) == [later]
+
+
 def test_runs_of_other_bytes_say_nothing_about_an_image(run_world: World) -> None:
     world = run_world
     keep_runs(world.store, world.built, [a_start()])
