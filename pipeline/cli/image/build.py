@@ -26,6 +26,7 @@ from pipeline.cli.context import (
 )
 from pipeline.cli.gate.stage import judge_images, require_all_passed, stage_json, stage_table
 from pipeline.cli.image.plan import show_plan
+from pipeline.cli.image.run_lines import recipe_for_any_machine
 from pipeline.cli.image_statements import evidence_table, leave_statements
 from pipeline.cli.images import find_image, plans_of
 from pipeline.cli.options import (
@@ -45,6 +46,7 @@ from pipeline.evidence.rebuilt import rebuild as build_again
 from pipeline.fetch.base import BaseSettings
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.transport import make_fetcher
+from pipeline.recipe.find import Recipes
 from pipeline.source.objects import objects_folder
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
@@ -154,10 +156,16 @@ def _next_lines(checkout: Checkout, built: Built) -> list[str]:
     is_found = pick_platform(checkout.spec(name), None) == built.platform
     more = "" if is_found else f" --platform {built.platform}"
     load, export = f"{me} load {name}{more}", f"{me} image export {name} DIR{more}"
-    return [
-        f"Next: {load:{len(export)}}   loads it into Docker",
-        f"      {export}   without Docker: a layout for Podman, skopeo, containerd",
-    ]
+    lines = {
+        load: "loads it into Docker",
+        export: "without Docker: a layout for Podman, skopeo, containerd",
+    }
+    recipe = recipe_for_any_machine(Recipes([checkout.root / "recipes"]), name)
+    if recipe and is_found and built.platform == host_platform():
+        lines[f"{me} serve {recipe}"] = "starts it with a tiny model, in Docker or Podman"
+    width = max(map(len, lines))
+    texts = [f"{command:{width}}   {what}" for command, what in lines.items()]
+    return [f"Next: {texts[0]}", *(f"      {text}" for text in texts[1:])]
 
 
 def _without_compiling(store: Store, plans: list[ImagePlan]) -> list[ImagePlan]:

@@ -16,7 +16,7 @@ _ON_CARDS = ["--gpus", "all", "--ipc=host", "--ulimit", "memlock=-1"]
 
 def run_lines(recipes: Recipes, spec: ImageSpec, tag: str) -> Iterator[str]:
     """`docker run` with the image's port and a model, what to ask then, and a recipe for it."""
-    recipe = _recipe_of(recipes, spec.name)
+    recipe = next(_recipes_of(recipes, spec.name), None)
     # an image without a server, or one that no recipe knows how to give a model to
     if recipe is None or not spec.ports:
         return
@@ -30,7 +30,13 @@ def run_lines(recipes: Recipes, spec: ImageSpec, tag: str) -> Iterator[str]:
     yield f"Or let a recipe do both: sm120 serve {recipe.name}"
 
 
-def _recipe_of(recipes: Recipes, image: str) -> Recipe | None:
+def recipe_for_any_machine(recipes: Recipes, image: str) -> str | None:
+    """A recipe of an image that needs neither a GPU nor weights."""
+    found = (r for r in _recipes_of(recipes, image) if r.model.tiny and not r.hardware.cards)
+    return next((recipe.name for recipe in found), None)
+
+
+def _recipes_of(recipes: Recipes, image: str) -> Iterator[Recipe]:
     for name in recipes.names():
         try:
             recipe = recipes.read(name)
@@ -38,5 +44,4 @@ def _recipe_of(recipes: Recipes, image: str) -> Recipe | None:
             # somebody's unfinished recipe is no reason to end a load with an error
             continue
         if recipe.image == image:
-            return recipe
-    return None
+            yield recipe

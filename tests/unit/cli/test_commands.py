@@ -143,6 +143,15 @@ def test_after_a_build_the_ways_with_and_without_docker_are_named(
     assert with_docker.startswith("Next: sm120 load tiny ")
     assert without.startswith("sm120 image export tiny DIR ")
     assert "without Docker" in without
+    for module in ("context", "image.build"):
+        monkeypatch.setattr(f"pipeline.cli.{module}.host_platform", lambda: AMD64)
+    (checkout.root / "recipes").mkdir()
+    shipped = (ROOT / "recipes" / "tiny-cpu.yaml").read_text()
+    recipe = checkout.root / "recipes" / "tiny-cpu.yaml"
+    recipe.write_text(shipped.replace("image: llama-cpp-cpu", "image: tiny"))
+    assert lines()[-1].startswith("sm120 serve tiny-cpu "), "a recipe that runs on any machine"
+    recipe.write_text(recipe.read_text().replace("{cards: 0}", "{cards: 2, card: rtx-pro-6000}"))
+    assert lines()[-1].startswith("sm120 image export"), "one that needs cards"
     write_spec(checkout, tiny_spec(platforms=[AMD64, "linux/arm64"]))
     wheels = read_lock(checkout.lock_path("tiny", AMD64)).wheels
     for platform in (AMD64, "linux/arm64"):
