@@ -142,6 +142,13 @@ def test_podmans_generator_makes_the_unit_of_a_quadlet(quadlet: Path, tmp_path: 
         "sm120-small-2x-0123456789ab:/home/engine:U",
     ]
     assert {"--ipc=host", "--ulimit=memlock=-1:-1", IMAGE} <= set(found)
+    # only this machine connects, and the engine has no rights beside the recipe's
+    assert (values_after(found, "--cap-drop"), values_after(found, "--cap-add")) == (
+        ["all"],
+        ["sys_nice"],
+    )
+    assert "--security-opt=no-new-privileges" in found
+    assert values_after(found, "--publish") == ["127.0.0.1:8000:8000"]
     assert ("Restart", "on-failure") in settings(unit, "Service")
 
 
@@ -199,6 +206,8 @@ def test_compose_gives_the_engine_what_the_recipe_says(compose: Path, tmp_path: 
     assert device["driver"] == "cdi"
     assert device["device_ids"] == ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]
     assert engine["volumes"][0]["read_only"] is True
+    assert (engine["cap_drop"], engine["security_opt"]) == (["ALL"], ["no-new-privileges"])
+    assert engine["ports"][0]["host_ip"] == "127.0.0.1"
     assert (engine["ipc"], engine["ulimits"]) == ("host", {"memlock": -1})
 
 
