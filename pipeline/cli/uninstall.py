@@ -112,7 +112,9 @@ def _in_podman() -> Loaded:
     # this user's images: every other one has their own
     podman = Podman()
     tags = podman.own_tags()
-    served = [f.labels[RECIPE_LABEL] for f in podman.containers() if f.running]
+    # `created`: it may run all the same, where Podman forgot it
+    may_run = [f for f in podman.containers() if f.running or f.status == "created"]
+    served = [facts.labels[RECIPE_LABEL] for facts in may_run]
     return Loaded("Podman tag", tags, served, podman.untag)
 
 

@@ -22,7 +22,9 @@ def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_
             which = f"port {door}" if isinstance(door, int) else "its port"
             raise StartFailed(
                 f"{facts.name}: was stopped, and {which} still answers",
-                "Another server listens there: `ss -ltnp` names it.",
+                "Another server listens there: `ss -ltnp` names it."
+                if facts.running
+                else f"{engine.kind} does not know that it runs: `sm120 recipe stop` ends it.",
             )
         engine.start(facts.id)
         _wait(engine, facts, door, time.monotonic() + timeout_s)

@@ -57,7 +57,7 @@ class FakePodman:
     names: list[str] = field(default_factory=list)
     busy: tuple[str, ...] = ()
     answer: bytes | None = None
-    containers: dict[str, bool] = field(default_factory=dict)  # recipes, and whether they run
+    containers: dict[str, str] = field(default_factory=dict)  # recipes, and their status
 
     def read(self, words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         if words[1] == "images":
@@ -77,8 +77,8 @@ class FakePodman:
         return subprocess.CompletedProcess(words, code, out, error)
 
     def _container(self, recipe: str) -> bytes:
-        runs = self.containers[recipe]
-        state = {"Status": "running" if runs else "exited", "Running": runs, "ExitCode": 0}
+        status = self.containers[recipe]
+        state = {"Status": status, "Running": status == "running", "ExitCode": 0}
         labels = {"sm120.recipe": recipe}
         body = {"Id": recipe, "Name": recipe, "Image": "1", "State": state}
         return json.dumps([{**body, "Config": {"Labels": labels}}]).encode()
@@ -193,13 +193,16 @@ def test_nothing_goes_while_an_engine_is_served_in_docker(
     assert sm120("--store", machine["store"], "uninstall", "--yes").code == 0
 
 
-@pytest.mark.parametrize(("runs", "error"), [(True, "AlreadyServed"), (False, "")])
-def test_nothing_goes_while_an_engine_runs_in_podman(
-    machine: dict[str, Path], podman: FakePodman, sm120: Command, runs: bool, error: str
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [("running", "AlreadyServed"), ("created", "AlreadyServed"), ("exited", "")],
+)
+def test_nothing_goes_while_an_engine_may_run_in_podman(
+    machine: dict[str, Path], podman: FakePodman, sm120: Command, status: str, error: str
 ) -> None:
-    podman.names, podman.containers = list(PODMANS), {"tiny-cpu": runs}
+    podman.names, podman.containers = list(PODMANS), {"tiny-cpu": status}
     ended = sm120("--store", machine["store"], "uninstall", "--yes")
-    assert (ended.error, machine["store"].exists()) == (error, runs)
+    assert (ended.error, machine["store"].exists()) == (error, bool(error))
 
 
 PODMANS = [f"localhost/{OURS}", f"docker.io/{MOVING}"]

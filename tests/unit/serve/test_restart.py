@@ -61,6 +61,17 @@ def test_a_port_that_answers_while_nothing_runs_is_somebody_elses(
 ) -> None:
     engine = Switched()
     monkeypatch.setattr(engine, "stop", lambda identity, timeout_s: None)
-    with pytest.raises(StartFailed, match="port 8080 still answers"):
+    with pytest.raises(StartFailed, match="port 8080 still answers") as caught:
         restarted(engine, monkeypatch)
+    assert "ss -ltnp" in caught.value.hint
     assert engine.starts == []
+
+
+def test_an_engine_that_podman_forgot_is_not_called_somebody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Switched(ends_with=0, kind="podman")
+    monkeypatch.setattr(engine, "stop", lambda identity, timeout_s: None)
+    with pytest.raises(StartFailed, match="port 8080 still answers") as caught:
+        restarted(engine, monkeypatch)
+    assert "podman does not know that it runs" in caught.value.hint
