@@ -77,7 +77,7 @@ def recipe_starter(
 ) -> Iterator[tuple[Starter, Begun]]:
     """Starts of a recipe, and what stands behind each; the machine is left as it was found."""
     options = ServeOptions(weights=folder_on(None, weights, "--weights"))
-    with machine_on(context, None, engine) as (site, containers):
+    with machine_on(context, None, engine, recipe.name) as (site, containers):
         request = Request(checkout_of(context), store_of(context), options, site)
         job = make_job(request, recipe)
         if job.weights is None:

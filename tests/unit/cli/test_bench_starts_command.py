@@ -27,7 +27,7 @@ class World(LiveRecipe):
 @pytest.fixture
 def world(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     # a folder without a lock and an engine without a parser stop a start otherwise
-    monkeypatch.setattr(run_module, "preflight", lambda job: [])
+    monkeypatch.setattr(run_module, "preflight", lambda job, holder: [])
     with live_recipe(sm120, monkeypatch, tmp_path, World) as made:
         yield made
 
