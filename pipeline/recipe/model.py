@@ -147,7 +147,8 @@ class ContainerSpec(Frozen):
     ipc: Literal["host", "private"] = "host"
     memory_locked: bool = True
     # Rendered as its document runs it: for all addresses, with the capabilities that are usual.
-    as_documented: bool = False
+    # left out where it is not set: a field that nobody uses must not change a recipe's digest
+    as_documented: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class _Recipe(Frozen):
