@@ -57,6 +57,7 @@ class Workers:
     def __enter__(self) -> Workers:
         self._messages: queue.Queue[tuple[int, bytes]] = queue.Queue(_QUEUED)
         self._errors = [b"" for _ in self.jobs]
+        self._done: set[int] = set()
         self._processes = [start_module("pipeline.bench.worker") for _ in self.jobs]
         for number, (process, job) in enumerate(zip(self._processes, self.jobs, strict=True)):
             self._write(process, job.model_dump_json().encode())
@@ -101,6 +102,9 @@ class Workers:
 
     def _next(self) -> tuple[int, Any]:
         number, line = self._messages.get()
+        # one that is done may be gone before the others are
+        while not line and number in self._done:
+            number, line = self._messages.get()
         if not line:
             text = self._errors[number].decode(errors="replace")
             raise BenchNotMeasured(f"a worker of the client ended: {proc.last_line(text)}")
@@ -123,6 +127,7 @@ class Workers:
             if "row" in message:
                 yield RequestRow.model_validate(message["row"])
             elif "end" in message:
+                self._done.add(number)
                 self.efforts.append(Effort(**message["end"]))
             elif "progress" in message and progress:
                 seen[number] = tuple(message["progress"])

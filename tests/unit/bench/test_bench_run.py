@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from pipeline.bench.record import read_rows, read_run, workload_digest
 from pipeline.bench.runner import Bench, Settings, client_facts, differences
 from pipeline.bench.server import Server
 from pipeline.bench.worker import Share, prepared
-from pipeline.bench.workers import Effort
+from pipeline.bench.workers import Effort, Workers
 from pipeline.bench.workload import Workload
 from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
 from pipeline.model import sha256_of
@@ -474,6 +475,18 @@ def test_a_server_that_others_use_is_marked(tmp_path: Path, here: None) -> None:
         server.world.metrics = "vllm:num_requests_running 3\n"
         run = _bench(server, tmp_path, _workload()).run()
     assert "not-drained" in {mark.kind for mark in run.cells[0].trials[0].marks}
+
+
+def test_a_worker_that_is_done_may_end_before_the_others() -> None:
+    jobs: Any = [None, None]
+    end = json.dumps({"end": {"cpu_s": 0.1, "wall_s": 1.0, "behind_s": 0.0, "unsent": 0}}).encode()
+    ready = b'{"ready": 1}'
+    with Workers([]) as workers:
+        workers.jobs = jobs
+        for said in [(0, ready), (1, ready), (0, end), (0, b""), (1, end)]:
+            workers._messages.put(said)
+        assert list(workers.rows()) == []
+    assert len(workers.efforts) == 2
 
 
 def test_several_workers_share_the_requests(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_dry_run_shows_checks_and_container_and_starts_nothing(world: World) -
 def test_a_dry_run_ends_with_the_error_that_the_start_would_have(world: World) -> None:
     world.recipe("wrong", flags={"ours": {"extra": ["--ctx-sizes", "512"]}})
     ended = world.sm120("serve", "wrong", "--dry-run")
-    assert (ended.error, world.jobs) == ("PreflightFailed", [])
+    assert (ended.error, world.jobs) == ("PreflightFailed", []), ended
     assert "failed" in ended.out
 
 
