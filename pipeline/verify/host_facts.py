@@ -15,8 +15,8 @@ _MEASURE_AGAIN = (
     " `sm120 bench … --host-facts facts.json --out FOLDER`."
 )
 _PUT_BESIDE = (
-    "Put the file that `sm120 bench run --host-facts` was given, and its statement, beside the page or"
-    " the run, or name their folder with --look-in."
+    "Put the file that `sm120 bench run --host-facts` was given, and its statement, beside the page"
+    " or the run, or name their folder with --look-in."
 )
 
 
