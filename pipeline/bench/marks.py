@@ -86,8 +86,7 @@ class Tally:
         marks = []
         off = self._input / self._asked - 1 if self._asked else 0.0
         if abs(off) > _INPUT_TOLERANCE:
-            more = "more" if off > 0 else "fewer"
-            message = f"prompts have {abs(off) * 100:.0f} % {more} tokens than asked"
+            message = f"prompts have {tokens_off(off)} than asked"
             marks.append(Mark(kind="input-differs", message=message))
         prompts = self._workload.prompts
         is_fresh = isinstance(prompts, TextPrompts) and prompts.unique and not prompts.prefix_tokens
@@ -103,6 +102,11 @@ class Tally:
         if late <= _LATE_S:
             return []
         return [Mark(kind="behind-schedule", message=f"requests were sent up to {late:.2f} s late")]
+
+
+def tokens_off(share: float) -> str:
+    """A difference of lengths in words, such as `14 % fewer tokens`."""
+    return f"{abs(share) * 100:.0f} % {'more' if share > 0 else 'fewer'} tokens"
 
 
 def cell_marks(trials: Sequence[Trial]) -> list[str]:

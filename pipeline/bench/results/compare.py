@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from statistics import fmean, variance
 from typing import Literal, TypeAlias
 
+from pipeline.bench.marks import tokens_off
 from pipeline.bench.metrics import DEFINITIONS, interval, t95
 from pipeline.bench.model import Interval
 from pipeline.bench.results.sides import OWN, Side, SideCell
@@ -153,8 +154,7 @@ def _objection(first: Side, second: Side, one: SideCell, other: SideCell) -> str
 def _other_lengths(one: SideCell, other: SideCell) -> str:
     """Why the same load was not the same work."""
     for kind, off in _lengths_apart(one, other).items():
-        more = "more" if off > 0 else "fewer"
-        return f"{kind}s of the second have {abs(off) * 100:.0f} % {more} tokens"
+        return f"{kind}s of the second have {tokens_off(off)}"
     return ""
 
 
