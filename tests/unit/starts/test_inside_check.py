@@ -8,6 +8,7 @@ import os
 import pwd
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -264,3 +265,23 @@ def test_a_check_that_takes_too_long_is_unknown(monkeypatch: pytest.MonkeyPatch)
 def test_every_check_has_a_title_of_its_own() -> None:
     titles = [title for title, _ in check.CHECKS.values()]
     assert len(titles) == len(set(titles))
+
+
+def test_checks_run_side_by_side_and_are_told_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, later = threading.Barrier(2), threading.Event()
+
+    def apart(_path: str, _wanted: dict[str, Any], name: str) -> list[Row]:
+        both.wait(10.0)  # each waits for the other: one after the other, they would never meet
+        if name == "parser":
+            later.set()
+        assert later.wait(10.0)
+        return [(name, "passed", "x" * 1000)]
+
+    monkeypatch.setattr(check, "_apart", apart)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    check.every("wanted.json", {"checks": ["modules", "parser"]})
+    rows = [json.loads(x.removeprefix(check.MARK)) for x in capsys.readouterr().out.splitlines()]
+    assert [row["check"] for row in rows] == ["modules", "parser"]
+    assert {len(row["message"]) for row in rows} == {600}
