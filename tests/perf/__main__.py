@@ -23,6 +23,7 @@ from typing import IO
 from isal import igzip
 
 from pipeline import log
+from pipeline.cli.context import host_platform
 from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
@@ -256,8 +257,8 @@ def load_base(store: Store, daemon: DockerDaemon) -> str:
     """Our base image in the daemon, as the Dockerfile's FROM."""
     head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(ROOT)]
     head += ["--store", str(store.root)]
-    run([*head, "build", "debian-python", "--platform", "linux/amd64"], cwd=ROOT)
-    args = ["load", "debian-python", "--platform", "linux/amd64", "--tag", "perf-base:1"]
+    run([*head, "build", "debian-python", "--platform", host_platform()], cwd=ROOT)
+    args = ["load", "debian-python", "--platform", host_platform(), "--tag", "perf-base:1"]
     run([*head, *args], env={"DOCKER_HOST": daemon.socket_url}, cwd=ROOT)
     return "perf-base:1"
 

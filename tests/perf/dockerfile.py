@@ -10,13 +10,15 @@ from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.packages import find_program
 
 # pip runs from its own wheel, as the base image has none; the patch comes last, so that an edit
-# of it finds everything before it in the cache: the kindest order for this comparison.
+# of it finds everything before it in the cache: the kindest order for this comparison. The base is
+# for this machine's processor, whatever the wheels are for: emulated, pip would be measured for the emulator.
 DOCKERFILE = """\
 FROM {base}
 USER root
 COPY wheels /wheels
 RUN python3 /wheels/pip.whl/pip install --quiet --no-index --no-deps --no-compile \\
-    --prefix /opt/venv /wheels/closure/*.whl
+    --only-binary=:all: {platforms} \\
+    --target /opt/venv/lib/python3.11/site-packages /wheels/closure/*.whl
 COPY edit.py /edit.py
 RUN python3 /edit.py
 """
@@ -29,8 +31,15 @@ def write_context(folder: Path, base: str, wheels: list[Path], pip_wheel: Path) 
     for wheel in wheels:
         link_or_copy(wheel, closure / wheel.name)
     link_or_copy(pip_wheel, folder / "wheels" / "pip.whl")
-    (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base), encoding="utf-8")
+    text = DOCKERFILE.format(base=base, platforms=platform_options(wheels))
+    (folder / "Dockerfile").write_text(text, encoding="utf-8")
     edit(folder, "first")
+
+
+def platform_options(wheels: list[Path]) -> str:
+    """pip's options for the platforms that wheels name, so that it takes them on any processor."""
+    tags = {tag for wheel in wheels for tag in wheel.stem.rsplit("-", 1)[1].split(".")}
+    return " ".join(f"--platform {tag}" for tag in sorted(tags - {"any"}))
 
 
 def edit(folder: Path, words: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.store.store import Store
 from tests.perf import __main__ as perf
+from tests.perf.dockerfile import platform_options
 from tests.perf.measure import Report
 
 
@@ -57,3 +58,11 @@ def test_fetching_and_verifying_share_no_folder(
     perf.measure_weights(Report(), Store(tmp_path), tmp_path, perf.read_options(["--quick"]))
     assert len(set(folders)) == 2
     assert all(folder.is_dir() and not any(folder.iterdir()) for folder in folders)
+
+
+def test_pip_is_told_the_platforms_of_the_wheels_themselves() -> None:
+    names = ("a-1-py3-none-any", "b-2-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64")
+    wheels = [Path(f"{name}.whl") for name in names]
+    both = "--platform manylinux_2_27_x86_64 --platform manylinux_2_28_x86_64"
+    assert platform_options(wheels) == both
+    assert platform_options(wheels[:1]) == ""
