@@ -78,9 +78,7 @@ async def _climbed(session: Session, rung: Rung) -> RungResult:
 
 async def _checked(session: Session, rung: Rung, spec: CheckSpec) -> tuple[Check, bool]:
     """The check, and whether the server is gone."""
-    if spec.kind == "quality" and not session.plan.quality:
-        return _check(spec, "skipped", session.plan.why_no_quality or "--no-quality"), False
-    if why := spec.skip(session):
+    if why := why_skipped(session, spec):
         return _check(spec, "skipped", why), False
     client = session.client
     client.check, before = f"{rung.name}: {spec.name}", len(client.exchanges)
@@ -94,6 +92,13 @@ async def _checked(session: Session, rung: Rung, spec: CheckSpec) -> tuple[Check
         return done("skipped", str(error)), False
     except Unsound as error:
         return done("failed", str(error)), isinstance(error, Gone)
+
+
+def why_skipped(session: Session, spec: CheckSpec) -> str:
+    """Why a check is left out; empty where it is not."""
+    if spec.kind == "quality" and not session.plan.quality:
+        return session.plan.why_no_quality or "--no-quality"
+    return spec.skip(session)
 
 
 def _check(spec: CheckSpec, verdict: Verdict, message: str, evidence: Sequence[int] = ()) -> Check:

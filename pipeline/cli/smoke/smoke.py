@@ -18,6 +18,7 @@ from pipeline.cli.serve.job import Request
 from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.cli.signing import Signing
+from pipeline.cli.smoke.dry_run import foresee, show_ladder
 from pipeline.cli.smoke.plan import PlanOptions, plan_options
 from pipeline.cli.smoke.recipe_server import (
     RecipeServer,
@@ -33,7 +34,7 @@ from pipeline.recipe.model import Recipe
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.options import ServeOptions
 from pipeline.serve.run import attempts_of, kept
-from pipeline.smoke.baseline import read_baseline, write_baseline
+from pipeline.smoke.baseline import baseline_questions, read_baseline, write_baseline
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.code import run_in_sandbox
 from pipeline.smoke.ladder import LADDER, climb
@@ -56,6 +57,7 @@ class Order:
     record: Path | None
     baseline: Path | None
     as_json: bool
+    dry_run: bool = False
 
     def session(self, address: Address, plan: SmokePlan) -> Session:
         """A climb that has not begun."""
@@ -64,6 +66,17 @@ class Order:
         session = Session(Client(address, plan.limits, headers), plan, run_in_sandbox)
         session.baseline = read_baseline(self.baseline) if self.baseline else None
         return session
+
+    def rehearse(self, target: str, session: Session, notes: Sequence[str] = ()) -> None:
+        """What a climb would ask, and what it would leave."""
+        if self.record:
+            count = log.count(len(baseline_questions()), "greedy answer")
+            notes = [*notes, f"Then {count} would be recorded in {self.record}"]
+        elif self.keep:
+            notes = [*notes, f"The result would be in {self.keep}"]
+        # a baseline is recorded of a server that answers, and of no other rung
+        rungs = LADDER[:1] if self.record else self.rungs
+        show_ladder(target, session, rungs, notes, self.as_json)
 
 
 @click.command("smoke")
@@ -81,6 +94,7 @@ class Order:
 @click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
+@click.option("--dry-run", is_flag=True, help="Show what would be asked, and ask nothing.")
 @json_option
 @click.pass_context
 def smoke(
@@ -99,6 +113,7 @@ def smoke(
     keep: Path | None,
     record: Path | None,
     baseline: Path | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Prove what a served model answers: from one answer to many streams and the whole context.
@@ -108,7 +123,7 @@ def smoke(
     served without it again. The ladder stops at the first rung that fails. A key for the server is
     read from SM120_API_KEY.
     """
-    order = Order(LADDER[: _NAMES.index(up_to) + 1], keep, record, baseline, as_json)
+    order = Order(LADDER[: _NAMES.index(up_to) + 1], keep, record, baseline, as_json, dry_run)
     if is_address(target):
         if is_started or weights or draft or on:
             raise click.UsageError("--serve, --weights, --draft and --on are for a recipe")
@@ -121,6 +136,8 @@ def smoke(
     )
     recipes, signing = recipes_of(context, folders), Signing()
     recipe = recipes.read(target)
+    if dry_run:
+        return _rehearse_recipe(order, recipe, plan_options, is_started, may_restart=not no_restart)
     holding = None if is_started else recipe.name
     with machine_on(context, on, engine, holding) as (site, containers):
         request = Request(checkout_of(context), store_of(context), options, site)
@@ -141,11 +158,25 @@ def _smoke_address(
     context: click.Context, order: Order, url: str, recipe: Recipe | None, options: PlanOptions
 ) -> None:
     session = order.session(Address.read(url), options.plan(recipe))
+    if order.dry_run:
+        return order.rehearse(url, session)
     if recipe is None:
         return _require_passed(_climbed(order, session, url), session)
     begun = smoke_attempt(recipe)
     with kept(attempts_of(store_of(context)), begun, "passed"):
         _require_passed(_climbed(order, session, url, {"attempt": begun.id}), session)
+
+
+def _rehearse_recipe(
+    order: Order, recipe: Recipe, options: PlanOptions, is_started: bool, *, may_restart: bool
+) -> None:
+    """A climb of what is served, or of what would be, as far as the recipe alone says it."""
+    near = Address.read(f"http://127.0.0.1:{recipe.port}")
+    session = order.session(near, options.plan(recipe))
+    foresee(session, recipe, may_restart=may_restart)
+    name = recipe.name
+    first = f"{name} would be started first and stopped last; `sm120 serve {name} --dry-run` checks"
+    order.rehearse(name, session, [f"{first} the machine for it"] if is_started else [])
 
 
 def _smoke_recipe(

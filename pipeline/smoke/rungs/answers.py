@@ -32,6 +32,7 @@ _RIGHT_SHARE = 0.9
 _GRADED_SHARE = 0.75
 _LOGPROB_TOKENS = 16
 _SEEN_SHARE = 0.75  # of pictures; whoever does not look is right about one in three
+UNSEEN = "neither the recipe nor the server says that the model sees"
 
 
 async def _graded(session: Session, questions: Sequence[Question], least: float) -> str:
@@ -196,8 +197,7 @@ async def _pictures(session: Session) -> str:
 
 
 def _no_vision(session: Session) -> str:
-    seen = session.plan.vision or session.sees
-    return "" if seen else "neither the recipe nor the server says that the model sees"
+    return "" if session.plan.vision or session.sees else UNSEEN
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:

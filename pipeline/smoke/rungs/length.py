@@ -17,6 +17,7 @@ _AT_ONCE = 4
 _SHORT_ANSWER = 32
 _SHORTEST_STEP = 512
 _MEASURED = (4, 40)  # sentences, at least and at most
+UNKNOWN_CONTEXT = "the server does not say how long its context is: use --context"
 # Of the tokens that a prompt was made for; the text is sized by what the server counted before.
 _CLOSE = (0.75, 1.02)
 
@@ -202,8 +203,7 @@ def contexts_of(session: Session) -> list[int]:
 
 
 def _unknown(session: Session) -> str:
-    known = session.context_tokens is not None
-    return "" if known else "the server does not say how long its context is: use --context"
+    return UNKNOWN_CONTEXT if session.context_tokens is None else ""
 
 
 def _beyond(session: Session) -> list[int]:
