@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import socket
 import ssl
 import threading
 import time
@@ -30,6 +31,8 @@ REDIRECTS = (301, 302, 303, 307, 308)
 MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
 # A thread that waits for a connection cannot be stopped; the process does not wait for it.
 _LONGEST_GOODBYE_S = 3.0
+# A name that does not resolve, and a machine on which nothing listens.
+_NOBODY = (socket.gaierror, ConnectionRefusedError)
 # Ports that a step up from http to https does not change.
 _DEFAULT = tuple((http, https) for http in (None, 80) for https in (None, 443))
 
@@ -78,7 +81,7 @@ class Client:
     ) -> None:
         self.limits = limits or Limits()
         self._connections = Connections(Proxies(proxy), make_context)
-        self._use_netrc = use_netrc
+        self._use_netrc, self._has_answer = use_netrc, False
 
     @property
     def stop(self) -> threading.Event:
@@ -110,6 +113,7 @@ class Client:
             raise BadAddress(f"{shown(url)!r} is not a valid address") from error
         except BREAKS as error:
             raise self._failure(url, error) from error
+        self._has_answer = True
         answer = Answer(raw, method, url, self._connections, bounds)
         answer.require_known_coding()
         return answer
@@ -138,16 +142,17 @@ class Client:
     def _failure(self, url: str, error: Exception) -> Exception:
         if self.stop.is_set():
             return Interrupted("stopped")
-        inner: BaseException | None = error
-        while inner is not None:
+        causes = list(_causes(error))
+        for inner in causes:
             if isinstance(inner, ssl.SSLCertVerificationError):
                 why = f"its certificate is not trusted: {inner.verify_message}"
                 return Untrusted(f"{shown(url)}: {why}")
-            inner = inner.__cause__ or inner.__context__
+        # once anybody has answered, the network is there, and what is gone may be restarting
+        is_unreached = not self._has_answer and any(isinstance(e, _NOBODY) for e in causes)
         is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
         is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
         why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
-        return Lost(f"{shown(url)}: {why}", is_stall=is_stall)
+        return Lost(f"{shown(url)}: {why}", is_stall=is_stall, is_unreached=is_unreached)
 
     def open(
         self,
@@ -222,6 +227,14 @@ class Client:
         if all_gone:
             self.stop.clear()
         return all_gone
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what led to it, the innermost last."""
+    inner: BaseException | None = error
+    while inner is not None:
+        yield inner
+        inner = inner.__cause__ or inner.__context__
 
 
 def basic(user: str, password: str) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from pipeline.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.log import Gauge
-from pipeline.net import timing
 from pipeline.net.address import goes_on, shown
 from pipeline.net.answer import Answer
 from pipeline.net.failures import BadAnswer, Lost
-from pipeline.net.timing import Patience
+from pipeline.net.timing import Patience, most_attempts
 
 # A connection that brings this much before each break is slow, not broken.
 _PROGRESS_BYTES = 1 << 20
@@ -35,7 +34,7 @@ def download(
             got = _attempt(open_at, partial, size_bytes, gauge)
         except Lost as lost:
             failures = 1 if size_so_far(partial) >= before + _PROGRESS_BYTES else failures + 1
-            if failures == timing.ATTEMPTS:
+            if failures >= most_attempts(lost):
                 raise
             patience.pause(failures - 1, lost)
             continue

@@ -8,11 +8,21 @@ class NetError(Exception):
 
 
 class Lost(NetError):
-    """The exchange failed for now: another try may help, after `wait_s` if the server names it."""
+    """The exchange failed for now: another try may help, after `wait_s` if the server names it.
 
-    def __init__(self, why: str, *, wait_s: float | None = None, is_stall: bool = False) -> None:
+    `is_unreached`: nobody is there, and no server ever answered, so that waiting seldom helps.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        *,
+        wait_s: float | None = None,
+        is_stall: bool = False,
+        is_unreached: bool = False,
+    ) -> None:
         super().__init__(why)
-        self.wait_s, self.is_stall = wait_s, is_stall
+        self.wait_s, self.is_stall, self.is_unreached = wait_s, is_stall, is_unreached
 
 
 class BadAnswer(NetError):

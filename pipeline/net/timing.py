@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 
 # With waits of 0.5 to 4 s between them, a restart of some seconds is bridged.
 ATTEMPTS = 5
+# Where nobody is there from the beginning: a mistyped name, no network, a server not yet started.
+_UNREACHED_ATTEMPTS = 2
 LONGEST_WAIT_S = 30.0
 # Some servers ask for hours, which nobody would take for progress; the Hub counts in windows of
 # five minutes.
@@ -91,6 +93,12 @@ def _many_fields(headers: Mapping[str, str], prefix: str) -> float | None:
     return max(0.0, seconds - time.time()) if seconds >= _EPOCH_FROM else seconds
 
 
+def most_attempts(lost: Lost, attempts: int | None = None) -> int:
+    """How often to ask in all, after a failure of this kind."""
+    most = attempts or ATTEMPTS
+    return min(most, _UNREACHED_ATTEMPTS) if lost.is_unreached else most
+
+
 class Patience:
     """How often and after which waits a client tries again; shared by its threads."""
 
@@ -100,13 +108,15 @@ class Patience:
 
     def retried(self, ask: Callable[[], Result], attempts: int | None = None) -> Result:
         """What `ask` returns as soon as it is not `Lost`; raises the last `Lost` otherwise."""
-        most = attempts or ATTEMPTS
-        for attempt in range(most - 1):
+        failures = 0
+        while True:
             try:
                 return ask()
             except Lost as lost:
-                self.pause(attempt, lost)
-        return ask()
+                failures += 1
+                if failures >= most_attempts(lost, attempts):
+                    raise
+                self.pause(failures - 1, lost)
 
     def pause(self, attempt: int, lost: Lost | None = None) -> None:
         """Wait longer each time, or as long as the server asks; a stop ends it."""

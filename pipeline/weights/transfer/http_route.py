@@ -138,7 +138,12 @@ def stall_limits(stall_s: float) -> Limits:
 def route_failure(pin: FilePin, error: NetError) -> AttemptFailed | NotAvailable:
     """Whether a failed request is worth another attempt on this route."""
     if isinstance(error, ConnectionLost):
-        return AttemptFailed(str(error), is_stall=error.is_stall, wait_s=error.wait_s)
+        return AttemptFailed(
+            str(error),
+            is_stall=error.is_stall,
+            is_unreached=error.is_unreached,
+            wait_s=error.wait_s,
+        )
     # a wrong proxy is a setting of this machine, not a fault of the Hub
     if isinstance(error, BadAddress | BadAnswer) and not isinstance(error, BadProxy):
         return NotAvailable(HubBroken(f"{pin.path}: {error}"))

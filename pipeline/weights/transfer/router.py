@@ -98,6 +98,11 @@ class Router:
         fastest = max(self._rates.values()) or 1.0
         return min(shared, key=lambda i: ((self._open[i] + 1) / (self._rates[i] or fastest), i))
 
+    def n_routes(self, pin: FilePin) -> int:
+        """How many routes may have a file."""
+        with self._guard:
+            return len(self._order(pin))
+
     def opened(self, route: Route, by: int) -> None:
         """One more range is open there, or one less."""
         with self._guard:
@@ -203,7 +208,7 @@ class Attempts:
 
     def __init__(self, router: Router, stop: threading.Event, first_wait_s: float) -> None:
         self._router, self._stop, self._first_wait_s = router, stop, first_wait_s
-        self._failures = self._deferred = self._turn = 0
+        self._failures = self._deferred = self._unreached = self._turn = 0
         self._route: Route | None = None
         self._first: Route | None = None  # where the attempts at this range began
         self._pin: FilePin | None = None
@@ -234,7 +239,7 @@ class Attempts:
 
     def received(self, n_bytes: int) -> None:
         """Bytes came: the failures before them no longer count."""
-        self._failures = self._deferred = 0
+        self._failures = self._deferred = self._unreached = 0
         self._reasons.clear()
         if not self._received and self._route and self._pin:
             self._router.gave(self._route, self._pin)
@@ -242,7 +247,7 @@ class Attempts:
 
     def completed(self) -> None:
         """A whole range came: the first route is as good as any again."""
-        self._failures = self._deferred = self._turn = 0
+        self._failures = self._deferred = self._unreached = self._turn = 0
         self._reasons.clear()
         if self._route is not None:
             seconds = time.monotonic() - self._opened_s
@@ -263,15 +268,18 @@ class Attempts:
             if self._deferred < DEFERRED_ATTEMPTS:
                 return
         self._failures += 1
+        self._unreached = self._unreached + 1 if failure.is_unreached else 0
         if route is not None:
             if failure.is_stall:
                 self._router.stalled(route)
             if not self._received:
                 self._router.failed(route)
         # a stall has cost much time already; a quick failure may pass, so its route gets two tries
-        if failure.is_stall or self._failures % 2 == 0:
+        if failure.is_stall or failure.is_unreached or self._failures % 2 == 0:
             self._turn += 1
-        if self._failures >= ATTEMPTS or self._deferred >= DEFERRED_ATTEMPTS:
+        # nobody was there in a whole round: no network, or a mistyped name
+        is_alone = self._unreached > self._router.n_routes(pin)
+        if is_alone or self._failures >= ATTEMPTS or self._deferred >= DEFERRED_ATTEMPTS:
             rows = [*self._router.reasons(pin), *((why, n) for n, why in self._reasons.items())]
             reasons = "; ".join(f"{why} ({name})" for why, name in rows)
             raise failure.error_type(f"{pin.path}: {reasons}") from failure

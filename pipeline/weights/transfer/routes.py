@@ -43,12 +43,14 @@ class AttemptFailed(Exception):
         reason: str,
         *,
         is_stall: bool = False,
+        is_unreached: bool = False,
         wait_s: float | None = None,
         error_type: Callable[[str], PipelineError] = SourceUnreachable,
     ) -> None:
         super().__init__(reason)
         # a stall has cost its time already, so the router leaves the route at once; see `Attempts`
-        self.is_stall, self.wait_s, self.error_type = is_stall, wait_s, error_type
+        self.is_stall, self.is_unreached = is_stall, is_unreached
+        self.wait_s, self.error_type = wait_s, error_type
 
 
 class NotAvailable(Exception):

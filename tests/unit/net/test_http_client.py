@@ -27,7 +27,7 @@ from pipeline.net.failures import (
     Untrusted,
 )
 from pipeline.net.route import Proxies, read_proxy, tls_context
-from pipeline.net.timing import Limits, Watchdog, asked_wait_s
+from pipeline.net.timing import ATTEMPTS, Limits, Patience, Watchdog, asked_wait_s
 from tests.testbed import hostile
 from tests.testbed.hostile import SHORT, hostile_server
 
@@ -359,6 +359,47 @@ def test_what_is_no_address_is_reported_as_such(url: str) -> None:
 def test_a_server_that_is_not_there_is_lost_and_not_wrong() -> None:
     with pytest.raises(Lost, match="refused"):
         client().fetch("http://127.0.0.1:9/x", most_bytes=9)
+
+
+def _no_such_name(*args: object, **more: object) -> object:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def _attempts(asker: Client, url: str) -> int:
+    """How often an address is asked until it is given up."""
+    n_asked = 0
+
+    def once() -> object:
+        nonlocal n_asked
+        n_asked += 1
+        reply = asker.fetch(url, most_bytes=9)
+        if reply.status >= 500:
+            raise Lost(f"answers {reply.status}")
+        return reply
+
+    with pytest.raises(Lost):
+        Patience(asker.stop, 0.0).retried(once)
+    return n_asked
+
+
+def test_where_nobody_is_there_from_the_beginning_two_attempts_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _attempts(client(), "http://127.0.0.1:9/x") == 2
+    monkeypatch.setattr(socket, "getaddrinfo", _no_such_name)
+    assert _attempts(client(), "http://hub.invalid/x") == 2
+
+
+def test_a_server_that_answers_with_an_error_or_answered_before_is_tried_more_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = hostile.sends(b"HTTP/1.1 503 x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    asker = client()
+    with hostile_server(failing) as url:
+        assert _attempts(asker, url) == ATTEMPTS
+    assert _attempts(asker, url) == ATTEMPTS
+    monkeypatch.setattr(socket, "getaddrinfo", _no_such_name)
+    assert _attempts(asker, "http://hub.invalid/x") == ATTEMPTS
 
 
 def test_a_redirect_never_leads_from_https_to_another_hosts_http() -> None:

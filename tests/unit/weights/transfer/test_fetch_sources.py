@@ -12,6 +12,8 @@ from pipeline.errors import (
     SourceUnreachable,
 )
 from pipeline.weights.place import new_place
+from pipeline.weights.transfer.router import Attempts
+from pipeline.weights.transfer.xet_route import has_xet
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, Bed, big_bytes
@@ -128,6 +130,18 @@ def test_where_nobody_delivers_everybody_is_named(bed: Bed) -> None:
         bed.fetch(place, neighbours=("http://127.0.0.1:9",), endpoint="http://127.0.0.1:19")
     assert "(127.0.0.1:9)" in str(error.value)
     assert "(plain HTTP)" in str(error.value)
+
+
+def test_without_network_a_fetch_ends_after_each_way_was_tried(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.lock()
+    pauses: list[float] = []
+    monkeypatch.setattr(Attempts, "_wait", lambda self, wait_s: pauses.append(wait_s))
+    with pytest.raises(SourceUnreachable, match="Connection refused"):
+        bed.fetch(endpoint="http://127.0.0.1:19", pins=[bed.pin()], jobs=1)
+    # a pause after each failure but the last: plain HTTP, Xet where it is here, and one again
+    assert len(pauses) == 1 + has_xet()
 
 
 def test_a_folder_delivers_offline(bed: Bed, tmp_path: Path) -> None:
