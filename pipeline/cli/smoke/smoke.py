@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -138,15 +139,17 @@ def smoke(
     recipe = recipes.read(target)
     if dry_run:
         return _rehearse_recipe(order, recipe, plan_options, is_started, may_restart=not no_restart)
+    climb_it = functools.partial(
+        _smoke_recipe, order, recipes, plan_options, signing, may_restart=not no_restart
+    )
     holding = None if is_started else recipe.name
     with machine_on(context, on, engine, holding) as (site, containers):
         request = Request(checkout_of(context), store_of(context), options, site)
         if is_started:
             with started_server(containers, request, recipe) as server:
-                _smoke_recipe(order, server, recipes, plan_options, signing, is_ours=True)
+                climb_it(server, is_ours=True)
             return
-        server = find_server(containers, request, recipe)
-        _smoke_recipe(order, server, recipes, plan_options, signing, may_restart=not no_restart)
+        climb_it(find_server(containers, request, recipe))
 
 
 def is_address(target: str) -> bool:
@@ -181,12 +184,12 @@ def _rehearse_recipe(
 
 def _smoke_recipe(
     order: Order,
-    server: RecipeServer,
     recipes: Recipes,
     options: PlanOptions,
     signing: Signing,
+    server: RecipeServer,
     *,
-    may_restart: bool = True,
+    may_restart: bool,
     is_ours: bool = False,
 ) -> None:
     """Climb, state the result, and take back a draft model that does not hold."""

@@ -194,6 +194,17 @@ def test_a_recipe_can_be_started_for_the_climb_and_is_stopped_after_it(
     assert world.engine.known == {}
 
 
+def test_what_is_started_for_a_climb_is_not_restarted_where_that_is_forbidden(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "_refused", lambda checkout, launch: ())
+    world.recipe(engine="llama-cpp", model={"tiny": True, "file": "tiny.gguf", "name": "brain-1"})
+    world.engine.model.can_count_only = True
+    result = world.smoke("--serve", "--no-restart", "--json").json
+    (restart,) = [c for r in result["rungs"] for c in r["checks"] if c["name"] == "restart"]
+    assert (restart["verdict"], restart["message"]) == ("skipped", "--no-restart")
+
+
 def test_what_is_not_served_is_said_with_the_commands_that_start_it(world: World) -> None:
     ended = world.smoke()
     assert ended.error == "NothingServed"
