@@ -11,11 +11,11 @@ name the cache or a repository: all three are accepted.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import WeightsUnknown
+from pipeline.errors import LockEdited, LockStale, PipelineError, WeightsUnknown
 from pipeline.lock.sealed import read_or_none
 from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, read_lock, write_lock
 
@@ -148,6 +148,43 @@ def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:
         if lock and (lock.repository, lock.spec) == (spec.repository, spec.lock_digest()):
             return lock
     return None
+
+
+def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> Place | None:
+    """Where the lock of a spec lies among folders from which its files are to come.
+
+    None where there is no lock at all; one that is damaged or of something else is refused.
+    """
+    places = [place for folder in folders for place in _offered(folder)]
+    for place in places:
+        if (place.lock.repository, place.lock.spec) == (spec.repository, spec.lock_digest()):
+            return place
+    if places:
+        raise _of_something_else(places, spec)
+    return None
+
+
+def _offered(folder: Path) -> list[Place]:
+    try:
+        return list(_beside(folder, in_hub_cache(folder)))
+    except LockEdited as error:
+        hint = "Copy the folder again from the machine that fetched it."
+        raise LockEdited(f"{folder}: {error}", hint) from error
+
+
+def _of_something_else(places: Sequence[Place], spec: WeightsSpec) -> PipelineError:
+    for place in places:
+        # the name is right, so what the spec asks for has changed
+        if (place.lock.name, place.lock.repository) == (spec.name, spec.repository):
+            return LockStale(
+                f"{place.lock_file}: was made for another spec than the {spec.name} that is here",
+                "Bring that spec along, or lock and fetch again where the Hub can be reached.",
+            )
+    there = ", ".join(f"{p.root} has {p.lock.name} of {p.lock.repository}" for p in places)
+    return WeightsUnknown(
+        f"no lock of {spec.name} ({spec.repository} at {spec.revision}): {there}",
+        "Name the folder of this set with --from, or fetch what is there by its own name.",
+    )
 
 
 def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,12 +12,13 @@ from pipeline.cli.context import checkout_of, checkout_or_none, say_json
 from pipeline.cli.file_statements import leave_weights_statement, show_statement
 from pipeline.cli.options import ANY_PATH, Rate, jobs_option, json_option, offline_option
 from pipeline.cli.signing import Signing
-from pipeline.errors import StoreUnwritable
+from pipeline.errors import LockMissing, StoreUnwritable
 from pipeline.files import ANOTHER_PLACE
 from pipeline.fit.named import named_spec
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import repair_known
 from pipeline.weights.disk.install import name_revision
+from pipeline.weights.hub import is_offline
 from pipeline.weights.model import (
     WeightsLock,
     WeightsSpec,
@@ -24,14 +26,13 @@ from pipeline.weights.model import (
     current_lock,
     is_reference,
     lock_path,
-    read_spec,
     spec_of,
 )
-from pipeline.weights.place import Place, kept_lock, new_place
+from pipeline.weights.place import Place, kept_lock, new_place, offered_place
 from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
 from pipeline.weights.transfer.lookup import look_up_now
 from pipeline.weights.transfer.plan import PlannedFile, plan_fetch
-from pipeline.weights.transfer.sources import open_routes
+from pipeline.weights.transfer.sources import named_folders, open_routes
 
 
 @click.command("fetch")
@@ -84,11 +85,12 @@ def fetch_set(
     machine gets the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
 
     A model that is named as on the Hub needs neither a spec nor a lock: it is looked up once,
-    and the folder keeps that commit.
+    and the folder keeps that commit. With --offline, and where the checkout has no lock, the lock
+    in a folder of --from counts.
     """
     # before hours of download: a named key that cannot sign is an error now
     signing = Signing()
-    spec, lock = _locked(context, name, folder, offline)
+    spec, lock = _locked(context, name, folder, neighbours, offline)
     pins = chosen_files(lock, only, exclude)
     place = new_place(folder, lock, hub_cache=hub_cache)
     options = Options(jobs=jobs, limit_bytes_per_s=limit_rate)
@@ -136,24 +138,44 @@ def fetch_set(
 
 
 def _locked(
-    context: click.Context, name: str, folder: Path, offline: bool
+    context: click.Context, name: str, folder: Path, neighbours: Sequence[str], offline: bool
 ) -> tuple[WeightsSpec, WeightsLock]:
-    """The checkout's lock; of a model without one that of the folder, else as the Hub has it."""
-    if not is_reference(name):
-        checkout = checkout_of(context)
-        return named_spec(checkout, name), current_lock(checkout, name)
-    known = checkout_or_none(context)
-    spec = read_spec(known, name) if known else spec_of(name)
+    """The checkout's lock; where it has none, one beside files, else as the Hub has it."""
+    known = checkout_or_none(context) if is_reference(name) else checkout_of(context)
+    spec = named_spec(known, name) if known else spec_of(name)
     if known and lock_path(known, spec.name).exists():
         return spec, current_lock(known, name)
-    if lock := kept_lock(folder, spec):
-        log.say(f"{spec.repository}: commit {lock.commit}, as this folder has it")
+    if lock := _beside_files(spec, name, folder, neighbours, offline):
         return spec, lock
+    if known and not is_reference(name):
+        return spec, current_lock(known, name)
     looked = look_up_now(spec, offline=offline)
     for warning in looked.warnings:
         log.say(f"warning: {warning}")
     log.say(f"  {spec.repository}: commit {looked.lock.commit}")
     return spec, looked.lock
+
+
+def _beside_files(
+    spec: WeightsSpec, name: str, folder: Path, neighbours: Sequence[str], offline: bool
+) -> WeightsLock | None:
+    """The lock that lies at the target or, where the Hub may not be asked, at a source."""
+    if is_reference(name) and (lock := kept_lock(folder, spec)):
+        log.say(f"{spec.repository}: commit {lock.commit}, as this folder has it")
+        return lock
+    if not offline and not is_offline():
+        return None
+    if place := offered_place(named_folders(neighbours), spec):
+        commit = f"{spec.repository}: commit {place.lock.commit}"
+        log.say(f"{commit}, by the lock in {place.root}, as there is none in a checkout")
+        return place.lock
+    if is_reference(name):
+        return None
+    raise LockMissing(
+        f"{spec.name}: has no lock, neither in the checkout nor in a folder of --from",
+        f"Make it where the Hub can be reached (`sm120 weights lock {name}`), or name with --from a"
+        " folder that `sm120 weights fetch` made.",
+    )
 
 
 def _show_plan(place: Place, planned: list[PlannedFile], as_json: bool) -> None:

@@ -61,9 +61,7 @@ def find_routes(
 
     The Hub's token is sent to the Hub only; neighbours get the one in SM120_NEIGHBOUR_TOKEN.
     """
-    folders = [f for place in neighbours if (f := folder_of(place))]
-    if missing := [f for f in folders if not f.is_dir()]:
-        raise SpecInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
+    folders = named_folders(neighbours)
     # all that are named share the work; the internet is asked for what none of them has
     routes: list[Route] = [FolderRoute(folder, lock) for folder in folders]
     if offline:
@@ -86,6 +84,14 @@ def find_routes(
     if with_xet and has_xet():
         routes.append(XetRoute(client, home, stall_s))
     return routes
+
+
+def named_folders(neighbours: Sequence[str]) -> list[Path]:
+    """The folders among the sources that a user named."""
+    folders = [f for place in neighbours if (f := folder_of(place))]
+    if missing := [f for f in folders if not f.is_dir()]:
+        raise SpecInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
+    return folders
 
 
 class FolderRoute:

@@ -158,6 +158,62 @@ def test_a_subset_and_a_folder_and_offline(hub: TestHub, sm120: Command) -> None
     assert hub.sent_bytes("config.json") == len(FILES["config.json"])
 
 
+def test_a_folder_that_was_carried_over_is_enough(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    sm120("weights", "fetch", "tiny", "--to", "disk")
+    sm120("weights", "fetch", "org/tiny", "--to", "cache", "--hub-cache")
+    lock_file(sm120).unlink()
+    hub.asked.clear()
+    for name, source, target in (("tiny", "disk", "a"), ("org/tiny", "cache", "b")):
+        ended = sm120("weights", "fetch", name, "--to", target, "--from", source, "--offline")
+        assert ended.code == 0, ended.err
+        assert f"by the lock in {source}" in ended.err
+        assert "3 files are right, 3 of them new" in ended.out
+        assert sm120("weights", "verify", target).code == 0
+    assert hub.asked == []
+
+
+def test_the_checkouts_lock_goes_before_the_one_in_a_folder(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    sm120("weights", "fetch", "tiny", "--to", "disk")
+    hub.add("org/tiny", {**FILES, "config.json": b"{}"})
+    sm120("weights", "lock", "tiny")
+    ended = sm120("weights", "fetch", "tiny", "--to", "a", "--from", "disk", "--offline")
+    assert ended.error == "OfflineMiss"
+    assert "config.json" in ended.err
+
+
+def test_a_lock_in_a_folder_that_is_damaged_or_of_something_else_is_refused(
+    hub: TestHub, sm120: Command
+) -> None:
+    sm120("weights", "lock", "tiny")
+    sm120("weights", "fetch", "tiny", "--to", "disk")
+    lock_file(sm120).unlink()
+    hub.add("org/other", FILES)
+    take = ("weights", "fetch", "tiny", "--to", "a", "--offline", "--from")
+    assert sm120("weights", "fetch", "org/other", "--to", "other").code == 0
+    ended = sm120(*take, "other")
+    assert ended.error == "WeightsUnknown"
+    assert "other has org--other of org/other" in ended.err
+    assert sm120(*take, "other", "--from", "disk", "--dry-run").code == 0
+    write_spec(sm120.cwd, exclude=["*.py"])
+    assert sm120(*take, "disk").error == "LockStale"
+    write_spec(sm120.cwd)
+    kept = sm120.cwd / "disk/.sm120/lock.yaml"
+    whole = kept.read_text(encoding="utf-8")
+    for damaged in (whole.replace("modeling.py", "modeling.so"), whole[: len(whole) // 2]):
+        kept.write_text(damaged, encoding="utf-8")
+        ended = sm120(*take, "disk")
+        assert ended.error == "LockEdited"
+        assert "disk: " in ended.err
+        assert "Copy the folder again" in ended.err
+    kept.unlink()
+    ended = sm120(*take, "disk")
+    assert ended.error == "LockMissing"
+    assert "neither in the checkout nor in a folder of --from" in ended.err
+    assert not (sm120.cwd / "a").exists()
+
+
 @pytest.mark.parametrize("limit", ["0", "fast", "-1MB/s", "1XB/s", "MB/s"])
 def test_a_rate_that_is_none_is_a_usage_error(hub: TestHub, sm120: Command, limit: str) -> None:
     assert sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", limit).code == 2
