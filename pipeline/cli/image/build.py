@@ -26,6 +26,7 @@ from pipeline.cli.context import (
 )
 from pipeline.cli.gate.stage import judge_images, require_all_passed, stage_json, stage_table
 from pipeline.cli.image.plan import show_plan
+from pipeline.cli.image.rebuild_plan import show_rebuild
 from pipeline.cli.image.run_lines import recipe_for_any_machine
 from pipeline.cli.image_statements import evidence_table, leave_statements
 from pipeline.cli.images import find_image, plans_of
@@ -222,6 +223,7 @@ def _built_json(built: Built) -> dict[str, Any]:
     is_flag=True,
     help="Take compiled objects from the store, and only link again.",
 )
+@click.option("--dry-run", is_flag=True, help="Show what would be fetched and built again.")
 @key_option
 @platform_option
 @mirror_option
@@ -234,6 +236,7 @@ def rebuild(
     name: str,
     attest: bool,
     keep_objects: bool,
+    dry_run: bool,
     key_path: Path | None,
     platform: str | None,
     mirrors: tuple[str, ...],
@@ -252,8 +255,13 @@ def rebuild(
     if attest and keep_objects:
         # objects that were compiled before prove nothing about compiling
         raise click.UsageError("--attest needs everything compiled again; leave --keep-objects out")
-    checkout, store = checkout_of(context), store_of(context)
+    checkout = checkout_of(context)
     signer = signer_of(key_path) if attest else None
+    if dry_run:
+        seen = store_to_read(context)
+        first = find_image(checkout, seen, name, platform)
+        return show_rebuild(first, seen, keep_objects=keep_objects, as_json=as_json)
+    store = store_of(context)
     with store.in_use(), store.scratch() as folder:
         first = find_image(checkout, store, name, platform)
         # nothing that was built before can leak into the second build

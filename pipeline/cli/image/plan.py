@@ -8,7 +8,14 @@ import click
 
 from pipeline import log
 from pipeline.assemble.image import staleness
-from pipeline.assemble.plan import ImagePlan, layer_bytes_guess, plan_image, work_for
+from pipeline.assemble.plan import (
+    ImagePlan,
+    TreePlan,
+    Work,
+    layer_bytes_guess,
+    plan_image,
+    work_for,
+)
 from pipeline.cli.context import checkout_of, say_json, store_to_read
 from pipeline.cli.images import plans_of
 from pipeline.cli.options import json_option, platform_option
@@ -75,12 +82,31 @@ def plan(
     show_plan(plans_of(checkout, names, platform), store, as_json)
 
 
-def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
-    """What building these images would take."""
+def work_of(plans: list[ImagePlan], store: Store) -> tuple[Work, list[TreePlan]]:
+    """What a store lacks for images, and the trees that are compiled for them first."""
     trees = missing_trees(store, plans)
     # what compiles them is built first, where it is missing
     work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
-    work = replace(work, fetch=(*work.fetch, *missing_archives(store, trees)))
+    return replace(work, fetch=(*work.fetch, *missing_archives(store, trees))), trees
+
+
+def layer_rows(work: Work, trees: list[TreePlan]) -> list[list[str]]:
+    """Every layer, tree and foreign base, with its size and what becomes of it."""
+    rows = [
+        [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
+        for x in [*work.cached, *work.missing]
+    ]
+    rows += [
+        [tree.title, "-", f"to compile, {tree.build.cpu_minutes} CPU-minutes"] for tree in trees
+    ]
+    for base in work.bases:
+        rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])
+    return rows
+
+
+def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
+    """What building these images would take."""
+    work, trees = work_of(plans, store)
     if as_json:
         return say_json(
             {
@@ -96,16 +122,7 @@ def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
                 ],
             }
         )
-    rows = [
-        [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
-        for x in [*work.cached, *work.missing]
-    ]
-    rows += [
-        [tree.title, "-", f"to compile, {tree.build.cpu_minutes} CPU-minutes"] for tree in trees
-    ]
-    for base in work.bases:
-        rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])
-    click.echo(log.table(["layer", "size (about)", "state"], rows))
+    click.echo(log.table(["layer", "size (about)", "state"], layer_rows(work, trees)))
     more = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
     click.echo(
         f"\n{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}{more};"

@@ -12,7 +12,7 @@ from pipeline.errors import PipelineError, UnknownImage
 from pipeline.lock.model import read_lock
 from pipeline.net import timing
 from pipeline.spec.checkout import Checkout
-from pipeline.store.store import open_store
+from pipeline.store.store import default_root, open_store
 from tests.docs.error_table import error_families, error_kinds
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import (
@@ -131,6 +131,22 @@ def test_the_way_through(sm120: Command, checkout: Checkout, tmp_path: Path) -> 
     assert rebuilt["platform"] == AMD64
     ended = sm120("image", "rebuild", "tiny", "--offline")
     assert ended.out == f"tiny for {AMD64}: identical, {built['digest']}\n"
+
+
+def test_a_dry_rebuild_needs_an_image_that_was_built_and_makes_no_store(
+    sm120: Command, checkout: Checkout
+) -> None:
+    ended = sm120("image", "rebuild", "tiny", "--dry-run")
+    assert (ended.error, default_root().exists()) == ("UnknownImage", False)
+    assert sm120("image", "rebuild", "tyni", "--dry-run").error == "UnknownImage"
+    build_tiny(sm120, "--accept")
+    (wheel,) = (default_root() / "inputs").iterdir()
+    plan = sm120("image", "rebuild", "tiny", "--dry-run", "--json").json
+    assert (plan["fetch_files"], plan["store_files"]) == (0, 1)
+    wheel.unlink()
+    plan = sm120("image", "rebuild", "tiny", "--dry-run", "--json").json
+    assert (plan["fetch_files"], plan["store_files"]) == (1, 0)
+    assert "1 file to fetch" in sm120("image", "rebuild", "tiny", "--dry-run").out
 
 
 def test_after_a_build_the_ways_with_and_without_docker_are_named(

@@ -121,6 +121,24 @@ def test_a_rebuild_compiles_again_and_is_identical(desk: Desk) -> None:
     }
 
 
+def test_a_dry_rebuild_names_what_is_built_and_compiled_again_and_touches_nothing(
+    desk: Desk,
+) -> None:
+    digest = desk.build()
+    before = files_below(default_root(), desk.place)
+    words = ("image", "rebuild", "engine", "--dry-run")
+    plan = desk(*words, "--json").json
+    assert (plan["digest"], plan["platform"], plan["dry_run"]) == (digest, AMD64, True)
+    assert plan["compile"] == ["hello (plain)", "hello (other)"]
+    assert (plan["fetch_files"], plan["base_bytes"]) == (0, 0)
+    assert f"engine for {AMD64} would be compared with {digest}" in (text := desk(*words).out)
+    assert "to compile, 1 CPU-minutes" in text
+    assert "nothing was built" in text
+    assert "objects are taken" in desk(*words, "--keep-objects").out
+    assert desk(*words, "--keep-objects", "--attest").code == 2
+    assert files_below(default_root(), desk.place) == before
+
+
 def test_a_rebuild_with_declared_differences_is_equivalent(desk: Desk) -> None:
     digest = desk.build()
     desk.way.make = lambda source: (
