@@ -93,7 +93,7 @@ def _mistake(place: tuple[int | str, ...], message: str) -> str:
 def _hint(path: Path, model: type[BaseModel]) -> str:
     name = getattr(model, "schema_name", None)
     if name is None:
-        return f"Correct it, or take the committed file again (`git checkout {path.name}`)."
+        return f"Correct it, or take the committed file again (`git checkout {path}`)."
     return f"Correct it; `sm120 image schema {name}` prints what the file may hold."
 
 

@@ -150,8 +150,8 @@ def read_private_file(
 ) -> PrivateKey:
     """A private key from a file that only its owner can read."""
     data = read_key_file(path)
-    # as ssh does: a key that others could read may have been copied
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    # as ssh does: a key that others could read may have been copied; a public one may be
+    if b"PRIVATE KEY" in data and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyInvalid(f"{path}: others can read it", f"chmod 600 {path}; better a new key.")
     return read_private(data, str(path), passphrase, curves)
 

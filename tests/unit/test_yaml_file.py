@@ -29,6 +29,14 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, GOOD).name == "tiny"
 
 
+def test_the_hint_names_a_committed_file_so_that_git_finds_it(tmp_path: Path) -> None:
+    path = tmp_path / "golden.yaml"
+    path.write_text("colour: blue\n")
+    with pytest.raises(SpecInvalid) as caught:
+        read_yaml(path, Golden)
+    assert f"`git checkout {path}`" in caught.value.hint
+
+
 BAD: dict[str, tuple[str | bytes, str]] = {
     "an empty file": ("", "is not a mapping"),
     "only a comment": ("# nothing\n", "is not a mapping"),
@@ -122,7 +130,7 @@ def test_the_hint_names_a_schema_that_there_is(tmp_path: Path) -> None:
     # a lock's model has no schema that people could want
     with pytest.raises(SpecInvalid) as caught:
         read_yaml(path, Golden)
-    assert "schema" not in caught.value.hint
+    assert "image schema" not in caught.value.hint
 
 
 def test_what_cannot_be_read_has_no_field_to_correct(tmp_path: Path) -> None:

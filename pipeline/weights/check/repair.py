@@ -272,7 +272,7 @@ class _Repairer:
         asked = new.patch(self._place.file(pin), self._marks(pin), source)
         if asked is not None and new.is_right():
             fetched = sum(stop - start for start, stop in asked)
-            return self._install(new, f"{len(asked)} ranges fetched", fetched)
+            return self._install(new, f"{log.count(len(asked), 'range')} fetched", fetched)
         if asked is not None:
             new.path.unlink(missing_ok=True)
         return self._install(new, "fetched whole", new.fetch_whole(source))

@@ -94,6 +94,12 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_private_file(path)
 
 
+def test_a_public_key_in_the_place_of_a_private_one_is_named_as_that(tmp_path: Path) -> None:
+    public = write_key(tmp_path / "mine.pem", new_key())
+    with pytest.raises(KeyInvalid, match="is not a private key"):
+        read_private_file(public)
+
+
 def rsa_key() -> rsa.RSAPrivateKey:
     return rsa.generate_private_key(65537, 2048)
 

@@ -105,7 +105,7 @@ def test_a_flipped_byte_costs_one_block(big: DiskSet) -> None:
     source = Counting(big.source)
     (repaired,) = mend(big, source)
     assert source.asked == [(BIG, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES)]
-    assert repaired.fetched_bytes == BLOCK_BYTES
+    assert (repaired.how, repaired.fetched_bytes) == ("1 range fetched", BLOCK_BYTES)
     assert is_right(big)
 
 
