@@ -6,7 +6,7 @@ answer without loading the modules: those import what their verbs need, which ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline.cli.names import Kind, complete_names
 from pipeline.errors import UnknownName
 
 
@@ -22,15 +23,22 @@ class Verb(NamedTuple):
 
     where: str
     summary: str
+    names: Kind | None = None  # what its first argument names, for shell completion
 
 
-_PLAN = Verb("image.plan:plan", "Show what a build would fetch and how much disk it needs.")
-_BUILD = Verb("image.build:build", "Build images into the store: no Docker, no root.")
-_LOAD = Verb("image.deliver:load", "Load a built image into Docker.")
-_RENDER = Verb("recipe.render:render", "Print a recipe as the command or unit that runs it.")
-_PUBLISH = Verb("registry.publish:publish", "Push a built image and its evidence to a registry.")
+_PLAN = Verb(
+    "image.plan:plan", "Show what a build would fetch and how much disk it needs.", "image"
+)
+_BUILD = Verb("image.build:build", "Build images into the store: no Docker, no root.", "image")
+_LOAD = Verb("image.deliver:load", "Load a built image into Docker.", "image")
+_RENDER = Verb(
+    "recipe.render:render", "Print a recipe as the command or unit that runs it.", "recipe"
+)
+_PUBLISH = Verb(
+    "registry.publish:publish", "Push a built image and its evidence to a registry.", "image"
+)
 _VERIFY = Verb("evidence.verify:verify", "Check the evidence of an image, a file or weights.")
-_SERVE = Verb("serve.serve:serve", "Start a recipe's engine and wait until it answers.")
+_SERVE = Verb("serve.serve:serve", "Start a recipe's engine and wait until it answers.", "recipe")
 _DOCTOR = Verb("host.doctor:doctor", "Recognise known problems in logs and on this host.")
 
 # in the order of a first day
@@ -40,7 +48,9 @@ DAILY = {
     "load": _LOAD,
     "render": _RENDER,
     "serve": _SERVE,
-    "smoke": Verb("smoke.smoke:smoke", "Prove what a served model answers, rung by rung."),
+    "smoke": Verb(
+        "smoke.smoke:smoke", "Prove what a served model answers, rung by rung.", "recipe"
+    ),
     "report": Verb("report:report", "Show benchmark results as a page, PDF, Markdown or CSV."),
     "verify": _VERIFY,
     "publish": _PUBLISH,
@@ -50,18 +60,26 @@ DAILY = {
 IMAGE = {
     "list": Verb("image.plan:list_images", "List the images, and which are locked and built."),
     "new": Verb("image.new:new", "Write the spec of an image of your own."),
-    "add-patch": Verb("image.new:add_patch", "Add a patch, from a diff or an edited file."),
+    "add-patch": Verb(
+        "image.new:add_patch", "Add a patch, from a diff or an edited file.", "image"
+    ),
     "plan": _PLAN,
     "build": _BUILD,
-    "test": Verb("image.start:test_images", "Prove that images start, without a GPU."),
+    "test": Verb("image.start:test_images", "Prove that images start, without a GPU.", "image"),
     "load": _LOAD,
-    "export": Verb("image.deliver:export", "Write a built image as an OCI layout folder."),
-    "collect": Verb("image.deliver:collect", "Download all inputs for a machine without network."),
-    "lock": Verb("image.lock:lock", "Resolve exact versions and hashes; write the locks."),
-    "rebuild": Verb("image.build:rebuild", "Build again from nothing and compare every byte."),
-    "explain": Verb("image.explain:explain", "Show which package or patch a file comes from."),
-    "files": Verb("image.explain:files", "List the files of a built image."),
-    "cat": Verb("image.explain:cat", "Print a file of a built image."),
+    "export": Verb("image.deliver:export", "Write a built image as an OCI layout folder.", "image"),
+    "collect": Verb(
+        "image.deliver:collect", "Download all inputs for a machine without network.", "image"
+    ),
+    "lock": Verb("image.lock:lock", "Resolve exact versions and hashes; write the locks.", "image"),
+    "rebuild": Verb(
+        "image.build:rebuild", "Build again from nothing and compare every byte.", "image"
+    ),
+    "explain": Verb(
+        "image.explain:explain", "Show which package or patch a file comes from.", "image"
+    ),
+    "files": Verb("image.explain:files", "List the files of a built image.", "image"),
+    "cat": Verb("image.explain:cat", "Print a file of a built image.", "image"),
     "sources": Verb("image.explain:sources", "Show where this machine downloads files from."),
     "schema": Verb("image.explain:schema", "Print the JSON schema of a file or statement."),
 }
@@ -74,10 +92,12 @@ SOURCE = {
     "import-objects": Verb("source.share:import_from", "Take over objects of another machine."),
 }
 GATE = {
-    "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code."),
+    "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code.", "image"),
     "find": Verb("gate.find:find", "Find the case of a kernel, by name or by a traceback."),
-    "patches": Verb("gate.patches:patches", "Judge whether each patch of an image is needed."),
-    "tune": Verb("gate.patches:tune", "Rank other launch parameters for one gate case."),
+    "patches": Verb(
+        "gate.patches:patches", "Judge whether each patch of an image is needed.", "image"
+    ),
+    "tune": Verb("gate.patches:tune", "Rank other launch parameters for one gate case.", "image"),
 }
 WEIGHTS = {
     "list": Verb("weights.lock:list_sets", "List the weights that this checkout knows."),
@@ -93,18 +113,24 @@ WEIGHTS = {
 }
 RECIPE = {
     "list": Verb("recipe.show:list_recipes", "List the recipes and what each rests on."),
-    "show": Verb("recipe.show:show", "Show a recipe with all that it extends."),
+    "show": Verb("recipe.show:show", "Show a recipe with all that it extends.", "recipe"),
     "render": _RENDER,
-    "flags": Verb("recipe.flags:flags", "Show the flags that the engine of an image accepts."),
-    "products": Verb("recipe.products:products", "Check FP4 and FP8 matrix products on a GPU."),
+    "flags": Verb(
+        "recipe.flags:flags", "Show the flags that the engine of an image accepts.", "image"
+    ),
+    "products": Verb(
+        "recipe.products:products", "Check FP4 and FP8 matrix products on a GPU.", "recipe"
+    ),
     "serve": _SERVE,
     "status": Verb("serve.served:status", "Show what is served, and whether it is as built."),
-    "logs": Verb("serve.served:logs", "Print the log of a served recipe."),
-    "stop": Verb("serve.served:stop", "End a served recipe and remove its container."),
+    "logs": Verb("serve.served:logs", "Print the log of a served recipe.", "recipe"),
+    "stop": Verb("serve.served:stop", "End a served recipe and remove its container.", "recipe"),
     "attempts": Verb("serve.served:attempts", "Show what was tried, and how it went."),
 }
 BENCH = {
-    "run": Verb("bench:run", "Measure a served recipe or any server; the word may be left out."),
+    "run": Verb(
+        "bench:run", "Measure a served recipe or any server; the word may be left out.", "recipe"
+    ),
     "list": Verb("bench:list_workloads", "List the workloads that are shipped."),
     "compare": Verb("bench_results:compare", "Compare two results; a gate for CI."),
     "attest": Verb("bench_results:attest", "State and sign the results of benchmarks."),
@@ -124,9 +150,9 @@ HOST = {
 }
 EVIDENCE = {
     "verify": _VERIFY,
-    "make": Verb("evidence.make:make", "State and sign what a built image is made of."),
+    "make": Verb("evidence.make:make", "State and sign what a built image is made of.", "image"),
     "attest": Verb("evidence.make:attest", "Sign a statement about any file."),
-    "sbom": Verb("evidence.make:sbom", "Print the bill of materials of a built image."),
+    "sbom": Verb("evidence.make:sbom", "Print the bill of materials of a built image.", "image"),
     "new-key": Verb("evidence.keys:new_key", "Make a key that signs evidence."),
     "list-keys": Verb("evidence.keys:list_keys", "List the trusted keys and what they may sign."),
     "show-key": Verb("evidence.keys:show_key", "Print a key's entry for a trust file."),
@@ -182,6 +208,8 @@ class VerbGroup(click.Group):
         """The command; for a word that is none, an error that names those that may be meant."""
         word = args[0]
         is_option = word.startswith("-")
+        if ctx.resilient_parsing and word in self.verbs and self.verbs[word].names:
+            return word, _naming(ctx, self, args), args[1:]
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
             meant = " or ".join(f"`{each}`" for each in _meant(ctx, self, word))
             # click's own suggestion knows only verbs that are loaded, and no other group
@@ -207,6 +235,45 @@ class VerbGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+class _NamesFirst(click.Command):
+    """A verb whose first argument is completed before its module is loaded."""
+
+    def __init__(self, name: str, kind: Kind, load: Callable[[], click.Command]) -> None:
+        super().__init__(name, params=[_name_argument(kind)])
+        self._load = load
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Of its options, which its module has."""
+        return self._load().shell_complete(ctx, incomplete)
+
+
+def _naming(ctx: click.Context, group: VerbGroup, args: Sequence[str]) -> click.Command:
+    """A verb as a shell completes it; it is loaded where more than its name is typed already."""
+    verb, kind = args[0], group.verbs[args[0]].names
+    assert kind is not None
+
+    def load() -> click.Command:
+        command = group.get_command(ctx, verb)
+        assert command is not None
+        return command
+
+    if len(args) == 1:
+        return _NamesFirst(verb, kind, load)
+    params = load().params
+    first = next(each for each in params if isinstance(each, click.Argument))
+    own = _name_argument(kind, first.nargs)
+    return click.Command(verb, params=[own if each is first else each for each in params])
+
+
+def _name_argument(kind: Kind, nargs: int = 1) -> click.Argument:
+    return click.Argument(
+        ["named"],
+        nargs=nargs,
+        required=False,
+        shell_complete=lambda ctx, param, incomplete: complete_names(kind, ctx, incomplete),
+    )
 
 
 def _meant(ctx: click.Context, group: VerbGroup, word: str) -> list[str]:
@@ -257,6 +324,12 @@ class DefaultVerbGroup(VerbGroup):
         near = get_close_matches(args[0].lower(), self.verbs, n=1, cutoff=_NEAR)
         ctx.meta[_MEANT] = f"{ctx.command_path} {near[0]}" if near else ""
         return super().resolve_command(ctx, [next(iter(self.verbs)), *args])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Also what the first verb takes."""
+        first = next(iter(self.verbs.values()))
+        names = complete_names(first.names, ctx, incomplete) if first.names else []
+        return [*super().shell_complete(ctx, incomplete), *names]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Where the first verb cannot take such a word, name the verb that may be meant."""
