@@ -81,7 +81,7 @@ class Client:
     ) -> None:
         self.limits = limits or Limits()
         self._connections = Connections(Proxies(proxy), make_context)
-        self._use_netrc, self._has_answer = use_netrc, False
+        self._use_netrc, self._answered = use_netrc, set[str]()
 
     @property
     def stop(self) -> threading.Event:
@@ -113,7 +113,7 @@ class Client:
             raise BadAddress(f"{shown(url)!r} is not a valid address") from error
         except BREAKS as error:
             raise self._failure(url, error) from error
-        self._has_answer = True
+        self._answered.add(origin_of(url))
         answer = Answer(raw, method, url, self._connections, bounds)
         answer.require_known_coding()
         return answer
@@ -147,8 +147,9 @@ class Client:
             if isinstance(inner, ssl.SSLCertVerificationError):
                 why = f"its certificate is not trusted: {inner.verify_message}"
                 return Untrusted(f"{shown(url)}: {why}")
-        # once anybody has answered, the network is there, and what is gone may be restarting
-        is_unreached = not self._has_answer and any(isinstance(e, _NOBODY) for e in causes)
+        # once a server has answered it may be restarting; before that, its name may be wrong
+        is_new = origin_of(url) not in self._answered
+        is_unreached = is_new and any(isinstance(e, _NOBODY) for e in causes)
         is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
         is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
         why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)

@@ -171,7 +171,8 @@ def require_space(root: Path, missing_bytes: int) -> None:
     free = shutil.disk_usage(nearest).free
     if missing_bytes and missing_bytes + LEAVE_FREE_BYTES > free:
         raise DiskFull(
-            f"{root}: {log.size(missing_bytes)} are to be fetched, {log.size(free)} are free",
+            f"{root}: {log.size(missing_bytes)} are to be fetched, {log.size(free)} are free, and"
+            f" {log.size(LEAVE_FREE_BYTES)} must stay free",
             "Free some, or fetch to another disk; what is here already is kept and counted.",
         )
 

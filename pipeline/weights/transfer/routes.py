@@ -45,12 +45,12 @@ class AttemptFailed(Exception):
         is_stall: bool = False,
         is_unreached: bool = False,
         wait_s: float | None = None,
-        error_type: Callable[[str], PipelineError] = SourceUnreachable,
+        error_type: Callable[[str], PipelineError] | None = None,
     ) -> None:
         super().__init__(reason)
         # a stall has cost its time already, so the router leaves the route at once; see `Attempts`
         self.is_stall, self.is_unreached = is_stall, is_unreached
-        self.wait_s, self.error_type = wait_s, error_type
+        self.wait_s, self.error_type = wait_s, error_type or not_delivered
 
 
 class NotAvailable(Exception):
@@ -62,6 +62,15 @@ class NotAvailable(Exception):
     def __init__(self, error: PipelineError, *, only_this_file: bool = False) -> None:
         super().__init__(str(error))
         self.error, self.only_this_file = error, only_this_file
+
+
+def not_delivered(message: str) -> SourceUnreachable:
+    """No source could be asked, or none of them sent the file."""
+    return SourceUnreachable(
+        message,
+        "Check the network, HF_ENDPOINT and what --from names, then run it again: finished files"
+        " are kept.",
+    )
 
 
 def wrong_bytes(message: str) -> DigestMismatch:

@@ -145,6 +145,28 @@ def test_without_a_hub_the_way_over_another_machine_is_named(
     assert "a lock that was made elsewhere" in ended.err
 
 
+def test_a_fetch_that_reaches_nobody_names_its_own_sources(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sm120("weights", "lock", "org/tiny", "--save", "tiny")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--from", "http://127.0.0.1:19")
+    assert ended.error == "SourceUnreachable"
+    assert "Check the network, HF_ENDPOINT and what --from names" in ended.err
+    assert "image sources" not in ended.err
+
+
+def test_a_disk_without_reserve_is_told_how_much_stays_free(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sm120("weights", "lock", "org/tiny", "--save", "tiny")
+    usage = shutil.disk_usage(sm120.cwd)._replace(free=8_400_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    assert ended.error == "DiskFull"
+    assert "20.5 kB are to be fetched, 8.4 MB are free, and 67.1 MB must stay free" in ended.err
+
+
 def test_wrong_values_are_answered_in_the_terms_of_their_option(
     fetched: Path, sm120: Command
 ) -> None:
