@@ -11,7 +11,7 @@ from tests.testbed.packages import find_program
 
 # pip runs from its own wheel, as the base image has none; the patch comes last, so that an edit
 # of it finds everything before it in the cache: the kindest order for this comparison. The base is
-# for this machine's processor, whatever the wheels are for: emulated, pip would be measured for the emulator.
+# for this machine's processor, whatever the wheels are for: no emulator is measured.
 DOCKERFILE = """\
 FROM {base}
 USER root
