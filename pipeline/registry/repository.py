@@ -148,7 +148,10 @@ class Repository:
             if page is None and place != first:
                 raise RegistryBroken(f"{self}: its {what} ends in the middle")
             if page is None:
-                raise NotInRegistry(f"{self}: there is no such repository")
+                raise NotInRegistry(
+                    f"{self}: there is no such repository",
+                    "Correct its name; a repository begins with the first `sm120 publish` to it.",
+                )
             yield page
             place = _next_page(page)
 

@@ -16,6 +16,7 @@ from pipeline.cli.file_statements import attest_file
 from pipeline.cli.images import find_image
 from pipeline.cli.options import EXISTING_FILE, json_option, key_option, platform_option
 from pipeline.cli.signing import signer_of
+from pipeline.errors import RecordInvalid
 from pipeline.evidence.bill import bill_of
 from pipeline.evidence.image import record_image
 from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
@@ -92,8 +93,13 @@ def attest(
     if kind not in own:
         raise click.BadParameter(f"one of {', '.join(own)}", param_hint="--type")
     # strict and bounded: what is signed must mean the same to every reader
-    body = read_json(read_bounded(predicate), predicate.name)
-    click.echo(str(attest_file(artifact, kind, body, signer_of(key_path))))
+    try:
+        body = read_json(read_bounded(predicate), predicate.name)
+        click.echo(str(attest_file(artifact, kind, body, signer_of(key_path))))
+    except RecordInvalid as error:
+        # the general hint is for evidence of others, these facts are the user's own
+        hint = f"Correct {predicate}; `sm120 image schema {kind}` prints its form."
+        raise RecordInvalid(str(error), hint) from error
 
 
 @click.command()

@@ -10,7 +10,7 @@ import click
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, show_moves
 from pipeline.cli.options import json_option, lock_check_option, locking_dry_run_option
-from pipeline.errors import LockMissing, SpecInvalid
+from pipeline.errors import LockMissing, SourceUnreachable, SpecInvalid
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.sources import read_below
@@ -89,7 +89,12 @@ def lock(
     with log.step(f"Locking the packages of {target}"):
         read = partial(read_below, Client(read_settings()), [address])
         repository = Repository(read, keyring, suite, tuple(components))
-        index = read_package_index(repository, target.partition("/")[2])
+        try:
+            index = read_package_index(repository, target.partition("/")[2])
+        except SourceUnreachable as error:
+            # the general hint speaks of the sources of images
+            hint = "Check --repository, --suite and the network, then run it again."
+            raise SourceUnreachable(str(error), hint) from error
         new = lock_target(spec, target, index)
     # after locking: the lock itself is right, only these hosts cannot use this repository
     _warn_of_key(target, refused_key(target, index))

@@ -405,6 +405,20 @@ def test_a_statement_alone_is_judged_but_never_valid(
         assert sm120("verify", tmp_path / "bad.dsse.json").error == "EvidenceBroken"
 
 
+@pytest.mark.parametrize("facts", ["format: 1\n", "{}", '{"title": 1}'])
+def test_facts_that_are_not_of_their_form_are_the_users_to_correct(
+    trust: Path, sm120: Command, tmp_path: Path, facts: str
+) -> None:
+    report, predicate = tmp_path / "report.md", tmp_path / "predicate.json"
+    report.write_text("# Numbers\n")
+    predicate.write_text(facts)
+    options = ("--type", "report", "--predicate", predicate, *key_in(tmp_path))
+    ended = sm120("evidence", "attest", report, *options)
+    assert ended.error == "RecordInvalid"
+    assert f"Correct {predicate}; `sm120 image schema report` prints its form." in ended.err
+    assert "from where it was made" not in ended.err
+
+
 def test_a_statement_beside_its_file_is_judged_with_it(
     trust: Path, sm120: Command, tmp_path: Path
 ) -> None:

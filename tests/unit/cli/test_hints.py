@@ -12,6 +12,7 @@ from pipeline.cli.weights.fit_text import _gib_text
 from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root
+from tests.testbed.oci_door import Door
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.support import (
     AMD64,
@@ -82,6 +83,19 @@ def test_a_key_that_is_not_there_is_not_answered_with_making_one(sm120: Command)
 def test_a_repository_is_asked_for_where_one_is_wanted(sm120: Command) -> None:
     expected = "Write REGISTRY/REPOSITORY, such as registry.example/library/python."
     assert hint(sm120, "registry", "tags", "library/python") == expected
+
+
+def test_a_repository_that_is_not_there_is_not_asked_for_again(sm120: Command, door: Door) -> None:
+    answer = hint(sm120, "registry", "tags", f"{door.host_port}/team/nope")
+    assert answer == "Correct its name; a repository begins with the first `sm120 publish` to it."
+
+
+def test_a_mirror_of_host_packages_that_is_not_there_is_not_taken_for_one_of_images(
+    sm120: Command, tmp_path: Path
+) -> None:
+    named = ("--target", "ubuntu-24.04/amd64", "--repository", tmp_path / "nope", "--dry-run")
+    answer = hint(sm120, "--checkout", ROOT, "host", "lock", *named, "--keyring", tmp_path / "key")
+    assert answer == "Check --repository, --suite and the network, then run it again."
 
 
 def test_verify_names_what_it_can_read(sm120: Command, tmp_path: Path) -> None:
