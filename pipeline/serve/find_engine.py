@@ -21,6 +21,8 @@ def find_engine(wanted: Wanted) -> ContainerEngine:
     except DockerUnavailable as error:
         if wanted == "docker" and Podman.answers():
             error.hint = f"Podman answers here: leave --engine out. {error.hint}"
+        if wanted == "auto" and not Podman.is_there():
+            error.hint = "Start Docker, set DOCKER_HOST, or install Podman: either runs a recipe."
         if wanted == "docker" or not Podman.is_there():
             raise
     return Podman()

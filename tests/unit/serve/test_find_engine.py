@@ -92,6 +92,15 @@ def test_an_engine_that_does_not_answer_is_not_recommended(
     assert "answers here" not in caught.value.hint
 
 
+def test_a_machine_with_neither_is_told_that_either_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Machine(docker=False, podman=False).use(monkeypatch)
+    with pytest.raises(DockerUnavailable) as caught:
+        find_engine("auto")
+    assert "install Podman" in caught.value.hint
+
+
 def test_a_recipe_is_found_in_the_engine_that_holds_it() -> None:
     docker, podman = FakeEngine(), FakeEngine(kind="podman")
     podman.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu"})
