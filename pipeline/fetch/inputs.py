@@ -258,5 +258,10 @@ def _place(source: Path, target: Path) -> None:
     # beside the target, so that the rename stays on one disk
     partial = target.with_name(f".{target.name}.partial")
     partial.unlink(missing_ok=True)
-    link_or_copy(source, partial)
-    os.replace(partial, target)
+    try:
+        link_or_copy(source, partial)
+        os.replace(partial, target)
+    except BaseException:
+        # a disk that is full, or Ctrl-C in the middle of a copy
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 
 from pipeline.errors import (
     DigestMismatch,
+    DiskFull,
     Interrupted,
     MirrorUnknown,
     OfflineMiss,
@@ -19,7 +21,7 @@ from pipeline.errors import (
 from pipeline.fetch import sources
 from pipeline.fetch.aptconf import DebianMirror
 from pipeline.fetch.http import Client
-from pipeline.fetch.inputs import Fetcher
+from pipeline.fetch.inputs import Fetcher, collect
 from pipeline.fetch.settings import Settings
 from pipeline.fetch.sources import Sources
 from pipeline.lock.model import Pin, WheelPin
@@ -611,3 +613,26 @@ def test_pins_of_one_file_under_two_names_are_one_file(store: Store, server: Fau
     server.add(other.file, DATA)
     fetched = dict(fetcher_of(store, from_index(server)).fetch_all([pin, other], Count()))
     assert len(set(fetched.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(OSError(errno.ENOSPC, "full"), DiskFull), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_a_copy_that_ends_halfway_leaves_nothing_in_the_folder_of_parts(
+    store: Store,
+    server: FaultServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: BaseException,
+    error: type[BaseException],
+) -> None:
+    def half(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:9])
+        raise fault
+
+    server.add(NAME, DATA)
+    monkeypatch.setattr("pipeline.fetch.inputs.link_or_copy", half)
+    with pytest.raises(error):
+        collect(store, fetcher_of(store, from_index(server)), [pin_for(DATA)], tmp_path / "usb")
+    assert not list((tmp_path / "usb").iterdir())
