@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline import log
-from pipeline.errors import StoreDamaged, StoreUnwritable
+from pipeline.errors import DiskFull, StoreDamaged, StoreUnwritable
 from pipeline.files import (
     link_or_copy,
     on_all_cores,
@@ -59,8 +59,10 @@ def export_layout(
                 write_bytes(partial / "records" / path.name, path.read_bytes())
             # onto an empty folder, too: rename(2) allows that
             os.replace(partial, folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, DiskFull):
+            error.hint = "Nothing was written. Free some space there, or name another folder."
         raise
 
 

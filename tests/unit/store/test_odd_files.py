@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from pipeline.assemble.image import find_built
 from pipeline.assemble.plan import plan_image
-from pipeline.errors import FolderInTheWay, GoldenMismatch, StoreDamaged, StoreUnwritable
+from pipeline.errors import DiskFull, FolderInTheWay, GoldenMismatch, StoreDamaged, StoreUnwritable
 from pipeline.fetch.inputs import collect
 from pipeline.files import is_free, locked
 from pipeline.gate.evidence import evidence_path, read_evidence
@@ -216,3 +217,20 @@ def test_an_export_describes_the_manifest_as_it_is(world: World, tmp_path: Path)
     export_layout(world.store, built.record, tmp_path / "out")
     index = json.loads((tmp_path / "out" / "index.json").read_bytes())
     assert index["manifests"] == [json.loads(text)["descriptor"]]
+
+
+def test_an_export_that_finds_no_space_says_that_nothing_was_written(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
+    assert built is not None
+    monkeypatch.setattr("pipeline.oci.layout.link_or_copy", half_a_copy)
+    with pytest.raises(DiskFull) as full:
+        export_layout(world.store, built.record, tmp_path / "usb")
+    assert full.value.hint.startswith("Nothing was written.")
+    assert not [path.name for path in tmp_path.iterdir() if "usb" in path.name]
+
+
+def half_a_copy(source: Path, target: Path) -> None:
+    target.write_bytes(source.read_bytes()[:1])
+    raise OSError(errno.ENOSPC, "No space left on device")
