@@ -140,6 +140,13 @@ def launch_flags(recipe: Recipe, overrides: Overrides) -> Flags:
     return _with_overrides(recipe, merged_flags(recipe), overrides)
 
 
+def context_of(recipe: Recipe) -> int | None:
+    """The context with which a recipe starts its engine; none where the engine's own counts."""
+    flags = merged_flags(recipe)
+    field = CONTEXT.get(type(flags))
+    return getattr(flags, field) if field else None
+
+
 def _with_overrides(recipe: Recipe, flags: Flags, overrides: Overrides) -> Flags:
     changes: dict[str, Any] = {}
     for value, fields, name in (

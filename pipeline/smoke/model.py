@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeline.model import Count, Frozen, Stamp
+from pipeline.recipe.launch import context_of
 from pipeline.recipe.model import Recipe, SmokeSpec
 
 Verdict: TypeAlias = Literal["passed", "failed", "skipped"]
@@ -64,6 +65,8 @@ class SmokePlan(Frozen):
     short_requests: Positive = 96  # of a few tokens each, so that places are taken over in turn
     contexts: list[Positive] = []  # none: quarter, half and all of the server's
     walk_tokens: Positive | None = None  # and then no further than this
+    # the context with which the recipe starts: a walk beyond it waits for a start with more
+    served_tokens: Positive | None = Field(default=None, exclude_if=lambda value: value is None)
     depths: list[Share] = [0.05, 0.35, 0.65, 0.95]
     context_tokens: Positive | None = None  # none: what the server says
     lengths: Positive = 64
@@ -169,6 +172,7 @@ def plan_for(recipe: Recipe) -> SmokePlan:
         vision=spec.vision,
         streams=spec.streams,
         contexts=spec.contexts,
+        served_tokens=context_of(recipe),
         answer_tokens=THINKING_TOKENS if spec.reasoning else ANSWER_TOKENS,
     )
     return quick(plan) if recipe.model.tiny else plan

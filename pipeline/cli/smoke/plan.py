@@ -82,6 +82,9 @@ class PlanOptions:
         if given["reasoning"]:
             values |= {"reasoning": True, "answer_tokens": THINKING_TOKENS}
         values |= {field: given[name] for name, field in _FIELDS.items() if given[name]}
+        if given["contexts"]:
+            # who names lengths expects them of the server as it is
+            values["served_tokens"] = None
         if given["request_limit_s"]:
             values["limits"] = {**base.limits.model_dump(), "request_s": given["request_limit_s"]}
         return values

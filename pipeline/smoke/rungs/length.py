@@ -212,19 +212,25 @@ def _beyond(session: Session) -> list[int]:
     return [n for n in session.plan.contexts if most is not None and n > most]
 
 
-def _missing(tokens: int) -> Callable[[Session], Awaitable[str]]:
+def _missing(tokens: int) -> CheckSpec:
+    """A step of the recipe that the server cannot take: the recipe's next start, or a failure."""
+
     async def run(session: Session) -> str:
-        raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most(session)}")
+        most = session.context_tokens
+        raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most}")
 
-    def most(session: Session) -> int:
-        return session.context_tokens or 0
+    def skip(session: Session) -> str:
+        served = session.plan.served_tokens
+        if served is None or tokens <= served:
+            return ""
+        return f"the recipe starts with {served} tokens: serve it with --max-model-len {tokens}"
 
-    return run
+    return CheckSpec(f"context {tokens}", "mechanics", run, skip)
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:
     walk = [CheckSpec(f"context {n}", "mechanics", _walk(n)) for n in contexts_of(session)]
-    walk += [CheckSpec(f"context {n}", "mechanics", _missing(n)) for n in _beyond(session)]
+    walk += [_missing(n) for n in _beyond(session)]
     if not walk:
         walk = [CheckSpec("context", "mechanics", _batch, _unknown)]
     return [

@@ -12,6 +12,7 @@ from pipeline.errors import InputInvalid
 from pipeline.evidence.runs import Run
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import context_of
 from pipeline.recipe.model import RecipeFile
 from pipeline.smoke.baseline import Baseline, read_baseline, write_baseline
 from pipeline.smoke.ladder import LADDER, climb
@@ -102,6 +103,21 @@ def test_a_context_that_the_recipe_has_and_the_server_has_not_is_a_failure() -> 
     result = climbed(ModelServer(), PLAN.model_copy(update={"contexts": [1024, 65536]}))
     assert [c.name for c in result.failures()] == ["context 65536"]
     assert result.last_good == "streams"
+
+
+def test_a_step_beyond_what_the_recipe_starts_with_waits_for_another_start() -> None:
+    changes = {"contexts": [1024, 65536, 98304], "served_tokens": 2048}
+    result = climbed(ModelServer(), PLAN.model_copy(update=changes))
+    skipped = {c.name: c.message for c in result.rungs[4].checks if c.verdict == "skipped"}
+    assert result.failures() == []
+    assert "serve it with --max-model-len 98304" in skipped["context 98304"]
+
+
+@pytest.mark.parametrize("served", [65536, 98304])
+def test_a_server_with_less_than_the_recipe_starts_with_fails(served: int) -> None:
+    changes = {"contexts": [1024, 65536], "served_tokens": served}
+    result = climbed(ModelServer(), PLAN.model_copy(update=changes))
+    assert [c.name for c in result.failures()] == ["context 65536"]
 
 
 def test_a_context_too_small_for_a_check_skips_it_with_the_reason() -> None:
@@ -208,3 +224,9 @@ def test_every_recipe_of_the_checkout_can_be_climbed(name: str) -> None:
     plan = plan_for(recipe)
     assert (plan.model, plan.quality) == (recipe.model.name, not recipe.model.tiny)
     assert plan.streams == recipe.smoke.streams
+    assert plan.served_tokens == context_of(recipe)
+
+
+def test_the_walk_of_the_first_document_begins_with_what_its_recipe_serves() -> None:
+    plan = plan_for(Recipes([ROOT / "recipes"]).read("kimi-k26-vllm-8x"))
+    assert (plan.served_tokens, plan.contexts[0]) == (65536, 65536)
