@@ -309,6 +309,13 @@ _MEANT = "sm120.meant"  # beside a context: the verb that is near to a word
 class DefaultVerbGroup(VerbGroup):
     """A group whose first verb may be left out: `sm120 bench URL` is `sm120 bench run URL`."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Leave options before the first word to the first verb: the group has none but help."""
+        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if args and args[0].startswith("-") and args[0] not in own:
+            args = [next(iter(self.verbs)), *args]
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb of that name; for any other word the first."""
         return super().get_command(

@@ -27,6 +27,15 @@ def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
     assert run.cells[0].trials[0].metrics.completed == 4
 
 
+def test_options_may_come_before_the_target(sm120: Command, tmp_path: Path) -> None:
+    words = (*_SMALL, "--out", str(tmp_path / "out"), "--dry-run", "http://127.0.0.1:9")
+    assert "Nothing was asked" in sm120("bench", *words).out
+    wrong = sm120("bench", "--no-such-thing", "http://127.0.0.1:9")
+    assert wrong.code == 2
+    assert "--no-such-thing" in wrong.err
+    assert "compare" in sm120("bench", "--help").out
+
+
 def test_a_dry_run_asks_nothing_and_writes_nothing(sm120: Command, tmp_path: Path) -> None:
     with bench_server() as server:
         words = ("bench", server.url, *_SMALL, "--repeats", "3", "--out", str(tmp_path / "out"))
