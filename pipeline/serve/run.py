@@ -170,17 +170,16 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
 
     try:
         yield
-    except Interrupted as error:
-        end("interrupted", str(error))
+    except (Interrupted, KeyboardInterrupt) as error:
+        end("interrupted", str(error) or "stopped")
         raise
     except PipelineError as error:
         issues = error.issues if isinstance(error, ServeFailed) else ()
         end("failed", f"{type(error).__name__}: {error}", issues)
         raise
     except BaseException as error:
-        # Ctrl-C, and defects of ours
-        outcome: Outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        end(outcome, f"{type(error).__name__}: {error}")
+        # defects of ours
+        end("failed", f"{type(error).__name__}: {error}")
         raise
     end(good)
 

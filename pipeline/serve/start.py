@@ -143,7 +143,10 @@ def make_room(engine: ContainerEngine, recipe: str) -> None:
             f"Look at it, then `{engine.kind} rm {left.name}`.",
         )
     if left.running:
-        raise AlreadyServed(f"{recipe}: is served already, by the container {left.name}")
+        raise AlreadyServed(
+            f"{recipe}: is served already, by the container {left.name}",
+            f"`sm120 recipe stop {recipe}` ends it; `sm120 recipe status` shows what it is.",
+        )
     engine.remove(left.id)
 
 

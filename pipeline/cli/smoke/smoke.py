@@ -270,7 +270,7 @@ def _show(result: SmokeResult) -> None:
     click.echo(log.table(["verdict", "rung", "check", "message"], rows))
     click.echo(
         f"{result.model or result.url}: {result.verdict}, last good rung:"
-        f" {result.last_good or 'none'}; {result.exchanges} requests in"
+        f" {result.last_good or 'none'}; {log.count(result.exchanges, 'request')} in"
         f" {log.seconds(result.seconds)}. Tolerance: {result.plan.tolerance.sentence()}."
     )
 

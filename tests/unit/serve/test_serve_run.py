@@ -22,6 +22,7 @@ from pipeline.serve.run import (
     Job,
     attempts_of,
     find_served,
+    kept,
     new_attempt,
     recipe_digest,
     serve,
@@ -125,6 +126,21 @@ def test_ctrl_c_is_kept_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -
         serve(engine, store, todo, new_attempt(todo))
     assert outcomes(store)[0][0] == "interrupted"
     assert not engine.known
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
+def test_a_climb_that_is_stopped_is_kept_in_the_same_words(
+    store: Store, error: BaseException
+) -> None:
+    with pytest.raises(type(error)), kept(attempts_of(store), new_attempt(job(store, 1)), "passed"):
+        raise error
+    assert outcomes(store) == [("interrupted", "stopped")]
+
+
+def test_a_defect_of_ours_is_kept_as_a_failure(store: Store) -> None:
+    with pytest.raises(ValueError), kept(attempts_of(store), new_attempt(job(store, 1)), "passed"):
+        raise ValueError("no such number")
+    assert outcomes(store) == [("failed", "ValueError: no such number")]
 
 
 def test_an_image_that_is_not_built_and_a_folder_that_is_not_named_start_nothing(

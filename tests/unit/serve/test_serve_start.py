@@ -244,8 +244,9 @@ def test_a_pattern_that_cannot_be_read_is_the_recipe_s_fault(tmp_path: Path) -> 
 def test_a_recipe_that_runs_already_is_left_alone() -> None:
     engine = FakeEngine()
     engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu"})
-    with pytest.raises(AlreadyServed, match="is served already"):
+    with pytest.raises(AlreadyServed, match="is served already") as caught:
         make_room(engine, "tiny-cpu")
+    assert "`sm120 recipe stop tiny-cpu`" in (caught.value.hint or "")
     assert engine.known
 
 
