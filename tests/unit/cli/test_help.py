@@ -203,9 +203,13 @@ def test_a_shell_completes_commands_options_and_choices(
     assert [item.value for item in shell.get_completions(args, incomplete)] == expected
 
 
-def test_completion_loads_only_the_command_that_is_completed() -> None:
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("host ", "provision"), ("serve tiny-c", "tiny-cpu")]
+)
+def test_completion_loads_nothing_that_is_slow(typed: str, offered: str) -> None:
     code = "import sys; from pipeline.cli.main import main; sys.argv = ['sm120']; main()"
-    names = {"_SM120_COMPLETE": "bash_complete", "COMP_WORDS": "sm120 host ", "COMP_CWORD": "2"}
+    words = {"COMP_WORDS": f"sm120 {typed}", "COMP_CWORD": "2"}
+    names = {"_SM120_COMPLETE": "bash_complete", **words}
     watch = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
     done = subprocess.run(
         [sys.executable, "-c", f"{watch}; {code}"],
@@ -215,7 +219,7 @@ def test_completion_loads_only_the_command_that_is_completed() -> None:
         text=True,
         check=False,
     )
-    assert "plain,provision" in done.stdout.splitlines()
+    assert f"plain,{offered}" in done.stdout.splitlines()
     assert "pydantic" not in done.stderr.split()
 
 

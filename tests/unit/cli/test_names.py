@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -81,22 +79,6 @@ def test_where_nothing_can_be_found_nothing_is_offered(
     gone.rmdir()
     assert completed("build") == []
     assert completed("serve") == []
-
-
-def test_names_are_offered_before_anything_slow_is_loaded() -> None:
-    code = "import sys; from pipeline.cli.main import main; sys.argv = ['sm120']; main()"
-    names = {"_SM120_COMPLETE": "bash_complete", "COMP_WORDS": "sm120 serve ti", "COMP_CWORD": "2"}
-    watch = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{watch}; {code}"],
-        env={**os.environ, **names},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.splitlines() == ["plain,tiny-cpu", "plain,tiny-ik-cpu"]
-    assert "pydantic" not in done.stderr.split()
 
 
 def test_every_verb_that_takes_a_name_completes_it() -> None:
