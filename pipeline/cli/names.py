@@ -15,6 +15,8 @@ from typing import Literal, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline.spec.root import checkout_above
+
 Kind: TypeAlias = Literal["image", "recipe"]
 
 
@@ -36,13 +38,9 @@ def _names(kind: Kind, context: click.Context) -> Iterator[str]:
 
 
 def _checkout(context: click.Context) -> Path | None:
-    """As `find_checkout` finds it."""
-    start = Path(context.find_root().params.get("checkout") or Path.cwd()).resolve()
-    return next((x for x in (start, *start.parents) if _is_checkout(x)), None)
-
-
-def _is_checkout(folder: Path) -> bool:
-    return (folder / "images").is_dir() and (folder / "lockfiles").is_dir()
+    """The one of --checkout, else the one around the current folder."""
+    start = Path(context.find_root().params.get("checkout") or Path.cwd())
+    return checkout_above(start.resolve())
 
 
 def _own_recipes(context: click.Context) -> list[Path]:

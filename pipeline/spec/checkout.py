@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage, UnknownSource, there_are
 from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
+from pipeline.spec.root import checkout_above
 from pipeline.spec.source import BuildSpec, SourceSpec
 from pipeline.yaml_file import read_yaml
 
@@ -120,12 +121,11 @@ def _read_named(path: Path, model: type[Named], name: str) -> Named:
 
 
 def find_checkout(start: Path) -> Checkout:
-    """The nearest folder upwards that has `images/`."""
-    for folder in [start, *start.parents]:
-        # both: many projects have an images/ folder
-        if (folder / "images").is_dir() and (folder / "lockfiles").is_dir():
-            return Checkout(folder)
-    raise NoCheckout(f"{start}: not inside a checkout (no images/ and lockfiles/ above it)")
+    """The checkout around a folder."""
+    folder = checkout_above(start)
+    if folder is None:
+        raise NoCheckout(f"{start}: not inside a checkout (no images/ and lockfiles/ above it)")
+    return Checkout(folder)
 
 
 def _require_supported(chain: Sequence[ImageSpec]) -> None:
