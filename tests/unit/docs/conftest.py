@@ -46,7 +46,7 @@ def demo(sm120: Command, door: Door, tmp_path: Path) -> World:
     base = makers.root_image([tool], summary="A small base for it")
     makers.make_checkout(tmp_path, base, image)
     (tmp_path / "pr-7.diff").write_text(_pull_request(code), encoding="utf-8")
-    here = {STORE: os.environ["SM120_STORE"], REGISTRY: door.host_port, "/work": str(tmp_path)}
+    here = {STORE: os.environ["SM120_STORE"], REGISTRY: door.host_port, "/code": str(tmp_path)}
     return World(sm120, {**here, "/home/you": os.environ["HOME"]})
 
 
@@ -131,7 +131,7 @@ def host(sm120: Command, tmp_path: Path) -> World:
     readme = (ROOT / "README.md").read_text("utf-8")
     line = next(part for part in readme.split("`") if part.startswith("OutOfResources"))
     (tmp_path / "crash.log").write_text(f"triton.runtime.errors.{line}\n", encoding="utf-8")
-    return World(sm120, {"/work/sm120-pipeline": str(ROOT)})
+    return World(sm120, {"/code/sm120-pipeline": str(ROOT)})
 
 
 @pytest.fixture
