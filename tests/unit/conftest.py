@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
+import pkgutil
 import re
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import pipeline
 from pipeline import log
 from tests import makers
 from tests.testbed.fault_server import FaultServer, fault_server
@@ -22,6 +25,15 @@ from tests.unit.support import Command
 
 _CLEARED = ("PIP_", "UV_", "SM120_", "XDG_", "HF_")
 _NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_is_loaded() -> None:
+    """Before anything is patched: a module that is loaded under a patch would keep it."""
+    for module in pkgutil.walk_packages(pipeline.__path__, "pipeline."):
+        # those run elsewhere, beside an engine
+        if ".worker." not in module.name and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 
 
 @pytest.fixture(scope="session")
