@@ -7,15 +7,17 @@ import platform as host
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline import log
 from pipeline.errors import NoCheckout, SpecInvalid
 from pipeline.spec.checkout import Checkout, find_checkout
-from pipeline.spec.image import ImageSpec
 from pipeline.store.store import Store, open_store, open_to_read
+
+if TYPE_CHECKING:
+    from pipeline.spec.image import ImageSpec
 
 
 def checkout_of(context: click.Context) -> Checkout:

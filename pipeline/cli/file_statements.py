@@ -20,8 +20,6 @@ from pipeline.errors import (
     StoreUnwritable,
 )
 from pipeline.files import write_bytes
-from pipeline.host.facts.drift import read_facts
-from pipeline.host.facts.summary import summarise
 from pipeline.verify.artifact import open_file
 from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path, verification_from, weights_statement
@@ -57,6 +55,10 @@ def without_statements(files: Sequence[Path]) -> tuple[Path, ...]:
 
 def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     """State what a host is after a run, beside its record."""
+    # slow to import, and weights have no facts
+    from pipeline.host.facts.drift import read_facts
+    from pipeline.host.facts.summary import summarise
+
     # beside the record, so that a copied folder of records carries its evidence
     target = path.with_name(f"{path.name}{SUFFIX}")
     try:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import log
 from pipeline.assemble.image import Built, find_built
 from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.attest.keys import Signer
 from pipeline.attest.strict import plain
 from pipeline.cli.signing import Signing
 from pipeline.errors import PipelineError
@@ -25,6 +24,9 @@ from pipeline.evidence.stated import (
 )
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.attest.keys import Signer
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fit.units import read_card_size, read_size, read_tokens
-
-if TYPE_CHECKING:
-    from pipeline.registry.client import Access
+from pipeline.registry.access import Access
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -212,8 +211,6 @@ def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @_access_options
     @functools.wraps(command)
     def packed(*args: Any, registries: tuple[str, ...], access: Access, **rest: Any) -> Any:
-        from pipeline.fetch.base import BaseSettings  # loads the HTTP client, as Access does
-
         return command(*args, bases=BaseSettings(registries=registries, access=access), **rest)
 
     return packed
@@ -228,9 +225,6 @@ def _access_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--insecure-http", is_flag=True, help="Use plain HTTP for the registry.")
     @functools.wraps(command)
     def packed(*args: Any, ca: Path | None, insecure_http: bool, **rest: Any) -> Any:
-        # loads the HTTP client, which most verbs with these options need only now and then
-        from pipeline.registry.client import Access
-
         access = Access(ca_file=ca, insecure_http=insecure_http)
         return command(*args, access=access, **rest)
 

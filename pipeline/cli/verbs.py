@@ -73,7 +73,7 @@ IMAGE = {
     ),
     "lock": Verb("image.lock:lock", "Resolve exact versions and hashes; write the locks.", "image"),
     "rebuild": Verb(
-        "image.build:rebuild", "Build again from nothing and compare every byte.", "image"
+        "image.rebuild:rebuild", "Build again from nothing and compare every byte.", "image"
     ),
     "explain": Verb(
         "image.explain:explain", "Show which package or patch a file comes from.", "image"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +23,7 @@ from pipeline.errors import (
     RegistryUnreachable,
     SourceUnreachable,
 )
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.files import is_whole, os_errors_explained, sha256_of_file
 from pipeline.lock.model import MOST_LAYERS, BasePin, BlobPin, LayerPin
 from pipeline.model import sha256_of
@@ -44,7 +44,7 @@ from pipeline.oci.document import (
     read_document,
 )
 from pipeline.oci.reference import parse_repository
-from pipeline.registry.client import Access, RegistryClient
+from pipeline.registry.client import RegistryClient
 from pipeline.registry.pull import MOST_BYTES, Wanted, choose, pull_into
 from pipeline.registry.repository import Repository
 from pipeline.spec.base import ForeignBase
@@ -61,16 +61,6 @@ _LAYERS: dict[str, LayerType] = {
     DOCKER_PLAIN_LAYER: PLAIN_LAYER,
 }
 _CONFIGS = (OCI_CONFIG, DOCKER_CONFIG)
-
-
-@dataclass(frozen=True)
-class BaseSettings:
-    """Where foreign bases may be: folders with blobs, and registries by name."""
-
-    folders: tuple[Path, ...] = ()
-    registries: tuple[str, ...] = ()  # REGISTRY or REGISTRY/PREFIX
-    access: Access | None = None
-    jobs: int = 4
 
 
 class Bases:

@@ -29,7 +29,8 @@ from pipeline.errors import (
     SourceUnreachable,
     StoreUnwritable,
 )
-from pipeline.fetch.base import Bases, BaseSettings
+from pipeline.fetch.base import Bases
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fetch.http import Client, download
 from pipeline.fetch.settings import folder_of
 from pipeline.fetch.sources import Place, Sources

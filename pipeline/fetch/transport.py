@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import SourceUnreachable
-from pipeline.fetch.base import BaseSettings
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher
 from pipeline.fetch.settings import Settings, default_index, read_settings, with_login

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urljoin
 
@@ -30,8 +28,9 @@ from pipeline.net.failures import (
     NetError,
     Untrusted,
 )
-from pipeline.net.timing import Limits, Patience, asked_wait_s
+from pipeline.net.timing import Patience, asked_wait_s
 from pipeline.oci.reference import Reference
+from pipeline.registry.access import Access
 from pipeline.registry.auth import MOST_TOKEN_BYTES, Authority, Scope
 from pipeline.registry.docker_config import certificate_files, find_login, tls_context
 
@@ -44,8 +43,6 @@ _MOST_REDIRECTS = 5
 MOST_ANSWER_BYTES = 1 << 16
 # of an error body a line is shown; the rest may be somebody's whole web page
 _MOST_ERROR_BYTES = 8192
-# a registry on slow storage is silent for minutes while it hashes an uploaded layer of gigabytes
-_LIMITS = Limits(silence_s=300.0, head_s=300.0)
 
 
 class Refusal(RegistryBroken):
@@ -54,16 +51,6 @@ class Refusal(RegistryBroken):
     def __init__(self, message: str, status: int, codes: frozenset[str]) -> None:
         super().__init__(message)
         self.status, self.codes = status, codes
-
-
-@dataclass(frozen=True)
-class Access:
-    """How a registry may be reached."""
-
-    ca_file: Path | None = None
-    insecure_http: bool = False
-    first_wait_s: float = 0.5
-    limits: Limits = _LIMITS
 
 
 class RegistryClient:

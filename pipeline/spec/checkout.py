@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage, UnknownSource, there_are
-from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
 from pipeline.spec.root import checkout_above
-from pipeline.spec.source import BuildSpec, SourceSpec
 from pipeline.yaml_file import read_yaml
 
-Named = TypeVar("Named", ImageFile, SourceSpec)
+if TYPE_CHECKING:
+    from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries
+    from pipeline.spec.source import BuildSpec, SourceSpec
+
+Named = TypeVar("Named", "ImageFile", "SourceSpec")
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder with `images/` and `lockfiles/`: the user's checkout."""
+    """A folder with `images/` and `lockfiles/`: the user's checkout.
+
+    Specs are slow to load, and verbs about weights and benchmarks read none: they are imported
+    where one is read.
+    """
 
     root: Path
 
@@ -53,6 +59,8 @@ class Checkout:
         if not path.exists():
             known = there_are(name, self.sources())
             raise UnknownSource(f"there is no source {name!r} ({known})")
+        from pipeline.spec.source import SourceSpec
+
         return _read_named(path, SourceSpec, name)
 
     def source_build(self, name: str, build: str, platform: str) -> BuildSpec:
@@ -79,6 +87,8 @@ class Checkout:
         if not path.exists():
             known = there_are(name, self.images())
             raise UnknownImage(f"there is no image {name!r} ({known})")
+        from pipeline.spec.image import ImageFile
+
         return _read_named(path, ImageFile, name)
 
     def chain(self, name: str, platform: str) -> list[ImageSpec]:
@@ -98,12 +108,16 @@ class Checkout:
 
     def series(self, spec: ImageSpec) -> PatchSeries:
         """The image's patches, none if it has no series."""
+        from pipeline.spec.image import PatchSeries
+
         if spec.patches is None:
             return PatchSeries(patches=[])
         return read_yaml(self.folder(spec.name) / spec.patches, PatchSeries)
 
     def other_series(self, spec: ImageSpec) -> dict[str, PatchSeries]:
         """Series that lie beside the image's own and can be named in its place."""
+        from pipeline.spec.image import PatchSeries
+
         if spec.patches is None:
             return {}
         own = self.folder(spec.name) / spec.patches

@@ -16,7 +16,7 @@ from pipeline.cli.context import host_platform
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import EvidenceBroken, EvidenceIncomplete, RecordInvalid, TagMoved
 from pipeline.oci.reference import parse_repository
-from pipeline.registry.client import Access
+from pipeline.registry.access import Access
 from tests.integration.built import build_image, run_sm120, sm120
 from tests.integration.published import (
     Site,

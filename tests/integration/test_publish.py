@@ -31,7 +31,7 @@ from pipeline.errors import (
 )
 from pipeline.oci.reference import parse_repository
 from pipeline.publish.attachment import Attachment, attach
-from pipeline.registry.client import Access
+from pipeline.registry.access import Access
 from pipeline.registry.referrers import fallback_tag
 from tests.integration.bench import Bench, complete_digest
 from tests.integration.built import Built, build_image, run_sm120, sm120

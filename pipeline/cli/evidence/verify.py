@@ -48,7 +48,7 @@ from pipeline.errors import (
 )
 from pipeline.evidence.evidence_set import kept
 from pipeline.oci.reference import Reference, parse_reference
-from pipeline.registry.client import Access
+from pipeline.registry.access import Access
 from pipeline.report.head import is_report
 from pipeline.store.store import Store
 from pipeline.verify.artifact import Artifact, open_file, open_image, open_layout

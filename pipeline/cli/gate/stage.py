@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline import log
 from pipeline.assemble.image import Built
-from pipeline.cli.gate.context import make_gate_context
-from pipeline.cli.gate.kernels import show_kernels, show_numbers
-from pipeline.gate.evidence import Evidence
-from pipeline.gate.stage import Staged, judge_built
+
+if TYPE_CHECKING:
+    from pipeline.gate.evidence import Evidence
+    from pipeline.gate.stage import Staged
 
 
 def judge_images(
     context: click.Context, built: list[Built], mirrors: tuple[str, ...], offline: bool
 ) -> dict[Built, Staged]:
     """Every image's gates, one after the other; a failure waits until all were judged."""
+    # slow to import, and most builds are not judged
+    from pipeline.cli.gate.context import make_gate_context
+    from pipeline.cli.gate.kernels import show_kernels, show_numbers
+    from pipeline.gate.stage import judge_built
+
     gate_context = make_gate_context(context, mirrors, offline)
     stages = {}
     for image in built:

@@ -22,7 +22,7 @@ from pipeline.cli.images import find_image
 from pipeline.cli.options import ANY_PATH, base_options, json_option, mirror_option, platform_option
 from pipeline.cli.recipe.recipes import recipes_of
 from pipeline.evidence.evidence_set import kept
-from pipeline.fetch.base import BaseSettings
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fetch.inputs import collect as collect_files
 from pipeline.fetch.inputs import collect_base
 from pipeline.fetch.tool import ToolTarget, collect_tool, own_python

@@ -18,7 +18,8 @@ from pipeline.cli.options import (
     platform_option,
 )
 from pipeline.errors import SpecInvalid
-from pipeline.fetch.base import Bases, BaseSettings
+from pipeline.fetch.base import Bases
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fetch.settings import folder_of, named_mirrors
 from pipeline.fetch.transport import make_transport
 from pipeline.lock import export

@@ -14,7 +14,8 @@ from pipeline.cli.options import ANY_PATH, json_option, platform_option, registr
 from pipeline.oci.reference import Reference, parse_reference, parse_repository
 from pipeline.publish.gc import Plan, plan_gc, run_gc
 from pipeline.publish.known import KnownRepository
-from pipeline.registry.client import Access, RegistryClient
+from pipeline.registry.access import Access
+from pipeline.registry.client import RegistryClient
 from pipeline.registry.pull import (
     LayoutBlobs,
     Wanted,

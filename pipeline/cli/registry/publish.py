@@ -22,7 +22,7 @@ from pipeline.publish.gates import GateState, gate_state, require_gates
 from pipeline.publish.proof import how_far
 from pipeline.publish.publish import Order, Published, make_shipment, rehearse
 from pipeline.publish.publish import publish as publish_image
-from pipeline.registry.client import Access
+from pipeline.registry.access import Access
 
 # one sentence: it is signed, and every later verify shows it
 _MOST_REASON = 500

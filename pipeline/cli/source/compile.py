@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +18,6 @@ from pipeline.cli.context import (
     store_to_read,
 )
 from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
-from pipeline.fetch.inputs import Fetcher
-from pipeline.fetch.transport import make_fetcher
 from pipeline.lock.model import ArchivePin
 from pipeline.oci.record import LayerRecord
 from pipeline.source.box import KINDS, Wanted, find_way
@@ -26,6 +25,9 @@ from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, objec
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import CompiledSpec
 from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.fetch.inputs import Fetcher
 
 
 def compile_missing(
@@ -115,6 +117,8 @@ def build_source(
     store = store_of(context)
 
     def fetcher() -> Fetcher:
+        from pipeline.fetch.transport import make_fetcher  # slow; often nothing is fetched
+
         return make_fetcher(store, mirrors, offline)
 
     with store.in_use():

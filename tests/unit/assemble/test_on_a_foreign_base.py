@@ -24,7 +24,8 @@ from pipeline.errors import (
     SpecInvalid,
     StoreDamaged,
 )
-from pipeline.fetch.base import Bases, BaseSettings
+from pipeline.fetch.base import Bases
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.spec.base import ForeignBase
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store

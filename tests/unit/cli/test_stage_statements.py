@@ -446,7 +446,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
         bad = GateFailed("too much") if verdict == "failed" else None
         return Staged(kept, {}, None, bad)
 
-    monkeypatch.setattr("pipeline.cli.gate.stage.judge_built", judge)
+    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
     write_spec(checkout, spec_of(gates=["smem"]))
     built = build_tiny(sm120, "--accept", "--json")
     not_run = sm120("verify", "tiny")
@@ -469,7 +469,7 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
         kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
         return Staged(kept, {}, None, None)
 
-    monkeypatch.setattr("pipeline.cli.gate.stage.judge_built", judge)
+    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
     write_spec(checkout, spec_of(gates=["smem"]))
     assert build_tiny(sm120, "--accept").code == 0
     (store().image_folder("tiny", AMD64) / "gates.json").write_text("{")

@@ -11,8 +11,9 @@ import pytest
 
 from pipeline.cli.main import as_ours, cli
 from pipeline.cli.verbs import GROUPS, Verb, VerbGroup
+from pipeline.spec.checkout import Checkout
 from tests.testbed.locked_set import SMALL, make_set
-from tests.unit.support import ROOT
+from tests.unit.support import ROOT, Command, build_tiny
 
 SLOW = {
     *("cryptography", "docker", "huggingface_hub", "packaging", "pydantic"),
@@ -47,6 +48,23 @@ def test_what_only_speaks_of_commands_loads_none_of_their_libraries(args: str) -
 def test_a_verify_of_weights_loads_its_own_libraries_alone(tmp_path: Path) -> None:
     make_set(tmp_path, SMALL, {"model.safetensors": b"weights" * 1000})
     assert loaded_by("weights", "verify", str(tmp_path)) == {"pydantic", "yaml"}
+
+
+def test_a_verify_of_weights_loads_neither_specs_nor_facts_of_hosts(tmp_path: Path) -> None:
+    make_set(tmp_path, SMALL, {"model.safetensors": b"weights" * 1000})
+    loaded = modules_of("weights", "verify", str(tmp_path))
+    assert "pipeline.spec.checkout" in loaded
+    assert loaded.isdisjoint({"pipeline.spec.image", "pipeline.host.facts.model"})
+
+
+def test_a_build_with_nothing_to_do_loads_neither_gates_nor_recipes_nor_http(
+    sm120: Command, checkout: Checkout
+) -> None:
+    assert build_tiny(sm120, "--accept").code == 0
+    loaded = modules_of("--checkout", str(checkout.root), "build", "tiny")
+    assert "pipeline.assemble.image" in loaded
+    assert loaded.isdisjoint({"pipeline.recipe.model", "urllib3", "cryptography"})
+    assert not any(name.startswith("pipeline.gate.") for name in loaded)
 
 
 @pytest.mark.parametrize("verb", ["verify", "weights verify", "host verify"])

@@ -12,7 +12,7 @@ import pytest
 from pipeline.cli.registry.look import open_registry
 from pipeline.errors import Interrupted
 from pipeline.oci.reference import parse_repository
-from pipeline.registry.client import Access
+from pipeline.registry.access import Access
 from tests.unit.support import ROOT
 
 # what pydantic does with a KeyboardInterrupt that comes while it makes a model

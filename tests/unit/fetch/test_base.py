@@ -19,9 +19,10 @@ from pipeline.errors import (
     RegistryUnreachable,
     SourceUnreachable,
 )
-from pipeline.fetch.base import Bases, BaseSettings
+from pipeline.fetch.base import Bases
+from pipeline.fetch.base_settings import BaseSettings
 from pipeline.lock.model import BasePin
-from pipeline.registry.client import Access
+from pipeline.registry.access import Access
 from pipeline.spec.base import ForeignBase
 from pipeline.store.store import Store, open_store
 from tests.testbed.foreign_image import (

@@ -11,7 +11,8 @@ import pytest
 from pipeline.log import NoBar
 from pipeline.oci.document import OCI_MANIFEST, Document, read_document
 from pipeline.oci.reference import parse_reference
-from pipeline.registry.client import Access, RegistryClient
+from pipeline.registry.access import Access
+from pipeline.registry.client import RegistryClient
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob, Way, push_blob
 from tests.testbed.oci_door import Door

@@ -21,8 +21,9 @@ from pipeline.errors import (
 from pipeline.net.failures import Lost
 from pipeline.net.timing import retry_after_s
 from pipeline.oci.reference import parse_reference
+from pipeline.registry.access import Access
 from pipeline.registry.auth import read_challenges
-from pipeline.registry.client import Access, RegistryClient
+from pipeline.registry.client import RegistryClient
 from pipeline.registry.repository import Repository
 from tests.testbed.oci_door import (
     Door,

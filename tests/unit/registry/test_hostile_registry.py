@@ -15,7 +15,8 @@ from pipeline.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
 from pipeline.log import NoBar
 from pipeline.oci.document import Descriptor, read_document
 from pipeline.oci.reference import parse_reference
-from pipeline.registry.client import Access, RegistryClient
+from pipeline.registry.access import Access
+from pipeline.registry.client import RegistryClient
 from pipeline.registry.download import check_blob, pull_blob
 from pipeline.registry.pull import plan_pull
 from pipeline.registry.referrers import referrers

@@ -47,7 +47,8 @@ NAME = f"{REPOSITORY}@{IMAGE.digest}"
 
 
 def make_foreign_world(place: Path) -> World:
-    from pipeline.fetch.base import Bases, BaseSettings
+    from pipeline.fetch.base import Bases
+    from pipeline.fetch.base_settings import BaseSettings
     from pipeline.spec.base import ForeignBase
 
     mirror = place / "mirror"
