@@ -5,7 +5,7 @@ Licences are read from the files that the image itself holds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,16 +141,18 @@ def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
     licences: dict[str, Licence] = {}
     # a layer's table of contents has 100,000 rows and more: read once for all its packages
     for digest, layer in {x.layer.record.digest: x.layer.record for x in parts}.items():
-        rows = {row.path: row for row in store.contents(layer)}
-        metadata = {
-            row.owner: row for path, row in rows.items() if path.endswith(".dist-info/METADATA")
-        }
-        for part in parts:
-            if part.layer.record.digest != digest:
-                continue
+        inside = [part for part in parts if part.layer.record.digest == digest]
+        metadata = {row.owner: row for row in store.find_rows(layer, ".dist-info/METADATA")}
+        # as a whole only for .debs, whose copyright files are often links
+        rows = {} if all(x.is_wheel for x in inside) else _by_path(store.contents(layer))
+        for part in inside:
             row = metadata.get(part.pin.name) if part.is_wheel else _copyright(rows, part.pin.name)
             licences[part.purl] = _licence(store, digest, part, row)
     return licences
+
+
+def _by_path(rows: Iterable[FileRow]) -> dict[str, FileRow]:
+    return {row.path: row for row in rows}
 
 
 def _licence(store: Store, digest: str, part: ImagePart, row: FileRow | None) -> Licence:

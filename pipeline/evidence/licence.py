@@ -57,6 +57,7 @@ _CLASSIFIERS = {
 # Debian's short names for what SPDX spells otherwise.
 _DEBIAN = {"expat": "MIT", "bsd-3-clause": "BSD-3-Clause", "bsd-2-clause": "BSD-2-Clause"}
 _GNU = re.compile(r"^(A?GPL|LGPL|GFDL)-(\d)(?:\.(\d))?(?:\.0)?(\+?)$")
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _LICENSE_LINE = re.compile(r"^License:[ \t]*(\S.*)$", re.M)
 
 
@@ -71,8 +72,10 @@ class Licence:
 
 def wheel_licence(metadata: bytes) -> Licence:
     """From a wheel's METADATA: the expression, else the free text, else the classifiers."""
+    # without the description, which is long and says nothing here
+    head = _BLANK_LINE.split(metadata, maxsplit=1)[0]
     # what it cannot parse it leaves out: metadata of old wheels is often not quite valid
-    fields, _ = parse_email(metadata)
+    fields, _ = parse_email(head)
     if declared := fields.get("license_expression"):
         if expression := _expression(declared):
             return Licence(expression, reason="METADATA License-Expression")

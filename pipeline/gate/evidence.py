@@ -25,7 +25,7 @@ from pipeline.errors import (
 )
 from pipeline.files import write_bytes
 from pipeline.gate.smem.limits import Card
-from pipeline.gate.smem.results import CaseVerdict, worst
+from pipeline.gate.verdict import CaseVerdict, worst
 from pipeline.model import Digest, Frozen
 from pipeline.store.store import Store, read_own
 

@@ -18,8 +18,9 @@ from pipeline.gate.patches import PatchVerdict
 from pipeline.gate.smem.environment import Environment
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import CARDS, Card
-from pipeline.gate.smem.results import CaseResult, CaseVerdict, GateResult, worst
+from pipeline.gate.smem.results import CaseResult, GateResult
 from pipeline.gate.smem.run import worker_digest
+from pipeline.gate.verdict import CaseVerdict, worst
 from pipeline.model import canonical_json, sha256_of
 from pipeline.sandbox.sandbox import find_sandbox
 from pipeline.spec.checkout import Checkout

@@ -11,11 +11,11 @@ from pipeline.gate.smem.case_spec import AcceptedKernel
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.environment import EnvironmentFacts
 from pipeline.gate.smem.limits import Card
+from pipeline.gate.verdict import CaseVerdict, worst
 from pipeline.model import Digest, Frozen
 from pipeline.sandbox.sandbox import Sandbox
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
-CaseVerdict = Literal["passed", "accepted", "failed", "unknown"]
 NumericsVerdict = Literal["right", "wrong", "unknown"]
 
 
@@ -280,14 +280,6 @@ def _placeless(message: str) -> str:
 def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
     """The verdict on all cases together."""
     return worst([case.verdict for case in cases])
-
-
-def worst(verdicts: Sequence[CaseVerdict]) -> CaseVerdict:
-    """The verdict on all together; none at all is unknown."""
-    for verdict in ("failed", "unknown", "accepted"):
-        if verdict in verdicts:
-            return verdict
-    return "passed" if verdicts else "unknown"
 
 
 def fingerprint(cases: Sequence[CaseResult]) -> list[Any]:

@@ -18,8 +18,8 @@ from pipeline.cli.signing import Signing
 from pipeline.errors import GateFailed
 from pipeline.evidence.evidence_set import evidence_folder
 from pipeline.gate.evidence import Evidence, EvidenceRow, keep_evidence
-from pipeline.gate.smem.results import CaseVerdict
 from pipeline.gate.stage import Staged
+from pipeline.gate.verdict import CaseVerdict
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, default_root, open_store
 from tests.unit.support import Command, build_tiny, make_checkout, make_wheel, write_spec

@@ -26,7 +26,7 @@ from pipeline.gate.evidence import (
 )
 from pipeline.gate.findings import ptxas_version, ptxas_versions, unjudged
 from pipeline.gate.smem.limits import CARDS, card_for
-from pipeline.gate.smem.results import CaseVerdict, worst
+from pipeline.gate.verdict import CaseVerdict, worst
 from pipeline.store.store import Store, open_store
 
 IMAGE, PLATFORM = "engine", "linux/amd64"

@@ -25,7 +25,7 @@ from pipeline.attest.statement import Moment, make_statement
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.gate_result import gate_statements
 from pipeline.gate.evidence import ImageGates
-from pipeline.gate.smem.results import CaseVerdict
+from pipeline.gate.verdict import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
 from pipeline.publish.evidence import EvidenceBundle
 from pipeline.publish.publish import make_shipment

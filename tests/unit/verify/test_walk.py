@@ -16,7 +16,7 @@ from pipeline.attest.names import REPORT, WEIGHTS
 from pipeline.attest.statement import make_statement
 from pipeline.evidence.gate_result import gate_predicate, gate_statements, read_test_result
 from pipeline.gate.evidence import ImageGates
-from pipeline.gate.smem.results import CaseVerdict
+from pipeline.gate.verdict import CaseVerdict
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import open_file

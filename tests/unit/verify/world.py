@@ -22,7 +22,7 @@ from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.evidence_set import set_statement
 from pipeline.evidence.image import image_statements, rebuild_statement
 from pipeline.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
-from pipeline.gate.smem.results import CaseVerdict
+from pipeline.gate.verdict import CaseVerdict
 from pipeline.model import canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
