@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from pipeline.errors import InputInvalid
 from pipeline.files import write_bytes
@@ -30,12 +31,13 @@ class BaselineAnswer(Frozen):
     prompt: str
     text: str
     is_right: bool
+    is_cut: bool = False  # files of before have not said it
     tokens: list[BaselineToken]
 
     def reference(self) -> Reference:
         """As checks compare it."""
         tokens = tuple(Token(t.text, t.logprob, tuple(t.top)) for t in self.tokens)
-        return Reference(self.text, tokens)
+        return Reference(self.text, tokens, self.is_cut)
 
 
 class Baseline(Frozen):
@@ -43,6 +45,8 @@ class Baseline(Frozen):
 
     model: str
     url: str
+    # how many tokens an answer might have; files of before have not said it
+    answer_tokens: Annotated[int, Field(ge=1)] | None = None
     answers: list[BaselineAnswer]
 
 

@@ -17,6 +17,7 @@ class Reference(NamedTuple):
 
     text: str
     tokens: tuple[Token, ...]
+    is_cut: bool = False  # by a limit of tokens, or by the end of the context
 
 
 class Difference(NamedTuple):
@@ -28,7 +29,7 @@ class Difference(NamedTuple):
 
 def reference(answer: Answer) -> Reference:
     """What later answers are held against."""
-    return Reference(_said(answer), answer.tokens)
+    return Reference(_said(answer), answer.tokens, answer.is_cut)
 
 
 def _said(answer: Answer) -> str:
@@ -41,7 +42,7 @@ def compare(base: Reference, other: Answer, tolerance: Tolerance) -> Difference:
     Only the reference's own logprobs count: a server that computes wrongly is sure of it.
     """
     said = _said(other)
-    if said == base.text:
+    if said == base.text or (base.is_cut and other.is_cut and _is_most(base.text, said)):
         return Difference("equal")
     start = _common(base.text, said)
     shown = f"after {base.text[max(0, start - 20) : start]!r}: {base.text[start : start + 20]!r}"
@@ -57,6 +58,12 @@ def compare(base: Reference, other: Answer, tolerance: Tolerance) -> Difference:
         return Difference("tie", shown)
     kind: Kind = "near" if gap <= tolerance.near_nats else "drift"
     return Difference(kind, f"{shown} ({gap:.2f} nats less probable)")
+
+
+def _is_most(one: str, other: str) -> bool:
+    """Whether one goes on where the other ends: drafts need room, so a context is full earlier."""
+    short, long = sorted((one, other), key=len)
+    return long.startswith(short) and len(short) > len(long) // 2
 
 
 def _common(one: str, other: str) -> int:

@@ -24,10 +24,13 @@ async def record_baseline(session: Session, url: str) -> Baseline:
                 prompt=question.prompt,
                 text=text,
                 is_right=is_right(question, answer.text),
+                is_cut=answer.is_cut,
                 tokens=[
                     BaselineToken(text=t.text, logprob=t.logprob, top=list(t.top))
                     for t in answer.tokens
                 ],
             )
         )
-    return Baseline(model=session.model, url=url, answers=answers)
+    return Baseline(
+        model=session.model, url=url, answer_tokens=session.plan.answer_tokens, answers=answers
+    )

@@ -40,7 +40,10 @@ async def _same(session: Session) -> str:
     questions = [q for q in baseline_questions() if q.prompt in known]
     if not questions:
         raise Unsound("the baseline has none of the prompts of this version")
-    answers = answers_of(await session.ask_all([q.prompt for q in questions], _AT_ONCE))
+    # a quick climb asks for shorter answers than a whole one that recorded the baseline
+    room = session.baseline.answer_tokens or session.plan.answer_tokens
+    prompts = [q.prompt for q in questions]
+    answers = answers_of(await session.ask_all(prompts, _AT_ONCE, max_tokens=room))
     pairs = list(zip(questions, answers, strict=True))
     for _, answer in pairs:
         session.require_clean(answer)

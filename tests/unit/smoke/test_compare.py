@@ -20,11 +20,11 @@ BASE = Reference(
 )
 
 
-def _answer(text: str) -> Answer:
+def _answer(text: str, finish: str = "stop") -> Answer:
     exchange = Exchange(
         number=0, check="", method="POST", path="/", request="", status=200, answer="", seconds=0
     )
-    return Answer(text, "", (), "stop", "m", None, (), exchange, 0.0, False)
+    return Answer(text, "", (), finish, "m", None, (), exchange, 0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,27 @@ def test_the_first_difference_is_judged_by_the_references_own_probabilities(
     text: str, kind: str
 ) -> None:
     assert compare(BASE, _answer(text), TOLERANCE).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "is_cut", "kind"),
+    [
+        ("The sky is", "length", True, "equal"),
+        ("The sky is blue and", "length", True, "equal"),
+        # one that ended by itself, a reference that did, half an answer, another one, nothing
+        ("The sky is", "stop", True, "near"),
+        ("The sky is", "length", False, "near"),
+        ("The sky", "length", True, "near"),
+        ("The sky is grey", "length", True, "drift"),
+        ("", "length", True, "near"),
+    ],
+)
+def test_where_both_are_cut_one_may_be_longer(
+    text: str, finish: str, is_cut: bool, kind: str
+) -> None:
+    # llama.cpp with a draft model ends a full context some tokens earlier
+    base = BASE._replace(is_cut=is_cut)
+    assert compare(base, _answer(text, finish), TOLERANCE).kind == kind
 
 
 def test_without_logprobs_a_difference_is_not_judged() -> None:

@@ -181,6 +181,12 @@ def test_what_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
         read_baseline(tmp_path / "base.json")
 
 
+def test_a_climb_with_shorter_answers_is_held_against_a_baseline_with_long_ones() -> None:
+    plan = PLAN.model_copy(update={"answer_tokens": 12, "quality": False})
+    result = climbed(ModelServer(), plan, recorded(ModelServer()))
+    assert [check.message for check in result.failures()] == []
+
+
 def test_a_baseline_of_other_prompts_is_not_taken_for_a_success() -> None:
     empty = Baseline(model="brain-1", url="", answers=[])
     result = climbed(ModelServer(), baseline=empty)
