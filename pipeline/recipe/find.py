@@ -32,7 +32,7 @@ class Recipes:
 
     def names(self) -> list[str]:
         """All recipes, sorted."""
-        return sorted({path.stem for folder in self.folders for path in folder.glob("*.yaml")})
+        return sorted(self._paths())
 
     def path(self, name: str) -> Path:
         """The file of a recipe."""
@@ -41,8 +41,22 @@ class Recipes:
         for folder in folders:
             if (path := folder / f"{name}.yaml").is_file():
                 return path
+        if misnamed := self._paths().get(name):
+            raise RecipeInvalid(
+                f"{misnamed}: this is no name of a recipe",
+                "Rename the file: a name has small letters, digits and . + - only.",
+            )
         known = there_are(name, self.names())
         raise UnknownRecipe(f"there is no recipe {name!r} ({known})")
+
+    def _paths(self) -> dict[str, Path]:
+        """Every file by its name; editors leave hidden ones, and links to nowhere, beside them."""
+        return {
+            path.stem: path
+            for folder in self.folders
+            for path in folder.glob("*.yaml")
+            if not path.name.startswith(".") and path.is_file()
+        }
 
     def files(self, name: str) -> list[Path]:
         """The file of a recipe, then those of all that it extends."""
@@ -72,7 +86,15 @@ class Recipes:
             return body
         if not isinstance(parent, str):
             raise RecipeInvalid(f"{path}: extends: names one recipe")
-        return merge(self._resolved(parent, (*below, name)), body)
+        try:
+            self.path(parent)
+        except UnknownRecipe as error:
+            raise UnknownRecipe(f"{path}: extends: {error}") from error
+        above = self._resolved(parent, (*below, name))
+        try:
+            return merge(above, body)
+        except RecipeInvalid as error:
+            raise RecipeInvalid(f"{path}: {error}") from error
 
     def _body(self, path: Path) -> dict[str, Any]:
         try:
@@ -103,6 +125,9 @@ def _by_source(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
     for source, group in parent.items():
         groups[source] = {k: v for k, v in _table(group).items() if k not in fields}
     for source, group in child.items():
+        if group is None:
+            groups.pop(source, None)
+            continue
         given = {k: v for k, v in _table(group).items() if v is not None}
         groups[source] = {**groups.get(source, {}), **given}
     return {source: group for source, group in groups.items() if group}

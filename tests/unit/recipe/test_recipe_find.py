@@ -52,6 +52,26 @@ def test_an_empty_folder_has_no_recipes(tmp_path: Path) -> None:
         Recipes([tmp_path]).read("one")
 
 
+@pytest.mark.parametrize("name", ["My recipe", "UPPER", "ünïcode"])
+def test_a_file_whose_name_is_none_of_a_recipe_is_told_as_that(tmp_path: Path, name: str) -> None:
+    recipes = write(tmp_path, body())
+    (tmp_path / f"{name}.yaml").write_text("{}")
+    assert recipes.names() == sorted(["one", name])
+    with pytest.raises(RecipeInvalid, match=rf"{name}\.yaml: this is no name of a recipe"):
+        recipes.read(name)
+
+
+def test_what_editors_leave_beside_recipes_is_none(tmp_path: Path) -> None:
+    recipes = write(tmp_path, body())
+    (tmp_path / ".hidden.yaml").write_text("{}")
+    (tmp_path / ".#one.yaml").symlink_to("somebody@machine.1234")
+    (tmp_path / "gone.yaml").symlink_to("nowhere")
+    (tmp_path / "folder.yaml").mkdir()
+    assert recipes.names() == ["one"]
+    with pytest.raises(UnknownRecipe, match="there are: one"):
+        recipes.read("folder")
+
+
 def test_tables_are_joined_and_lists_replaced(tmp_path: Path) -> None:
     one = body(smoke={"streams": [1, 2], "vision": True}, bench=["a", "b"])
     two = child(smoke={"streams": [4]}, bench=["c"], hardware={"host_memory_gib": 100})
@@ -92,6 +112,13 @@ def test_a_child_takes_a_flag_away_and_its_group_when_it_was_the_last(tmp_path: 
     found = write(tmp_path, body(), two).read("two")
     assert list(found.flags) == ["paper"]
     assert found.flags["paper"].given() == {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize("table", ["flags", "environment"])
+def test_null_takes_all_that_one_source_says_away(tmp_path: Path, table: str) -> None:
+    one = body(environment={"paper": {"A": "1"}, "us": {"B": "1"}})
+    found = write(tmp_path, one, child(**{table: {"us": None}})).read("two")
+    assert list(getattr(found, table)) == ["paper"]
 
 
 def test_a_child_s_variable_takes_the_parent_s_place(tmp_path: Path) -> None:
@@ -147,8 +174,8 @@ def test_a_long_chain_is_refused_and_a_shorter_one_is_not(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("parent", ["missing", "../one"])
-def test_an_unknown_parent_is_told(tmp_path: Path, parent: str) -> None:
-    with pytest.raises(UnknownRecipe, match="there is no recipe"):
+def test_an_unknown_parent_is_told_with_the_file_that_names_it(tmp_path: Path, parent: str) -> None:
+    with pytest.raises(UnknownRecipe, match=r"two\.yaml: extends: there is no recipe"):
         write(tmp_path, child(extends=parent)).read("two")
 
 
@@ -207,7 +234,7 @@ def test_a_group_of_a_child_that_is_no_table_is_refused(
     tmp_path: Path, table: str, group: Any
 ) -> None:
     one = body(environment={"paper": {"A": "1"}})
-    with pytest.raises(RecipeInvalid, match="tables by source"):
+    with pytest.raises(RecipeInvalid, match=r"two\.yaml: .*tables by source"):
         write(tmp_path, one, child(**{table: {"paper": group}})).read("two")
 
 
