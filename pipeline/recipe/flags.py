@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 from pipeline.model import Frozen
 
@@ -77,7 +77,7 @@ class VllmFlags(Flags):
     reasoning_parser: Word | None = None
     reasoning_config: dict[Word, str] | None = None
     enable_auto_tool_choice: Literal[True] | None = None
-    default_chat_template_kwargs: dict[str, Any] | None = None
+    default_chat_template_kwargs: dict[str, JsonValue] | None = None
     trust_remote_code: Literal[True] | None = None
     tokenizer_mode: Word | None = None
     attention_backend: Word | None = None
@@ -110,7 +110,7 @@ class VllmFlags(Flags):
     enable_flashinfer_autotune: bool | None = None
     fail_on_environ_validation: Literal[True] | None = None
     jit_monitor_mode: Literal["warn", "error"] | None = None
-    hf_overrides: dict[str, Any] | None = None
+    hf_overrides: dict[str, JsonValue] | None = None
 
     def _words(self, name: str, value: Any) -> Iterator[str]:
         if name != "compilation_config":
@@ -197,7 +197,7 @@ class LlamaFlags(Flags):
     cache_type_k: Word | None = None
     cache_type_v: Word | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
 
 
 def _number(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
@@ -65,6 +66,10 @@ def test_flags_stand_in_the_order_of_their_class_and_extra_ones_last() -> None:
         (LlamaFlags, {"override_tensor": ["a=CPU\nb"]}),
         (LlamaFlags, {"temperature": -1}),
         (LlamaFlags, {"extra": [""]}),
+        # as YAML reads them where they have no quotes
+        (VllmFlags, {"default_chat_template_kwargs": {"since": date(2026, 1, 1)}}),
+        (VllmFlags, {"hf_overrides": {"raw": [b"x"]}}),
+        (LlamaFlags, {"chat_template_kwargs": {"a": {"b": {date(2026, 1, 1)}}}}),
     ],
 )
 def test_a_value_that_no_engine_takes_is_refused(kind: type[Flags], fields: dict[str, Any]) -> None:
