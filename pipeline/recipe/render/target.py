@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
+from unicodedata import category
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ USER_ID = 1000
 NCCL_SETTINGS = "/etc/sm120/nccl.env"
 NCCL_LIBRARY = Mount(host="/usr/local/lib/sm120", inside="/usr/local/lib/sm120")
 # Tables of units, shells and environments end a value at a line's end.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_LINE_ENDS = ("Cc", "Zl", "Zp")  # of unicodedata, with all control characters
 
 Gpu = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
 
@@ -55,13 +55,24 @@ def require_contained(launch: Launch) -> None:
 
 
 def require_plain(launch: Launch, target: Target) -> None:
-    """Refuse what no format can hold: line ends and other control characters."""
+    """Refuse what some format cannot hold: line ends, control characters, what is no text."""
     for value in _texts(launch, target):
-        if _CONTROL.search(value):
+        if any(category(char) in _LINE_ENDS for char in value):
             raise RecipeInvalid(
                 f"{launch.recipe}: {value!r} holds a line end or another control character",
                 "Give the value on one line, without control characters.",
             )
+        if any(map(_is_no_character, value)):
+            raise RecipeInvalid(
+                f"{launch.recipe}: {value!r} holds bytes that are no text",
+                "Name the folder by another path, such as a link to it, and write values as UTF-8.",
+            )
+
+
+def _is_no_character(char: str) -> bool:
+    """A byte that is no UTF-8, or a number that Unicode gives to nothing: systemd reads neither."""
+    is_none = ord(char) & 0xFFFE == 0xFFFE or "\ufdd0" <= char <= "\ufdef"
+    return is_none or category(char) == "Cs"
 
 
 def _texts(launch: Launch, target: Target) -> Iterator[str]:

@@ -97,7 +97,9 @@ def test_a_text_that_yaml_1_2_takes_for_something_else_is_quoted(
     assert re.search(rf": '{re.escape(value)}'$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("end", ["a\nb", "a\r", "\0", "tab\there", "\x7f"])
+@pytest.mark.parametrize(
+    "end", ["a\nb", "a\r", "\0", "tab\there", "\x7f", "a\x85b", "\x9b", "\u2028", "\u2029"]
+)
 @pytest.mark.parametrize("place", ["argument", "variable", "folder", "model"])
 def test_a_value_of_two_lines_is_refused(end: str, place: str) -> None:
     changes: dict[str, dict[str, Any]] = {
@@ -108,6 +110,20 @@ def test_a_value_of_two_lines_is_refused(end: str, place: str) -> None:
     }
     for format_name in ALL:
         with pytest.raises(RecipeInvalid, match="control character"):
+            render(small_launch(**changes[place]), TARGET, format_name)
+
+
+# a byte of a folder's name that is no UTF-8, as Python reads it; then what is no character
+@pytest.mark.parametrize("end", ["\udcff", "\ufffe", "\ufdd0", "\U0010ffff"])
+@pytest.mark.parametrize("place", ["argument", "variable", "folder"])
+def test_a_value_that_is_no_text_is_refused(end: str, place: str) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "argument": {"arguments": [end]},
+        "variable": {"environment": {"NAME": end}},
+        "folder": {"mounts": [Mount(host=f"/{end}", inside="/models")]},
+    }
+    for format_name in ALL:
+        with pytest.raises(RecipeInvalid, match="no text"):
             render(small_launch(**changes[place]), TARGET, format_name)
 
 
