@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from pipeline.recipe.parser_flags import FlagSpec, ParserFlags
 
@@ -20,6 +21,7 @@ class Given:
     values: list[str] = field(default_factory=list)
     path: str = ""  # below it, as in `--compilation-config.pass_config.fuse_norm_quant`
     superfluous: str | None = None  # a value after `=` that the flag does not take
+    is_off: bool = False  # by the name with the opposite meaning
 
 
 @dataclass(frozen=True)
@@ -34,26 +36,38 @@ def split_command_line(arguments: Sequence[str], flags: ParserFlags) -> CommandL
     """Read a command line as the engine's parser does."""
     given: list[Given] = []
     plain: list[str] = []
-    rest = list(arguments)
+    rest = list(_spelled_out(arguments) if flags.syntax == "vllm" else arguments)
     while rest:
         word = rest.pop(0)
         if not is_flag(word, flags):
             plain.append(word)
             continue
         written, equals, value = _parted(word, flags)
-        name, path = _named(written, flags)
-        if name is None:
+        spelling, path = _named(written, flags)
+        if spelling is None:
             # how many values it takes nobody knows: those that follow are not judged
             list(_taken(rest, "many", flags))
             given.append(Given(written, None, path=path))
             continue
+        name = flags.spellings[spelling]
         takes = "one" if path else flags.flags[name].takes
         if equals:
-            extra = value if takes == "none" else None
-            given.append(Given(written, name, [value] if takes != "none" else [], path, extra))
+            values, extra = ([], value) if takes == "none" else ([value], None)
         else:
-            given.append(Given(written, name, list(_taken(rest, takes, flags)), path))
+            values, extra = list(_taken(rest, takes, flags)), None
+        given.append(Given(written, name, values, path, extra, spelling in flags.flags[name].off))
     return CommandLine(given, plain)
+
+
+def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:
+    """vLLM makes --optimization-level of `-O3`, `-O=3` and `-O 3` before it looks at flags."""
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        if word == "-O" and following in ("0", "1", "2", "3"):
+            yield "--optimization-level"
+        elif word.startswith("-O") and word != "-O":
+            yield from ("--optimization-level", word[2:].removeprefix("="))
+        else:
+            yield word
 
 
 def is_flag(word: str, flags: ParserFlags) -> bool:
@@ -76,7 +90,7 @@ def _parted(word: str, flags: ParserFlags) -> tuple[str, bool, str]:
 
 
 def _named(written: str, flags: ParserFlags) -> tuple[str | None, str]:
-    """The flag that is meant, and the path below it."""
+    """The name that is meant, as the parser has it, and the path below it."""
     head, path = written, ""
     if flags.syntax == "vllm":
         head, _, path = written.partition(".")
@@ -84,7 +98,7 @@ def _named(written: str, flags: ParserFlags) -> tuple[str | None, str]:
     name = spelled(head, flags)
     if name not in flags.spellings and len(fitting := beginnings(name, flags)) == 1:
         name = fitting[0]
-    return flags.spellings.get(name), path
+    return name if name in flags.spellings else None, path
 
 
 def beginnings(name: str, flags: ParserFlags) -> list[str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -30,7 +31,8 @@ from pipeline.spec.checkout import Checkout
 
 _MOST_NAMES, _MOST_VALUES = 3, 12
 _LIKE = 0.6
-_SIZE = re.compile(r"^\d+(\.\d+)?[kKmMgGtT]$")
+# of vLLM: small letters are powers of 1000, great ones of 1024, which take no fraction
+_SIZE = re.compile(r"^(\d+(\.\d+)?[kmgt]|\d+[KMGT])$")
 
 
 class FlagProblem(Frozen):
@@ -63,6 +65,13 @@ RULES = (
 )
 
 
+# Each process of an engine has a card of its own, and there is one for each product of these.
+_TENSOR = "--tensor-parallel-size"
+_PROCESSES = (_TENSOR, "--pipeline-parallel-size", "--prefill-context-parallel-size")
+# With these the processes are also on other machines, or somebody else starts them.
+_ELSEWHERE = {"ray", "external_launcher"}
+
+
 def require_known_flags(checkout: Checkout, launch: Launch) -> None:
     """Stop a launch that the engine of its image would refuse, by the committed files."""
     require_flags(launch, find_parser_flags(flags_folder(checkout), launch.engine, launch.image))
@@ -91,6 +100,7 @@ def check_flags(launch: Launch, flags: ParserFlags) -> list[FlagProblem]:
         *_doubled(line, flags),
         *_exclusive(line, flags),
         *_rules(line, flags),
+        *_parallel(line, flags, launch.cards),
         *_variables(launch.environment, flags),
     ]
 
@@ -128,7 +138,7 @@ def _nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _needs_value(flag: FlagSpec, given: Given) -> bool:
-    return flag.takes in ("one", "many") and given.written not in flag.off
+    return flag.takes in ("one", "many") and not given.is_off
 
 
 def _wrong(given: Given, value: str, why: str) -> FlagProblem:
@@ -237,8 +247,7 @@ def _doubled(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
         if given.name is None or flag_of(given, flags).repeats:
             continue
         before = seen.setdefault(f"{given.name}.{given.path}", given)
-        off = flag_of(given, flags).off
-        if (given.written in off) != (before.written in off):
+        if given.is_off != before.is_off:
             yield FlagProblem(flag=given.written, message=f"contradicts {before.written}")
         elif before is not given:
             message = "is given twice, and only the last one counts"
@@ -259,7 +268,7 @@ def _exclusive(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
 
 
 def _rules(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
-    on = {given.name for given in line.given if given.name and _is_on(given, flags)}
+    on = {given.name for given in line.given if given.name and not given.is_off}
     for rule in RULES:
         if rule.engine != flags.engine or rule.flag not in on:
             continue
@@ -269,8 +278,30 @@ def _rules(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
             yield FlagProblem(flag=rule.flag, message=f"cannot stand beside {rule.other}")
 
 
-def _is_on(given: Given, flags: ParserFlags) -> bool:
-    return given.written not in flag_of(given, flags).off
+def _parallel(line: CommandLine, flags: ParserFlags, cards: int) -> Iterator[FlagProblem]:
+    """Parts of a model that find no card: vllm/config/parallel.py of vLLM 0.32.0 has both rules."""
+    given = {each.name: each for each in line.given if each.values and not each.path}
+    sizes = [_size_of(name, given, flags) for name in _PROCESSES]
+    backend = given.get("--distributed-executor-backend")
+    is_here = "--nnodes" not in given and not (backend and backend.values[0] in _ELSEWHERE)
+    if cards and is_here and math.prod(sizes) > cards:
+        message = f"{math.prod(sizes)} parts need a GPU each, and the recipe is for {cards}"
+        yield FlagProblem(flag=" × ".join(_written(given, flags)), message=message)
+    tensor, decode = sizes[0], _size_of("--decode-context-parallel-size", given, flags)
+    if flags.engine == "vllm" and sizes[2] == 1 and tensor % decode:
+        message = f"{decode} does not divide {_TENSOR} {tensor}"
+        yield FlagProblem(flag="--decode-context-parallel-size", message=message)
+
+
+def _size_of(spelling: str, given: Mapping[str | None, Given], flags: ParserFlags) -> int:
+    """A number of parts; one where nothing is said, or no number, which is told elsewhere."""
+    found = given.get(flags.spellings.get(spelling, spelling))
+    return max(int(found.values[0]), 1) if found and found.values[0].isdecimal() else 1
+
+
+def _written(given: Mapping[str | None, Given], flags: ParserFlags) -> Iterator[str]:
+    names = (flags.spellings.get(spelling) for spelling in _PROCESSES)
+    return (given[name].written for name in names if name in given)
 
 
 def _variables(environment: Iterable[str], flags: ParserFlags) -> Iterator[FlagProblem]:
