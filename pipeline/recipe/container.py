@@ -100,7 +100,7 @@ def container_arguments(
         address=address,
         port=launch.port,
         ipc=launch.container.ipc if launch.cards else "private",
-        shm_bytes=SHM_BYTES if launch.cards and launch.container.ipc == "private" else None,
+        shm_bytes=shm_of(launch),
         memory_locked=launch.container.memory_locked and launch.cards > 0,
         devices=card_devices(launch.cards, cards),
         capabilities=launch.container.capabilities,
@@ -122,6 +122,11 @@ def own_labels(launch: Launch) -> dict[str, str]:
         MODEL_LABEL: launch.model,
     }
     return {**labels, DIGEST_LABEL: launch.digest} if launch.digest else labels
+
+
+def shm_of(launch: Launch) -> int | None:
+    """The shared memory of a container that has its own; none where the usual will do."""
+    return SHM_BYTES if launch.cards and launch.container.ipc == "private" else None
 
 
 def cache_of(launch: Launch) -> Cache | None:

@@ -15,6 +15,7 @@ from pipeline.recipe.render.target import (
     mounts,
     published,
     shares_memory,
+    shm_bytes,
 )
 from pipeline.recipe.render.yaml_text import dump, with_dollars_doubled
 
@@ -42,6 +43,7 @@ def _service(launch: Launch, target: Target) -> dict[str, Any]:
         "cap_add": list(launch.container.capabilities),
         "security_opt": ["no-new-privileges"] if drops_rights(launch) else None,
         "ipc": "host" if shares_memory(launch) else None,
+        "shm_size": shm_bytes(launch),
         "ulimits": {"memlock": -1} if locks_memory(launch) else None,
         "env_file": [NCCL_SETTINGS] if target.nccl else None,
         "environment": dict(launch.environment),

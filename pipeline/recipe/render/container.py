@@ -15,6 +15,7 @@ from pipeline.recipe.render.target import (
     mounts,
     published,
     shares_memory,
+    shm_bytes,
 )
 
 
@@ -59,6 +60,8 @@ def isolation(launch: Launch, target: Target) -> list[list[str]]:
     words: list[list[str]] = []
     if shares_memory(launch):
         words.append(["--ipc=host"])
+    if size := shm_bytes(launch):
+        words.append([f"--shm-size={size}"])
     if locks_memory(launch):
         words.append(["--ulimit=memlock=-1:-1"])
     if target.is_local:

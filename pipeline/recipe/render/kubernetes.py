@@ -15,12 +15,13 @@ from pipeline.recipe.render.target import (
     Target,
     locks_memory,
     mounts,
-    shares_memory,
+    shm_bytes,
 )
 from pipeline.recipe.render.yaml_text import dump, with_dollars_doubled
 
 # a Service's name is a part of a DNS name
 _LONGEST_NAME = 63
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NCCL_MAP = "sm120-nccl"
 
@@ -32,6 +33,11 @@ def render_kubernetes(launch: Launch, target: Target) -> str:
         raise RecipeInvalid(
             f"{name}: is longer than the {_LONGEST_NAME} characters of a name in Kubernetes",
             "Copy the recipe under a shorter name.",
+        )
+    if not _LABEL.fullmatch(name):
+        raise RecipeInvalid(
+            f"{name}: a name in Kubernetes ends in a letter or a digit",
+            "Copy the recipe under a name that does.",
         )
     if target.claim and not _CLAIM.fullmatch(target.claim):
         raise RecipeInvalid(
@@ -116,7 +122,7 @@ def _volume_mounts(launch: Launch, target: Target) -> list[dict[str, Any]]:
         {"name": _volume_name(mount), "mountPath": mount.inside, "readOnly": mount.read_only}
         for mount in mounts(launch, target)
     ]
-    if shares_memory(launch):
+    if launch.cards:
         found.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
     if cache := cache_of(launch):
         found.append({"name": "cache", "mountPath": cache.inside})
@@ -125,9 +131,10 @@ def _volume_mounts(launch: Launch, target: Target) -> list[dict[str, Any]]:
 
 def _volumes(launch: Launch, target: Target) -> list[dict[str, Any]]:
     volumes = [_volume(mount, target) for mount in mounts(launch, target)]
-    if shares_memory(launch):
+    if launch.cards:
         # instead of the node's IPC namespace, which most clusters forbid
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+        bound = {"sizeLimit": str(size)} if (size := shm_bytes(launch)) else {}
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", **bound}})
     if cache_of(launch):
         # of the pod, so that no other image or recipe sees it
         volumes.append({"name": "cache", "emptyDir": {}})

@@ -28,4 +28,5 @@ def render_shell(launch: Launch, target: Target) -> str:
 
 def _listening(launch: Launch) -> list[str]:
     """The address, which the images' entrypoints name: some engines answer this host alone."""
-    return [] if "--host" in launch.arguments else ["--host", "0.0.0.0"]  # noqa: S104
+    is_named = any(word.partition("=")[0] == "--host" for word in launch.arguments)
+    return [] if is_named else ["--host", "0.0.0.0"]  # noqa: S104

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pipeline.errors import RecipeInvalid
 from pipeline.model import Frozen
-from pipeline.recipe.container import LOOPBACK, MOST_GPUS, card_devices
+from pipeline.recipe.container import LOOPBACK, MOST_GPUS, card_devices, shm_of
 from pipeline.recipe.launch import Launch, Mount
 
 # The user of the images. Kubernetes can tell only of a number that it is not root.
@@ -129,6 +129,11 @@ def mounts(launch: Launch, target: Target) -> list[Mount]:
 def shares_memory(launch: Launch) -> bool:
     """Whether the container shares the host's memory segments, as NCCL wants it."""
     return launch.cards > 0 and launch.container.ipc == "host"
+
+
+def shm_bytes(launch: Launch) -> int | None:
+    """The size of a container's own shared memory, as `serve` has it."""
+    return None if launch.container.as_documented else shm_of(launch)
 
 
 def locks_memory(launch: Launch) -> bool:

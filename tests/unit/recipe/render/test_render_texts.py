@@ -283,6 +283,13 @@ def test_kubernetes_chooses_gpus_itself_and_has_short_names() -> None:
         pod_of(recipe="x" * 60)
 
 
+@pytest.mark.parametrize("name", ["x-", "x.", "x+"])
+def test_a_name_that_kubernetes_does_not_take_is_refused(name: str) -> None:
+    with pytest.raises(RecipeInvalid, match="ends in a letter or a digit"):
+        pod_of(recipe=name)
+    assert "--name sm120-x-" in render(small_launch(recipe=name), TARGET, "systemd")
+
+
 def test_shell_is_the_same_engine_without_a_container() -> None:
     launch = small_launch(mounts=[], arguments=["/data/small", "--port", "8000"])
     assert render(launch, Target(gpus=[2, 3]), "shell") == text(r"""
@@ -298,8 +305,9 @@ def test_shell_is_the_same_engine_without_a_container() -> None:
         """)
 
 
-def test_an_address_that_the_recipe_names_stays() -> None:
-    script = render(small_launch(arguments=["--host", "127.0.0.1"]), TARGET, "shell")
+@pytest.mark.parametrize("words", [["--host", "127.0.0.1"], ["--host=127.0.0.1"]])
+def test_an_address_that_the_recipe_names_stays(words: list[str]) -> None:
+    script = render(small_launch(arguments=words), TARGET, "shell")
     assert "0.0.0.0" not in script
 
 
@@ -335,11 +343,29 @@ def test_a_recipe_without_cards_asks_for_none_and_for_nothing_that_only_cards_ne
     assert not [word for word in unwanted if word in rendered]
 
 
-@pytest.mark.parametrize("format_name", list(CONTAINED))
-def test_private_memory_is_left_private_where_the_recipe_says_so(format_name: str) -> None:
-    container = ContainerSpec(ipc="private", memory_locked=False)
-    rendered = render(small_launch(container=container), TARGET, format_name)
-    assert not [word for word in ("ipc", "memlock", "MEMLOCK", "/dev/shm") if word in rendered]
+PRIVATE = ContainerSpec(ipc="private", memory_locked=False)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "line"),
+    [
+        ("docker", "  --shm-size=34359738368 \\"),
+        ("podman", "  --shm-size=34359738368 \\"),
+        ("quadlet", "PodmanArgs=--shm-size=34359738368"),
+        ("systemd", "  --shm-size=34359738368 \\"),
+        ("compose", "    shm_size: 34359738368"),
+        ("kubernetes", "          sizeLimit: '34359738368'"),
+    ],
+)
+def test_private_memory_is_private_and_as_large_as_a_served_one_has_it(
+    format_name: str, line: str
+) -> None:
+    rendered = render(small_launch(container=PRIVATE), TARGET, format_name)
+    assert not [word for word in ("ipc", "memlock", "MEMLOCK") if word in rendered]
+    assert line in rendered.splitlines()
+    assert container_arguments(small_launch(container=PRIVATE), image=IMAGE).shm_bytes == 32 << 30
+    shared = render(small_launch(), TARGET, format_name)
+    assert "34359738368" not in shared
 
 
 @pytest.mark.parametrize(
