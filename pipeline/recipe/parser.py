@@ -31,8 +31,12 @@ from pipeline.spec.checkout import Checkout
 
 _MOST_NAMES, _MOST_VALUES = 3, 12
 _LIKE = 0.6
-# of vLLM: small letters are powers of 1000, great ones of 1024, which take no fraction
-_SIZE = re.compile(r"^(\d+(\.\d+)?[kmgt]|\d+[KMGT])$")
+# Each engine has its own letters, and powers of 1024 take no fraction:
+# vllm/utils/argparse_utils.py and sglang/srt/utils/common.py.
+_SIZES = {
+    "vllm": re.compile(r"\d+(\.\d+)?[kmgt]|\d+[KMGT]"),
+    "sglang": re.compile(r"\d+(\.\d+)?[kMGT]|\d+[KMGT]i"),
+}
 
 
 class FlagProblem(Frozen):
@@ -119,7 +123,9 @@ def _judge(given: Given, flags: ParserFlags, names: Container[str | None]) -> It
     elif not given.values and _needs_value(flag, given):
         yield FlagProblem(flag=given.written, message="needs a value")
     elif flag.opened_by is None or flag.opened_by not in names:
-        yield from (_wrong(given, value, why) for value, why in _wrong_values(given, flag))
+        yield from (
+            _wrong(given, value, why) for value, why in _wrong_values(given, flag, flags.engine)
+        )
 
 
 def _unknown(written: str, flags: ParserFlags) -> FlagProblem:
@@ -146,13 +152,13 @@ def _wrong(given: Given, value: str, why: str) -> FlagProblem:
     return FlagProblem(flag=given.written, message=f"{shown!r} {why}")
 
 
-def _wrong_values(given: Given, flag: FlagSpec) -> Iterator[tuple[str, str]]:
+def _wrong_values(given: Given, flag: FlagSpec, engine: str) -> Iterator[tuple[str, str]]:
     for value in given.values:
         if value in flag.words:
             continue
         if flag.choices is not None and not _is_choice(value, flag):
             yield value, f"is not among its values ({_some(value, flag.choices)})"
-        elif why := _unreadable(value, flag):
+        elif why := _unreadable(value, flag, engine):
             yield value, why
 
 
@@ -171,11 +177,13 @@ def _some(value: str, choices: list[str]) -> str:
     return f"it has {', '.join(choices[:_MOST_VALUES])}{more}"
 
 
-def _unreadable(value: str, flag: FlagSpec) -> str | None:
+def _unreadable(value: str, flag: FlagSpec, engine: str) -> str | None:
     """Why a value is not of the flag's type."""
     as_json = flag.type == "json" or (flag.type == "json-or-text" and value.startswith("{"))
     if as_json:
         return _unreadable_json(value, flag)
+    if flag.type == "size" and engine in _SIZES and _SIZES[engine].fullmatch(value.strip()):
+        return None
     reader = _READERS.get(flag.type)
     try:
         if reader is not None:
@@ -185,12 +193,7 @@ def _unreadable(value: str, flag: FlagSpec) -> str | None:
     return None
 
 
-def _size(value: str) -> None:
-    if not _SIZE.match(value):
-        int(value)
-
-
-_READERS: dict[str, Callable[[str], object]] = {"integer": int, "number": float, "size": _size}
+_READERS: dict[str, Callable[[str], object]] = {"integer": int, "number": float, "size": int}
 
 
 def _unreadable_json(value: str, flag: FlagSpec) -> str | None:
