@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
+from pipeline import log
 from pipeline.errors import PipelineError
 from pipeline.files import os_errors_explained
 
@@ -44,20 +44,28 @@ class LogReader:
 
     def _read(self, pieces: Iterable[bytes], file: Path) -> None:
         # the container may be removed, or the engine go away, in the middle of a line
-        with suppress(PipelineError, OSError), file.open("wb") as out:
-            for line in split_lines(_copied(pieces, out)):
+        with suppress(PipelineError, OSError):
+            for line in split_lines(_copied(pieces, file)):
                 self._lines.put(line)
 
 
-def _copied(pieces: Iterable[bytes], out: BinaryIO) -> Iterator[bytes]:
-    left = _MOST_FILE_BYTES
+def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
+    left = _MOST_FILE_BYTES if _is_added(file, b"") else 0
     for piece in pieces:
         if left > 0:
-            out.write(piece[:left])
-            # a start that is killed leaves what it read
-            out.flush()
-            left -= len(piece)
+            left = left - len(piece) if _is_added(file, piece[:left]) else 0
         yield piece
+
+
+def _is_added(file: Path, piece: bytes) -> bool:
+    """A start that is killed leaves what it read; on a full disk it is judged all the same."""
+    try:
+        with file.open("ab") as out:
+            out.write(piece)
+    except OSError as error:
+        log.say(f"{file}: the log is not kept from here on: {error.strerror}")
+        return False
+    return True
 
 
 def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:

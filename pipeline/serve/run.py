@@ -157,16 +157,19 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
     def end(outcome: Outcome, failure: str = "", issues: Collection[str] = ()) -> None:
         seconds = round(time.monotonic() - start, 3)
         text = short_failure(failure)
-        attempts.add(
-            Ended(
-                id=begun.id,
-                outcome=outcome,
-                failure=text,
-                issues=list(issues),
-                seconds=seconds,
-                at=stamp(),
-            )
+        ended = Ended(
+            id=begun.id,
+            outcome=outcome,
+            failure=text,
+            issues=list(issues),
+            seconds=seconds,
+            at=stamp(),
         )
+        try:
+            attempts.add(ended)
+        except PipelineError as error:
+            # neither an engine that serves nor the reason of one that does not is lost by that
+            log.say(f"The end of the attempt {begun.id} is not kept: {error}")
 
     try:
         yield

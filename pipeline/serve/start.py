@@ -124,11 +124,24 @@ def _created(engine: ContainerEngine, arguments: ContainerArguments) -> Iterator
     try:
         yield identity
     except KeyboardInterrupt:
-        engine.remove(identity)
+        _remove(engine, identity, arguments.name)
         hint = f"The container {arguments.name} was removed: nothing of it is served."
         raise Interrupted("stopped", hint) from None
     except BaseException:
-        engine.remove(identity)
+        _remove(engine, identity, arguments.name)
+        raise
+
+
+def _remove(engine: ContainerEngine, identity: str, name: str) -> None:
+    """Remove a container, or say that it is left: an engine that nobody waits for holds cards."""
+    try:
+        try:
+            engine.remove(identity)
+        except KeyboardInterrupt:  # who is impatient stops twice
+            engine.remove(identity)
+    except PipelineError as error:
+        command = f"{engine.kind} rm --force {name}"
+        error.hint = f"The container may be left: `{command}` removes it. {error.hint}".strip()
         raise
 
 
@@ -172,6 +185,8 @@ def _wait(engine: ContainerEngine, identity: str, start: Start, reader: LogReade
         time.sleep(_POLL_S)
     _require_model(start)
     _read_on(reader, expected)
+    # one that ends right after its first answer serves nobody
+    _require_running(engine, identity, start, reader, expected)
     expected.require_all()
 
 

@@ -40,3 +40,16 @@ def test_an_engine_that_goes_away_ends_the_log_and_nothing_else(tmp_path: Path) 
     reader = LogReader(cut(), tmp_path / "1.log")
     reader.finish(5)
     assert list(reader.new_lines()) == ["one"]
+
+
+def test_a_disk_that_is_full_ends_the_file_and_not_the_reading(tmp_path: Path) -> None:
+    taken = tmp_path / "1.log"
+    taken.mkdir()  # no file can be written there
+    reader = LogReader([b"one\n", b"two\n"], taken)
+    reader.finish(5)
+    assert list(reader.new_lines()) == ["one", "two"]
+
+
+def test_an_engine_that_prints_nothing_leaves_an_empty_log(tmp_path: Path) -> None:
+    LogReader([], tmp_path / "1.log").finish(5)
+    assert (tmp_path / "1.log").read_bytes() == b""

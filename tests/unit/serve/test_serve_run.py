@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.errors import (
     AlreadyServed,
+    DiskFull,
     Interrupted,
     NothingServed,
     PreflightFailed,
@@ -17,6 +18,7 @@ from pipeline.errors import (
 )
 from pipeline.recipe.launch import Overrides, plan_launch
 from pipeline.serve import start as start_module
+from pipeline.serve.attempts import AttemptList, Begun, Ended
 from pipeline.serve.preflight import CHECKS
 from pipeline.serve.run import (
     Job,
@@ -126,6 +128,23 @@ def test_ctrl_c_is_kept_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -
         serve(engine, store, todo, new_attempt(todo))
     assert outcomes(store)[0][0] == "interrupted"
     assert not engine.known
+
+
+class _FullAtItsEnd(AttemptList):
+    def add(self, entry: Begun | Ended) -> None:
+        if isinstance(entry, Ended):
+            raise DiskFull("no space left")
+
+
+def test_a_disk_that_is_full_at_the_end_takes_neither_the_result_nor_the_reason(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts, begun = _FullAtItsEnd(store.root / "attempts"), new_attempt(job(store, 1))
+    with kept(attempts, begun, "serving"):
+        pass
+    assert "is not kept: no space left" in capsys.readouterr().err
+    with pytest.raises(StartFailed, match="the reason"), kept(attempts, begun, "serving"):
+        raise StartFailed("the reason")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])

@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import (
     AlreadyServed,
     BackendDiffers,
+    DockerUnavailable,
     ImageDiffers,
     Interrupted,
     RecipeInvalid,
@@ -18,7 +19,7 @@ from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import ContainerSpec, Expectations, LogLine
 from pipeline.serve import start as start_module
 from pipeline.serve.container_engine import EngineKind, sdk_arguments
-from pipeline.serve.facts import ImageFacts
+from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.serve.start import Start, make_room, start_engine
 from pipeline.store.store import Store
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest
@@ -282,3 +283,58 @@ def test_docker_s_sdk_is_told_what_the_command_line_would_say() -> None:
     weights, cache = told["mounts"]
     assert (weights["Source"], weights["ReadOnly"]) == ("/data/kimi", True)
     assert (cache["Type"], cache["Target"]) == ("volume", "/home/engine")
+
+
+class _EndsAfterItsFirstAnswer(FakeEngine):
+    def container(self, name: str) -> ContainerFacts | None:
+        facts = super().container(name)
+        return facts and facts.model_copy(update={"running": False, "exit_code": 139})
+
+
+def test_an_engine_that_ends_after_its_first_answer_is_not_served(tmp_path: Path) -> None:
+    engine = _EndsAfterItsFirstAnswer(log=[b"Segmentation fault\n"])
+    with (
+        answering(["tiny"]) as port,
+        pytest.raises(StartFailed, match=r"ended \(139\): Segmentation fault"),
+    ):
+        attempt(engine, tmp_path, port)
+    assert not engine.known
+
+
+class _StoppedTwice(FakeEngine):
+    """Ctrl-C while it starts, and again while it is removed."""
+
+    times: int = 0
+
+    def start(self, identity: str) -> None:
+        raise KeyboardInterrupt
+
+    def remove(self, identity: str) -> None:
+        self.times += 1
+        if self.times == 1:
+            raise KeyboardInterrupt
+        super().remove(identity)
+
+
+def test_who_stops_twice_leaves_no_container(tmp_path: Path) -> None:
+    engine = _StoppedTwice()
+    with pytest.raises(Interrupted) as caught:
+        attempt(engine, tmp_path, 1)
+    assert "was removed" in caught.value.hint
+    assert not engine.known
+
+
+class _Gone(FakeEngine):
+    """Its socket vanishes while it is waited for."""
+
+    def container(self, name: str) -> ContainerFacts | None:
+        raise DockerUnavailable("Docker could not look at a container: no such file")
+
+    def remove(self, identity: str) -> None:
+        raise DockerUnavailable("Docker could not remove the container: no such file")
+
+
+def test_a_container_that_cannot_be_removed_is_named_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(DockerUnavailable, match="could not remove") as caught:
+        attempt(_Gone(), tmp_path, 1)
+    assert "`docker rm --force sm120-tiny-cpu`" in caught.value.hint
