@@ -108,7 +108,8 @@ def read_by_systemd(folder: Path, unit: str) -> list[str]:
     start = r"-> Unit engine\.service:.*?-> ExecStart:\s+Command Line: (.*?)\n"
     shown = re.search(start, done.stdout, re.DOTALL)
     assert shown, done.stderr
-    found = re.findall(r'"((?:\\.|[^"\\])*)"|(\S+)', shown[1])
+    # no other blank stands between words
+    found = re.findall(r'"((?:\\.|[^"\\])*)"|([^ ]+)', shown[1])
     return [re.sub(r"\\(.)", r"\1", quoted) or plain for quoted, plain in found]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+_BLANKS = " \t\n\r"  # none beyond ASCII ends a word
+
 
 def settings(text: str, section: str) -> list[tuple[str, str]]:
     """The settings of a section, with continued lines joined and comments left out."""
@@ -27,12 +29,12 @@ def settings(text: str, section: str) -> list[tuple[str, str]]:
 def words(line: str) -> list[str]:
     """The words of a command line, with quotes, escapes, specifiers and variables resolved."""
     found: list[str] = []
-    rest = line.strip()
+    rest = line.strip(_BLANKS)
     while rest:
         assert not re.match(r";(\s|$)", rest), "a `;` of its own begins another command"
         word, rest = _word(rest)
         found.append(_resolved(word))
-        rest = rest.lstrip()
+        rest = rest.lstrip(_BLANKS)
     return found
 
 
@@ -47,7 +49,7 @@ def _word(text: str) -> tuple[str, str]:
             word, quote = (word, "") if char == quote else (word + char, quote)
         elif char in "\"'" and not word:
             quote = char
-        elif char.isspace():
+        elif char in _BLANKS:
             break
         else:
             word += char

@@ -29,6 +29,15 @@ HOSTILE = [
     "~",
     "yes",
     "1e3",
+    "$$(X) $$",
+    "%%n %",
+    "\\x41\\",
+    "\"\"''",
+    "a\u00a0b",
+    "😀",
+    "- a: b",
+    "--x=",
+    "x" * 2000,
 ]
 
 VARIABLES = [f"HOSTILE_{number}={value}" for number, value in enumerate(HOSTILE)]
