@@ -132,8 +132,7 @@ def weights_folder(context: click.Context, recipe: Recipe, given: Path | None) -
         # made on the spot, as `serve` does it
         return str(tiny_weights(store_of(context), recipe).folder)
     if folder := given or _cached(context, recipe.model.weights):
-        # links stay: they may be there on purpose
-        return str(folder.absolute())
+        return _whole_path(folder)
     raise RecipeInvalid(
         f"{recipe.name}: nothing says where its weights lie",
         f"Name their folder with --weights DIR;"
@@ -145,7 +144,12 @@ def draft_folder(context: click.Context, recipe: Recipe, given: Path | None) -> 
     """The same of a draft model, which the engine may also fetch itself."""
     spec = recipe.speculation
     folder = given or _cached(context, spec.weights if spec else None)
-    return str(folder.absolute()) if folder else ""
+    return _whole_path(folder) if folder else ""
+
+
+def _whole_path(folder: Path) -> str:
+    """Links stay, they may be there on purpose; but Kubernetes and systemd take no `..`."""
+    return str(folder.resolve() if ".." in folder.parts else folder.absolute())
 
 
 def _cached(context: click.Context, name: str | None) -> Path | None:

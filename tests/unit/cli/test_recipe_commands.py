@@ -239,6 +239,9 @@ def test_a_relative_folder_is_that_of_this_machine(recipes: Path, sm120: Command
     asked = ("render", "small-2x", "--as", "docker", "--registry", REGISTRY, "--json")
     mount = sm120(*asked, "--weights", "here").json["mounts"][0]
     assert mount["host"] == f"{sm120.cwd}/here"
+    # Kubernetes refuses a path with `..` in it, and systemd passes over it
+    mount = sm120(*asked, "--weights", "there/../here").json["mounts"][0]
+    assert mount["host"] == f"{sm120.cwd}/here"
 
 
 def test_a_recipe_without_an_image_is_no_container(recipes: Path, sm120: Command) -> None:
