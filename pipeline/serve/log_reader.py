@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,10 @@ _MOST_LINE_BYTES = 1 << 16
 _MOST_FILE_BYTES = 64 << 20
 # What is searched for known issues; a traceback of eight workers has some thousand lines.
 _KEPT_LINES = 5000
+# Sequences for a terminal (ECMA-48), and what is none of them; a tab may stay.
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
 
 
 class LogReader:
@@ -73,9 +78,14 @@ def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
-        yield from (line.decode(errors="replace") for line in lines if line.strip())
+        yield from filter(str.strip, map(_plain, lines))
         if len(rest) > _MOST_LINE_BYTES:
-            yield rest.decode(errors="replace")
+            yield _plain(rest)
             rest = b""
-    if rest.strip():
-        yield rest.decode(errors="replace")
+    if _plain(rest).strip():
+        yield _plain(rest)
+
+
+def _plain(line: bytes) -> str:
+    """A line without colours and control characters: it is searched, shown and kept."""
+    return _CONTROL.sub("", line.decode(errors="replace"))

@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from pipeline.errors import DockerUnavailable
 from pipeline.serve.log_reader import LogReader, split_lines
 
@@ -21,6 +23,21 @@ def test_a_line_without_end_is_handed_on_in_pieces() -> None:
 
 def test_bytes_that_are_no_text_do_not_stop_it() -> None:
     assert list(split_lines([b"\xff\xfeok\n"])) == ["\ufffd\ufffdok"]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (b"\x1b[1;31mERROR\x1b[0m out of memory\n", ["ERROR out of memory"]),
+        (b"\x1b]0;a title\x07ready\n", ["ready"]),
+        (b"\x1b]0;without an end\n", []),
+        (b"a\x00\x07b\tc\x9b\n", ["ab\tc\ufffd"]),
+        (b"\x00\x01\x02\n", []),
+        (b"\x1b[2J", []),
+    ],
+)
+def test_a_line_commands_no_terminal(written: bytes, read: list[str]) -> None:
+    assert list(split_lines([written])) == read
 
 
 def test_everything_is_kept_in_the_file_and_the_last_lines_at_hand(tmp_path: Path) -> None:
