@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import RecipeInvalid
 from pipeline.recipe.launch import Mount
 from pipeline.recipe.render.formats import CONTAINED, render
 from pipeline.recipe.render.quoting import systemd_word
-from tests.testbed.unit_file import settings, words
+from tests.testbed.unit_file import settings as settings_of
+from tests.testbed.unit_file import words
 from tests.unit.recipe.render.launches import (
     HOSTILE,
     QUADLET_HOSTILE,
@@ -60,7 +61,7 @@ def test_a_script_gives_the_engine_what_the_recipe_says() -> None:
 
 
 def test_systemd_gives_the_engine_what_the_recipe_says() -> None:
-    start = dict(settings(rendered("systemd"), "Service"))["ExecStart"]
+    start = dict(settings_of(rendered("systemd"), "Service"))["ExecStart"]
     found = words(start)
     assert found[0] == "/usr/bin/docker"
     assert found[-len(HOSTILE) :] == HOSTILE
@@ -68,7 +69,7 @@ def test_systemd_gives_the_engine_what_the_recipe_says() -> None:
 
 
 def test_a_quadlet_gives_the_engine_what_the_recipe_says() -> None:
-    found = settings(rendered("quadlet"), "Container")
+    found = settings_of(rendered("quadlet"), "Container")
     assert words(dict(found)["Exec"])[1:] == QUADLET_HOSTILE
     assert [words(value) for key, value in found if key == "Environment"] == [
         [each] for each in VARIABLES
@@ -127,6 +128,8 @@ def test_a_value_that_is_no_text_is_refused(end: str, place: str) -> None:
             render(small_launch(**changes[place]), TARGET, format_name)
 
 
+# a busy machine is no fault of what is tested
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(PRINTABLE, min_size=1))
 def test_systemd_reads_any_words_back(wanted: list[str]) -> None:
     assert words(" ".join(map(systemd_word, wanted))) == wanted
@@ -141,7 +144,7 @@ def test_a_folder_that_is_hard_to_quote_arrives_in_shells_and_units() -> None:
     want = "/a b/$x'\"%h:/models:ro"
     assert want in shell_words(render(launch, TARGET, "docker"))
     unit = render(launch, TARGET, "systemd")
-    assert want in words(dict(settings(unit, "Service"))["ExecStart"])
+    assert want in words(dict(settings_of(unit, "Service"))["ExecStart"])
 
 
 @pytest.mark.parametrize("folder", ["/a b", "/a'b", '/a"b', "/a\\b", "/a$b"])
