@@ -150,7 +150,14 @@ def make_room(engine: ContainerEngine, recipe: str) -> None:
     left = engine.container(container_name(recipe))
     if left is None:
         return
-    if left.labels.get(RECIPE_LABEL) != recipe:
+    owner = left.labels.get(RECIPE_LABEL)
+    if owner and owner != recipe:
+        # `a.b` and `a-b` are one name to systemd and Kubernetes
+        raise AlreadyServed(
+            f"the container {left.name} is of the recipe {owner}, which has the same name for one",
+            f"`sm120 recipe stop {owner}` ends it; or copy one of the two under another name.",
+        )
+    if not owner:
         raise AlreadyServed(
             f"a container {left.name} is there that was not started by `sm120 serve`",
             f"Look at it, then `{engine.kind} rm {left.name}`.",

@@ -259,6 +259,15 @@ def test_a_container_that_is_not_ours_is_left_alone() -> None:
     assert engine.known
 
 
+def test_a_container_of_another_recipe_is_named_as_that() -> None:
+    engine = FakeEngine()
+    engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny.cpu"})
+    with pytest.raises(AlreadyServed, match=r"is of the recipe tiny\.cpu") as caught:
+        make_room(engine, "tiny-cpu")
+    assert "`sm120 recipe stop tiny.cpu`" in caught.value.hint
+    assert engine.known
+
+
 def test_what_is_left_of_an_ended_one_makes_room() -> None:
     engine = FakeEngine(ends_with=1)
     engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu"})
