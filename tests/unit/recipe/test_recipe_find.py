@@ -114,6 +114,15 @@ def test_a_child_takes_a_flag_away_and_its_group_when_it_was_the_last(tmp_path: 
     assert found.flags["paper"].given() == {"tensor_parallel_size": 2}
 
 
+def test_a_child_s_extra_words_take_the_place_of_all_the_parent_s(tmp_path: Path) -> None:
+    one = body(flags={"paper": {"block_size": 64, "extra": ["--seed", "7"]}})
+    found = write(tmp_path, one, child(flags={"us": {"extra": ["--a"]}})).read("two")
+    assert {name: group.extra for name, group in found.flags.items()} == {
+        "paper": [],
+        "us": ["--a"],
+    }
+
+
 @pytest.mark.parametrize("table", ["flags", "environment"])
 def test_null_takes_all_that_one_source_says_away(tmp_path: Path, table: str) -> None:
     one = body(environment={"paper": {"A": "1"}, "us": {"B": "1"}})
