@@ -25,7 +25,13 @@ from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import FILE_HASH, FilePin
-from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, wrong_bytes
+from pipeline.weights.transfer.routes import (
+    NEIGHBOUR_LOGIN,
+    AttemptFailed,
+    ByteStream,
+    NotAvailable,
+    wrong_bytes,
+)
 
 STALL_S = 30.0  # without a byte for so long, another route is taken
 _MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
@@ -73,6 +79,8 @@ class HttpRoute:
         self.name, self.is_shared = name, is_shared
         self._client, self._repository = client, repository
         self._limits = stall_limits(stall_s)
+        # a neighbour has tokens of its own, and never gets the Hub's
+        self._login_hint = NEIGHBOUR_LOGIN if is_shared else HubRefused.hint
         self._links: dict[str, str] = {}
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
@@ -82,7 +90,7 @@ class HttpRoute:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         answer = self._ask_link(pin, headers) or self._ask_hub(pin, headers)
         try:
-            is_whole = check_answer(answer, pin, start, stop)
+            is_whole = check_answer(answer, pin, start, stop, self._login_hint)
         except BaseException:
             answer.close()
             raise
@@ -187,11 +195,13 @@ def _other_size(pin: FilePin, size: int) -> DigestMismatch:
     return wrong_bytes(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
 
 
-def check_answer(answer: Answer, pin: FilePin, start: int, stop: int) -> bool:
+def check_answer(
+    answer: Answer, pin: FilePin, start: int, stop: int, login_hint: str = HubRefused.hint
+) -> bool:
     """Refuse what cannot be the wanted range; returns whether the whole file comes instead."""
     status = answer.status
     if status not in (200, 206):
-        raise _refusal(answer, pin)
+        raise _refusal(answer, pin, login_hint)
     # ranges count bytes of the encoded form, which no lock knows
     if answer.header("Content-Encoding") not in ("", "identity"):
         raise AttemptFailed(
@@ -219,7 +229,7 @@ def check_answer(answer: Answer, pin: FilePin, start: int, stop: int) -> bool:
     return is_part and status == 200
 
 
-def _refusal(answer: Answer, pin: FilePin) -> AttemptFailed | NotAvailable:
+def _refusal(answer: Answer, pin: FilePin, login_hint: str) -> AttemptFailed | NotAvailable:
     """Whether another attempt may help, by the status."""
     status, code = answer.status, answer.header("X-Error-Code")
     if status >= 500 or status in _MAY_PASS:
@@ -227,10 +237,10 @@ def _refusal(answer: Answer, pin: FilePin) -> AttemptFailed | NotAvailable:
         return AttemptFailed(f"{pin.path}: the server answers {status}", wait_s=wait_s)
     # the other codes are about the repository or the revision, so they hold for every file
     is_of_file = status in (404, 410, 416) and code in ("", "EntryNotFound")
-    return NotAvailable(_error(status, code, pin), only_this_file=is_of_file)
+    return NotAvailable(_error(status, code, pin, login_hint), only_this_file=is_of_file)
 
 
-def _error(status: int, code: str, pin: FilePin) -> PipelineError:
+def _error(status: int, code: str, pin: FilePin, login_hint: str) -> PipelineError:
     if code == "GatedRepo":
         return HubRefused(f"{pin.path}: the repository is gated, and this user has no access")
     if code == "RevisionNotFound":
@@ -238,7 +248,8 @@ def _error(status: int, code: str, pin: FilePin) -> PipelineError:
     if status == 416:
         return wrong_bytes(f"{pin.path}: the server's file is shorter than the locked one")
     if status in (401, 403):
-        return HubRefused(f"{pin.path}: the server answers {status}: this user has no access")
+        reason = f"{pin.path}: the server answers {status}: this user has no access"
+        return HubRefused(reason, login_hint)
     return HubRefused(
         f"{pin.path}: the server answers {status} {code}".rstrip(),
         "It has no such file at the locked commit; see `sm120 weights lock NAME --dry-run`.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.errors import (
     DigestMismatch,
@@ -17,6 +17,7 @@ from pipeline.errors import (
 )
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.routes import (
+    NEIGHBOUR_LOGIN,
     AttemptFailed,
     ByteStream,
     NotAvailable,
@@ -141,10 +142,8 @@ class Router:
         errors = [nothing.error for nothing in missing.values()]
         first = next(e for kind in _MOST_USEFUL for e in reversed(errors) if isinstance(e, kind))
         others = [row for row in self._reasons(pin, missing) if not str(first).endswith(row[0])]
-        if not others:
-            return first
-        more = "; ".join(f"{reason} ({name})" for reason, name in others)
-        return type(first)(f"{first}; {more}", first.hint)
+        reasons = [str(first), *(f"{reason} ({name})" for reason, name in others)]
+        return type(first)("; ".join(reasons), _with_login(first.hint, missing))
 
     def _reasons(self, pin: FilePin, missing: dict[int, NotAvailable]) -> list[tuple[str, str]]:
         rows = ((str(n.error).removeprefix(f"{pin.path}: "), i) for i, n in missing.items())
@@ -154,6 +153,11 @@ class Router:
         """Why routes do not deliver a file, each with the route's name."""
         with self._guard:
             return self._reasons(pin, self._missing.get(pin.want, {}))
+
+    def with_login(self, hint: str, pin: FilePin) -> str:
+        """A hint, and how to log in to a neighbour that refused a file."""
+        with self._guard:
+            return _with_login(hint, self._missing.get(pin.want, {}))
 
     def mark_missing(self, route: Route, pin: FilePin, nothing: NotAvailable) -> None:
         """Never ask this route for this file again."""
@@ -201,6 +205,11 @@ class Router:
         """How long a route is still to be left alone."""
         with self._guard:
             return self._deferred_until.get(self._routes.index(route), 0.0) - time.monotonic()
+
+
+def _with_login(hint: str, missing: Mapping[int, NotAvailable]) -> str:
+    refused = any(nothing.error.hint == NEIGHBOUR_LOGIN for nothing in missing.values())
+    return f"{hint} {NEIGHBOUR_LOGIN}" if refused and hint != NEIGHBOUR_LOGIN else hint
 
 
 class Attempts:
@@ -282,7 +291,9 @@ class Attempts:
         if is_alone or self._failures >= ATTEMPTS or self._deferred >= DEFERRED_ATTEMPTS:
             rows = [*self._router.reasons(pin), *((why, n) for n, why in self._reasons.items())]
             reasons = "; ".join(f"{why} ({name})" for why, name in rows)
-            raise failure.error_type(f"{pin.path}: {reasons}") from failure
+            error = failure.error_type(f"{pin.path}: {reasons}")
+            error.hint = self._router.with_login(error.hint, pin)
+            raise error from failure
         self._wait(min(self._first_wait_s * 2 ** (self._failures - 1), LONGEST_WAIT_S))
 
     def _wait(self, wait_s: float) -> None:

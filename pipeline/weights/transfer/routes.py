@@ -11,6 +11,9 @@ from typing import Protocol
 from pipeline.errors import DigestMismatch, OfflineMiss, PipelineError, SourceUnreachable
 from pipeline.weights.model import FilePin
 
+NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
+NEIGHBOUR_LOGIN = f"Set {NEIGHBOUR_TOKEN} to a token that the machine named with --from accepts."
+
 
 class ByteStream(Protocol):
     """Bytes that arrive. `is_whole`: the server ignored the range and sends the whole file."""

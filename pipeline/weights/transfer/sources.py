@@ -17,6 +17,7 @@ from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import cache_name
 from pipeline.weights.transfer.http_route import STALL_S, HttpRoute, HubRepository
 from pipeline.weights.transfer.routes import (
+    NEIGHBOUR_TOKEN,
     AttemptFailed,
     ByteStream,
     NotAvailable,
@@ -24,8 +25,6 @@ from pipeline.weights.transfer.routes import (
     not_offline,
 )
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
-
-NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
 
 
 def open_routes(

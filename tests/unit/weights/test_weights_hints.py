@@ -156,6 +156,30 @@ def test_a_fetch_that_reaches_nobody_names_its_own_sources(
     assert "image sources" not in ended.err
 
 
+@pytest.mark.parametrize("hub_answers", [fault.status(401), fault.status(500), fault.status(404)])
+def test_a_neighbour_that_refuses_names_the_variable_of_its_token(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch, hub_answers: fault.Fault
+) -> None:
+    sm120("weights", "lock", "org/tiny", "--save", "tiny")
+    monkeypatch.setattr("pipeline.weights.transfer.router.ATTEMPTS", 2)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    with test_hub() as neighbour:
+        neighbour.add("org/tiny", FILES)
+        neighbour.fail("*", fault.status(401), times=ALWAYS)
+        hub.fail("*", hub_answers, times=ALWAYS)
+        ended = sm120("weights", "fetch", "tiny", "--to", "w", "--from", neighbour.url)
+    assert ended.code != 0
+    assert "Set SM120_NEIGHBOUR_TOKEN to a token that" in ended.err
+
+
+def test_a_hub_that_refuses_speaks_of_its_own_token(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "org/tiny", "--save", "tiny")
+    hub.fail("*", fault.status(401), times=ALWAYS)
+    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--from", str(sm120.cwd))
+    assert "set HF_TOKEN" in ended.err
+    assert "SM120_NEIGHBOUR_TOKEN" not in ended.err
+
+
 def test_a_disk_without_reserve_is_told_how_much_stays_free(
     hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
