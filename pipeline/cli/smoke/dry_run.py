@@ -36,8 +36,7 @@ def foresee(session: Session, recipe: Recipe, *, may_restart: bool) -> None:
     """What a climb may do to the server of a recipe, as the recipe alone says it."""
     name = recipe.name
     if not may_restart:
-        session.why_no_restart = session.why_no_drafting = "--no-restart"
-        return
+        return leave_running(session)
     session.restart = _never
     session.why_no_drafting = f"{name}: has no draft model"
     if speculates(recipe, all_overrides(recipe, Overrides())):
@@ -46,6 +45,11 @@ def foresee(session: Session, recipe: Recipe, *, may_restart: bool) -> None:
         session.baseline = session.baseline or Baseline(model="", url="", answers=[])
     elif recipe.speculation:
         session.why_no_drafting = f"{name}: only where it was served with its draft model"
+
+
+def leave_running(session: Session) -> None:
+    """The user asked that nothing is restarted, also not with a draft model."""
+    session.why_no_restart = session.why_no_drafting = "--no-restart"
 
 
 async def _never() -> None:

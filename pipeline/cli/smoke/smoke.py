@@ -19,7 +19,7 @@ from pipeline.cli.serve.job import Request
 from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.cli.signing import Signing
-from pipeline.cli.smoke.dry_run import foresee, show_ladder
+from pipeline.cli.smoke.dry_run import foresee, leave_running, show_ladder
 from pipeline.cli.smoke.plan import PlanOptions, plan_options
 from pipeline.cli.smoke.recipe_server import (
     RecipeServer,
@@ -200,7 +200,7 @@ def _smoke_recipe(
             log.say("Its draft model is turned off until the last rung.")
             server.serve_again(drafting=False)
     else:
-        session.why_no_restart = session.why_no_drafting = "--no-restart"
+        leave_running(session)
     begun = server.attempt()
     try:
         with kept(attempts_of(server.request.store), begun, "passed"):
