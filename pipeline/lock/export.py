@@ -10,7 +10,10 @@ from pipeline.spec.image import PythonSpec
 
 
 class Move(Frozen):
-    """A package that appeared, went, changed its version, or changed its bytes."""
+    """A package that appeared, went, changed its version, or changed its bytes.
+
+    Of a lock in which none did, the lock itself: by its seal.
+    """
 
     image: str
     platform: str
@@ -40,7 +43,24 @@ def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
                     after=_shown(now, was),
                 )
             )
-    return moves
+    return moves or _lock_moves(old, new)
+
+
+def _lock_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
+    """An image may have no package of its own, and a spec may change without moving one."""
+    before = old.seal if old else None
+    if before == new.seal:
+        return []
+    return [
+        Move(
+            image=new.image,
+            platform=new.platform,
+            kind="lock",
+            name=new.image,
+            before=before,
+            after=new.seal,
+        )
+    ]
 
 
 def _base_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:

@@ -241,6 +241,22 @@ def test_a_first_lock_brings_everything() -> None:
     assert moves == [("wheel", "thing", None, "1.0"), ("deb", "bash", None, "5.2-1")]
 
 
+def test_a_lock_without_packages_of_its_own_is_told_when_it_is_written() -> None:
+    empty = sealed("tiny", AMD64, DIGEST, None, [], [])
+    (first,) = diff_locks(None, empty)
+    assert (first.kind, first.name, first.before, first.after) == ("lock", "tiny", None, empty.seal)
+    assert diff_locks(empty, empty) == []
+
+
+@pytest.mark.parametrize(("spec", "base_lock"), [("sha256:" + "9" * 64, None), (DIGEST, DIGEST)])
+def test_another_spec_or_base_is_told_though_no_package_moved(
+    spec: str, base_lock: str | None
+) -> None:
+    after = sealed("tiny", AMD64, spec, base_lock, [WHEEL], [DEB])
+    (move,) = diff_locks(LOCK, after)
+    assert (move.kind, move.before, move.after) == ("lock", LOCK.seal, after.seal)
+
+
 def test_what_came_went_or_moved_is_told() -> None:
     moved = WHEEL.model_copy(update={"version": "2.0", "sha256": "cd" * 32})
     new = WHEEL.model_copy(update={"name": "new"})
