@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritable
+from pipeline.log import size
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -235,6 +236,29 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write there; the folder may still have to be made."""
+    # the blocks that are kept for root do not count
+    return shutil.disk_usage(_nearest(folder)).free
+
+
+def need_space(folder: Path, n_bytes: int) -> None:
+    """Stop before the first byte if the disk cannot hold what is coming."""
+    free = free_bytes(folder)
+    if free < n_bytes:
+        raise DiskFull(f"{folder}: {size(n_bytes)} needed, {size(free)} free")
+
+
+def need_space_for_copies(source: Path, folder: Path, n_bytes: int) -> None:
+    """The same for what `link_or_copy` will bring: links on the same disk take no space."""
+    if source.stat().st_dev != _nearest(folder).stat().st_dev:
+        need_space(folder, n_bytes)
+
+
+def _nearest(folder: Path) -> Path:
+    return next(p for p in (folder, *folder.absolute().parents) if p.exists())
 
 
 @contextmanager

@@ -34,7 +34,14 @@ from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fetch.http import Client, download
 from pipeline.fetch.settings import folder_of
 from pipeline.fetch.sources import Place, Sources
-from pipeline.files import is_whole, keep, link_or_copy, os_errors_explained
+from pipeline.files import (
+    is_whole,
+    keep,
+    link_or_copy,
+    need_space_for_copies,
+    os_errors_explained,
+    size_so_far,
+)
 from pipeline.lock.model import BasePin, Pin
 from pipeline.log import Bar, Gauge
 from pipeline.store.store import Store
@@ -228,6 +235,8 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
         folder.mkdir(parents=True, exist_ok=True)
     todo = [p for p in pins if not is_whole(folder / p.file, f"sha256:{p.sha256}", p.size_bytes)]
     total = sum(p.size_bytes for p in todo)
+    store.need_space(sum(_to_come(store, p) for p in todo))
+    need_space_for_copies(store.root, folder, total)
     title = f"Collecting {log.count(len(todo), 'file')}, {log.size(total)}"
     with (
         log.step(title),
@@ -240,11 +249,19 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
     return sum(p.size_bytes for p in pins)
 
 
+def _to_come(store: Store, pin: Pin) -> int:
+    """The bytes of a file that are not in the store yet."""
+    if store.has_input(pin.sha256, pin.size_bytes):
+        return 0
+    return max(0, pin.size_bytes - size_so_far(store.partial_path(pin.sha256)))
+
+
 def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> list[int]:
     """The documents and layers of a foreign base by their hashes; returns the bytes of each."""
-    fetcher.bases.bring(pin)
     place = folder / "sha256"
     sizes = {x.digest: x.size_bytes for x in (*pin.documents, *pin.blobs)}
+    need_space_for_copies(store.root, folder, sum(sizes.values()))
+    fetcher.bases.bring(pin)
     with os_errors_explained(folder):
         place.mkdir(parents=True, exist_ok=True)
         for digest in sizes:

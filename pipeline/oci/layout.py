@@ -12,6 +12,7 @@ from pipeline import log
 from pipeline.errors import DiskFull, StoreDamaged, StoreUnwritable
 from pipeline.files import (
     link_or_copy,
+    need_space_for_copies,
     on_all_cores,
     os_errors_explained,
     sha256_of_file,
@@ -51,6 +52,8 @@ def export_layout(
     shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
     try:
         with os_errors_explained(folder):
+            source = blobs.blob_path(image.digest).parent
+            need_space_for_copies(source, folder, sum(b.size_bytes for b in image.blobs))
             _write_blobs(blobs, image, partial / "blobs" / "sha256")
             write_bytes(partial / "oci-layout", LAYOUT)
             index = index_json([record.descriptor.model_copy(update=shown)])

@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
 import tempfile
 import threading
@@ -30,17 +29,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pipeline import foreign_json
-from pipeline.errors import DiskFull, FolderInTheWay, StoreDamaged
+from pipeline.errors import FolderInTheWay, StoreDamaged
 from pipeline.files import (
     is_free,
     keep,
     locked,
+    need_space,
     os_errors_explained,
     read_plain,
     remove_tree,
     write_bytes,
 )
-from pipeline.log import size
 from pipeline.model import sha256_of
 from pipeline.oci.document import index_json
 from pipeline.oci.layout import LAYOUT
@@ -145,10 +144,7 @@ class Store:
 
     def need_space(self, n_bytes: int) -> None:
         """Stop before the first byte if the disk cannot hold what is coming."""
-        # what this user may still take: the blocks kept for root do not count
-        free = shutil.disk_usage(self.root).free
-        if free < n_bytes:
-            raise DiskFull(f"{self.root}: {size(n_bytes)} needed, {size(free)} free")
+        need_space(self.root, n_bytes)
 
     def write(self, path: Path, data: bytes) -> None:
         """A small file, whole or not there; what a kill leaves of it lies in tmp/ and is swept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -27,6 +28,7 @@ from pipeline.fetch.inputs import collect as collect_files
 from pipeline.fetch.inputs import collect_base
 from pipeline.fetch.tool import ToolTarget, collect_tool, own_python
 from pipeline.fetch.transport import make_fetcher
+from pipeline.files import need_space_for_copies
 from pipeline.lock.model import current_lock
 from pipeline.oci.layout import export_layout, require_new
 from pipeline.spec.checkout import Checkout
@@ -99,6 +101,7 @@ def export(
         evidence = kept(store, name, built.platform, built.digest)
         if dry_run:
             require_new(folder)
+            need_space_for_copies(store.root, folder, built.size_bytes)
             size, statements = log.size(built.size_bytes), log.count(len(evidence), "statement")
             return click.echo(f"{folder}: {built.digest}, {size} and {statements} would be written")
         export_layout(store, built.record, folder, evidence)
@@ -125,6 +128,7 @@ def export(
 @click.option("--dry-run", is_flag=True, help="Show how much would be collected; fetch nothing.")
 @mirror_option
 @base_options
+@json_option
 @click.pass_context
 def collect(
     context: click.Context,
@@ -137,6 +141,7 @@ def collect(
     dry_run: bool,
     mirrors: tuple[str, ...],
     bases: BaseSettings,
+    as_json: bool,
 ) -> None:
     """Download every locked file of images into a folder, for a machine without network.
 
@@ -148,15 +153,41 @@ def collect(
     if not names and not tool:
         raise click.UsageError("Name an image, or --tool.")
     checkout = checkout_of(context)
+    images = wheels = None
     if names:
-        _collect_images(context, checkout, names, folder, platform, dry_run, mirrors, bases)
-    if tool and dry_run:
-        click.echo(f"{folder / FOLDER}: the wheels of this tool would be collected")
-    elif tool:
+        images = _collect_images(
+            context, checkout, names, folder, platform, dry_run, mirrors, bases
+        )
+        if not as_json:
+            would = " would be collected" if dry_run else ""
+            click.echo(f"{folder}: {images}{would}")
+    if tool and not dry_run:
         on = host_platform() if tool_platform == "host" else tool_platform
         target = ToolTarget(platform=on, python=tool_python or own_python())
-        count, n_bytes = collect_tool(checkout.root, target, folder / FOLDER)
-        click.echo(f"{folder / FOLDER}: {log.count(count, 'file')}, {log.size(n_bytes)}")
+        wheels = Collected(*collect_tool(checkout.root, target, folder / FOLDER))
+    if as_json:
+        return _say_collected(folder, images, wheels, dry_run)
+    if tool:
+        what = wheels or "the wheels of this tool would be collected"
+        click.echo(f"{folder / FOLDER}: {what}")
+
+
+class Collected(NamedTuple):
+    """Files in a folder, and their bytes."""
+
+    files: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{log.count(self.files, 'file')}, {log.size(self.size_bytes)}"
+
+
+def _say_collected(
+    folder: Path, images: Collected | None, tool: Collected | None, dry_run: bool
+) -> None:
+    """For programs; of the tool's wheels a dry run knows neither number nor size."""
+    parts = {"images": images and images._asdict(), "tool": tool and tool._asdict()}
+    say_json({"folder": str(folder), **parts, "dry_run": dry_run})
 
 
 def _collect_images(
@@ -168,7 +199,7 @@ def _collect_images(
     dry_run: bool,
     mirrors: tuple[str, ...],
     bases: BaseSettings,
-) -> None:
+) -> Collected:
     pins, foreign = {}, {}
     for name in names:
         # platforms of the image, not of its base, which may have more
@@ -182,12 +213,10 @@ def _collect_images(
     if dry_run:
         sizes = [p.size_bytes for p in pins.values()]
         sizes += [b.size_bytes for base in foreign.values() for b in base.blobs]
-        what = f"{log.count(len(sizes), 'file')}, {log.size(sum(sizes))}"
-        return click.echo(f"{folder}: {what} would be collected")
+        return Collected(len(sizes), sum(sizes))
     store = store_of(context)
     with store.in_use():
         fetcher = make_fetcher(store, mirrors, False, bases)
         total = collect_files(store, fetcher, list(pins.values()), folder)
         sizes = [n for pin in foreign.values() for n in collect_base(store, fetcher, pin, folder)]
-    files = log.count(len(pins) + len(sizes), "file")
-    click.echo(f"{folder}: {files}, {log.size(total + sum(sizes))}")
+    return Collected(len(pins) + len(sizes), total + sum(sizes))

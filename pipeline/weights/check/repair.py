@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import threading
 from collections.abc import Collection
 from contextlib import suppress
@@ -21,7 +20,7 @@ from pipeline.errors import (
     PipelineError,
     SourceUnreachable,
 )
-from pipeline.files import locked
+from pipeline.files import free_bytes, locked
 from pipeline.model import Frozen
 from pipeline.weights.check.copies import Source, Supply, find_copies
 from pipeline.weights.check.rebuild import NewFile
@@ -261,7 +260,7 @@ class _Repairer:
         raise last
 
     def _require_space(self, pin: FilePin) -> None:
-        free = shutil.disk_usage(self._place.root).free
+        free = free_bytes(self._place.root)
         if free < pin.size_bytes:
             raise DiskFull(
                 f"{pin.path}: needs {log.size(pin.size_bytes)}, {log.size(free)} are free",

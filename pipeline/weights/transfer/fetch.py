@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from pipeline import log
 from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.fetch.http import Client
-from pipeline.files import is_free, locked, os_errors_explained
+from pipeline.files import free_bytes, is_free, locked, os_errors_explained
 from pipeline.weights.disk.install import install, link
 from pipeline.weights.disk.receipt import (
     FilesHere,
@@ -166,9 +165,7 @@ def _transfer(
 
 def require_space(root: Path, missing_bytes: int) -> None:
     """Refuse before the first byte what the disk cannot hold."""
-    # the folder itself may still have to be made
-    nearest = next(p for p in (root, *root.absolute().parents) if p.exists())
-    free = shutil.disk_usage(nearest).free
+    free = free_bytes(root)
     if missing_bytes and missing_bytes + LEAVE_FREE_BYTES > free:
         raise DiskFull(
             f"{root}: {log.size(missing_bytes)} are to be fetched, {log.size(free)} are free, and"

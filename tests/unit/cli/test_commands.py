@@ -103,6 +103,22 @@ def test_a_dry_run_of_collecting_fetches_nothing(
     assert not (tmp_path / "usb").exists()
 
 
+def test_what_was_collected_is_there_for_programs_too(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    usb, wheel = tmp_path / "usb", tmp_path / "mirror" / "thing-1.0-py3-none-any.whl"
+    head = ("image", "collect", "tiny", "--to", usb, "--mirror", tmp_path / "mirror", "--json")
+    images = {"files": 1, "size_bytes": wheel.stat().st_size}
+    for arguments, dry_run in ((("--dry-run",), True), ((), False)):
+        assert sm120(*head, *arguments).json == {
+            "folder": str(usb),
+            "images": images,
+            "tool": None,
+            "dry_run": dry_run,
+        }
+        assert usb.exists() is not dry_run
+
+
 def test_a_dry_run_of_an_export_writes_nothing(sm120: Command, built: str, tmp_path: Path) -> None:
     ended = sm120("image", "export", "tiny", tmp_path / "usb", "--dry-run")
     assert ended.code == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -613,6 +614,41 @@ def test_pins_of_one_file_under_two_names_are_one_file(store: Store, server: Fau
     server.add(other.file, DATA)
     fetched = dict(fetcher_of(store, from_index(server)).fetch_all([pin, other], Count()))
     assert len(set(fetched.values())) == 1
+
+
+def test_files_that_the_stores_disk_cannot_hold_are_not_asked_for(
+    store: Store, server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(NAME, DATA)
+    monkeypatch.setattr("pipeline.files.free_bytes", lambda folder: len(DATA) - 1)
+    with pytest.raises(DiskFull, match="needed"):
+        collect(store, fetcher_of(store, from_index(server)), [pin_for(DATA)], tmp_path / "usb")
+    assert server.starts(NAME) == []
+
+
+@pytest.mark.parametrize(("disk", "free"), [("/dev/shm", 9), ("/dev/shm", 1 << 30), ("", 9)])
+def test_a_folder_on_another_disk_needs_space_of_its_own(
+    store: Store,
+    server: FaultServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    disk: str,
+    free: int,
+) -> None:
+    server.add(NAME, DATA)
+    fetcher, pin = fetcher_of(store, from_index(server)), pin_for(DATA)
+    for _ in fetcher.fetch_all([pin], Count()):
+        pass
+    with tempfile.TemporaryDirectory(dir=disk or tmp_path) as folder:
+        monkeypatch.setattr("pipeline.files.free_bytes", lambda folder: free)
+        usb = Path(folder) / "to" / "usb"
+        if disk and free < len(DATA):
+            with pytest.raises(DiskFull, match="needed"):
+                collect(store, fetcher, [pin], usb)
+            assert not list(usb.iterdir())
+        else:  # a link takes no space
+            collect(store, fetcher, [pin], usb)
+            assert (usb / NAME).read_bytes() == DATA
 
 
 @pytest.mark.parametrize(

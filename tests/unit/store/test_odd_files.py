@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -229,6 +230,20 @@ def test_an_export_that_finds_no_space_says_that_nothing_was_written(
         export_layout(world.store, built.record, tmp_path / "usb")
     assert full.value.hint.startswith("Nothing was written.")
     assert not [path.name for path in tmp_path.iterdir() if "usb" in path.name]
+
+
+def test_an_export_to_a_disk_without_space_copies_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
+    assert built is not None
+    monkeypatch.setattr("pipeline.files.free_bytes", lambda folder: 99)
+    monkeypatch.setattr("pipeline.oci.layout.link_or_copy", half_a_copy)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        with pytest.raises(DiskFull, match=r"usb: .* needed, 99 B free") as full:
+            export_layout(world.store, built.record, Path(disk) / "usb")
+        assert full.value.hint.startswith("Nothing was written.")
+        assert not list(Path(disk).iterdir())
 
 
 def half_a_copy(source: Path, target: Path) -> None:
