@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything this machine can measure."""
     options = read_options(arguments)
     report, store = Report(), open_store()
-    with tempfile.TemporaryDirectory() as folder:
+    with _term_ends_blocks(), tempfile.TemporaryDirectory() as folder:
         for part in chosen_parts(options):
             # a folder of its own, which is there and empty: no part meets what another one left
             own = Path(folder) / part
@@ -67,6 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _MEASURE[part](report, store, own, options)
             shutil.rmtree(own)
     print(report)
+
+
+@contextmanager
+def _term_ends_blocks() -> Iterator[None]:
+    """By default SIGTERM ends Python at once, and gigabytes would stay in the temporary folder."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def read_options(arguments: Sequence[str] | None) -> Namespace:

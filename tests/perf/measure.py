@@ -54,7 +54,13 @@ def run(
     child = subprocess.Popen(
         list(args), env={**os.environ, **(env or {})}, cwd=cwd, stdout=subprocess.DEVNULL
     )
-    peak, seen_cpu = _watch(child)
+    try:
+        peak, seen_cpu = _watch(child)
+    except BaseException:
+        # what goes on would write to folders that are being removed
+        child.terminate()
+        child.wait()
+        raise
     wall = time.monotonic() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if child.returncode != 0:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -9,8 +13,9 @@ import pytest
 
 from pipeline.store.store import Store
 from tests.perf import __main__ as perf
+from tests.perf import measure
 from tests.perf.dockerfile import platform_options
-from tests.perf.measure import Report
+from tests.perf.measure import Report, run
 
 
 def parts(*arguments: str) -> list[str]:
@@ -47,6 +52,29 @@ def test_every_part_gets_a_folder_of_its_own(
     monkeypatch.setattr(perf, "_MEASURE", dict.fromkeys(perf.PARTS, litter))
     perf.main([])
     assert seen == [(part, False) for part in perf.PARTS]
+
+
+def test_a_measurement_that_is_ended_leaves_no_folder_and_no_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def end_it(child: subprocess.Popen[bytes]) -> tuple[int, float]:
+        seen.append(child)
+        signal.raise_signal(signal.SIGTERM)
+        return 0, 0.0
+
+    def measure_one(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+        (scratch / "large").touch()
+        run([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    seen: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(measure, "_watch", end_it)
+    monkeypatch.setattr(perf, "_MEASURE", dict.fromkeys(perf.PARTS, measure_one))
+    with pytest.raises(SystemExit) as ended:
+        perf.main(["--only-bench"])
+    assert ended.value.code == 143
+    assert [child.returncode for child in seen] == [-signal.SIGTERM]
+    assert not list(tmp_path.iterdir())
 
 
 def test_fetching_and_verifying_share_no_folder(
