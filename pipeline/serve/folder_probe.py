@@ -1,7 +1,7 @@
 """A folder of weights, looked at on the machine that has it. Standard library: it is sent there.
 
 `look FOLDER FILE PARTS` prints what is there; `put NAME FILE` keeps stdin as a file in the user's
-cache and prints its folder.
+cache and prints its folder; `where NAME FILE` only prints it.
 """
 
 from __future__ import annotations
@@ -30,22 +30,31 @@ def look(folder: str, file: str, parts: str) -> dict[str, object]:
     }
 
 
+def where(name: str, file: str) -> dict[str, object]:
+    """The folder that `put` writes to."""
+    folder = Path.home() / ".cache" / "sm120" / name
+    has_file = (folder / file).is_file()
+    return {"folder": str(folder.resolve()), "has_file": has_file}
+
+
 def put(name: str, file: str, data: bytes) -> dict[str, object]:
     """Written whole or not at all; readable for the user of a container."""
-    folder = Path.home() / ".cache" / "sm120" / name
+    folder = Path(str(where(name, file)["folder"]))
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{os.getpid()}"
     partial.write_bytes(data)
     partial.chmod(0o644)
     partial.replace(folder / file)
     folder.chmod(0o755)
-    return {"folder": str(folder.resolve()), "has_file": True, "first_parts": [], "config": None}
+    return where(name, file)
 
 
 if __name__ == "__main__":
     verb, first, second = sys.argv[1:4]
     if verb == "look":
         answer = look(first, second, sys.argv[4])
+    elif verb == "where":
+        answer = where(first, second)
     else:
         answer = put(first, second, sys.stdin.buffer.read())
     print(json.dumps(answer))

@@ -58,11 +58,14 @@ _FOLDER: TypeAdapter[HostFolder] = TypeAdapter(HostFolder)
 _VERIFIED: TypeAdapter[_Verified] = TypeAdapter(_Verified)
 
 
-def tiny_weights_on(tunnel: Tunnel, recipe: Recipe) -> WeightsFolder:
-    """The tiny model, sent to the host."""
+def tiny_weights_on(tunnel: Tunnel, recipe: Recipe, *, dry_run: bool = False) -> WeightsFolder:
+    """The tiny model, sent to the host; in a dry run only where it would be."""
     data, digest, file = tiny_model(recipe)
     name = f"tiny/{digest.removeprefix('sha256:')[:12]}"
-    place = _probed(tunnel, ["put", name, file], data)
+    if dry_run:
+        place = _probed(tunnel, ["where", name, file])
+    else:
+        place = _probed(tunnel, ["put", name, file], data)
     assert place.folder is not None
     return WeightsFolder(Path(place.folder), file, digest)
 

@@ -50,14 +50,15 @@ def tiny_model(recipe: Recipe) -> tuple[bytes, str, str]:
     return data, sha256_of(data), recipe.model.file or tiny.FILE
 
 
-def tiny_weights(store: Store, recipe: Recipe) -> WeightsFolder:
-    """The tiny model, made on the spot."""
+def tiny_weights(store: Store, recipe: Recipe, *, dry_run: bool = False) -> WeightsFolder:
+    """The tiny model, made on the spot; in a dry run only where it would be."""
     data, digest, file = tiny_model(recipe)
     # by its digest: a container of an older version may still have its file open
     folder = store.root / "tiny" / digest.removeprefix("sha256:")[:12]
-    store.write(folder / file, data)
-    # read by the container's own user
-    folder.chmod(0o755)
+    if not dry_run:
+        store.write(folder / file, data)
+        # read by the container's own user
+        folder.chmod(0o755)
     return WeightsFolder(folder, file, digest)
 
 

@@ -42,6 +42,7 @@ class Request:
     store: Store
     options: ServeOptions
     site: Site = HERE
+    dry_run: bool = False  # nothing is written, here or on another host
 
 
 def make_job(request: Request, recipe: Recipe, after: str | None = None) -> Job:
@@ -123,7 +124,9 @@ def _weights(request: Request, recipe: Recipe, overrides: Overrides) -> WeightsF
     given = Path(overrides.model_path) if overrides.model_path else None
     tunnel = tunnel_of(request.site)
     if recipe.model.tiny and given is None:
-        return tiny_weights_on(tunnel, recipe) if tunnel else tiny_weights(request.store, recipe)
+        if tunnel:
+            return tiny_weights_on(tunnel, recipe, dry_run=request.dry_run)
+        return tiny_weights(request.store, recipe, dry_run=request.dry_run)
     folder = Path(request.options.weights) if request.options.weights else None
     # a name of the Hub is no folder of this machine
     if folder is None and given is not None and given.is_absolute():

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.cli.context import checkout_of, say_json, store_of
+from pipeline.cli.context import checkout_of, say_json, store_of, store_to_read
 from pipeline.cli.options import ANY_PATH, json_option
 from pipeline.cli.recipe.recipes import gpus_option, override_options, recipes_of, recipes_option
 from pipeline.cli.serve.job import Request, make_job
@@ -105,7 +105,8 @@ def serve(
     )
     recipes = recipes_of(context, folders)
     with machine_on(context, on, engine) as (site, containers):
-        request = Request(checkout_of(context), store_of(context), options, site)
+        store = store_to_read(context) if dry_run else store_of(context)
+        request = Request(checkout_of(context), store, options, site, dry_run)
         if dry_run:
             return _rehearse(make_job(request, recipes.read(name)), containers, as_json)
         recipe, served, attempt = _serve(containers, request, recipes, name, with_fallback)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,25 @@ def test_a_dry_run_shows_checks_and_container_and_starts_nothing(world: World) -
     assert answer["command"][-2:] == ["--port", "18999"]
     assert world.jobs == []
     assert world.sm120("recipe", "attempts", "--json").json == []
+
+
+def test_a_dry_run_writes_nothing_to_the_store(world: World) -> None:
+    world.recipe("one")
+    root = Path(os.environ["SM120_STORE"])
+    before = sorted(root.rglob("*"))
+    command = world.sm120("serve", "one", "--dry-run", "--json").json["command"]
+    assert sorted(root.rglob("*")) == before
+    # the same folder as that of a start
+    assert world.sm120("serve", "one").code == 0
+    (weights,) = (root / "tiny").iterdir()
+    assert any(str(weights) in word for word in command)
+
+
+def test_a_dry_run_makes_no_store(world: World) -> None:
+    world.recipe("one")
+    ended = world.sm120("--store", world.sm120.cwd / "none", "serve", "one", "--dry-run")
+    assert ended.error == "PreflightFailed"
+    assert not (world.sm120.cwd / "none").exists()
 
 
 def test_a_dry_run_ends_with_the_error_that_the_start_would_have(world: World) -> None:

@@ -41,6 +41,14 @@ def test_the_tiny_model_is_sent_and_lies_there_whole(monkeypatch: pytest.MonkeyP
     assert [path.name for path in weights.folder.iterdir()] == ["tiny.gguf"]
 
 
+def test_a_dry_run_sends_no_tiny_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    planned = tiny_weights_on(cast(Tunnel, NearTunnel()), recipe(), dry_run=True)
+    assert not list(tmp_path.iterdir())
+    assert planned == tiny_weights_on(cast(Tunnel, NearTunnel()), recipe())
+    assert (planned.folder / planned.file).is_file()
+
+
 def test_a_set_that_the_host_proved_by_our_lock_passes(tmp_path: Path) -> None:
     lock = make_set(tmp_path / "set", {"a": b"1"}, {}, name="kimi").lock
     weights = found(tmp_path, verified(lock=lock.seal, vouched_by=""), lock)
