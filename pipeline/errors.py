@@ -518,7 +518,7 @@ class GateEnvironment(GateUndecided):
 
 class WeightsDamaged(PipelineError):
     exit_code = 60
-    meaning = "files of a weights set are missing, short or changed"
+    meaning = "files of a weights set are missing, short or changed, or others lie between them"
     hint = "`sm120 weights verify DIR --repair` downloads only what is damaged."
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _NO_LOCK = "Name a lock as `sm120 weights lock` writes it: lockfiles/weights/NAME.lock.yaml."
+_ASIDE = "`sm120 weights verify DIR --repair` moves what no lock names to DIR/.sm120/aside."
 _NO_SOURCE = "A repair needs a source that has the right bytes: name another one with --from"
 
 
@@ -203,6 +204,8 @@ def _require_whole(reports: Sequence[Any], hint: str = "") -> None:
     for report in reports:
         damage = [finding for finding in report.findings if finding.damage]
         if damage:
+            only_extra = all(finding.kind == "extra" for finding in damage)
+            hint = hint or (_ASIDE if only_extra else "")
             raise WeightsDamaged(f"{report.name}: {_counted(damage)} ({report.root})", hint)
 
 

@@ -28,7 +28,7 @@ from pipeline.weights.check.verify import Checked, VerifyOptions, verify
 from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores
 from pipeline.weights.disk.install import make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
-from pipeline.weights.disk.survey import FileFinding, plain_size, right_size, shown
+from pipeline.weights.disk.survey import FileFinding, plain_size, right_size, shown, some
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -57,9 +57,11 @@ def repair(
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
         repairer = _Repairer(place, checked.readings, supply)
-        extras = [f for f in damage if f.kind == "extra" and not dry_run]
+        extras = [f for f in damage if f.kind == "extra"]
+        if extras and dry_run:
+            log.say(f"  to be set aside: {some([f.path for f in extras])}")
         # before anybody looks for copies, which may be found among them
-        done = [_put_aside(place, f) for f in extras]
+        done = [_put_aside(place, f) for f in extras if not dry_run]
         # first what lies on this machine: it may spare days of fetching
         repairer.look_around(pins)
         if dry_run:

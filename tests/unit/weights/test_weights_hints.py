@@ -99,6 +99,22 @@ def test_what_is_no_lock_file_is_not_called_an_edited_one(
     assert message in ended.err
 
 
+def test_files_that_no_lock_names_are_set_aside_and_not_downloaded(
+    fetched: Path, sm120: Command
+) -> None:
+    (fetched / "extra.py").write_text("x")
+    for command in (("verify", "w"), ("verify", "w", "--repair", "--dry-run"), ("scrub", "w")):
+        ended = sm120("weights", *command)
+        assert ended.error == "WeightsDamaged"
+        assert "--repair` moves what no lock names to DIR/.sm120/aside" in ended.err
+        assert "download" not in ended.err
+        assert ("to be set aside: extra.py" in ended.err) is ("--dry-run" in command)
+    (fetched / "config.json").unlink()
+    assert "--repair` downloads only what" in sm120("weights", "verify", "w").err
+    assert sm120("weights", "verify", "w", "--repair").code == 0
+    assert [p.name for p in (fetched / ".sm120" / "aside").iterdir()] == ["1-extra.py"]
+
+
 def test_after_a_repair_in_vain_the_same_repair_is_not_advised(
     fetched: Path, hub: TestHub, sm120: Command
 ) -> None:
