@@ -25,6 +25,11 @@ MOST_BYTES = 16 << 20  # of a config.json; real ones have some kilobytes
 CONFIG_FILE = "config.json"
 QUANT_FILE = "hf_quant_config.json"  # NVIDIA's modelopt may say how it quantised in here only
 _WHOLE = "It must be the whole config.json of a model, as its page on the Hub has it."
+# where models with a vision tower keep the language model's numbers
+_TEXT = ("text_config", "llm_config", "language_config")
+_DENSE_WIDTH = ("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size")
+# activations of feed-forward parts without a gate: Nemotron, Apertus
+_WITHOUT_GATE = ("relu2", "xielu")
 # what sglang takes for a vision tower's layers where it does not find its field
 _RATED_LAYERS = 24
 
@@ -53,10 +58,10 @@ def parse_config(data: bytes, quant: bytes | None = None) -> Architecture:
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """A parsed config.json as an architecture."""
     family, bounds = _family(config), list[str]()
-    # models with a vision tower keep the language model's numbers in text_config
-    text = config.get("text_config", config)
+    inner = next((key for key in _TEXT if key in config), None)
+    text = config[inner] if inner else config
     if not isinstance(text, Mapping):
-        raise ModelUnreadable("text_config: is not a JSON object")
+        raise ModelUnreadable(f"{inner}: is not a JSON object")
     _require_agreement(config, text)
     try:
         dense_layers, moe = read_feed_forward(text, bounds)
@@ -68,12 +73,10 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
             context=count(text, "max_position_embeddings", "model_max_length"),
             mixers=read_mixers(text, bounds),
             dense_layers=dense_layers,
-            dense_width=count(text, "dense_intermediate_size", "intermediate_size")
-            if dense_layers
-            else 0,
-            # squared ReLU, as in Nemotron, has no gate
-            gated=text.get("mlp_hidden_act", text.get("hidden_act")) != "relu2",
-            tied=flag(text, "tie_word_embeddings"),
+            dense_width=count(text, *_DENSE_WIDTH) if dense_layers else 0,
+            gated=text.get("mlp_hidden_act", text.get("hidden_act")) not in _WITHOUT_GATE,
+            tied=_tied(config, text),
+            lookup=_lookup(text),
             predictors=_predictors(text),
             moe=moe,
             vision=_vision(config, bounds),
@@ -90,6 +93,22 @@ def _family(config: Mapping[str, Any]) -> str:
     if not isinstance(named, list) or len(named) != 1:
         raise ModelUnreadable("architectures: must name exactly one model class")
     return str(named[0])
+
+
+def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    for table in (text, config):
+        if table.get("tie_word_embeddings") is not None:
+            return flag(table, "tie_word_embeddings")
+    # what is a class's default is often left out of the file
+    family = str(text.get("model_type") or config.get("model_type") or "")
+    return family.startswith(("gemma", "cohere"))
+
+
+def _lookup(text: Mapping[str, Any]) -> int:
+    """Gemma 3n and 4: every layer has a table of its own, with a row for each token."""
+    width = few(text, "hidden_size_per_layer_input")
+    rows = few(text, "vocab_size_per_layer_input", "vocab_size")
+    return rows * width * layer_count(text)
 
 
 def _predictors(text: Mapping[str, Any]) -> int:

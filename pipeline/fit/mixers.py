@@ -22,10 +22,13 @@ _KINDS = {
     "chunked_attention": _WINDOW,
     "linear_attention": _LINEAR,
     "mamba": _LINEAR,
+    "conv": _LINEAR,
     # of Nemotron-H, whose layers either mix tokens or compute
     "mlp": _NONE,
     "moe": _NONE,
 }
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_KV_HEADS = ("num_key_value_heads", "num_attention_groups", "num_kv_heads")
 _PAGES = (
     "Compressed attention: vLLM's caches of several kinds share pages of one size, which takes more"
     " than this sum, by a sixth in one report and twice in another (vllm-project/vllm#51041)."
@@ -62,7 +65,7 @@ def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
     if layers := kinds[_FULL]:
         mixers += _full(text, layers, bounds)
     if layers := kinds[_WINDOW]:
-        tokens = count(text, "sliding_window", "attention_chunk_size")
+        tokens = count(text, *_WINDOWS)
         mixers.append(Mixer(layers=layers, attention=_windowed(text), window=tokens))
     if layers := kinds[_LINEAR]:
         mixers.append(Mixer(layers=layers, attention=_linear(text)))
@@ -94,16 +97,17 @@ def _plain(text: Table, layers: int, bounds: list[str]) -> list[str]:
     if flag(text, "use_sliding_window"):
         first = few(text, "max_window_layers")
         return [_WINDOW if i >= first else _FULL for i in range(layers)]
-    if few(text, "sliding_window") and "use_sliding_window" not in text:
+    named = next((key for key in _WINDOWS if few(text, key)), "")
+    if named and "use_sliding_window" not in text:
         bounds.append(
-            "sliding_window: which layers have it is not said; all are counted as keeping all"
-            " tokens, which is the most they can need."
+            f"{named}: which layers have it is not said; all are counted as keeping all tokens,"
+            " which is the most they can need."
         )
     return [_FULL] * layers
 
 
 def _full(text: Table, layers: int, bounds: list[str]) -> list[Mixer]:
-    attention = _mla(text) if text.get("kv_lora_rank") is not None else _gqa(text)
+    attention = _mla(text) if text.get("kv_lora_rank") is not None else _global(text)
     if text.get("index_n_heads") is None:
         return [Mixer(layers=layers, attention=attention)]
     indexer = Indexer(heads=count(text, "index_n_heads"), head=count(text, "index_head_dim"))
@@ -140,7 +144,7 @@ def _mla(text: Table) -> Mla:
 
 def _gqa(text: Table) -> Gqa:
     heads, hidden = count(text, "num_attention_heads"), count(text, "hidden_size")
-    kv_heads = count(text, "num_key_value_heads") if text.get("num_key_value_heads") else heads
+    kv_heads = few(text, *_KV_HEADS) or heads
     if heads % kv_heads:
         raise ModelUnreadable(f"num_key_value_heads: {kv_heads} does not divide {heads} heads")
     if text.get("head_dim") is None and hidden % heads:
@@ -158,22 +162,36 @@ def _gqa(text: Table) -> Gqa:
     )
 
 
+def _global(text: Table) -> Gqa:
+    """Layers without a window may have heads of their own, with one matrix for keys and values.
+
+    That of the values is counted all the same: engines keep both in the cache (Gemma 4).
+    """
+    own = {"head_dim": text.get("global_head_dim")}
+    if text.get("attention_k_eq_v"):
+        own["num_key_value_heads"] = text.get("num_global_key_value_heads")
+    return _gqa({**text, **{key: value for key, value in own.items() if value is not None}})
+
+
 def _windowed(text: Table) -> Gqa:
-    """Layers with a window may have heads of their own (MiMo-V2)."""
+    """Layers with a window may have heads of their own (MiMo-V2, Step 3.5)."""
     own = {
         "num_attention_heads": text.get("swa_num_attention_heads"),
         "num_key_value_heads": text.get("swa_num_key_value_heads"),
         "head_dim": text.get("swa_head_dim"),
         "v_head_dim": text.get("swa_v_head_dim"),
     }
+    own |= table(text, "attention_other_setting")
     return _gqa({**text, **{key: value for key, value in own.items() if value is not None}})
 
 
 def _linear(text: Table) -> Linear:
     if text.get("linear_num_value_heads"):
         return _delta_net(text)
-    if text.get("mamba_num_heads"):
+    if text.get("mamba_num_heads") or text.get("mamba_n_heads"):
         return _mamba(text)
+    if text.get("conv_L_cache"):
+        return _short_conv(text)
     if text.get("linear_attn_config") or text.get("linear_num_heads"):
         return _kda(text)
     raise ModelUnreadable("layer_types: linear attention without the numbers of a known kind")
@@ -217,10 +235,11 @@ def _kda(text: Table) -> Linear:
 
 
 def _mamba(text: Table) -> Linear:
-    """Mamba-2 of Nemotron-H (transformers: nemotron_h)."""
+    """Mamba-2 of Nemotron-H and Granite 4 (transformers: nemotron_h, granitemoehybrid)."""
     hidden, kernel = count(text, "hidden_size"), count(text, "conv_kernel", "mamba_d_conv")
-    heads, state = count(text, "mamba_num_heads"), count(text, "ssm_state_size")
-    inner = heads * count(text, "mamba_head_dim")
+    heads = count(text, "mamba_num_heads", "mamba_n_heads")
+    state = count(text, "ssm_state_size", "mamba_d_state")
+    inner = heads * count(text, "mamba_head_dim", "mamba_d_head")
     mixed = inner + 2 * count(text, "n_groups", "mamba_n_groups") * state
     into = hidden * (inner + mixed + heads)
     return Linear(
@@ -229,6 +248,18 @@ def _mamba(text: Table) -> Linear:
         whole=0,
         state=inner * state,
         conv=mixed * (kernel - 1),
+    )
+
+
+def _short_conv(text: Table) -> Linear:
+    """A gated convolution over a few tokens (transformers: lfm2)."""
+    hidden, kernel = count(text, "hidden_size"), count(text, "conv_L_cache")
+    return Linear(
+        heads=hidden,
+        divided=4 * hidden * hidden + hidden * kernel,
+        whole=0,
+        state=0,
+        conv=hidden * (kernel - 1),
     )
 
 

@@ -88,6 +88,8 @@ def parts_of(model: Architecture, engine: str = "", tp: int = 1) -> list[TensorG
 def _ends(model: Architecture) -> Iterator[TensorGroup]:
     rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND
     yield TensorGroup("embedding", 1, rows * model.hidden, model.precision.base)
+    if model.lookup:
+        yield TensorGroup("embedding, layers", 1, model.lookup, model.precision.base)
     # tied: the embedding is the output head as well
     if not model.tied:
         yield TensorGroup("output head", 1, rows * model.hidden, model.precision.head)

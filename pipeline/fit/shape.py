@@ -58,7 +58,7 @@ class Linear(Frozen):
     heads: Count
     divided: Count  # weights of a layer that cards share
     whole: Few  # weights of a layer that every card has
-    state: Count  # float32 values of a request in a layer
+    state: Few  # float32 values of a request in a layer
     conv: Few  # values of a request in the model's own precision
 
 
@@ -147,6 +147,7 @@ class Architecture(Frozen):
     dense_width: Few
     gated: bool = True  # feed-forward parts have a gate beside their up matrix
     tied: bool = False
+    lookup: Few = 0  # weights of tables beside the embedding, in which every layer looks up tokens
     predictors: Annotated[int, Field(ge=0, le=64)] = 0  # layers for multi-token prediction
     moe: Moe | None = None
     vision: Vision | None = None
