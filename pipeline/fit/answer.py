@@ -8,7 +8,7 @@ from pipeline.errors import DoesNotFit
 from pipeline.fit import engine as eng
 from pipeline.fit.cache import Kv, state_bytes
 from pipeline.fit.engine import Engine, Question, Room
-from pipeline.fit.parts import parts_of, require_divisible
+from pipeline.fit.parts import parts_of, require_context_parallel, require_divisible
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import MIB, gib
 from pipeline.model import Frozen
@@ -43,6 +43,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
             f"Ask for at most {model.context}.",
         )
     require_divisible(model, question.tp)
+    require_context_parallel(model, question.tp, question.dcp)
     groups = _grouped(model, question)
     weights = question.measured_bytes or sum(row.n_bytes for row in groups)
     of_engine = eng.sglang_room if question.engine == "sglang" else eng.vllm_room

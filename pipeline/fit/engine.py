@@ -181,7 +181,8 @@ def _fraction(model: Architecture, question: Question, reserved_mib: float) -> f
     reserved_mib += question.tp / 8 * 1024
     if card > 60 * 1024:
         reserved_mib = max(reserved_mib, 10 * 1024)
-    fraction = round((card - reserved_mib) / card, 3)
+    # what must stay free may be more than a small card has
+    fraction = max(0.0, round((card - reserved_mib) / card, 3))
     if model.vision is None:
         return fraction
     # adjust_mem_fraction_for_vlm: compared with a ViT-L/14 of 24 layers of 1024
@@ -202,7 +203,7 @@ def sglang_room(model: Architecture, weights: int, question: Question) -> Room:
     window = window_token_bytes(model, question.tp, question.kv_of(model))
     token += round(window * _WINDOW_TO_FULL)
     part = 1 / (1 + _STATES_TO_KV) if state_bytes(model, question.tp) else 1.0
-    kv = round(free * fraction) - weights - kernels
+    kv = round(max(0, free) * fraction) - weights - kernels
     requests = _sglang_requests_bytes(round(max(0, kv) * part) // max(1, token), question.context)
     return Room(
         card_bytes=question.card_bytes,

@@ -246,6 +246,26 @@ def require_divisible(model: Architecture, tp: int) -> None:
         raise DoesNotFit(undivided, f"Engines refuse this number of cards; {other}")
 
 
+def require_context_parallel(model: Architecture, tp: int, dcp: int) -> None:
+    """Stop where vLLM would not divide a request's tokens among that many cards.
+
+    Only cards that have the same keys and values can share them: those of MLA, and of heads that
+    are fewer than the cards (vLLM: config/model.py, verify_with_parallel_config).
+    """
+    heads = model.attention
+    if dcp == 1 or not isinstance(heads, Gqa):
+        return
+    most = max(1, tp // heads.kv_heads)
+    if dcp > most or heads.heads // heads.kv_heads % dcp:
+        kept = f"{heads.kv_heads} key and value heads on {tp} cards"
+        fewer = [n for n in range(2, most + 1) if not heads.heads // heads.kv_heads % n]
+        possible = f"--dcp {fewer[-1]} is possible." if fewer else "leave --dcp out."
+        raise DoesNotFit(
+            f"--dcp {dcp}: {kept} leave no {dcp} cards with the same ones",
+            f"vLLM refuses it; {possible}",
+        )
+
+
 def _undivided(model: Architecture, tp: int) -> str:
     """The first part that cannot be divided among that many cards; empty where all can."""
     for what, whole, parts, by in _divisions(model, tp):

@@ -34,7 +34,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> A
 # people write vLLM and SGLang as the projects do
 _ENGINE = click.Choice(["sglang", "vllm", "ik_llama"], case_sensitive=False)
 _COUNT = click.IntRange(1, 1024)
-_RATE = click.FloatRange(0, min_open=True)
+_RATE = click.FloatRange(0.001)
 # open at both ends: an engine needs some of a GPU, and CUDA's own context some of the rest
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 

@@ -334,6 +334,7 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
         (("kimi-k2.6", "--mem-fraction", "nan"), 2, "--mem-fraction"),
         (("kimi-k2.6", "--mbps", "0"), 2, "--mbps"),
         (("kimi-k2.6", "--mbps", "inf"), 2, "--mbps"),
+        (("kimi-k2.6", "--mbps", "1e-320"), 2, "--mbps"),
         (("kimi-k2.6", "--gpu-util", "0.9"), 2, "--gpu-util is for vllm"),
         (("kimi-k2.6", "--engine", "vllm", "--mem-fraction", "0.9"), 2, "is for sglang"),
         (("kimi-k2.6", "--engine", "ik_llama"), 30, "GGUF files only"),

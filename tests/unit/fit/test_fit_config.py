@@ -518,6 +518,39 @@ def test_a_share_that_leaves_nothing_for_activations_does_not_fit() -> None:
     assert "activations need" in answer(model, asked(fraction=0.99)).short
 
 
+@pytest.mark.parametrize("changes", [{"card_bytes": GIB}, {"prefill_given": 1 << 24}])
+def test_a_card_with_less_than_sglang_leaves_free_has_no_share_at_all(
+    changes: dict[str, Any],
+) -> None:
+    result = answer(architecture_of(kimi()), asked(**changes))
+    assert result.room.fraction == 0
+    by_gib = (result.room.weights_bytes + KERNELS_BYTES) / GIB
+    assert f"exceed the engine's share of a card by {by_gib:,.2f} GiB" in result.short
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tp", "dcp", "hint"),
+    [
+        (8, 8, 8, "leave --dcp out"),  # each card has keys of its own
+        (4, 8, 4, "--dcp 2 is possible"),
+        (1, 32, 16, ""),
+        (4, 8, 2, ""),
+    ],
+)
+def test_tokens_are_shared_by_cards_with_the_same_keys_only(
+    kv_heads: int, tp: int, dcp: int, hint: str
+) -> None:
+    model = architecture_of(LLAMA | {"num_key_value_heads": kv_heads})
+    asking = asked(engine="vllm", tp=tp, dcp=dcp)
+    if hint:
+        with pytest.raises(DoesNotFit, match=f"--dcp {dcp}: {kv_heads} key") as refused:
+            answer(model, asking)
+        assert hint in refused.value.hint
+    else:
+        alone = answer(model, asked(engine="vllm", tp=tp))
+        assert answer(model, asking).room.kv_tokens > (dcp - 1) * alone.room.kv_tokens
+
+
 def test_more_context_than_the_model_knows_is_refused() -> None:
     with pytest.raises(DoesNotFit, match="only 262144"):
         answer(architecture_of(kimi()), asked(context=300_000))
