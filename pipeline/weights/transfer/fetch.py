@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,6 +108,25 @@ def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
     for pin in pins:
         if place.file(pin).is_dir() and not place.file(pin).is_symlink():
             raise StoreUnwritable(f"{place.file(pin)}: is a folder")
+    folders = {path.parent for pin in pins for path in (place.file(pin), place.name(pin))}
+    for folder in sorted({*folders, place.partial_folder}):
+        _require_inside(place, folder)
+
+
+def _require_inside(place: Place, folder: Path) -> None:
+    """Refuse a link on the way that leads out of the folder, and a file in a folder's place."""
+    real = Path(os.path.realpath(folder))
+    # what lies there may be another's, and `verify` calls such files damaged
+    if not real.is_relative_to(os.path.realpath(place.root)):
+        raise StoreUnwritable(
+            f"{folder}: leads out of {place.root}, to {real}",
+            "Move that link away, or name another folder with --to.",
+        )
+    standing = next(path for path in (real, *real.parents) if path.exists())
+    if not standing.is_dir():
+        raise StoreUnwritable(
+            f"{standing}: is not a folder", "Move it, or choose another with --to."
+        )
 
 
 def _use_swapped(place: Place, todo: Sequence[FilePin], here: FilesHere) -> None:

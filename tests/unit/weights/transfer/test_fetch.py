@@ -519,6 +519,41 @@ def test_a_folder_under_a_files_name_is_refused(bed: Bed) -> None:
     assert bed.hub.sent_bytes() == 0
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_to_another_folder_is_not_written_through(
+    bed: Bed, tmp_path: Path, is_there: bool
+) -> None:
+    bed.publish({"sub/deep/model.safetensors": big_bytes(), "config.json": b"{}"})
+    outside = tmp_path / "outside"
+    if is_there:
+        (outside / "deep").mkdir(parents=True)
+        (outside / "deep" / "model.safetensors").write_bytes(b"of another model")
+    bed.folder.mkdir()
+    (bed.folder / "sub").symlink_to(outside)
+    with pytest.raises(StoreUnwritable, match=r"sub/deep: leads out of .*, to .*outside/deep"):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == 0
+    kept = [path.read_bytes() for path in outside.rglob("*") if path.is_file()]
+    assert kept == ([b"of another model"] if is_there else [])
+
+
+def test_a_link_to_a_folder_beside_it_is_followed(bed: Bed) -> None:
+    bed.publish({"sub/model.safetensors": big_bytes(), "config.json": b"{}"})
+    (bed.folder / "real").mkdir(parents=True)
+    (bed.folder / "sub").symlink_to("real")
+    bed.fetch()
+    assert (bed.folder / "real" / "model.safetensors").read_bytes() == big_bytes()
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused_before_the_first_byte(bed: Bed) -> None:
+    bed.publish({"sub/deep/model.safetensors": big_bytes()})
+    bed.folder.mkdir()
+    (bed.folder / "sub").write_bytes(b"x")
+    with pytest.raises(StoreUnwritable, match="sub: is not a folder"):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == 0
+
+
 def test_a_folder_that_is_a_file_is_refused(bed: Bed) -> None:
     bed.folder.write_bytes(b"")
     with pytest.raises(StoreUnwritable):
