@@ -94,8 +94,9 @@ def set_aside(place: Place, path: Path) -> Path:
     """Move something out of the way, to where a person can look at it."""
     folder = place.state / "aside"
     folder.mkdir(parents=True, exist_ok=True)
+    whole = os.fsencode("--".join(path.relative_to(place.root).parts))
     # names have at most 255 bytes; the end of a path tells more than its beginning
-    name = "--".join(path.relative_to(place.root).parts)[-200:]
+    name = os.fsdecode(whole) if len(whole) <= 200 else whole[-200:].decode(errors="ignore")
     free = next(p for n in count(1) if not os.path.lexists(p := folder / f"{n}-{name}"))
     path.rename(free)
     return free

@@ -108,6 +108,19 @@ def test_odd_names_are_spelled_out_and_set_aside(
     assert not path.exists()
 
 
+def test_long_names_of_many_bytes_are_set_aside(a_set: DiskSet, sm120: Command) -> None:
+    root = a_set.place.root
+    deep = root / ("深" * 80) / ("深" * 80)
+    deep.mkdir(parents=True)
+    for path in (root / f"{'好' * 84}.py", deep / f"{'好' * 80}.py"):
+        path.write_bytes(b"x")
+    ended = sm120("weights", "verify", root, "--repair", "--offline")
+    assert ended.code == 0, ended.err
+    kept = [path.name for path in (root / ".sm120" / "aside").iterdir()]
+    assert all(name.endswith("好.py") for name in kept)
+    assert len(kept) == 2
+
+
 def test_plain_names_of_any_script_are_shown_as_they_are() -> None:
     for name in ("config.json", "模型-1.safetensors", "sub dir/ü ñ #1%.json"):
         assert shown(name) == name
