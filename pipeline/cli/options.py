@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +16,26 @@ from pipeline.registry.access import Access
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+class _AnyPath(click.Path):
+    """A path that need not be there; an empty one, as of an unset variable, would mean here."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """As it was typed."""
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 # checked while the options are parsed, before anything is downloaded or asked
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-ANY_PATH = click.Path(path_type=Path)
+ANY_PATH = _AnyPath(path_type=Path)
 
 
 class Size(click.ParamType[int]):

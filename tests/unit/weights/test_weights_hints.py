@@ -196,6 +196,13 @@ def test_a_hub_that_refuses_speaks_of_its_own_token(hub: TestHub, sm120: Command
     assert "SM120_NEIGHBOUR_TOKEN" not in ended.err
 
 
+def test_an_empty_path_is_not_taken_for_the_current_folder(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "org/tiny", "--save", "tiny")
+    ended = sm120("weights", "fetch", "tiny", "--to", "")
+    assert (ended.code, "'--to': the path is empty" in ended.err) == (2, True)
+    assert not (sm120.cwd / "config.json").exists()
+
+
 def test_a_disk_without_reserve_is_told_how_much_stays_free(
     hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
