@@ -168,7 +168,7 @@ class Client:
         here, login = url, login or login_in(url)
         for hop in range((limits or self.limits).most_hops + 1):
             sent = dict(headers or {})
-            own = login if _is_home(url, here) else ""
+            own = login if is_home(url, here) else ""
             if header := own or self._netrc_login(here, is_first=not hop):
                 sent["Authorization"] = header
             try:
@@ -251,7 +251,7 @@ def login_in(url: str) -> str:
     return basic(unquote(parts.username or ""), unquote(parts.password or ""))
 
 
-def _is_home(home: str, here: str) -> bool:
+def is_home(home: str, here: str) -> bool:
     """The same origin, or the same host after a step up from http to https."""
     first, now = parts_of(home), parts_of(here)
     steps_up = (first.scheme, now.scheme) == ("http", "https") and first.hostname == now.hostname

@@ -18,9 +18,9 @@ from pipeline.errors import (
     RevisionMoved,
 )
 from pipeline.fetch.http import Client, unreachable
-from pipeline.net.address import next_address, origin_of
+from pipeline.net.address import next_address
 from pipeline.net.answer import Answer
-from pipeline.net.client import REDIRECTS, login_in
+from pipeline.net.client import REDIRECTS, is_home, login_in
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.net.failures import Lost as ConnectionLost
 from pipeline.net.timing import Limits, asked_wait_s
@@ -112,14 +112,14 @@ class HttpRoute:
     def _ask_hub(self, pin: FilePin, headers: dict[str, str]) -> Answer:
         url = home = self._repository.address(pin.path)
         for _ in range(_MOST_HOPS):
-            is_home = url == home or origin_of(url) == origin_of(home)
+            at_home = url == home or is_home(home, url)
             # a CDN has its own signature in the link, and must not see the token
-            login = self._repository.login if is_home else {}
+            login = self._repository.login if at_home else {}
             answer = self._request(pin, url, {**headers, **login})
             place = answer.header("Location")
             if answer.status not in REDIRECTS or not place:
                 # a signed link is good for a while, and spares the Hub a request for each range
-                if not is_home and answer.status < 400:
+                if not at_home and answer.status < 400:
                     self._links[pin.path] = url
                 return answer
             answer.close()

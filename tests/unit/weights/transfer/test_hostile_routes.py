@@ -128,3 +128,42 @@ def test_a_login_in_the_endpoint_is_sent_where_there_is_no_token() -> None:
             HttpRoute(Client(Settings(indexes=())), there, "plain HTTP", 0.5).open(PINNED, 0, 4096)
     assert b"Authorization: Basic YW5uOnMzY3JldA==" in heads[0]
     assert b"Authorization: Bearer hf_token" in heads[1]
+
+
+class _Answered:
+    def __init__(self, status: int, location: str = "") -> None:
+        self.status, self._location = status, location
+        self.headers: dict[str, str] = {}
+
+    def header(self, name: str) -> str:
+        return self._location if name == "Location" else ""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("home", "there", "is_shown"),
+    [
+        ("http://hub.test", "https://hub.test", True),  # the same host, one step up
+        ("https://hub.test", "https://hub.test", True),
+        ("http://hub.test", "https://other.test", False),
+        ("http://hub.test:8080", "https://hub.test", False),
+        ("http://hub.test", "https://hub.test:8443", False),
+    ],
+)
+def test_a_token_goes_where_the_listing_sends_it_too(
+    monkeypatch: pytest.MonkeyPatch, home: str, there: str, is_shown: bool
+) -> None:
+    shown: list[bool] = []
+
+    def ask(method: str, url: str, *, headers: dict[str, str], **rest: object) -> _Answered:
+        shown.append("Authorization" in headers)
+        return _Answered(302, f"{there}/elsewhere") if len(shown) == 1 else _Answered(404)
+
+    client = Client(Settings(indexes=()))
+    monkeypatch.setattr(client.http, "ask", ask)
+    route = HttpRoute(client, HubRepository(home, "org/tiny", COMMIT, "hf_token"), "plain HTTP")
+    with pytest.raises(NotAvailable):
+        route.open(PINNED, 0, 10)
+    assert shown == [True, is_shown]
