@@ -23,7 +23,7 @@ from pipeline.cli.options import (
     trust_option,
 )
 from pipeline.cli.signing import Signing
-from pipeline.cli.weights.places import backing_of, places_in, signed_backing_of
+from pipeline.cli.weights.places import backing_of, hints_of_folder, places_in, signed_backing_of
 from pipeline.errors import WeightsDamaged, WeightsUnknown
 from pipeline.weights.check.backing import Backing
 from pipeline.weights.check.scrub import Pace, lower_priority
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _NO_LOCK = "Name a lock as `sm120 weights lock` writes it: lockfiles/weights/NAME.lock.yaml."
+_WRITABLE = "mount it for writing, or fetch the set to another disk"
+_MODE = "Change its owner or mode: this command keeps what it found out beside the files."
 _ASIDE = "`sm120 weights verify DIR --repair` moves what no lock names to DIR/.sm120/aside."
 _NO_SOURCE = "A repair needs a source that has the right bytes: name another one with --from"
 
@@ -114,7 +116,8 @@ def verify(
     if wants_repair:
         for i, place in enumerate(places):
             if not checked[i].report.is_whole:
-                repaired += _repaired(place, checked[i], neighbours, offline, dry_run)
+                with hints_of_folder(_WRITABLE, _MODE):
+                    repaired += _repaired(place, checked[i], neighbours, offline, dry_run)
                 if dry_run:
                     continue
                 # without --full: what was read a moment ago has a receipt
@@ -271,7 +274,8 @@ def scrub(
             log.say(f"{place.lock.name}: {backing_of(context, place, strict=False).sentence()}")
             with log.step(f"Scrubbing {place.lock.name}"):
                 others = [p for p in places if p != place]
-                done = read_slice(place, Pace(every_days, left), int(time.time()), others)
+                with hints_of_folder(_WRITABLE, _MODE):
+                    done = read_slice(place, Pace(every_days, left), int(time.time()), others)
             # one budget for all folders, which share one night
             left = None if left is None else max(0, left - done.bytes_read)
             slices.append(done)

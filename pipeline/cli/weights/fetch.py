@@ -12,8 +12,8 @@ from pipeline.cli.context import checkout_of, checkout_or_none, say_json
 from pipeline.cli.file_statements import leave_weights_statement, show_statement
 from pipeline.cli.options import ANY_PATH, Rate, jobs_option, json_option, offline_option
 from pipeline.cli.signing import Signing
-from pipeline.errors import LockMissing, StoreUnwritable
-from pipeline.files import ANOTHER_PLACE
+from pipeline.cli.weights.places import hints_of_folder
+from pipeline.errors import LockMissing
 from pipeline.fit.named import named_spec
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import repair_known
@@ -97,7 +97,9 @@ def fetch_set(
     if dry_run:
         return _show_plan(place, plan_fetch(place, pins, options), as_json)
     client, routes = open_routes(lock, neighbours=neighbours, offline=offline)
-    try:
+    with hints_of_folder(
+        "name another folder with --to", "Choose a folder you may write with --to."
+    ):
         repaired = repair_known(place, pins, RouteSupply(routes, client))
         for file in repaired:
             log.say(f"  {file.path}: {file.error or file.how} ({log.size(file.fetched_bytes)})")
@@ -106,12 +108,6 @@ def fetch_set(
         place.keep_lock()
         # so that engines which ask the cache for `main` find the locked commit
         name_revision(place, spec.revision)
-    except StoreUnwritable as error:
-        # the general hint speaks of the store, but weights lie where --to names
-        hint = error.hint.replace(ANOTHER_PLACE, "name another folder with --to")
-        if error.hint == StoreUnwritable.hint:
-            hint = "Choose a folder you may write with --to."
-        raise StoreUnwritable(str(error), hint) from error
     size, statement = sum(pin.size_bytes for pin in brought), None
     # a part of a set gives no statement about the whole
     if not only and not exclude:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import click
 from pipeline import log
 from pipeline.cli.context import checkout_or_none
 from pipeline.cli.signing import trust_of
-from pipeline.errors import LockStale
+from pipeline.errors import LockStale, StoreUnwritable
+from pipeline.files import ANOTHER_PLACE
 from pipeline.weights.check.backing import Backing, checkout_backing
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import Place, find_places
@@ -20,6 +23,17 @@ def places_in(context: click.Context, folder: Path) -> list[Place]:
     """The sets of a folder, by the locks beside the files or, where none is, the checkout's."""
     checkout = checkout_or_none(context)
     return find_places(folder, kept_locks(checkout) if checkout else ())
+
+
+@contextmanager
+def hints_of_folder(elsewhere: str, mode: str) -> Iterator[None]:
+    """The general hints speak of the store, but weights lie where a user named."""
+    try:
+        yield
+    except StoreUnwritable as error:
+        is_general = error.hint == StoreUnwritable.hint
+        hint = mode if is_general else error.hint.replace(ANOTHER_PLACE, elsewhere)
+        raise StoreUnwritable(str(error), hint) from error
 
 
 def backing_of(context: click.Context, place: Place, *, strict: bool = True) -> Backing:

@@ -61,7 +61,8 @@ def fetch_files(
     """
     lock_file = place.state / "fetch.lock"
     with os_errors_explained(lock_file):
-        if lock_file.exists() and not is_free(lock_file):
+        # a lock that cannot be written is held by nobody, and taking it will say why
+        if os.access(lock_file, os.W_OK) and not is_free(lock_file):
             log.say("Another fetch is at work on this folder; waiting for it")
     with locked(lock_file, stop=client.stop):
         # under the lock: another fetch may just have made it the folder of another set

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +203,30 @@ def test_an_empty_path_is_not_taken_for_the_current_folder(hub: TestHub, sm120: 
     ended = sm120("weights", "fetch", "tiny", "--to", "")
     assert (ended.code, "'--to': the path is empty" in ended.err) == (2, True)
     assert not (sm120.cwd / "config.json").exists()
+
+
+def test_a_disk_that_can_only_be_read_is_called_so_and_no_other_fetch_is_suspected(
+    fetched: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, flags: int, *rest: object, **more: object) -> int:
+        if str(path).endswith(".lock") and flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *rest, **more)  # type: ignore[arg-type]
+
+    (fetched / "config.json").unlink()
+    (fetched / ".sm120" / "fetch.lock").touch()
+    opened = os.open
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    assert ended.error == "StoreUnwritable"
+    assert "That disk can only be read: name another folder with --to." in ended.err
+    assert "Another fetch" not in ended.err
+    for command in (("verify", "w", "--repair"), ("scrub", "w")):
+        ended = sm120("weights", *command)
+        assert ended.error == "StoreUnwritable"
+        assert "mount it for writing, or fetch the set to another disk" in ended.err
+        assert "SM120_STORE" not in ended.err
 
 
 def test_a_disk_without_reserve_is_told_how_much_stays_free(
