@@ -48,6 +48,8 @@ _TAKES = (
 )
 _GGUF = "Of GGUF files, fetch one set (`sm120 weights fetch`) and name its .gguf file."
 _OWN_COPY = "A copy of the config.json in which you correct that can be named instead."
+# some repositories hold the weights a second time, under the name of another loader
+_SHARD = re.compile(r"(?!consolidated)[^/]*\.safetensors")
 _TOLERATED = 0.03  # of the files: small parts that are not counted, headers
 
 
@@ -127,7 +129,8 @@ def _from_file(path: Path) -> Source:
 
 def _from_config(path: Path) -> Source:
     model = read_config(path)
-    shards = [file.stat().st_size for file in path.parent.glob("*.safetensors")]
+    files = path.parent.glob("*.safetensors")
+    shards = [file.stat().st_size for file in files if _SHARD.fullmatch(file.name)]
     # config.json alone is enough: people judge a model before they fetch it
     size = sum(shards) or _file_bytes(model)
     return Source(_name_of(path), _beside_files(model, size), f"{path.name}", size, not shards)
@@ -210,8 +213,7 @@ def _from_hub(there: HubModel) -> Source:
     except ModelUnreadable as error:
         hint = _GGUF if any(name.endswith(".gguf") for name in pins) else error.hint or _OWN_COPY
         raise ModelUnreadable(f"{there.repository}: {error}", hint) from error
-    # some repositories hold the weights a second time, under the name of another loader
-    shards = [n for n in pins if re.fullmatch(r"(?!consolidated)[^/]*\.safetensors", n)]
+    shards = [name for name in pins if _SHARD.fullmatch(name)]
     size = sum(pins[name].size_bytes for name in shards)
     origin = f"config.json of {there.repository} at {there.commit[:12]}"
     size = size or _file_bytes(model)

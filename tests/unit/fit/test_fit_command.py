@@ -107,6 +107,16 @@ def test_files_and_folders_are_read_themselves(fit: Any, tmp_path: Path) -> None
     assert (by_file["disk_bytes"], by_file["disk_is_estimate"]) == (5, False)
 
 
+def test_weights_that_lie_there_twice_are_counted_once(fit: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    for name in ("model.safetensors", "consolidated.safetensors"):  # for another loader
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(16_060_522_496)  # sparse
+    ended = fit(tmp_path, "--gpus", "1", "--json").json
+    assert ended["disk_bytes"] == 16_060_522_496
+    assert not [row for row in ended["rows"] if "beyond" in row["what"]]
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestHub]:
     with test_hub() as running:
