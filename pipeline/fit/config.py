@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pipeline.errors import ModelUnreadable
 from pipeline.files import read_at_most
 from pipeline.fit.feed import read_feed_forward
-from pipeline.fit.fields import count, few, flag
+from pipeline.fit.fields import count, few, flag, told
 from pipeline.fit.mixers import layer_count, read_mixers
 from pipeline.fit.quant import read_precision
 from pipeline.fit.shape import Architecture, Vision
@@ -121,7 +121,7 @@ def _require_agreement(config: Mapping[str, Any], text: Mapping[str, Any]) -> No
     for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
         if key in config and key in text and config[key] != text[key]:
             raise ModelUnreadable(
-                f"{key}: is {config[key]} at the top and {text[key]} in text_config"
+                f"{key}: is {told(config[key])} at the top and {told(text[key])} in text_config"
             )
 
 

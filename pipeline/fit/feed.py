@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.fields import Table, count, few, flag, names, numbers
+from pipeline.fit.fields import Table, count, few, flag, names, numbers, told
 from pipeline.fit.mixers import layer_count, layer_names
 from pipeline.fit.shape import Moe
 
@@ -77,7 +77,7 @@ def _shared_width(text: Table, width: int) -> int:
     )
     shared = next((text[key] for key in _SHARED if key in text), None) or 0
     if not isinstance(shared, int) or shared < 0:
-        raise ModelUnreadable(f"n_shared_experts: {shared!r} is not a number of shared experts")
+        raise ModelUnreadable(f"n_shared_experts: {told(shared)} is not a number of shared experts")
     # Llama 4 has one always, and no field for it
     if "interleave_moe_layer_step" in text and not shared:
         shared = 1

@@ -11,6 +11,15 @@ Table = Mapping[str, Any]
 _MOST = 1 << 24  # of any count in it, so that no sum here becomes absurd
 
 
+_LONGEST = 60  # of a value in a message
+
+
+def told(value: object) -> str:
+    """A value for a message: short, and without anything that a terminal would act on."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
 def count(table: Table, *keys: str) -> int:
     """The number under the first of several names that models have for it."""
     key = next((k for k in keys if table.get(k) is not None), keys[0])
@@ -18,7 +27,7 @@ def count(table: Table, *keys: str) -> int:
     if value is None:
         raise ModelUnreadable(f"{key}: is missing")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST:
-        raise ModelUnreadable(f"{key}: {value!r} is not a count")
+        raise ModelUnreadable(f"{key}: {told(value)} is not a count")
     return value
 
 
@@ -32,7 +41,7 @@ def flag(table: Table, key: str, *, default: bool = False) -> bool:
     """True or false."""
     value = table.get(key, default)
     if not isinstance(value, bool):
-        raise ModelUnreadable(f"{key}: {value!r} is neither true nor false")
+        raise ModelUnreadable(f"{key}: {told(value)} is neither true nor false")
     return value
 
 

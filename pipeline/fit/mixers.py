@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.fields import Table, count, few, flag, names, numbers, table
+from pipeline.fit.fields import Table, count, few, flag, names, numbers, table, told
 from pipeline.fit.shape import Compressed, Gqa, Indexer, Linear, Mixer, Mla
 
 _FULL, _WINDOW, _LINEAR, _NONE = "full", "window", "linear", "none"
@@ -79,13 +79,17 @@ def _kinds(text: Table, bounds: list[str]) -> list[str]:
             raise ModelUnreadable(f"layer_types: {len(listed)} are listed, of {layers} layers")
         for name in sorted(set(listed) - set(_KINDS)):
             bounds.append(
-                f"Layers of the kind {name!r} are not known: counted as attention that keeps all"
-                " tokens, which is the most they can need."
+                f"Layers of the kind {told(name)} are not known: counted as attention that keeps"
+                " all tokens, which is the most they can need."
             )
         return [_KINDS.get(name, _FULL) for name in listed]
     if own := table(text, "linear_attn_config"):
         linear = set(numbers(own, "kda_layers"))  # counted from 1
         return [_LINEAR if i + 1 in linear else _FULL for i in range(layers)]
+    if pattern := numbers(text, "hybrid_layer_pattern"):  # MiMo-V2
+        if len(pattern) != layers:
+            raise ModelUnreadable(f"hybrid_layer_pattern: {len(pattern)} of {layers} layers")
+        return [_WINDOW if each else _FULL for each in pattern]
     if text.get("linear_num_value_heads"):
         step = few(text, "full_attention_interval") or 4
         return [_LINEAR if (i + 1) % step else _FULL for i in range(layers)]

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.fields import table
+from pipeline.fit.fields import table, told
 from pipeline.fit.shape import Precision, Scheme
 
 _FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32}
@@ -33,7 +33,9 @@ def read_precision(
     dtype = dtype or str(config.get("torch_dtype") or "")
     dtype = dtype.removeprefix("torch.")
     if dtype not in _FLOATS:
-        raise ModelUnreadable(f"dtype: {dtype or 'missing'!r} is not one of {', '.join(_FLOATS)}")
+        raise ModelUnreadable(
+            f"dtype: {told(dtype or 'missing')} is not one of {', '.join(_FLOATS)}"
+        )
     base = Scheme(name=dtype, bits=_FLOATS[dtype])
     given = [c["quantization_config"] for c in (config, text) if c.get("quantization_config")]
     if len(given) == 2 and given[0] != given[1]:
@@ -66,7 +68,7 @@ def _quantised(quant: Any, base: Scheme) -> Precision:
     method = str(quant.get("quant_method", quant.get("quant_algo", ""))).lower()
     reader = _READERS.get(method)
     if reader is None:
-        raise _Unknown(f"the method {method!r} is not known")
+        raise _Unknown(f"the method {told(method)} is not known")
     scheme = reader(quant)
     ignored = _ignored(quant)
 
@@ -108,7 +110,7 @@ def _test(name: str) -> Callable[[str], bool]:
         try:
             return re.compile(name[3:]).match  # type: ignore[return-value]
         except re.error as error:
-            raise ModelUnreadable(f"quantization_config: ignore: {name!r}: {error}") from error
+            raise ModelUnreadable(f"quantization_config: ignore: {told(name)}: {error}") from error
     if any(c in name for c in "*?["):
         return lambda module: fnmatchcase(module, name) or fnmatchcase(module, f"{name}.*")
     return lambda module: module == name or module.startswith(f"{name}.") or f".{name}." in module
@@ -135,7 +137,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     if kind == "int" and bits in (4, 8) and weights.get("strategy") in ("channel", "tensor"):
         return Scheme(name=f"int{bits}", bits=bits)
     if kind != "int" or bits not in (4, 8) or weights.get("strategy") != "group":
-        raise _Unknown(f"weights of {kind} {bits} are not known")
+        raise _Unknown(f"weights of {told(kind)} {told(bits)} are not known")
     # each group has a 16-bit scale, and unless it is symmetric a zero point as wide as a weight
     zero = 0.0 if weights.get("symmetric") else bits / 8
     return Scheme(name=f"int{bits}", bits=bits, group=_group(group), group_bytes=2 + zero)
@@ -148,7 +150,7 @@ def _modelopt(quant: Mapping[str, Any]) -> Scheme:
         return Scheme(name="nvfp4", bits=4, group=_group(group), group_bytes=1)
     if algorithm == "FP8":
         return Scheme(name="fp8", bits=8)
-    raise _Unknown(f"quant_algo {algorithm!r} is not known")
+    raise _Unknown(f"quant_algo {told(algorithm)} is not known")
 
 
 def _fp8(quant: Mapping[str, Any]) -> Scheme:
@@ -175,7 +177,7 @@ def _awq(quant: Mapping[str, Any]) -> Scheme:
 
 def _group(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 1 << 14:
-        raise ModelUnreadable(f"quantization_config: {value!r} is not a group size")
+        raise ModelUnreadable(f"quantization_config: {told(value)} is not a group size")
     return value
 
 

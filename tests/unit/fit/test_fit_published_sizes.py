@@ -276,6 +276,43 @@ def test_layers_that_cannot_be_are_refused(change: Config, message: str) -> None
         architecture_of(STEP | change)
 
 
+ESCAPE = "\x1b[31m" + "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": ESCAPE},
+        {"hidden_size": ESCAPE, "text_config": LLAMA},
+        {"tie_word_embeddings": ESCAPE},
+        {"num_experts": 4, "num_experts_per_tok": list(range(100_000))},
+        {"num_experts": 4, "num_experts_per_tok": 1, "n_shared_experts": ESCAPE},
+        {"layer_types": [ESCAPE] * 32},
+        {"torch_dtype": ESCAPE},
+        {"vision_config": {"depth": ESCAPE}},
+        {"quantization_config": {"quant_method": ESCAPE}},
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": ESCAPE}},
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": ESCAPE}},
+    ],
+)
+def test_a_value_is_told_briefly_and_without_escape_codes(change: Config) -> None:
+    try:
+        texts = architecture_of(LLAMA | change).bounds
+    except ModelUnreadable as error:
+        texts = [str(error)]
+    assert texts
+    assert all(text.isprintable() and len(text) < 300 for text in texts)
+
+
+def test_windows_of_a_pattern_of_numbers_are_windows() -> None:
+    windows = {"sliding_window": 128, "hybrid_layer_pattern": [0, 1, 1, 1] * 8}
+    model = architecture_of(LLAMA | windows | {"swa_num_key_value_heads": 16})
+    assert [(mixer.layers, mixer.window) for mixer in model.mixers] == [(8, 0), (24, 128)]
+    assert kv_token_bytes(model, 1, "bf16") == 8 * 2 * 8 * 128 * 2
+    with pytest.raises(ModelUnreadable, match="hybrid_layer_pattern: 2 of 32 layers"):
+        architecture_of(LLAMA | windows | {"hybrid_layer_pattern": [0, 1]})
+
+
 def test_a_dense_part_beside_the_experts_of_every_layer_is_counted() -> None:
     moe = {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
     both = weights(LLAMA | moe | {"residual_moe": True})
