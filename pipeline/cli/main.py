@@ -167,6 +167,11 @@ def as_ours(error: Exception) -> PipelineError:
     return PipelineError(message, "This is a defect; --debug shows where. Please report it.")
 
 
+def _printable(text: str) -> str:
+    """A message may quote what others wrote, which must not act on a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def _end(error: PipelineError, debug: bool) -> None:
     # a second Ctrl-C must not cut off the message about the first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -178,7 +183,7 @@ def _end(error: PipelineError, debug: bool) -> None:
             # on stderr: stdout may already hold the result, and stays one JSON document
             print(json.dumps(error.as_json(), ensure_ascii=False), file=sys.stderr)
         else:
-            print(f"sm120: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"sm120: {_printable(' '.join(str(error).split()))}", file=sys.stderr)
             if error.hint:
                 print(f"       {error.hint}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelUnreadable
+from pipeline.fit.fields import told
 from pipeline.fit.gguf import GgufHeader, Tensor, read_header
 
+_LONGEST_NAME = 64  # of an architecture; those of llama.cpp have up to 20 letters
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama.cpp: llama_split_path
 
 
@@ -79,13 +81,13 @@ def _require_whole(heads: list[GgufHeader]) -> None:
 
 def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufModel:
     family = metadata.get("general.architecture")
-    if not isinstance(family, str):
-        raise ModelUnreadable(f"{name}: general.architecture: {family!r} is not a name")
+    if not isinstance(family, str) or len(family) > _LONGEST_NAME:
+        raise ModelUnreadable(f"{name}: general.architecture: {told(family)} is not a name")
 
     def number(key: str, default: int | None = None) -> int:
         value = metadata.get(f"{family}.{key}", default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-            raise ModelUnreadable(f"{name}: {family}.{key}: {value!r} is not a count")
+            raise ModelUnreadable(f"{name}: {family}.{key}: {told(value)} is not a count")
         return value
 
     embedding = next((t for t in tensors if t.name == "token_embd.weight"), None)

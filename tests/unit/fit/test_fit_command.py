@@ -240,6 +240,19 @@ def test_files_larger_than_their_known_parts_are_counted_with_the_reason(
     assert "which are counted" in ended.out
 
 
+@pytest.mark.parametrize("family", ["\x1b[2Jllama", "\x1b[2J" + "x" * 100_000])
+def test_a_name_in_a_gguf_does_not_act_on_the_terminal(
+    fit: Any, tmp_path: Path, family: str
+) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(gguf(LLAMA | {"general.architecture": family}, TENSORS, DATA))
+    ended = fit(path)
+    assert ended.error == "ModelUnreadable"
+    assert "\\x1b[2J" in ended.err
+    assert "\x1b" not in ended.err
+    assert len(ended.err) < 1000
+
+
 def test_a_gguf_is_placed_from_its_own_head(fit: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
