@@ -13,6 +13,7 @@ from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.model import Exchange
 
 CHAT = "/v1/chat/completions"
+_MOST_CERTAIN = 2.0  # probabilities together: beyond what rounding makes of 1
 
 
 class _Foreign(BaseModel):
@@ -27,7 +28,7 @@ class _Function(_Foreign):
 
 
 class _Call(_Foreign):
-    index: int = 0
+    index: int | None = None  # SGLang writes null in whole answers
     id: str | None = None
     function: _Function = _Function()
 
@@ -35,6 +36,7 @@ class _Call(_Foreign):
 class _Message(_Foreign):
     """A whole message, or what a chunk adds to one."""
 
+    role: str | None = None
     content: str | None = None
     # vLLM renamed it; SGLang and llama.cpp have the longer name
     reasoning: str | None = None
@@ -144,22 +146,24 @@ async def ask(
     body = {"model": model, "messages": list(messages), **options}
     if not is_stream:
         exchange, value = await client.post(CHAT, body)
-        return _whole(exchange, read_part(_Completion, value))
+        return _whole(exchange, _completion(value))
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     exchange, events = await client.stream(CHAT, body)
-    return _joined(exchange, [(at, _chunk(value)) for at, value in events])
+    return _joined(exchange, [(at, _completion(value)) for at, value in events])
 
 
-def _chunk(value: Any) -> _Completion:
-    # some servers report a failure in mid-stream as an event
-    if isinstance(value, dict) and "error" in value:
-        raise Unsound(f"the stream holds an error: {str(value['error'])[:200]}")
+def _completion(value: Any) -> _Completion:
+    # some servers report a failure in mid-stream as an event, or with status 200
+    if isinstance(value, dict) and value.get("error"):
+        raise Unsound(f"the answer holds an error: {str(value['error'])[:200]}")
     return read_part(_Completion, value)
 
 
 def _whole(exchange: Exchange, value: _Completion) -> Answer:
     if not value.choices or (message := value.choices[0].message) is None:
         raise Unsound("the answer has no message")
+    if message.role not in (None, "assistant"):
+        raise Unsound(f"the answer is a message of {message.role!r}")
     choice = value.choices[0]
     calls = [
         ToolCall(c.id or "", c.function.name or "", c.function.arguments or "")
@@ -193,7 +197,7 @@ def _joined(exchange: Exchange, chunks: Sequence[tuple[float, _Completion]]) -> 
             content.append(delta.content or "")
             reasoning.append(delta.reasoning_content or delta.reasoning or "")
             for call in delta.tool_calls or []:
-                calls.setdefault(call.index, []).append(call)
+                calls.setdefault(_place(call, calls), []).append(call)
             if first is None and (content[-1] or reasoning[-1] or calls):
                 first = at
             tokens += _tokens(choice)
@@ -211,6 +215,14 @@ def _joined(exchange: Exchange, chunks: Sequence[tuple[float, _Completion]]) -> 
         first_token_s=exchange.seconds if first is None else first,
         is_stream=True,
     )
+
+
+def _place(call: _Call, calls: Mapping[int, Sequence[_Call]]) -> int:
+    """Which call a part belongs to; without an index, a new id begins a new one."""
+    if call.index is not None:
+        return call.index
+    is_known = not call.id or any(call.id == parts[0].id for parts in calls.values())
+    return max(calls) if calls and is_known else len(calls)
 
 
 def _joined_call(parts: Sequence[_Call]) -> ToolCall:
@@ -235,9 +247,29 @@ def logprobs_fault(tokens: Sequence[Token]) -> str:
         values = [token.logprob, *(p for _, p in token.top)]
         if not all(math.isfinite(p) and p <= 1e-3 for p in values):
             return f"the token {token.text!r} has a logprob that is no log of a probability"
+        # some servers name the chosen one twice
+        if sum(math.exp(p) for _, p in set(token.top)) > _MOST_CERTAIN:
+            return f"at {token.text!r} the probabilities of all tokens are more than 1"
         # greedy: what was chosen is the most probable
         if token.top and token.logprob < max(p for _, p in token.top) - 1e-3:
             return f"the token {token.text!r} was chosen, and another was more probable"
     if tokens and all(len({p for _, p in t.top}) == 1 < len(t.top) for t in tokens):
         return "every token is equally probable: the logits are constant"
     return ""
+
+
+def tokens_fault(answer: Answer) -> str:
+    """Whether tokens with logprobs are those of another text; empty where they are not."""
+    # vLLM may name tokens by their numbers; tokens of one text may lose their spaces
+    joined = _without_spaces("".join(t.text for t in answer.tokens))
+    if not joined or joined.startswith("token_id:"):
+        return ""
+    for part in (answer.reasoning, answer.text):
+        if _without_spaces(part) not in joined:
+            return f"the answer is {part[:40]!r}, and its logprobs are those of {joined[:40]!r}"
+    return ""
+
+
+def _without_spaces(text: str) -> str:
+    # sentencepiece writes a space as U+2581
+    return "".join(text.replace("\u2581", "").split())

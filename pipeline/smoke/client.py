@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from pipeline.foreign_json import JsonInvalid, read_json
@@ -13,8 +18,14 @@ from pipeline.smoke.model import Exchange, Limits
 from pipeline.smoke.wire import Address, Lost, Raw, send
 
 _KEPT_CHARACTERS = 20_000
-# Answers that say "this server does not do that", rather than "this failed".
+# Answers that say "this server does not do that", rather than "this failed": of a whole page,
 _NOT_OFFERED = (404, 405, 501)
+# and of a field in a request.
+_FIELD_REFUSED = (400, 422, 501)
+WAIT = 429  # there is a place later: rfc-editor.org/rfc/rfc6585
+_LONGEST_PAUSE_S = 8.0
+# Lines of a stream may end in three ways.
+_LINE = re.compile(rb"([^\r\n]*)(?:\r\n|\n|\r|\Z)")
 
 
 class Unsound(Exception):
@@ -31,6 +42,11 @@ class Refused(Unsound):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def is_of_field(self) -> bool:
+        """Whether a server says so that does not know something in the request."""
+        return self.status in _FIELD_REFUSED
 
 
 class NotOffered(Exception):
@@ -76,13 +92,24 @@ class Client:
         """The events of a stream as JSON, with the time of each; `[DONE]` is not among them."""
         exchange, raw = await self._exchange("POST", path, _dump(body))
         self._require_good(exchange, optional=False)
-        if "text/event-stream" not in raw.headers.get("content-type", ""):
+        if "text/event-stream" not in raw.headers.get("content-type", "").lower():
             raise Unsound("a stream was asked for, and the answer is none")
         return exchange, [
             (at, self._json(data)) for at, data in read_events(raw, has_done=has_done)
         ]
 
     async def _exchange(self, method: str, path: str, body: bytes) -> tuple[Exchange, Raw]:
+        """One answer; a server that takes only so many requests at once is asked again."""
+        deadline, tries = time.monotonic() + self.limits.request_s, 0
+        while True:
+            exchange, raw = await self._exchange_once(method, path, body)
+            pause = _pause_s(raw, tries, exchange.number)
+            if raw.status != WAIT or time.monotonic() + pause > deadline:
+                return exchange, raw
+            await asyncio.sleep(pause)
+            tries += 1
+
+    async def _exchange_once(self, method: str, path: str, body: bytes) -> tuple[Exchange, Raw]:
         headers = {"Content-Type": "application/json", **self.headers}
         try:
             raw = await send(
@@ -129,7 +156,7 @@ class Client:
         return exchange
 
     def _require_good(self, exchange: Exchange, optional: bool) -> None:
-        if exchange.status == 200:
+        if 200 <= exchange.status < 300:
             return
         message = f"{exchange.path}: status {exchange.status}: {exchange.answer[:200]}"
         if optional and exchange.status in _NOT_OFFERED:
@@ -149,19 +176,38 @@ def read_events(raw: Raw, *, has_done: bool) -> list[tuple[float, bytes]]:
     https://html.spec.whatwg.org/multipage/server-sent-events.html
     """
     events: list[tuple[float, bytes]] = []
-    rest = b""
-    for at, piece in raw.pieces:
-        # one server ends lines with \n, another with \r\n; a character may be cut between pieces
-        *lines, rest = (rest + piece).split(b"\n")
-        events += [(at, line[5:].strip()) for line in lines if line.startswith(b"data:")]
-    if rest.startswith(b"data:"):
-        # the last line of a server that ends none
-        events.append((raw.seconds, rest[5:].strip()))
-    if not has_done:
-        return events
-    if not events or events[-1][1] != b"[DONE]":
+    data: list[bytes] = []
+    for at, line in _lines(raw):
+        if line.startswith(b"data:"):
+            data.append(line[5:].strip())
+        elif not line and data:
+            events.append((at, b"\n".join(data)))
+            data = []
+    is_done = bool(events) and events[-1][1] == b"[DONE]"
+    if has_done and not is_done:
         raise Unsound("the stream ended without [DONE]")
-    return events[:-1]
+    # vLLM sends it in /v1/messages, too, where message_stop is the end
+    return events[:-1] if is_done else events
+
+
+def _lines(raw: Raw) -> Iterator[tuple[float, bytes]]:
+    """Lines with the time at which each was whole; an empty one at the end ends the last event.
+
+    Pieces are joined first: one may end in a line, in a character, or between \\r and \\n.
+    """
+    ends = list(accumulate(len(piece) for _, piece in raw.pieces))
+    for line in _LINE.finditer(raw.data):
+        piece = bisect_left(ends, line.end())
+        yield raw.pieces[piece][0] if piece < len(ends) else raw.seconds, line[1]
+
+
+def _pause_s(raw: Raw, tries: int, number: int) -> float:
+    """What the server asks for; longer each time where it names nothing."""
+    named = raw.headers.get("retry-after", "")
+    wanted = float(named) if named.isdecimal() else 0.0
+    # not all at the same moment again
+    spread = 1 + number % 8 / 8
+    return min(wanted or 0.05 * 2.0 ** min(tries, 5), _LONGEST_PAUSE_S) * spread
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

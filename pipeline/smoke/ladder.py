@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from pipeline import log
 from pipeline.attest.statement import stamp
-from pipeline.smoke.client import Gone, NotOffered, Unsound
+from pipeline.smoke.client import WAIT, Gone, NotOffered, Unsound
 from pipeline.smoke.model import Check, RungResult, SmokeResult, Verdict
 from pipeline.smoke.rungs.answers import ANSWERS
 from pipeline.smoke.rungs.first import FIRST
@@ -84,7 +84,9 @@ async def _checked(session: Session, rung: Rung, spec: CheckSpec) -> tuple[Check
     client.check, before = f"{rung.name}: {spec.name}", len(client.exchanges)
 
     def done(verdict: Verdict, message: str) -> Check:
-        return _check(spec, verdict, message, range(before, len(client.exchanges)))
+        waits = sum(e.status == WAIT for e in client.exchanges[before:])
+        note = f"; told to wait {log.count(waits, 'time')} (status {WAIT})" if waits else ""
+        return _check(spec, verdict, message + note, range(before, len(client.exchanges)))
 
     try:
         return done("passed", await spec.run(session)), False

@@ -18,6 +18,8 @@ from pipeline.errors import InputInvalid
 
 _MOST_HEAD_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
+# What an answer of single bytes takes in memory for each of them.
+_LEAST_COST = 64
 
 
 class Lost(Exception):
@@ -128,6 +130,8 @@ async def _send(
         writer.write(_head(address, method, path, len(body), headers) + body)
         await writer.drain()
         status, answered = await _read_head(reader)
+        while 100 <= status < 200:  # a note that an answer will follow
+            status, answered = await _read_head(reader)
         await _read_body(reader, answered, pieces, started, most_bytes)
         return Raw(status, answered, pieces, time.monotonic() - started)
     finally:
@@ -180,7 +184,7 @@ async def _read_body(
 
     def keep(data: bytes) -> None:
         nonlocal total
-        total += len(data)
+        total += max(len(data), _LEAST_COST)
         if total > most_bytes:
             raise ValueError(f"the answer is larger than {most_bytes} bytes")
         pieces.append((time.monotonic() - started, data))

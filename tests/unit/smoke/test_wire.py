@@ -60,6 +60,12 @@ def test_without_a_length_the_end_of_the_connection_is_the_end() -> None:
     assert _sent([OK + b"\r\n", b"hello"]).data == b"hello"
 
 
+def test_a_note_that_an_answer_follows_is_not_the_answer() -> None:
+    note = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+    raw = _sent([note + OK + b"Content-Length: 5\r\n\r\nhello"])
+    assert (raw.status, raw.data) == (200, b"hello")
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
@@ -68,6 +74,7 @@ def test_without_a_length_the_end_of_the_connection_is_the_end() -> None:
         ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"-1\r\n"], "has no size"),
         ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"FFFFFFFF\r\n"], "larger than"),
         ([OK + b"Content-Length: 20000\r\n\r\n", b"x" * 20000], "larger than"),
+        ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 200], "larger than"),
         ([OK + b"Content-Length: x\r\n\r\n"], "invalid literal"),
         ([b"SSH-2.0-OpenSSH_9.2\r\n\r\n"], "not HTTP"),
         ([OK + b"X: " + b"y" * 100_000 + b"\r\n\r\n"], "too long"),
@@ -108,15 +115,33 @@ def test_what_is_no_address_is_refused(typed: str) -> None:
         Address.read(typed)
 
 
-def _events(*pieces: bytes) -> list[bytes]:
+def _events(*pieces: bytes, has_done: bool = True) -> list[bytes]:
     raw = Raw(200, {}, [(0.0, piece) for piece in pieces], 0.0)
-    return [data for _, data in read_events(raw, has_done=True)]
+    return [data for _, data in read_events(raw, has_done=has_done)]
 
 
 def test_events_are_whole_where_pieces_cut_a_line_or_a_character() -> None:
     stream = "data: größe\r\n\r\n: a comment\ndata:東京\n\ndata: [DONE]\n\n".encode()
     pieces = [stream[i : i + 1] for i in range(len(stream))]
     assert [e.decode() for e in _events(*pieces)] == ["größe", "東京"]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_of_data_without_an_empty_one_between_are_one_event(end: bytes) -> None:
+    lines = [b"id: 7", b'data: {"a":', b"data: 1}", b"", b": ping", b"", b"data: [DONE]", b"", b""]
+    stream = end.join(lines)
+    assert _events(stream) == [b'{"a":\n1}']
+    assert _events(*(stream[i : i + 1] for i in range(len(stream)))) == [b'{"a":\n1}']
+
+
+def test_an_event_has_the_time_of_the_piece_that_ends_it() -> None:
+    pieces = [(1.0, b"data: a\n"), (2.0, b"\ndata: [DO"), (3.0, b"NE]\n\n")]
+    assert read_events(Raw(200, {}, pieces, 4.0), has_done=True) == [(2.0, b"a")]
+
+
+def test_done_behind_the_end_of_a_message_is_no_event() -> None:
+    assert _events(b"data: stop\n\ndata: [DONE]\n\n", has_done=False) == [b"stop"]
+    assert _events(b"data: stop\n\n", has_done=False) == [b"stop"]
 
 
 def test_the_last_line_need_not_end() -> None:
