@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 from pipeline import log
@@ -10,6 +14,9 @@ from pipeline.smoke.chat import Answer, Token
 from pipeline.smoke.model import Tolerance
 
 Kind: TypeAlias = Literal["equal", "tie", "near", "drift", "unjudged"]
+# Tokens that no reader sees: the end of a turn, marks around the reasoning.
+_MARK = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
+_ANCHOR = 12  # characters by which a text is found again behind a mark
 
 
 class Reference(NamedTuple):
@@ -18,6 +25,7 @@ class Reference(NamedTuple):
     text: str
     tokens: tuple[Token, ...]
     is_cut: bool = False  # by a limit of tokens, or by the end of the context
+    finish: str | None = None  # none: not known
 
 
 class Difference(NamedTuple):
@@ -29,10 +37,11 @@ class Difference(NamedTuple):
 
 def reference(answer: Answer) -> Reference:
     """What later answers are held against."""
-    return Reference(_said(answer), answer.tokens, answer.is_cut)
+    return Reference(said_by(answer), answer.tokens, answer.is_cut, answer.finish)
 
 
-def _said(answer: Answer) -> str:
+def said_by(answer: Answer) -> str:
+    """All that a model wrote."""
     return answer.reasoning + answer.text
 
 
@@ -41,23 +50,40 @@ def compare(base: Reference, other: Answer, tolerance: Tolerance) -> Difference:
 
     Only the reference's own logprobs count: a server that computes wrongly is sure of it.
     """
-    said = _said(other)
-    if said == base.text or (base.is_cut and other.is_cut and _is_most(base.text, said)):
+    said = said_by(other)
+    if said == base.text:
+        return _compare_ends(base, other)
+    if base.is_cut and other.is_cut and _is_most(base.text, said):
         return Difference("equal")
     start = _common(base.text, said)
     shown = f"after {base.text[max(0, start - 20) : start]!r}: {base.text[start : start + 20]!r}"
     shown += f" alone, {said[start : start + 20]!r} here"
-    place = _token_at(base, start)
-    if place is None:
+    gap = _gap_at(base, said, start, tolerance)
+    # where a limit ended the other, that was no choice
+    if gap is None or (other.is_cut and start == len(said)):
+        # only some servers show what the reference could have gone on with where it ended
+        is_end = bool(base.tokens) and start in (len(base.text), len(said))
+        if is_end:
+            return Difference("near", f"{shown} (one of them ends)")
         return Difference("unjudged", shown)
-    token, begins = place
-    gap = _gap(token, said[begins:])
-    if gap is None:
-        return Difference("near", f"{shown} (one of them ends)")
     if gap <= tolerance.tie_nats:
         return Difference("tie", shown)
     kind: Kind = "near" if gap <= tolerance.near_nats else "drift"
     return Difference(kind, f"{shown} ({gap:.2f} nats less probable)")
+
+
+def _gap_at(base: Reference, said: str, start: int, tolerance: Tolerance) -> float | None:
+    """How much less probable what was said at a place is; none where no token is known there."""
+    joined = "".join(t.text for t in base.tokens)
+    has_marks = base.text not in joined
+    gaps = []
+    for place in _places(base.text, joined, start):
+        if place < len(joined):
+            token, inside = _token_at(base.tokens, place)
+            rest = said[max(0, start - inside) :]
+            gaps.append(_gap(token, rest, tolerance, has_marks=has_marks))
+    # where a mark stands, what is named for one of two places was taken there
+    return min(gaps, key=lambda g: (not g.is_named, g.nats)).nats if gaps else None
 
 
 def _is_most(one: str, other: str) -> bool:
@@ -72,27 +98,59 @@ def _common(one: str, other: str) -> int:
     return next((i for i in range(most) if one[i] != other[i]), most)
 
 
-def _token_at(base: Reference, place: int) -> tuple[Token, int] | None:
-    """The reference's token at a place of its text, and where that token begins."""
-    joined = "".join(t.text for t in base.tokens)
-    # tokens also have what parsers take out: marks around the reasoning, the end of the turn
-    begins = -joined.find(base.text) if base.text in joined else None
-    if begins is None:
-        return None
-    for token in base.tokens:
-        if begins <= place < begins + len(token.text):
-            return token, begins
-        begins += len(token.text)
-    return None
+def _places(text: str, joined: str, place: int) -> list[int]:
+    """Where a place of a text is in its tokens, which also have what parsers take out.
+
+    Two where such a mark stands there: the difference may be in it or behind it.
+    """
+    done, at = 0, joined.find(text[:_ANCHOR])
+    while at >= 0:
+        common = _common(text[done:place], joined[at:])
+        done, at = done + common, at + common
+        behind = joined.find(text[done : done + _ANCHOR], at)
+        if done == place:
+            return sorted({at, max(at, behind)})
+        at = behind
+    return []
 
 
-def _gap(token: Token, rest: str) -> float | None:
-    """How much less probable what the other took was; none where the other ended."""
-    if not rest or not token.top:
-        return None
-    taken = [p for text, p in token.top if text and text != token.text and rest.startswith(text)]
-    # not among those that were named: less probable than the last of them
-    return token.logprob - (max(taken) if taken else min(p for _, p in token.top))
+def _token_at(tokens: Sequence[Token], place: int) -> tuple[Token, int]:
+    """The token at a place of all of them, and how far inside it that is."""
+    ends = list(accumulate(len(token.text) for token in tokens))
+    token = tokens[bisect_right(ends, place)]
+    return token, place - (ends[bisect_right(ends, place)] - len(token.text))
+
+
+class _Gap(NamedTuple):
+    """How much less probable what the other took was; at least, where it is not named."""
+
+    nats: float
+    is_named: bool
+
+
+def _gap(token: Token, rest: str, tolerance: Tolerance, *, has_marks: bool) -> _Gap:
+    others = [(text, p) for text, p in token.top if text != token.text]
+    taken = [p for text, p in others if text and rest.startswith(text)]
+    # an end is not to be seen, nor is a mark behind which the other went on
+    if not rest or (has_marks and not taken):
+        taken += [p for text, p in others if not text.strip() or _MARK.fullmatch(text.strip())]
+    if taken:
+        return _Gap(token.logprob - max(taken), True)
+    if rest and token.top:
+        # not among those that were named: less probable than the last of them
+        return _Gap(token.logprob - min(p for _, p in token.top), False)
+    # an end that is not named has at most what the named ones leave; and it is never a tie
+    left = 1 - sum(math.exp(p) for _, p in set(token.top))
+    return _Gap(max(token.logprob - math.log(max(left, 1e-6)), tolerance.near_nats), False)
+
+
+def _compare_ends(base: Reference, other: Answer) -> Difference:
+    """The same text has the same end."""
+    if base.finish is None or other.finish == base.finish:
+        return Difference("equal")
+    return Difference(
+        "drift", f"the same text, and finish_reason is {other.finish!r}, {base.finish!r} alone"
+    )
 
 
 class Tally(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pipeline.smoke.chat import Answer, Token, logprobs_fault
@@ -34,7 +36,8 @@ def _answer(text: str, finish: str = "stop") -> Answer:
         ("The sea is blue", "tie"),
         ("A sky is blue", "tie"),
         ("The sun is hot", "near"),
-        ("The sky", "near"),
+        ("The sky", "drift"),
+        ("The sky is blue and", "near"),
         ("The car is blue", "drift"),
         ("The sky was red", "drift"),
         ("The sky is grey", "drift"),
@@ -54,7 +57,7 @@ def test_the_first_difference_is_judged_by_the_references_own_probabilities(
         ("The sky is", "length", True, "equal"),
         ("The sky is blue and", "length", True, "equal"),
         # one that ended by itself, a reference that did, half an answer, another one, nothing
-        ("The sky is", "stop", True, "near"),
+        ("The sky is", "stop", True, "drift"),
         ("The sky is", "length", False, "near"),
         ("The sky", "length", True, "near"),
         ("The sky is grey", "length", True, "drift"),
@@ -67,6 +70,72 @@ def test_where_both_are_cut_one_may_be_longer(
     # llama.cpp with a draft model ends a full context some tokens earlier
     base = BASE._replace(is_cut=is_cut)
     assert compare(base, _answer(text, finish), TOLERANCE).kind == kind
+
+
+FULL_STOP = Reference(
+    "It rains.",
+    (
+        Token("It rains", -0.1, (("It rains", -0.1), ("It snows", -4.0))),
+        Token(".", -0.7, ((".", -0.7), ("<|im_end|>", -0.8), (" today", -3.0))),
+    ),
+)
+
+
+def test_an_end_that_is_as_probable_as_going_on_is_a_tie() -> None:
+    assert compare(FULL_STOP, _answer("It rains"), TOLERANCE).kind == "tie"
+
+
+@pytest.mark.parametrize("text", ["It rains today", "It", "It rains zzz"])
+def test_an_end_that_could_have_been_is_no_leave_for_other_words(text: str) -> None:
+    assert compare(FULL_STOP, _answer(text), TOLERANCE).kind == "drift"
+
+
+def test_an_end_of_which_nothing_is_known_is_a_near_miss() -> None:
+    unsure = Reference("a b", (Token("a", -0.1, ()), Token(" b", -1.0, ((" b", -1.0),))))
+    assert compare(unsure, _answer("a"), TOLERANCE).kind == "near"
+
+
+def test_the_same_text_with_another_finish_reason_is_drift() -> None:
+    base = BASE._replace(finish="stop")
+    assert compare(base, _answer(BASE.text), TOLERANCE).kind == "equal"
+    assert (
+        "'length', 'stop' alone" in compare(base, _answer(BASE.text, "length"), TOLERANCE).message
+    )
+
+
+def _thought(reasoning: str, text: str) -> Answer:
+    return dataclasses.replace(_answer(text), reasoning=reasoning)
+
+
+THOUGHT = Reference(
+    "Let me count: fourThe answer is 4",
+    (
+        Token("<think>\n", -0.1, ()),
+        Token("Let me count:", -0.7, (("Let me count:", -0.7), ("I will count:", -0.75))),
+        Token(" four", -0.1, ((" four", -0.1), ("</think>", -5.0), (" five", -6.0))),
+        Token("</think>", -0.6, (("</think>", -0.6), (" of", -0.7), (" or", -4.0))),
+        Token("\n\n", -0.1, ()),
+        Token("The answer is 4", -0.7, (("The answer is 4", -0.7), ("It is 4", -0.8))),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "text", "kind"),
+    [
+        ("Let me count: four", "The answer is 4", "equal"),
+        ("I will count: four", "The answer is 4", "tie"),
+        ("Let me count: four", "It is 4", "tie"),
+        ("Let me count: four of them", "The answer is 4", "tie"),
+        ("Let me count: four or five", "The answer is 4", "drift"),
+        ("Let me count: five", "The answer is 5", "drift"),
+        ("Let me count:", "The answer is 4", "drift"),
+    ],
+)
+def test_reasoning_is_judged_although_its_marks_are_taken_out(
+    reasoning: str, text: str, kind: str
+) -> None:
+    assert compare(THOUGHT, _thought(reasoning, text), TOLERANCE).kind == kind
 
 
 def test_without_logprobs_a_difference_is_not_judged() -> None:
@@ -102,7 +171,9 @@ def test_many_differences_that_nobody_can_judge_are_a_fault() -> None:
         ([Token("a", 0.5, ())], "no log of a probability"),
         ([Token("a", -3.0, (("b", -0.1), ("a", -3.0)))], "more probable"),
         ([Token("a", -1.0, (("a", -1.0), ("b", -1.0)))] * 3, "constant"),
+        ([Token("a", -0.1, (("a", -0.1), ("b", -0.2), ("c", -0.3)))], "more than 1"),
         (BASE.tokens, ""),
+        ([Token("a", -0.1, (("a", -0.1), ("a", -0.1), ("b", -3.0)))], ""),
     ],
 )
 def test_logprobs_that_cannot_be_are_found(tokens: list[Token], why: str) -> None:
