@@ -11,7 +11,7 @@ from pipeline.smoke.baseline import Baseline
 from pipeline.smoke.chat import Answer, ask
 from pipeline.smoke.client import Client, Refused, Unsound
 from pipeline.smoke.compare import Reference, compare, reference, tally
-from pipeline.smoke.model import Kind, SmokePlan
+from pipeline.smoke.model import THINKING_TOKENS, Kind, SmokePlan
 from pipeline.smoke.text import haunted
 
 # How the templates of Qwen, GLM, DeepSeek and Kimi name the same switch.
@@ -35,6 +35,10 @@ class Session:
     # of the filler and of what is around it, as this server counts them
     sentence_tokens: float = 0.0
     frame_tokens: float = 0.0
+    # other names of the same model, which vLLM may answer with
+    aliases: frozenset[str] = frozenset()
+    thinks: bool = False  # the first answer had reasoning
+    instant_thoughts: list[bool] = field(default_factory=list)  # of answers without thinking
     references: dict[str, Reference] = field(default_factory=dict)
     # of a server that was started here; at an address alone neither can be done
     restart: Callable[[], Awaitable[None]] | None = None
@@ -47,11 +51,26 @@ class Session:
     async def ask(self, prompt: Prompt, **options: Any) -> Answer:
         """A greedy answer; `thinking` turns reasoning on or off where the model has it."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        body = {"temperature": 0, "max_tokens": self.plan.answer_tokens, **options}
+        body = {"temperature": 0, "max_tokens": self.answer_tokens, **options}
         thinking = body.pop("thinking", False)
         if self.plan.reasoning:
             body["chat_template_kwargs"] = dict.fromkeys(_THINKING, thinking)
-        return await ask(self.client, self.model, messages, **body)
+        answer = await ask(self.client, self.model, messages, **body)
+        if not thinking:
+            self.instant_thoughts.append(bool(answer.reasoning.strip()))
+        return answer
+
+    @property
+    def answer_tokens(self) -> int:
+        """Room for an answer, and for the thinking before it; of a small context the half."""
+        plan = self.plan
+        is_unexpected = self.thinks and not plan.reasoning
+        wanted = max(plan.answer_tokens, THINKING_TOKENS) if is_unexpected else plan.answer_tokens
+        return min(wanted, (self.context_tokens or 2 * wanted) // 2)
+
+    def room(self, tokens: int) -> int:
+        """So many tokens of a short answer; all where thinking comes first."""
+        return max(tokens, self.answer_tokens) if self.plan.reasoning or self.thinks else tokens
 
     async def ask_known(self, prompt: str, **options: Any) -> Answer:
         """The same with logprobs where there are any, so that others can be held against it."""
@@ -61,7 +80,7 @@ class Session:
                 self.has_logprobs = any(token.top for token in answer.tokens)
                 return answer
             except Refused as error:
-                if error.status != 400 or self.has_logprobs:
+                if not error.is_of_field or self.has_logprobs:
                     raise
                 self.has_logprobs = False
         return await self.ask(prompt, **options)
@@ -85,7 +104,9 @@ class Session:
         """Refuse an empty answer and, of a model that can write, a haunted one."""
         if answer.is_empty:
             raise Unsound("the answer is empty")
-        if self.plan.quality and (why := haunted(answer.text, scripts, is_cut=answer.is_cut)):
+        if not self.plan.quality:
+            return
+        if why := haunted(answer.text, scripts, is_cut=answer.is_cut, has_names=False):
             raise Unsound(f"haunted text: {why}: {answer.text[:80]!r}")
 
     def require_same(self, base: Reference, others: Sequence[Answer]) -> str:

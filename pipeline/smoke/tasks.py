@@ -76,11 +76,11 @@ def word_problems(count: int, seed: int = 2) -> list[Question]:
     return questions
 
 
-def countings(count: int, length: int = 24) -> list[Question]:
+def countings(count: int, length: int = 24, start: int = 100) -> list[Question]:
     """Prompts with long, known, different answers: what one request takes from another shows."""
     questions = []
     for number in range(count):
-        first = 100 + 37 * number
+        first = start + 37 * number
         numbers = ", ".join(str(n) for n in range(first, first + length))
         questions.append(
             Question(
@@ -90,6 +90,34 @@ def countings(count: int, length: int = 24) -> list[Question]:
             )
         )
     return questions
+
+
+_NEEDLE = "The secret number of {} is {}."
+_NEEDLE_QUESTION = "What is the secret number of {}? Answer with the number only."
+
+
+class Conversation(NamedTuple):
+    """Messages that end with a question, and what a right answer holds."""
+
+    what: str
+    messages: tuple[dict[str, str], ...]
+    want: str
+
+
+def conversation() -> list[Conversation]:
+    """Numbers that only an earlier message has."""
+    ask = {"role": "user", "content": _NEEDLE_QUESTION.format("Lisbon")}
+    turns = (
+        {"role": "user", "content": f"{_NEEDLE.format('Lisbon', 4821)} Remember it."},
+        {"role": "assistant", "content": "I will remember it."},
+        ask,
+    )
+    # models keep secrets of a system prompt, unless it says otherwise
+    known = f"{_NEEDLE.format('Lisbon', 7359)} Tell it to everybody who asks."
+    return [
+        Conversation("an earlier turn", turns, "4821"),
+        Conversation("the system prompt", ({"role": "system", "content": known}, ask), "7359"),
+    ]
 
 
 class Language(NamedTuple):
@@ -215,9 +243,9 @@ SCENARIOS = [
         {"room": "kitchen", "brightness": 40},
     ),
     Scenario(
-        'Send the note "Grüße aus Köln, 東京!" please.',
+        'Send the note "Grüße aus Köln, 東京 🎉!" please.',
         "send_note",
-        {"text": "Grüße aus Köln, 東京!"},
+        {"text": "Grüße aus Köln, 東京 🎉!"},
     ),
     Scenario("List the files of the current folder.", "list_files", {}),
     Scenario(
@@ -269,7 +297,6 @@ def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
     for number, depth in sorted(enumerate(depths), key=lambda pair: -pair[1]):
         town = _TOWNS[(number + seed) % len(_TOWNS)]
         secret = dice.randint(1000, 9999)
-        lines.insert(round(depth * len(lines)), f"The secret number of {town} is {secret}.")
-        ask = f"What is the secret number of {town}? Answer with the number only."
-        needles.append(Question(ask, str(secret)))
+        lines.insert(round(depth * len(lines)), _NEEDLE.format(town, secret))
+        needles.append(Question(_NEEDLE_QUESTION.format(town), str(secret)))
     return Haystack("\n".join(lines), tuple(reversed(needles)))

@@ -14,11 +14,25 @@ _LOOP = re.compile(r"(.{2,80}?)\1{5,}", re.S)
 _CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LOOKED_AT = 4000  # characters from the end, where loops are; the pattern is quadratic
 _FOREIGN_SHARE = 0.1
+# Where nobody asked for names, two letters of these are a word that slipped in.
+_ALIEN_WORD = 2
+_ALIEN = frozenset(
+    ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "CYRILLIC", "ARABIC", "HEBREW", "THAI", "DEVANAGARI")
+)
 _FEWEST_LETTERS = 8
 
 
-def haunted(text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool = False) -> str:
-    """What is wrong with a text; empty where nothing is. `is_cut`: it ended at the token limit."""
+def haunted(
+    text: str,
+    scripts: Sequence[str] = ("LATIN",),
+    *,
+    is_cut: bool = False,
+    has_names: bool = True,
+) -> str:
+    """What is wrong with a text; empty where nothing is. `is_cut`: it ended at the token limit.
+
+    `has_names`: it may name things in another script.
+    """
     if "\x00" in text:
         return "it has NUL characters"
     if found := _CONTROL.search(text):
@@ -30,7 +44,7 @@ def haunted(text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool = Fa
         return "it has `!!!!`"
     if part := _repeated(text[-_LOOKED_AT:]):
         return f"it repeats {part!r}"
-    return _wrong_script(text, scripts)
+    return _wrong_script(text, scripts, has_names)
 
 
 def _repeated(text: str) -> str:
@@ -41,10 +55,12 @@ def _repeated(text: str) -> str:
     return next((part for part in loops if any(c.isalpha() for c in part)), "")
 
 
-def _wrong_script(text: str, scripts: Sequence[str]) -> str:
+def _wrong_script(text: str, scripts: Sequence[str], has_names: bool) -> str:
     letters = [script_of(c) for c in text if c.isalpha()]
     foreign = [s for s in letters if s not in scripts]
-    if len(letters) < _FEWEST_LETTERS or len(foreign) <= _FOREIGN_SHARE * len(letters):
+    aliens = sum(s in _ALIEN for s in foreign) if tuple(scripts) == ("LATIN",) else 0
+    is_few = len(letters) < _FEWEST_LETTERS or len(foreign) <= _FOREIGN_SHARE * len(letters)
+    if is_few and (has_names or aliens < _ALIEN_WORD):
         return ""
     most = max(set(foreign), key=foreign.count)
     return f"{len(foreign)} of {len(letters)} letters are {most.title()}, not {scripts[0].title()}"

@@ -7,6 +7,7 @@ Sizes are those of a context of 2048 tokens: what fails after 4,096 tokens in th
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -295,6 +296,168 @@ def _half(text: str) -> str:
     return text[: len(text) // 2]
 
 
+def _in_stream(change: Callable[[Asked, Reply], None]) -> Callable[[Asked, Reply], None]:
+    return _when_reply(lambda a: a.is_stream, change)
+
+
+def _counted(name: str, more: int) -> Callable[[Asked, Reply], None]:
+    """One count is off; those of answers that were cut are right."""
+
+    def reply(_: Asked, answer: Reply) -> None:
+        if answer.finish == "stop":
+            setattr(answer, name, getattr(answer, name) + more)
+
+    return reply
+
+
+def _every(number: int) -> Callable[[Asked, list[Any]], list[Any]]:
+    """One chunk with content in so many is lost."""
+
+    def chunks(asked: Asked, chunks: list[Any]) -> list[Any]:
+        end = len(chunks) - 3
+        return [c for n, c in enumerate(chunks) if n == 0 or n >= end or n % number]
+
+    return chunks
+
+
+def _other_logprobs(asked: Asked, reply: Reply) -> None:
+    """Of another request: the text is right."""
+    reply.written = [Token(t.text[::-1] + "x", t.logprob, t.others) for t in reply.tokens]
+
+
+def _too_probable(_: Asked, reply: Reply) -> None:
+    for token in reply.tokens:
+        token.logprob = -0.01
+        token.others = [(o, -0.02 - 0.01 * n) for n, (o, _) in enumerate(token.others)]
+
+
+def _leaked_end(asked: Asked, reply: Reply) -> None:
+    """The last words of the reasoning are taken for content."""
+    head, _, tail = reply.reasoning.rpartition("about")
+    if head:
+        reply.reasoning = head
+        reply.tokens.insert(0, Token(tail, -0.1, [("x", -3.0)]))
+        reply.text = "".join(t.text for t in reply.tokens)
+
+
+def _arguments(change: Callable[[str], str]) -> Callable[[Asked, Reply], None]:
+    def changed(call: dict[str, Any]) -> None:
+        call["function"]["arguments"] = change(call["function"]["arguments"])
+
+    return _in_calls(changed)
+
+
+def _first_arguments(_: Asked, reply: Reply) -> None:
+    for call in reply.calls[1:2]:
+        call["function"]["arguments"] = reply.calls[0]["function"]["arguments"]
+
+
+def _forget(role: str) -> Callable[[Asked], None]:
+    """Messages of a role, or all but the last, never reach the model."""
+
+    def asked(request: Asked) -> None:
+        messages = request.body.get("messages", [])
+        kept = [m for m in messages[:-1] if m["role"] not in (role, "assistant")] + messages[-1:]
+        if messages and messages[-1]["role"] == "user":
+            request.body["messages"] = kept
+            request.text = "\n".join(str(m["content"]) for m in kept)
+
+    return asked
+
+
+def _without(name: str) -> Callable[[Asked], None]:
+    return lambda asked: asked.body.pop(name, None) if asked.is_stream else None
+
+
+def _late(text: str, tokens: int = 100) -> str:
+    parts = re.findall(r"\s*\S+", text)
+    return "".join(parts[:tokens]) + " blorb xq zzkt" * 4 if len(parts) > tokens + 10 else text
+
+
+def _late_end(text: str, tokens: int = 100) -> str:
+    return " ".join(text.split(" ")[:tokens])
+
+
+def _stale() -> Callable[[Asked, str], str]:
+    """Every tenth answer is the one before."""
+    last = ["Nothing yet."]
+
+    def text(asked: Asked, text: str) -> str:
+        before, last[0] = last[0], text
+        return before if asked.number % 10 == 0 else text
+
+    return text
+
+
+def _kept_by_prompt() -> Callable[[Asked, Reply], None]:
+    """A cache of answers that forgets the options of the request."""
+    kept: dict[str, Reply] = {}
+
+    def reply(asked: Asked, answer: Reply) -> None:
+        first = kept.setdefault(asked.text, answer)
+        answer.text, answer.tokens = first.text, first.tokens
+        answer.finish, answer.completion_tokens = first.finish, first.completion_tokens
+
+    return reply
+
+
+def _swapped(least: int) -> Callable[[Asked, str], str]:
+    """Now and then the answer of the request before, which is right for another."""
+    seen: list[str] = []
+
+    def text(asked: Asked, text: str) -> str:
+        if asked.load < least or not _counts_long(asked):
+            return text
+        seen.append(text)
+        return seen[-2] if len(seen) % 20 == 0 else text
+
+    return text
+
+
+def _sampled(asked: Asked, text: str) -> str:
+    return str(asked.number * 7919) if "random" in asked.text and "seed" not in asked.body else text
+
+
+def _error_as_answer(asked: Asked, body: dict[str, Any]) -> dict[str, Any]:
+    return {"error": {"message": "out of memory"}} if asked.number % 25 == 0 else body
+
+
+def _wrong_role(_: Asked, body: dict[str, Any]) -> dict[str, Any]:
+    for choice in body.get("choices", []):
+        choice["message"]["role"] = "user"
+    return body
+
+
+def _usage_lost_later(asked: Asked, body: dict[str, Any]) -> dict[str, Any]:
+    return _drop_usage(asked, body) if asked.number > 120 else body
+
+
+def _nan(asked: Asked, data: bytes) -> bytes:
+    if not asked.body.get("logprobs"):
+        return data
+    head, _, body = data.partition(b"\r\n\r\n")
+    body = re.sub(rb'"logprob": [-0-9.e]+', b'"logprob": NaN', body)
+    return re.sub(rb"Length: \d+", b"Length: %d" % len(body), head) + b"\r\n\r\n" + body
+
+
+def _messages_lost(asked: Asked, chunks: list[Any]) -> list[Any]:
+    return chunks[:3] + chunks[5:] if asked.path == "/v1/messages" else chunks
+
+
+def _endless(asked: Asked, chunks: list[Any]) -> list[Any]:
+    """A stream that does not find its end."""
+    return chunks[:2] + chunks[1:2] * 200_000 if _counts_long(asked) else chunks
+
+
+def _only_ends(asked: Asked, text: str) -> str:
+    """Attention sees the beginning and the end of a long prompt."""
+    found = re.search(r"What is the secret number of (\w+)\?", asked.text)
+    if not found or asked.prompt_tokens < _LONG:
+        return text
+    place = asked.text.find(f"of {found[1]} is") / len(asked.text)
+    return text if place < 0.2 or place > 0.8 else "4711"
+
+
 FAULTS = [
     Fault("unhealthy", "first-answer", asked=_refuse(lambda a: a.path == "/health", 503)),
     Fault("no models", "first-answer", body=_no_models),
@@ -315,6 +478,26 @@ FAULTS = [
     Fault("stream chunks duplicated", "first-answer", chunks=_doubled),
     Fault("last chunk of a stream lost", "first-answer", chunks=_last_lost),
     Fault("error in mid-stream", "first-answer", chunks=_error_event),
+    Fault("finish_reason length where it stopped", "first-answer", reply=_finish("length", "stop")),
+    Fault(
+        "wrong finish_reason at the limit in streams",
+        "first-answer",
+        reply=_in_stream(_finish("stop", "length")),
+    ),
+    Fault("token limit ignored in streams", "first-answer", asked=_without("max_tokens")),
+    Fault(
+        "prompts counted otherwise in streams",
+        "first-answer",
+        reply=_in_stream(_counted("prompt_tokens", 3)),
+    ),
+    Fault(
+        "answers counted otherwise in streams",
+        "first-answer",
+        reply=_in_stream(_counted("completion_tokens", 5)),
+    ),
+    Fault("answers kept without their options", "first-answer", reply=_kept_by_prompt()),
+    Fault("endless stream", "first-answer", chunks=_endless),
+    Fault("a message of the user", "first-answer", body=_wrong_role),
     Fault("slow first token", "first-answer", delay_s=lambda a: 1.6 if a.is_stream else 0.0),
     Fault("wrong arithmetic", "answers", text=_when(_is_sum, _other_digit)),
     Fault(
@@ -375,6 +558,43 @@ FAULTS = [
     Fault("frozen logits", "answers", reply=_frozen),
     Fault("positive logprobs", "answers", reply=_positive),
     Fault("less probable tokens chosen", "answers", reply=_not_greedy),
+    Fault("logprobs of other tokens", "answers", reply=_other_logprobs),
+    Fault("probabilities of more than 1", "answers", reply=_too_probable),
+    Fault("NaN as logprob", "answers", raw=_nan),
+    Fault("answers that stop counted wrong", "answers", reply=_counted("completion_tokens", 7)),
+    Fault("temperature 0 not greedy", "answers", text=_sampled),
+    Fault("system prompt dropped", "answers", asked=_forget("system")),
+    Fault("earlier turns dropped", "answers", asked=_forget("user")),
+    Fault("the answer before", "answers", text=_stale()),
+    Fault("error with status 200", "answers", body=_error_as_answer),
+    Fault("stop words ignored in streams", "answers", asked=_without("stop")),
+    Fault(
+        "one foreign word",
+        "answers",
+        text=_when(
+            lambda a: "sentences" in a.text, lambda text: text.replace(" the ", " 的早 ", 1)
+        ),
+    ),
+    Fault(
+        "text decomposed",
+        "answers",
+        text=_when(_any, lambda text: unicodedata.normalize("NFD", text)),
+    ),
+    Fault(
+        "cut at a character of several bytes",
+        "answers",
+        text=_when(_any, lambda text: re.sub(r"(?s)(.[^\x00-\x7f]).*", r"\1", text)),
+    ),
+    Fault(
+        "property that the schema does not know",
+        "answers",
+        text=_when(lambda a: "response_format" in a.body, lambda text: text[:-1] + ', "x": 1}'),
+    ),
+    Fault(
+        "JSON in a code block",
+        "answers",
+        text=_when(lambda a: "response_format" in a.body, lambda text: f"```json\n{text}\n```"),
+    ),
     Fault(
         "seed ignored",
         "answers",
@@ -424,6 +644,19 @@ FAULTS = [
         "tools",
         reply=_when_reply(lambda a: a.is_stream, _lost_calls),
     ),
+    Fault(
+        "characters of four bytes lost in arguments",
+        "tools",
+        reply=_arguments(lambda text: re.sub("[\U00010000-\U0010ffff]", "", text)),
+    ),
+    Fault("arguments of the first call in the second", "tools", reply=_first_arguments),
+    Fault(
+        "end of the reasoning in the content of streams",
+        "tools",
+        reply=_in_stream(_leaked_end),
+        needs="reasoning",
+    ),
+    Fault("/v1/messages loses chunks of a stream", "tools", chunks=_messages_lost),
     Fault("tool call as text", "tools", reply=_call_as_text),
     Fault("tool call with finish_reason stop", "tools", reply=_finish("stop", "tool_calls")),
     Fault("parallel calls merged", "tools", reply=_merged),
@@ -478,6 +711,22 @@ FAULTS = [
         text=_when(lambda a: a.load >= 8 and a.number > 90, lambda text: text[:9] + "\x00" * 8),
     ),
     Fault(
+        "finish_reason wrong under load",
+        "streams",
+        reply=_when_reply(lambda a: a.load >= 8, _finish("length", "stop")),
+    ),
+    Fault(
+        "one half answer of 64",
+        "streams",
+        text=_when(lambda a: a.load >= 60 and a.number % 40 == 0 and _counts_long(a), _half),
+    ),
+    Fault(
+        "words behind the answer under load",
+        "streams",
+        text=_when(lambda a: a.load >= 60 and a.number % 9 == 0, lambda text: text + " and so on"),
+    ),
+    Fault("answers swapped now and then", "streams", text=_swapped(8), needs="no logprobs"),
+    Fault(
         "another stream's answer",
         "streams",
         text=_when(
@@ -521,6 +770,23 @@ FAULTS = [
         reply=_when_reply(lambda a: " sea" in a.text, _same_count),
     ),
     Fault(
+        "usage lost after some requests",
+        "length",
+        body=_usage_lost_later,
+        chunks=lambda _, c: [x for x in c if isinstance(x, bytes) or not x.get("usage")],
+    ),
+    Fault("garbage late in a long answer", "length", text=_when(_any, _late)),
+    Fault("long answers end early", "length", text=_when(_any, _late_end)),
+    Fault("one chunk in ninety lost", "length", chunks=_every(90)),
+    Fault("needle found at the ends only", "length", text=_only_ends),
+    Fault(
+        "one prompt length in eight wrong",
+        "length",
+        text=_when(
+            lambda a: _is_sum(a) and " sea" in a.text and a.prompt_tokens % 8 == 3, _other_digit
+        ),
+    ),
+    Fault(
         "garbage after many tokens",
         "length",
         text=_when(lambda a: a.prompt_tokens > _LONG, _corrupted),
@@ -560,6 +826,24 @@ FAULTS = [
         "memory",
         text=_when(lambda a: a.restarts > 0 and "secret" in a.text, _other_digit),
         needs="restart",
+    ),
+    Fault(
+        "short prompts wrong after restart",
+        "memory",
+        text=_when(lambda a: a.restarts > 0 and _counts_long(a), _other_digit),
+        needs="restart",
+    ),
+    Fault(
+        "tool calls lost after restart",
+        "memory",
+        reply=_when_reply(lambda a: a.restarts > 0, _lost_calls),
+        needs="restart",
+    ),
+    Fault(
+        "draft loses tool calls under load",
+        "speculation",
+        reply=_when_reply(lambda a: a.is_drafting and a.load >= 4, _lost_calls),
+        needs="drafts",
     ),
     Fault(
         "draft changes answers",

@@ -76,6 +76,7 @@ class Reply:
     finish: str = "stop"
     model: str = MODEL
     tokens: list[Token] = field(default_factory=list)
+    written: list[Token] = field(default_factory=list)  # with marks that a parser took out
     prompt_tokens: int = 0
     completion_tokens: int = 0
     content_is_null: bool = False
@@ -128,7 +129,8 @@ class Fault:
     raw: Callable[[Asked, bytes], bytes] = _same
     metrics: Callable[[Asked], str] = _draft_counts
     delay_s: Callable[[Asked], float] = lambda _: 0.0
-    needs: str = ""  # `reasoning`, `restart`, `baseline`, `drafts` or `vision`
+    # `reasoning`, `restart`, `baseline`, `drafts`, `vision` or `no logprobs`
+    needs: str = ""
     starts_drafting: bool = True
 
 
@@ -259,8 +261,7 @@ class ModelServer:
         reply = self.think(asked)
         if asked.is_stream:
             chunks = self.fault.chunks(asked, _chunks(asked, reply))
-            events = [c if isinstance(c, bytes) else _event(c) for c in chunks]
-            return _http(200, b"".join(events), "text/event-stream")
+            return _http(200, b"".join(map(_event, chunks)), "text/event-stream")
         body = self.fault.body(asked, _whole(asked, reply))
         return _http(200, json.dumps(body, ensure_ascii=False).encode())
 
@@ -364,7 +365,7 @@ def _whole(asked: Asked, reply: Reply) -> dict[str, Any]:
         message["content"] = None
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reply.finish}
     if asked.body.get("logprobs"):
-        choice["logprobs"] = _logprobs(reply.tokens)
+        choice["logprobs"] = _logprobs(reply.written or reply.tokens)
     return {"model": reply.model, "choices": [choice], "usage": _usage(reply)}
 
 
@@ -393,6 +394,8 @@ def _chunks(asked: Asked, reply: Reply) -> list[Any]:
 
 
 def _event(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
@@ -408,7 +411,7 @@ def _messages(asked: Asked, fault: Fault, reply: Reply) -> bytes:
         for t in reply.tokens
     ]
     events = fault.chunks(asked, [*deltas, {"type": "message_stop"}])
-    return _http(200, b"".join(_event(e) for e in events), "text/event-stream")
+    return _http(200, b"".join(map(_event, events)), "text/event-stream")
 
 
 def _http(status: int, body: bytes, kind: str = "application/json") -> bytes:

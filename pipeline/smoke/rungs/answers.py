@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.smoke.chat import Answer, Token, logprobs_fault
+from pipeline.smoke.chat import Answer, Token, logprobs_fault, tokens_fault
 from pipeline.smoke.client import NotOffered, Refused, Unsound
-from pipeline.smoke.compare import reference
+from pipeline.smoke.compare import reference, said_by
 from pipeline.smoke.picture import picture_questions
 from pipeline.smoke.schema import violation
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
@@ -21,6 +21,7 @@ from pipeline.smoke.tasks import (
     Question,
     code_in,
     code_tasks,
+    conversation,
     counting_in,
     countings,
     sums,
@@ -31,6 +32,7 @@ _RIGHT_SHARE = 0.9
 # of word problems, where small models make real mistakes: rtx6kpro#61 had 0.5 of 0.89
 _GRADED_SHARE = 0.75
 _LOGPROB_TOKENS = 16
+_RANDOM = "Write a random number between 1 and 1000000. Write nothing else."
 _SEEN_SHARE = 0.75  # of pictures; whoever does not look is right about one in three
 UNSEEN = "neither the recipe nor the server says that the model sees"
 
@@ -60,9 +62,10 @@ async def _problems(session: Session) -> str:
 
 
 async def _languages(session: Session) -> str:
+    most = session.room(256)
     for language in LANGUAGES:
-        whole = await session.ask(counting_in(language), max_tokens=256)
-        streamed = await session.ask(counting_in(language), max_tokens=256, stream=True)
+        whole = await session.ask(counting_in(language), max_tokens=most)
+        streamed = await session.ask(counting_in(language), max_tokens=most, stream=True)
         for answer in (whole, streamed):
             _require_language(session, answer, language)
     return f"{', '.join(x.name for x in LANGUAGES)}: whole and as a stream"
@@ -82,10 +85,11 @@ def _require_language(session: Session, answer: Answer, language: Language) -> N
 async def _prose(session: Session) -> str:
     """A longer text of its own: what haunts a model shows after some sentences."""
     prompt = "Describe in about six English sentences what happens at a harbour in the morning."
-    answer = await session.ask(prompt)
+    answer = await session.ask_known(prompt)
     session.require_clean(answer)
     if len(answer.text.split()) < 20:
         raise Unsound(f"six sentences were asked for: {answer.text!r}")
+    _require_counted(answer)
     return f"{len(answer.text.split())} words without a fault"
 
 
@@ -109,7 +113,12 @@ async def json_by_schema(session: Session) -> str:
     wanted = {"type": "json_schema", "json_schema": schema}
     prompt = f"{PERSON_TEXT}\nGive the name, age, city and languages of this person as JSON."
     for stream in (False, True):
-        answer = await session.ask(prompt, response_format=wanted, stream=stream)
+        try:
+            answer = await session.ask(prompt, response_format=wanted, stream=stream)
+        except Refused as error:
+            if stream or not error.is_of_field:
+                raise
+            raise NotOffered(f"no JSON by schema: {error}") from error
         try:
             value = read_json(answer.text.encode(), most_bytes=1 << 20)
         except JsonInvalid as error:
@@ -127,19 +136,25 @@ async def _logprobs(session: Session) -> str:
     try:
         answer = await session.ask(prompt, **options)
     except Refused as error:
-        if error.status == 400:
+        if error.is_of_field:
             raise NotOffered(f"no logprobs: {error}") from error
         raise
     if not answer.tokens or not answer.tokens[0].top:
         raise NotOffered("the server was asked for logprobs and gives none")
-    if why := logprobs_fault(answer.tokens) or _frozen(session, answer.tokens):
+    found = logprobs_fault(answer.tokens) or _frozen(session, answer.tokens)
+    if why := found or tokens_fault(answer):
         raise Unsound(why)
-    counted = answer.usage.completion_tokens if answer.usage else len(answer.tokens)
-    # the token that ends a turn may be counted and not shown
-    if abs(len(answer.tokens) - counted) > 1:
-        raise Unsound(f"{len(answer.tokens)} tokens have logprobs, and usage counts {counted}")
+    _require_counted(answer)
     session.has_logprobs = True
     return f"{len(answer.tokens)} tokens, the most probable ones chosen"
+
+
+def _require_counted(answer: Answer) -> None:
+    """As many tokens with logprobs as usage counts."""
+    counted = answer.usage.completion_tokens if answer.usage else len(answer.tokens)
+    # the token that ends a turn may be counted and not shown, marks of the reasoning, too
+    if answer.tokens and not answer.reasoning and abs(len(answer.tokens) - counted) > 1:
+        raise Unsound(f"{len(answer.tokens)} tokens have logprobs, and usage counts {counted}")
 
 
 def _frozen(session: Session, tokens: Sequence[Token]) -> str:
@@ -162,22 +177,53 @@ async def _repeat(session: Session) -> str:
 
 
 async def _seed(session: Session) -> str:
-    prompt = "Write a random number between 1 and 1000000. Write nothing else."
-    texts = [
-        (await session.ask(prompt, temperature=1.0, seed=1234, max_tokens=64)).text
-        for _ in range(3)
-    ]
+    options = {"temperature": 1.0, "seed": 1234, "max_tokens": 64}
+    try:
+        texts = [said_by(await session.ask(_RANDOM, **options)) for _ in range(3)]
+    except Refused as error:
+        if error.is_of_field:
+            raise NotOffered(f"no seed: {error}") from error
+        raise
     # best effort, as OpenAI says it: only where no two agree is it ignored
     if len(set(texts)) == 3:
         raise Unsound(f"one seed gave three answers: {texts}")
     return "one seed, one answer"
 
 
+async def _greedy(session: Session) -> str:
+    """Where many answers are nearly as good, a server that takes any shows it."""
+    texts = [said_by(await session.ask(_RANDOM, max_tokens=16)) for _ in range(3)]
+    # two that are equally probable may take turns
+    if len(set(texts)) == 3:
+        raise Unsound(f"at temperature 0 three answers: {texts}")
+    return "the same answer where many are possible"
+
+
+async def _conversation(session: Session) -> str:
+    """Earlier turns are read, and what stands before them."""
+    for question in conversation():
+        try:
+            answer = await session.ask(question.messages)
+        except Refused as error:
+            # templates of some models know no system prompt
+            if error.is_of_field and question.messages[0]["role"] == "system":
+                raise NotOffered(f"no system prompt: {error}") from error
+            raise
+        session.require_clean(answer)
+        if not Question("", question.want).is_right(answer.text):
+            raise Unsound(f"{question.what}: {question.want}, not {answer.text[:120]!r}")
+    return "earlier turns and the system prompt are read"
+
+
 async def _stop(session: Session) -> str:
-    answer = await session.ask(countings(1)[0].prompt, stop=["110"], max_tokens=256)
-    if "110" in answer.text or answer.finish != "stop" or not answer.text.strip():
-        raise Unsound(f"asked to stop at 110: {answer.finish!r}, {answer.text[-40:]!r}")
-    return "stops at a stop word"
+    for stream in (False, True):
+        prompt, most = countings(1)[0].prompt, session.room(256)
+        answer = await session.ask(prompt, stop=["110"], max_tokens=most, stream=stream)
+        said = said_by(answer)
+        if "110" in said or answer.finish != "stop" or not said.strip():
+            how = "in a stream" if stream else "whole"
+            raise Unsound(f"asked to stop at 110, {how}: {answer.finish!r}, {said[-40:]!r}")
+    return "stops at a stop word, whole and as a stream"
 
 
 async def _pictures(session: Session) -> str:
@@ -204,9 +250,11 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("logprobs", "mechanics", _logprobs),
         CheckSpec("the same again", "mechanics", _repeat),
+        CheckSpec("temperature 0", "mechanics", _greedy),
         CheckSpec("seed", "mechanics", _seed),
         CheckSpec("arithmetic", "quality", _arithmetic),
         CheckSpec("word problems", "quality", _problems),
+        CheckSpec("conversation", "quality", _conversation),
         CheckSpec("languages", "quality", _languages),
         CheckSpec("prose", "quality", _prose),
         CheckSpec("code", "quality", _code),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from pipeline.smoke.chat import Answer
 from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.compare import reference
+from pipeline.smoke.model import ANSWER_TOKENS
 from pipeline.smoke.rungs.tools import message_text
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
-from pipeline.smoke.tasks import Haystack, Question, additions, haystack
+from pipeline.smoke.tasks import Haystack, Question, additions, countings, haystack
 
 _WRONG_SHARE = 0.05
 _AT_ONCE = 4
@@ -23,7 +25,7 @@ _CLOSE = (0.75, 1.02)
 
 
 def _answer_tokens(session: Session) -> int:
-    return session.plan.answer_tokens if session.plan.reasoning else _SHORT_ANSWER
+    return session.room(_SHORT_ANSWER)
 
 
 async def _lengths(session: Session) -> str:
@@ -42,6 +44,8 @@ async def _lengths(session: Session) -> str:
         session.require_clean(answer)
     # streams may come without usage; all of the others are compared
     counts = [a.usage.prompt_tokens for a in answers if a.usage]
+    if not counts:
+        raise Unsound("the answers have no usage")
     # all questions are equally long, so that each prompt has a token more than the one before
     if sorted(counts) != counts or len(set(counts)) < len(counts) // 2:
         raise Unsound(f"prompts grow word by word, and usage does not: {counts[:12]}")
@@ -76,7 +80,7 @@ async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
     # a needle is shorter than a sentence, and a question about it not much longer
     around = session.frame_tokens + each * (len(depths) + 2)
     if around + each > tokens:
-        raise NotOffered(f"{tokens} tokens are too few for {len(depths)} needles in a text")
+        raise NotOffered(f"{max(0, tokens)} tokens are too few for {len(depths)} needles in a text")
     return haystack(int((0.97 * tokens - around) / each), depths, seed)
 
 
@@ -202,6 +206,33 @@ def contexts_of(session: Session) -> list[int]:
     return sorted({n for n in (most // 4, most // 2) if n >= _SHORTEST_STEP} | {most})
 
 
+async def _long_answer(session: Session) -> str:
+    """Caches grow with answers, too, and a stream of many chunks has more to lose."""
+    most = min(session.answer_tokens, ANSWER_TOKENS)
+    # a number and its comma are two tokens at least, so that the limit ends it
+    (question,) = countings(1, most // 2, start=200)
+    answer = await session.ask(question.prompt, max_tokens=session.room(most), stream=True)
+    session.require_clean(answer)
+    if any(dots in answer.text for dots in ("...", "…")):
+        raise NotOffered(f"this model leaves numbers out: {answer.text[-60:]!r}")
+    if answer.is_cut and not answer.text.strip():
+        raise NotOffered("all tokens went into thinking")
+    numbers = re.findall(r"\d+", answer.text)
+    if not (_is_begun(question, answer.text) if answer.is_cut else question.is_held(answer.text)):
+        end = answer.text[-60:]
+        raise Unsound(f"{len(numbers)} numbers, {answer.finish!r}: it ends with {end!r}")
+    return f"{len(numbers)} numbers in a stream"
+
+
+def _is_begun(question: Question, text: str) -> bool:
+    """Whether all that was counted before the limit is right; some say first what they will do."""
+    first, second, _ = question.want.split(", ", 2)
+    found = re.search(rf"{first}\D{{1,3}}{second}\D.*", text, re.S)
+    if not found or any(c.isalpha() for c in found[0]):
+        return False
+    return question.want.startswith(", ".join(re.findall(r"\d+", found[0])))
+
+
 def _unknown(session: Session) -> str:
     return UNKNOWN_CONTEXT if session.context_tokens is None else ""
 
@@ -235,6 +266,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         walk = [CheckSpec("context", "mechanics", _batch, _unknown)]
     return [
         CheckSpec("consecutive lengths", "mechanics", _lengths),
+        CheckSpec("long answer", "quality", _long_answer),
         CheckSpec("longer than one batch", "mechanics", _batch, _unknown),
         *walk,
         CheckSpec("/v1/messages near the full context", "mechanics", _messages, _unknown),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.smoke.client import Unsound
-from pipeline.smoke.rungs.length import prompt_for, sized_haystack
+from pipeline.smoke.client import NotOffered, Refused, Unsound
+from pipeline.smoke.rungs.length import UNKNOWN_CONTEXT, prompt_for, sized_haystack
+from pipeline.smoke.rungs.streams import one_round, tools_at_once
+from pipeline.smoke.rungs.tools import without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
 from pipeline.smoke.tasks import Question
 
 _AT_ONCE = 8
 _SHORT_ANSWER = 32
+_TOO_MUCH = (400, 413, 422)
 _FIRST_SEED = 1000  # of the texts that push others out
 
 
@@ -24,7 +27,7 @@ def _tokens(session: Session) -> int:
 
 
 def _room(session: Session) -> int:
-    return session.plan.answer_tokens if session.plan.reasoning else _SHORT_ANSWER
+    return session.room(_SHORT_ANSWER)
 
 
 async def _questions(session: Session, seed: int = 7) -> list[Question]:
@@ -32,9 +35,23 @@ async def _questions(session: Session, seed: int = 7) -> list[Question]:
     return [Question(prompt_for(stack, q), q.want) for q in stack.needles]
 
 
+async def _first_questions(session: Session) -> list[Question]:
+    """Questions about the text that all checks share, each answered once before."""
+    try:
+        questions = await _questions(session)
+        for question in questions:
+            await session.reference_for(question.prompt, max_tokens=_room(session))
+    except Refused as error:
+        # perhaps more than the server holds: it has not said how much that is
+        if session.context_tokens is None and error.status in _TOO_MUCH:
+            raise NotOffered(f"{_tokens(session)} tokens: {error}; {UNKNOWN_CONTEXT}") from error
+        raise
+    return questions
+
+
 async def _ask_again(session: Session) -> str:
     """All questions about the one text, at the same time, held against the first answers."""
-    questions = await _questions(session)
+    questions = await _first_questions(session)
     results = await session.ask_all(
         [q.prompt for q in questions * 2], _AT_ONCE, max_tokens=_room(session)
     )
@@ -46,14 +63,13 @@ async def _ask_again(session: Session) -> str:
             session.require_clean(answer)
             if session.plan.quality and not question.is_right(answer.text):
                 raise Unsound(f"the needle is {question.want}, not {answer.text[:60]!r}")
-        base = await session.reference_for(question.prompt, max_tokens=_room(session))
-        sentence = session.require_same(base, same)
+        sentence = session.require_same(session.references[question.prompt], same)
     return f"{len(answers)} answers as before ({sentence} each)"
 
 
 async def _prefix(session: Session) -> str:
-    for question in await _questions(session):
-        base = await session.reference_for(question.prompt, max_tokens=_room(session))
+    for question in await _first_questions(session):
+        base = session.references[question.prompt]
         if session.plan.quality and not question.is_right(base.text):
             raise Unsound(f"the needle is {question.want}, not {base.text[:60]!r}")
     return await _ask_again(session)
@@ -61,6 +77,7 @@ async def _prefix(session: Session) -> str:
 
 async def _pressure(session: Session) -> str:
     """Other texts until the first is pushed out, then the first again: LMCache/LMCache#4247."""
+    await _first_questions(session)
     others = []
     for number in range(session.plan.pressure_prompts):
         others.append((await _questions(session, _FIRST_SEED + number))[0])
@@ -75,9 +92,15 @@ async def _pressure(session: Session) -> str:
 
 
 async def _restarted(session: Session) -> str:
+    """Also short prompts and tool calls: what is kept on a disk is more than a cache of texts."""
     assert session.restart is not None
+    await _first_questions(session)
     await session.restart()
-    return await _ask_again(session)
+    again = await _ask_again(session)
+    await one_round(session, min(_AT_ONCE, max(session.plan.streams)))
+    if session.plan.quality and not without_tools(session):
+        await tools_at_once(session)
+    return again
 
 
 def _no_restart(session: Session) -> str:

@@ -10,7 +10,7 @@ from pipeline.smoke.baseline import baseline_questions, is_right
 from pipeline.smoke.client import NotOffered, Unsound
 from pipeline.smoke.compare import compare, tally
 from pipeline.smoke.rungs.answers import json_by_schema
-from pipeline.smoke.rungs.streams import as_alone
+from pipeline.smoke.rungs.streams import as_alone, tools_at_once
 from pipeline.smoke.rungs.tools import tool_scenarios, without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
 from pipeline.smoke.trusted import record_baseline
@@ -71,6 +71,11 @@ async def _streams(session: Session) -> str:
     return "; ".join(parts)
 
 
+async def _tools(session: Session) -> str:
+    """One after the other, then many at once."""
+    return f"{await tool_scenarios(session)}; {await tools_at_once(session)}"
+
+
 async def _probabilities(session: Session) -> str:
     """Numbers that are a little wrong change probabilities long before they change words."""
     assert session.baseline is not None
@@ -128,7 +133,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("the baseline's probabilities", "mechanics", _probabilities, _no_baseline),
         CheckSpec("streams with drafts", "mechanics", _streams, _not_drafting),
         CheckSpec("JSON with drafts", "quality", json_by_schema, _not_drafting),
-        CheckSpec("tool calls with drafts", "quality", tool_scenarios, _no_tools),
+        CheckSpec("tool calls with drafts", "quality", _tools, _no_tools),
         CheckSpec("acceptance", "mechanics", _acceptance),
     ]
 

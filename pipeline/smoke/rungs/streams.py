@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from pipeline.smoke.chat import Answer
 from pipeline.smoke.client import Unsound
-from pipeline.smoke.compare import Difference, compare, reference, tally
+from pipeline.smoke.compare import Difference, compare, reference, said_by, tally
 from pipeline.smoke.rungs.tools import require_call, without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import SCENARIOS, TOOLS, Question, countings, sums
@@ -20,8 +20,7 @@ _SHORT_PROMPTS, _SHORT_TOKENS, _LANES = 24, 4, 8
 
 def _tokens(session: Session) -> int:
     # some models think although they are asked not to
-    plan = session.plan
-    return max(plan.stream_tokens, plan.answer_tokens) if plan.reasoning else plan.stream_tokens
+    return session.room(session.plan.stream_tokens)
 
 
 async def _alone(session: Session) -> str:
@@ -43,11 +42,12 @@ def _at(number: int) -> Callable[[Session], Awaitable[str]]:
 
 async def as_alone(session: Session, number: int) -> str:
     """So many at once, each answered as it was alone; twice."""
-    parts = [await _round(session, number, turn) for turn in range(session.plan.rounds)]
+    parts = [await one_round(session, number, turn) for turn in range(session.plan.rounds)]
     return "; then ".join(parts)
 
 
-async def _round(session: Session, number: int, turn: int) -> str:
+async def one_round(session: Session, number: int, turn: int = 0) -> str:
+    """So many at once, once."""
     questions = countings(_PROMPTS)
     # in another order each time: which request shares a batch with which is part of the test
     chosen = [questions[(i * 3 + turn) % _PROMPTS] for i in range(number)]
@@ -65,6 +65,7 @@ async def _round(session: Session, number: int, turn: int) -> str:
 
 def _judged(session: Session, pairs: Sequence[tuple[Question, Answer]]) -> str:
     tolerance = session.plan.tolerance
+    _require_own(session, pairs)
     counted = tally(
         [compare(session.references[q.prompt], answer, tolerance) for q, answer in pairs]
     )
@@ -75,6 +76,17 @@ def _judged(session: Session, pairs: Sequence[tuple[Question, Answer]]) -> str:
     if len(wrong) > tolerance.near_share * len(pairs):
         raise Unsound(f"{len(wrong)} of {len(pairs)} are wrong; {wrong[0][1].text[:120]!r}")
     return counted.sentence()
+
+
+def _require_own(session: Session, pairs: Sequence[tuple[Question, Answer]]) -> None:
+    """No answer of another prompt: certain also where a server gives no logprobs."""
+    if not session.plan.quality:  # who only recites gives one answer to all
+        return
+    prompts = {base.text: prompt for prompt, base in session.references.items()}
+    for question, answer in pairs:
+        said, base = said_by(answer), session.references[question.prompt]
+        if said != base.text and said in prompts:
+            raise Unsound(f"{question.prompt!r} got the answer to {prompts[said]!r}")
 
 
 async def _turns(session: Session) -> str:
@@ -118,10 +130,10 @@ def _short_prompt(number: int, question: Question) -> str:
 
 def _short_tokens(session: Session, number: int) -> int:
     """A few, of some more than of others."""
-    return _tokens(session) if session.plan.reasoning else _SHORT_TOKENS + number % 4 * 4
+    return session.room(_SHORT_TOKENS + number % 4 * 4)
 
 
-async def _tools(session: Session) -> str:
+async def tools_at_once(session: Session) -> str:
     """Tool calls are lost in streams under load: vllm-project/vllm#54701, #53246."""
 
     async def one(number: int) -> None:
@@ -144,7 +156,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("alone", "mechanics", _alone),
         *(CheckSpec(f"{n} at once", "mechanics", _at(n)) for n in session.plan.streams),
         CheckSpec("short ones in turn", "mechanics", _turns),
-        CheckSpec("tool calls at once", "quality", _tools, without_tools),
+        CheckSpec("tool calls at once", "quality", tools_at_once, without_tools),
     ]
 
 

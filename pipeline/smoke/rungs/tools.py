@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.smoke.chat import Answer, ToolCall
-from pipeline.smoke.client import Unsound
+from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.schema import violation
 from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import (
@@ -24,6 +24,7 @@ from pipeline.smoke.tasks import (
 )
 
 MESSAGES = "/v1/messages"
+_TRIES = 3  # where two answers differ that a tie may have parted
 _INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 # What parsers should have taken out of the content.
 _MARKS = re.compile(
@@ -78,7 +79,10 @@ async def tool_scenarios(session: Session) -> str:
     """Each request leads to its one call."""
     for scenario in SCENARIOS:
         for stream in (False, True):
-            answer = await session.ask(scenario.prompt, tools=TOOLS, stream=stream)
+            try:
+                answer = await session.ask(scenario.prompt, tools=TOOLS, stream=stream)
+            except Refused as error:
+                raise Unsound(f"tools are refused (--no-tools expects none): {error}") from error
             require_call(answer, scenario)
     return f"{len(SCENARIOS)} calls, the same whole and in streams"
 
@@ -130,9 +134,13 @@ async def _no_marks(session: Session) -> str:
 
 
 async def _thinking(session: Session) -> str:
+    """Content alone is compared: long reasoning differs by its ties."""
     question = sums(5)[4]
-    for stream in (False, True):
+    texts: dict[bool, set[str]] = {False: set(), True: set()}
+    for number in range(2 * _TRIES):
+        stream = number % 2 == 1
         answer = await session.ask(question.prompt, thinking=True, stream=stream)
+        texts[stream].add(answer.text.strip())
         if not answer.reasoning.strip():
             raise Unsound(f"thinking was asked for: no reasoning, content {answer.text[:120]!r}")
         require_no_marks(answer)
@@ -140,7 +148,9 @@ async def _thinking(session: Session) -> str:
             raise Unsound(f"{question.prompt!r} is {question.want}, not {answer.text[:120]!r}")
         if answer.reasoning.strip() in answer.text:
             raise Unsound("the reasoning is in the content, too")
-    return "reasoning apart from the content, whole and in streams"
+        if texts[False] & texts[True]:
+            return "reasoning apart from the content, whole and in streams"
+    raise Unsound(f"the content is {min(texts[False])!r}, in a stream {min(texts[True])!r}")
 
 
 async def _instant(session: Session) -> str:
@@ -148,7 +158,10 @@ async def _instant(session: Session) -> str:
     answer = await session.ask(question.prompt, thinking=False)
     require_no_marks(answer)
     if answer.reasoning.strip():
-        raise Unsound(f"no thinking was asked for: {answer.reasoning[:120]!r}")
+        why = f"no thinking was asked for: {answer.reasoning[:120]!r}"
+        # gpt-oss cannot do otherwise; a switch that is lost now and then is a fault
+        before = session.instant_thoughts
+        raise NotOffered(f"{why}, as always") if sum(before) > len(before) / 2 else Unsound(why)
     if not question.is_right(answer.text):
         raise Unsound(f"{question.prompt!r} is {question.want}, not {answer.text[:120]!r}")
     return "an answer without reasoning"
@@ -181,16 +194,20 @@ async def message_text(session: Session, prompt: str, most_tokens: int) -> tuple
 async def _messages(session: Session) -> str:
     """The same answer through the other door: vllm-project/vllm#44576."""
     prompt = countings(4)[3].prompt
-    most = session.plan.answer_tokens
-    text, _ = await message_text(session, prompt, most)
-    if not text.strip():
-        raise Unsound("/v1/messages: the answer is empty")
-    if session.plan.quality and not countings(4)[3].is_held(text):
-        raise Unsound(f"/v1/messages: {prompt!r}, the answer is {text[:120]!r}")
-    streamed = await _streamed_message(session, prompt, most)
-    if not streamed.strip():
-        raise Unsound("/v1/messages: the stream holds no text")
-    return "an answer, whole and as a stream"
+    most = session.answer_tokens
+    texts: set[str] = set()
+    streams: set[str] = set()
+    for _ in range(_TRIES):
+        text, _ = await message_text(session, prompt, most)
+        if not text.strip():
+            raise Unsound("/v1/messages: the answer is empty")
+        if session.plan.quality and not countings(4)[3].is_held(text):
+            raise Unsound(f"/v1/messages: {prompt!r}, the answer is {text[:120]!r}")
+        texts.add(text)
+        streams.add(await _streamed_message(session, prompt, most))
+        if texts & streams:
+            return "an answer, the same as a stream"
+    raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
 
 
 async def _streamed_message(session: Session, prompt: str, most_tokens: int) -> str:

@@ -76,6 +76,16 @@ def test_a_missing_field_is_named() -> None:
     assert "has no 'age'" in violation({"name": "Anna"}, PERSON_SCHEMA)
 
 
+@pytest.mark.parametrize("text", ["113 这是", "The boats leave 的早 harbour.", "привет 4"])
+def test_a_word_of_another_script_is_found_where_nobody_asked_for_names(text: str) -> None:
+    assert "not Latin" in haunted(text, has_names=False)
+
+
+@pytest.mark.parametrize("text", ["5 µm and π", "N.º 4 in the café", "一, two, three, four", "113"])
+def test_signs_and_single_letters_are_no_word(text: str) -> None:
+    assert haunted(text, has_names=False) == ""
+
+
 @pytest.mark.parametrize(
     "text", ["113", "It is 113.", "29 + 84 = 113", "**113**", "1,113 - 1,000 = 113"]
 )

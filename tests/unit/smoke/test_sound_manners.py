@@ -1,0 +1,82 @@
+"""Sound servers that answer in unusual ways are not blamed; what they do not have is skipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.smoke.model import SmokePlan, SmokeResult
+from tests.testbed.model_manners import MANNERS, ThinkingServer, small_room_server
+from tests.testbed.model_server import ModelServer
+from tests.unit.smoke.climbs import PLAN, climbed
+
+REASONING = PLAN.model_copy(update={"reasoning": True})
+# what no server at an address has
+_ALWAYS = {"pictures", "thinking", "instant"}
+
+
+def _skipped(result: SmokeResult) -> dict[str, str]:
+    rungs = [rung for rung in result.rungs if rung.name != "speculation"]
+    checks = [c for rung in rungs for c in rung.checks if c.verdict == "skipped"]
+    return {c.name: c.message for c in checks if c.name not in _ALWAYS}
+
+
+@pytest.mark.parametrize(
+    ("manners", "skipped"),
+    [
+        # half of the context is left for its thinking
+        ("vLLM", {"context 512", "context 1024"}),
+        ("SGLang", set()),
+        ("no logprobs, no counts in streams", {"logprobs"}),
+        (
+            "no health, no messages",
+            {"health", "/v1/messages", "/v1/messages near the full context"},
+        ),
+        ("no schemas, seeds or system prompts", {"conversation", "seed", "JSON by schema"}),
+        ("comments, and events of several lines", set()),
+        ("pieces of three bytes", set()),
+        ("so many at once", set()),
+        ("an end as probable as going on", set()),
+    ],
+)
+def test_a_sound_server_of_other_manners_passes(manners: str, skipped: set[str]) -> None:
+    result = climbed(MANNERS[manners])
+    assert result.failures() == []
+    assert (result.last_good, set(_skipped(result))) == ("memory", skipped)
+
+
+def test_a_context_that_a_server_does_not_name_is_asked_for() -> None:
+    result = climbed(MANNERS["a small context that it does not name"])
+    assert (result.failures(), result.last_good) == ([], "length")
+    assert {"shared prefix", "pressure"} <= set(_skipped(result))
+    assert "use --context" in _skipped(result)["shared prefix"]
+
+
+def test_a_server_that_asks_to_wait_is_asked_again_and_that_is_said() -> None:
+    result = climbed(MANNERS["so many at once"])
+    messages = {c.name: c.message for rung in result.rungs for c in rung.checks}
+    assert "told to wait" in messages["64 at once"]
+    assert "told to wait" not in messages["8 at once"]
+
+
+@pytest.mark.parametrize("plan", [PLAN, REASONING], ids=["not expected", "expected"])
+def test_a_model_that_always_thinks_passes_and_its_ties_are_judged(plan: SmokePlan) -> None:
+    result = climbed(ThinkingServer(), plan)
+    assert (result.failures(), result.last_good) == ([], "memory")
+    messages = {c.name: c.message for rung in result.rungs for c in rung.checks}
+    assert "ties" in messages["64 at once"]
+
+
+def test_a_model_that_always_thinks_has_no_instant_mode() -> None:
+    result = climbed(ThinkingServer(), REASONING)
+    checks = {c.name: c for rung in result.rungs for c in rung.checks}
+    assert (checks["thinking"].verdict, checks["instant"].verdict) == ("passed", "skipped")
+
+
+def test_room_for_thinking_is_no_more_than_a_small_context_has() -> None:
+    plan = REASONING.model_copy(update={"answer_tokens": 8192})
+    result = climbed(small_room_server(), plan)
+    assert (result.failures(), result.last_good) == ([], "memory")
+
+
+def test_a_sound_server_of_plain_manners_skips_nothing() -> None:
+    assert _skipped(climbed(ModelServer())) == {}
