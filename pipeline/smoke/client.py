@@ -18,6 +18,8 @@ from pipeline.smoke.model import Exchange, Limits
 from pipeline.smoke.wire import Address, Lost, Raw, send
 
 _KEPT_CHARACTERS = 20_000
+# Of an answer at most, beside what its tokens take: the longest chunks have five logprobs.
+_FRAME_BYTES, _TOKEN_BYTES = 1 << 20, 1 << 12
 # Answers that say "this server does not do that", rather than "this failed": of a whole page,
 _NOT_OFFERED = (404, 405, 501)
 # and of a field in a request.
@@ -76,7 +78,7 @@ class Client:
         self, path: str, body: Mapping[str, Any], *, optional: bool = False
     ) -> tuple[Exchange, Any]:
         """A whole answer as JSON."""
-        exchange, raw = await self._exchange("POST", path, _dump(body))
+        exchange, raw = await self._exchange("POST", path, _dump(body), _most_bytes(body))
         self._require_good(exchange, optional)
         return exchange, self._json(raw.data)
 
@@ -90,7 +92,7 @@ class Client:
         self, path: str, body: Mapping[str, Any], *, has_done: bool = True
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
         """The events of a stream as JSON, with the time of each; `[DONE]` is not among them."""
-        exchange, raw = await self._exchange("POST", path, _dump(body))
+        exchange, raw = await self._exchange("POST", path, _dump(body), _most_bytes(body))
         self._require_good(exchange, optional=False)
         if "text/event-stream" not in raw.headers.get("content-type", "").lower():
             raise Unsound("a stream was asked for, and the answer is none")
@@ -98,18 +100,22 @@ class Client:
             (at, self._json(data)) for at, data in read_events(raw, has_done=has_done)
         ]
 
-    async def _exchange(self, method: str, path: str, body: bytes) -> tuple[Exchange, Raw]:
+    async def _exchange(
+        self, method: str, path: str, body: bytes, most_bytes: int | None = None
+    ) -> tuple[Exchange, Raw]:
         """One answer; a server that takes only so many requests at once is asked again."""
         deadline, tries = time.monotonic() + self.limits.request_s, 0
         while True:
-            exchange, raw = await self._exchange_once(method, path, body)
+            exchange, raw = await self._exchange_once(method, path, body, most_bytes)
             pause = _pause_s(raw, tries, exchange.number)
             if raw.status != WAIT or time.monotonic() + pause > deadline:
                 return exchange, raw
             await asyncio.sleep(pause)
             tries += 1
 
-    async def _exchange_once(self, method: str, path: str, body: bytes) -> tuple[Exchange, Raw]:
+    async def _exchange_once(
+        self, method: str, path: str, body: bytes, most_bytes: int | None
+    ) -> tuple[Exchange, Raw]:
         headers = {"Content-Type": "application/json", **self.headers}
         try:
             raw = await send(
@@ -119,7 +125,7 @@ class Client:
                 body,
                 headers,
                 limit_s=self.limits.request_s,
-                most_bytes=self.limits.most_bytes,
+                most_bytes=min(most_bytes or self.limits.most_bytes, self.limits.most_bytes),
             )
         except Lost as error:
             data = b"".join(piece for _, piece in error.pieces)
@@ -208,6 +214,11 @@ def _pause_s(raw: Raw, tries: int, number: int) -> float:
     # not all at the same moment again
     spread = 1 + number % 8 / 8
     return min(wanted or 0.05 * 2.0 ** min(tries, 5), _LONGEST_PAUSE_S) * spread
+
+
+def _most_bytes(body: Mapping[str, Any]) -> int:
+    """A hundred answers that never end must fit into memory."""
+    return _FRAME_BYTES + _TOKEN_BYTES * int(body["max_tokens"])
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

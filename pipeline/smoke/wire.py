@@ -18,8 +18,8 @@ from pipeline.errors import InputInvalid
 
 _MOST_HEAD_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
-# What an answer of single bytes takes in memory for each of them.
-_LEAST_COST = 64
+# Each piece takes memory, however few bytes it has.
+_LEAST_COST = 16
 
 
 class Lost(Exception):

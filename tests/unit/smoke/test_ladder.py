@@ -89,6 +89,14 @@ def test_a_server_that_never_answers_is_left_after_the_limit() -> None:
     assert checks["one stream"] == "the server no longer answers"
 
 
+def test_an_answer_is_read_no_further_than_its_tokens_can_be_long() -> None:
+    huge = Fault("huge", body=lambda _, body: {**body, "padding": "x" * (2 << 20)})
+    result, session = _short_climb(ModelServer(huge))
+    checks = {check.name: check.message for check in result.rungs[0].checks}
+    assert checks["token limit"] == f"the answer is larger than {(1 << 20) + 4 * 4096} bytes"
+    assert max(len(exchange.answer) for exchange in session.client.exchanges) < 21_000
+
+
 def test_a_model_that_only_recites_fails_where_quality_is_asked_for() -> None:
     result, _ = _short_climb(ModelServer(can_count_only=True))
     assert result.verdict == "failed"
