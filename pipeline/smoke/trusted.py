@@ -32,5 +32,5 @@ async def record_baseline(session: Session, url: str) -> Baseline:
             )
         )
     return Baseline(
-        model=session.model, url=url, answer_tokens=session.plan.answer_tokens, answers=answers
+        model=session.model, url=url, answer_tokens=session.answer_tokens, answers=answers
     )

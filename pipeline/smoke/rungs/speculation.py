@@ -41,7 +41,7 @@ async def _same(session: Session) -> str:
     if not questions:
         raise Unsound("the baseline has none of the prompts of this version")
     # a quick climb asks for shorter answers than a whole one that recorded the baseline
-    room = session.baseline.answer_tokens or session.plan.answer_tokens
+    room = session.baseline.answer_tokens or session.answer_tokens
     prompts = [q.prompt for q in questions]
     answers = answers_of(await session.ask_all(prompts, _AT_ONCE, max_tokens=room))
     pairs = list(zip(questions, answers, strict=True))
