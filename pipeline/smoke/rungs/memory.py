@@ -97,10 +97,10 @@ async def _restarted(session: Session) -> str:
     await _first_questions(session)
     await session.restart()
     again = await _ask_again(session)
-    await one_round(session, min(_AT_ONCE, max(session.plan.streams)))
+    short = await one_round(session, min(_AT_ONCE, max(session.plan.streams)))
     if session.plan.quality and not without_tools(session):
-        await tools_at_once(session)
-    return again
+        short += f"; {await tools_at_once(session)}"
+    return f"{again}; short prompts at once: {short}"
 
 
 def _no_restart(session: Session) -> str:
