@@ -656,6 +656,12 @@ FAULTS = [
         reply=_in_stream(_leaked_end),
         needs="reasoning",
     ),
+    Fault(
+        "tool call lost after thinking",
+        "tools",
+        reply=_when_reply(lambda a: a.thinks, _lost_calls),
+        needs="reasoning",
+    ),
     Fault("/v1/messages loses chunks of a stream", "tools", chunks=_messages_lost),
     Fault("tool call as text", "tools", reply=_call_as_text),
     Fault("tool call with finish_reason stop", "tools", reply=_finish("stop", "tool_calls")),

@@ -153,6 +153,14 @@ async def _thinking(session: Session) -> str:
     raise Unsound(f"the content is {min(texts[False])!r}, in a stream {min(texts[True])!r}")
 
 
+async def _thinking_call(session: Session) -> str:
+    """Parsers of reasoning and of calls read one text: the first may take what is the other's."""
+    for stream in (False, True):
+        answer = await session.ask(SCENARIOS[0].prompt, tools=TOOLS, thinking=True, stream=stream)
+        require_call(answer, SCENARIOS[0])
+    return "a call after thinking, whole and in a stream"
+
+
 async def _instant(session: Session) -> str:
     question = sums(6)[5]
     answer = await session.ask(question.prompt, thinking=False)
@@ -235,6 +243,10 @@ def _without_reasoning(session: Session) -> str:
     return "" if session.plan.reasoning else "the recipe expects no reasoning"
 
 
+def _without_either(session: Session) -> str:
+    return _without_reasoning(session) or without_tools(session)
+
+
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("no marks", "quality", _no_marks),
@@ -242,6 +254,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("parallel calls", "quality", _parallel, without_tools),
         CheckSpec("tool result", "quality", _result, without_tools),
         CheckSpec("thinking", "quality", _thinking, _without_reasoning),
+        CheckSpec("tool call after thinking", "quality", _thinking_call, _without_either),
         CheckSpec("instant", "quality", _instant, _without_reasoning),
         CheckSpec("/v1/messages", "mechanics", _messages),
     ]

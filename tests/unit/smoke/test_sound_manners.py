@@ -11,7 +11,7 @@ from tests.unit.smoke.climbs import PLAN, climbed
 
 REASONING = PLAN.model_copy(update={"reasoning": True})
 # what no server at an address has
-_ALWAYS = {"pictures", "thinking", "instant"}
+_ALWAYS = {"pictures", "thinking", "tool call after thinking", "instant"}
 
 
 def _skipped(result: SmokeResult) -> dict[str, str]:
