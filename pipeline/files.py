@@ -263,12 +263,17 @@ def _nearest(folder: Path) -> Path:
 
 @contextmanager
 def locked(
-    path: Path, *, shared: bool = False, stop: threading.Event | None = None
+    path: Path,
+    *,
+    shared: bool = False,
+    stop: threading.Event | None = None,
+    busy: PipelineError | None = None,
 ) -> Iterator[None]:
     """Only one process at a time past this point (or many readers, when shared).
 
     The kernel frees the lock however its process ends. A thread that waits for it can be
-    stopped; the main thread is interrupted by signals anyway.
+    stopped; the main thread is interrupted by signals anyway. With an error for a lock that is
+    busy, nobody waits.
     """
     with os_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,20 +282,24 @@ def locked(
         # whatever lies there: nobody waits for the other end of a pipe
         handle = os.open(path, access | os.O_CREAT | os.O_NONBLOCK, 0o666)
     try:
-        _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop)
+        _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop, busy)
         yield
     finally:
         os.close(handle)
 
 
-def _wait_for(handle: int, kind: int, stop: threading.Event | None) -> None:
-    if stop is None:
+def _wait_for(
+    handle: int, kind: int, stop: threading.Event | None, busy: PipelineError | None
+) -> None:
+    if stop is None and busy is None:
         return fcntl.flock(handle, kind)
     while True:
         try:
             return fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            if stop.wait(_ASK_AGAIN_S):
+            if busy is not None:
+                raise busy from None
+            if stop is not None and stop.wait(_ASK_AGAIN_S):
                 raise Interrupted("stopped") from None
 
 

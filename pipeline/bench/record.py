@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -14,12 +15,13 @@ from pipeline.bench.model import RequestLines, RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder
 from pipeline.bench.workload import Workload
 from pipeline.errors import RunInvalid
-from pipeline.files import atomic_file, os_errors_explained, read_limited
+from pipeline.files import atomic_file, locked, os_errors_explained, read_limited
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
 
 _MOST_RUN_BYTES = 256 << 20
 _MOST_LINE_BYTES = 64 << 20
+_LOCK = ".measuring"
 
 
 def read_run(path: Path) -> Run:
@@ -82,24 +84,50 @@ def read_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
         raise RunInvalid(f"{path}: holds other requests than the run names")
 
 
+@contextmanager
+def measured_alone(folder: Path) -> Iterator[None]:
+    """Two programs that measure into one folder would write over each other's requests."""
+    busy = RunInvalid(
+        f"{folder}: another `sm120 bench` is measuring into it",
+        "Wait until that one has ended, or name another folder with --out.",
+    )
+    path = folder / _LOCK
+    with locked(path, busy=busy):
+        try:
+            yield
+        finally:
+            # nobody waits for it, so that it need not stay
+            path.unlink(missing_ok=True)
+
+
 def append_rows(folder: Path, rows: Iterable[RequestRow], at: int) -> RequestLines:
     """Write the requests of a trial behind byte `at`; what an interrupted one left there goes."""
-    path, sha = folder / REQUESTS_FILE, hashlib.sha256()
-    size = count = 0
+    path = folder / REQUESTS_FILE
     with os_errors_explained(path):
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(at)
-            file.seek(at)
-            for row in rows:
-                # defaults are left out: most requests have neither failure nor retries
-                line = canonical_json(row.model_dump(mode="json", exclude_defaults=True)) + b"\n"
-                sha.update(line)
-                file.write(line)
-                size, count = size + len(line), count + 1
-            file.flush()
-            # before the run names these lines
-            os.fsync(file.fileno())
+        try:
+            with path.open("r+b" if path.exists() else "w+b") as file:
+                file.truncate(at)
+                file.seek(at)
+                return _append(file, rows, at)
+        except BaseException:
+            # of half a trial nothing is kept; on a full disk the result needs the room
+            with suppress(OSError):
+                os.truncate(path, at)
+            raise
+
+
+def _append(file: BinaryIO, rows: Iterable[RequestRow], at: int) -> RequestLines:
+    sha, size, count = hashlib.sha256(), 0, 0
+    for row in rows:
+        # defaults are left out: most requests have neither failure nor retries
+        line = canonical_json(row.model_dump(mode="json", exclude_defaults=True)) + b"\n"
+        sha.update(line)
+        file.write(line)
+        size, count = size + len(line), count + 1
+    file.flush()
+    # before the run names these lines
+    os.fsync(file.fileno())
     digest = f"sha256:{sha.hexdigest()}"
     return RequestLines(first_byte=at, bytes=size, lines=count, digest=digest)
 

@@ -35,7 +35,15 @@ from pipeline.bench.place import RUN_FILE
 from pipeline.bench.plan import Job, cells_of
 from pipeline.bench.progress import SweepProgress
 from pipeline.bench.prompts import Scale
-from pipeline.bench.record import append_rows, end_of_rows, read_rows, read_run, write_run
+from pipeline.bench.record import (
+    append_rows,
+    end_of_rows,
+    measured_alone,
+    read_rows,
+    read_run,
+    write_run,
+)
+from pipeline.bench.results.recompute import require_as_measured
 from pipeline.bench.sampler import Sampler
 from pipeline.bench.self_test import cores, measure_self
 from pipeline.bench.server import Server, server_facts
@@ -83,6 +91,10 @@ class Bench:
         require_sound(self.workload, facts)
         cells = cells_of(self.workload)
         require_files(max((each.concurrency or _RATE_STREAMS for each in cells), default=1))
+        with measured_alone(self.folder):
+            return self._measured(cells, facts)
+
+    def _measured(self, cells: Sequence[Cell], facts: ServerFacts) -> Run:
         self._run = self._begun(facts)
         if self._run.state == "complete":
             log.say(
@@ -126,6 +138,8 @@ class Bench:
                 f"{self.folder}: holds a run with another {' and another '.join(others)}",
                 "Name another folder with --out.",
             )
+        # before anything is added to it, and before a finished one is stated anew
+        require_as_measured(self.folder, run)
         if run.state == "complete" and all(each.state == "good" for each in run.cells):
             return run
         log.say(f"Going on with the run in {self.folder}")

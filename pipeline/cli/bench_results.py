@@ -10,19 +10,19 @@ import click
 from pipeline import log
 from pipeline.bench.metrics import DEFINITIONS
 from pipeline.bench.model import Interval
-from pipeline.bench.place import RUN_FILE, runs_in
+from pipeline.bench.place import runs_in
 from pipeline.bench.record import read_run
 from pipeline.bench.results.compare import STATISTIC, Comparison, InputChange, NumberChange
 from pipeline.bench.results.compare import compare as compare_sides
 from pipeline.bench.results.gate import GATED, GateRow, judge
-from pipeline.bench.results.recompute import recomputed, recomputed_intervals
+from pipeline.bench.results.recompute import require_as_measured
 from pipeline.bench.results.sides import read_side
 from pipeline.cli.context import say_json
 from pipeline.cli.file_statements import show_statement
 from pipeline.cli.options import json_option
 from pipeline.cli.result_statements import leave_run_statement
 from pipeline.cli.signing import Signing
-from pipeline.errors import BenchUndecided, BenchWorse, InputInvalid, NumberChanged
+from pipeline.errors import BenchUndecided, BenchWorse, InputInvalid
 
 # what a person asks first; --all and --json have every number
 _SHOWN = (
@@ -93,29 +93,12 @@ def attest(runs: tuple[Path, ...], as_json: bool) -> None:
     left = []
     # a path without a run goes on as it is: its error says what is missing
     for folder in (each for path in runs for each in runs_in(path) or [path]):
-        _require_sound(folder)
+        require_as_measured(folder, read_run(folder))
         left.append(leave_run_statement(folder, signing))
     if as_json:
         return say_json([each._asdict() for each in left])
     for each in left:
         show_statement(each)
-
-
-def _require_sound(folder: Path) -> None:
-    run = read_run(folder)
-    trials = list(recomputed(folder, run))
-    for trial in (trial for trial in trials if not trial.is_as_named):
-        raise NumberChanged(
-            f"{folder}: {trial.name}: holds other requests than the run names",
-            "Get the run again from where it was made.",
-        )
-    wrong = [change for trial in trials for change in trial.changed]
-    if wrong := wrong + recomputed_intervals(run, trials):
-        first = wrong[0]
-        raise NumberChanged(
-            f"{folder / RUN_FILE}: {first.place} is {first.now}, by its requests {first.then}",
-            "Get the run again from where it was made.",
-        )
 
 
 def _require_known(metrics: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from pipeline.bench.engine_metrics import speculated
 from pipeline.bench.gpu import energy_j
 from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import RequestRow, Run, Trial
-from pipeline.bench.place import REQUESTS_FILE
-from pipeline.errors import RunInvalid
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.errors import NumberChanged, RunInvalid
 
 # numbers have six digits after the point, and other machines may add up in another order
 _NEAR, _NEAR_SHARE = 2e-6, 1e-12
@@ -100,6 +100,20 @@ def recomputed_intervals(run: Run, sound: Sequence[RecomputedTrial]) -> list[Cha
         place = f"/cells/{c}/intervals"
         changed += [x._replace(place=f"{place}{x.place}") for x in _changed(now, again)]
     return changed
+
+
+def require_as_measured(folder: Path, run: Run) -> None:
+    """Refuse a run whose numbers do not follow from its requests: it is damaged or was edited."""
+    hint = "Get the run again from where it was made, or measure again into another folder (--out)."
+    trials = list(recomputed(folder, run))
+    for trial in (trial for trial in trials if not trial.is_as_named):
+        message = f"{folder}: {trial.name}: holds other requests than the run names"
+        raise NumberChanged(message, hint)
+    wrong = [change for trial in trials for change in trial.changed]
+    if wrong := wrong + recomputed_intervals(run, trials):
+        first = wrong[0]
+        message = f"{first.place} is {first.now}, by its requests {first.then}"
+        raise NumberChanged(f"{folder / RUN_FILE}: {message}", hint)
 
 
 def _changed(now: object, again: object) -> list[ChangedField]:

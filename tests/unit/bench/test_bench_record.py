@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.bench.metrics import metrics_of
-from pipeline.bench.record import append_rows, end_of_rows, read_rows, read_run, write_run
-from pipeline.errors import RunInvalid
+from pipeline.bench.model import RequestRow
+from pipeline.bench.place import REQUESTS_FILE
+from pipeline.bench.record import (
+    append_rows,
+    end_of_rows,
+    measured_alone,
+    read_rows,
+    read_run,
+    write_run,
+)
+from pipeline.errors import DiskFull, RunInvalid
 from tests.unit.bench.example_run import FOLDER, example_rows, write_example
 
 
@@ -94,3 +105,29 @@ def test_what_an_interrupted_trial_left_is_overwritten(folder: Path) -> None:
     assert [row.number for row in read_rows(folder, lines)] == list(range(6))
     write_run(folder, run)
     assert read_run(folder) == run
+
+
+def test_of_a_trial_that_cannot_be_written_whole_nothing_stays(folder: Path) -> None:
+    before = (folder / REQUESTS_FILE).read_bytes()
+
+    def full() -> Iterator[RequestRow]:
+        yield from example_rows(1, 7)
+        raise OSError(errno.ENOSPC, "no space")
+
+    with pytest.raises(DiskFull):
+        append_rows(folder, full(), len(before))
+    assert (folder / REQUESTS_FILE).read_bytes() == before
+
+
+def test_only_one_program_measures_into_a_folder(tmp_path: Path) -> None:
+    with measured_alone(tmp_path / "run"):
+        busy = pytest.raises(RunInvalid, match="another `sm120 bench` is measuring into it")
+        with busy as refused, measured_alone(tmp_path / "run"):
+            pass
+        assert "--out" in refused.value.hint
+        with measured_alone(tmp_path / "other"):
+            pass
+    with measured_alone(tmp_path / "run"):
+        pass
+    # a run has three files, and a lock is none of them
+    assert list((tmp_path / "run").iterdir()) == []

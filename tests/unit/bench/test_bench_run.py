@@ -19,13 +19,26 @@ from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.plan import Job
-from pipeline.bench.record import read_rows, read_run, workload_digest
+from pipeline.bench.record import (
+    measured_alone,
+    read_rows,
+    read_run,
+    workload_digest,
+    write_run,
+)
 from pipeline.bench.runner import Bench, Settings, client_facts, differences
 from pipeline.bench.server import Server
 from pipeline.bench.worker import Share, prepared
 from pipeline.bench.workers import Effort, Workers
 from pipeline.bench.workload import Workload
-from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
+from pipeline.errors import (
+    BenchNotMeasured,
+    BenchUnanswered,
+    NumberChanged,
+    RunInvalid,
+    StoreUnwritable,
+    WorkloadInvalid,
+)
 from pipeline.model import sha256_of
 from pipeline.smoke.wire import Address
 from tests.testbed.bench_faults import BenchServer, bench_server
@@ -393,6 +406,60 @@ def test_what_differs_from_the_run_in_a_folder_is_named() -> None:
         "version of the server (None, now 2)",
         "client (python)",
     ]
+
+
+def test_a_finished_run_that_was_edited_is_not_taken_for_measured(
+    tmp_path: Path, here: None
+) -> None:
+    with bench_server() as server:
+        run = _bench(server, tmp_path, _workload()).run()
+        was = run.cells[0].trials[0].metrics.output_tok_s
+        file = tmp_path / RUN_FILE
+        file.write_text(file.read_text().replace(f'"output_tok_s":{was}', '"output_tok_s":9999.5'))
+        with pytest.raises(NumberChanged, match=r"is 9999\.5, by its requests") as edited:
+            _bench(server, tmp_path, _workload()).run()
+    assert "--out" in edited.value.hint
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_run_whose_requests_are_damaged_is_not_gone_on_with(
+    tmp_path: Path, here: None, damage: str
+) -> None:
+    requests = tmp_path / REQUESTS_FILE
+    with bench_server() as server:
+        run = _bench(server, tmp_path, _workload(repeats=2)).run()
+        first = run.cells[0].trials[:1]
+        cells = [run.cells[0].model_copy(update={"trials": first, "state": "partial"})]
+        write_run(tmp_path, run.model_copy(update={"cells": cells, "state": "partial"}))
+        data = requests.read_bytes()
+        requests.unlink()
+        if damage != "gone":
+            changed = data.replace(b'"chunks":6', b'"chunks":7', 1)
+            requests.write_bytes(data[:300] if damage == "cut" else changed)
+        left, asked = sorted(tmp_path.iterdir()), server.world.requests
+        with pytest.raises((NumberChanged, RunInvalid)):
+            _bench(server, tmp_path, _workload(repeats=2)).run()
+        # neither asked nor filled up with zeros
+        assert server.world.requests == asked
+    assert sorted(tmp_path.iterdir()) == left
+
+
+def test_two_programs_do_not_measure_into_one_folder(tmp_path: Path, here: None) -> None:
+    with bench_server() as server, measured_alone(tmp_path):
+        with pytest.raises(RunInvalid, match="another `sm120 bench` is measuring into it"):
+            _bench(server, tmp_path, _workload()).run()
+        assert server.world.requests == 0
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(
+    tmp_path: Path, here: None
+) -> None:
+    # root may write anywhere: a file in the way is in anybody's way
+    (tmp_path / "bench").write_text("a file")
+    with bench_server() as server:
+        with pytest.raises(StoreUnwritable, match="Not a directory"):
+            _bench(server, tmp_path / "bench" / "small", _workload()).run()
+        assert server.world.requests == 0
 
 
 def test_random_tokens_are_refused_with_speculation_and_where_it_is_unknown(
