@@ -98,6 +98,9 @@ def measured_alone(folder: Path) -> Iterator[None]:
         finally:
             # nobody waits for it, so that it need not stay
             path.unlink(missing_ok=True)
+            # where nothing was measured, no folder is left either
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def append_rows(folder: Path, rows: Iterable[RequestRow], at: int) -> RequestLines:

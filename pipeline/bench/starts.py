@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -16,9 +16,17 @@ from pipeline import log
 from pipeline.attest.statement import stamp
 from pipeline.bench.answer import Answer, Malformed
 from pipeline.bench.metrics import intervals, metrics_of
-from pipeline.bench.model import Cell, CellResult, Inputs, RequestRow, Run, Trial
+from pipeline.bench.model import (
+    Cell,
+    CellResult,
+    Inputs,
+    RequestLines,
+    RequestRow,
+    Run,
+    Trial,
+)
 from pipeline.bench.plan import cells_of
-from pipeline.bench.record import append_rows, write_run
+from pipeline.bench.record import append_rows, measured_alone, write_run
 from pipeline.bench.runner import client_facts
 from pipeline.bench.server import Server, server_facts
 from pipeline.bench.workload import Workload
@@ -63,54 +71,76 @@ def forget(folder: Path) -> None:
 
 def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> Run:
     """Every start of the workload; the last engine is not ended here."""
-    started, at = stamp(datetime.now(UTC)), 0
-    cells = []
-    for cell in cells_of(workload):
+    began, cells = stamp(datetime.now(UTC)), cells_of(workload)
+    with measured_alone(folder):
+        starts: dict[str, list[_Start]] = {cell.name: [] for cell in cells}
+        for cell in cells:
+            for number in range(workload.repeats):
+                with log.step(f"{cell.name}: start {number + 1} of {workload.repeats}"):
+                    starts[cell.name].append(_start(starter, cell))
+        facts = server_facts(starts[cells[-1].name][-1].server, None)
+        # only now: the run that lies there stays whole while one of these starts may fail
+        results = _kept(folder, cells, starts)
+        run = Run(
+            state="complete",
+            started=began,
+            ended=stamp(datetime.now(UTC)),
+            workload=workload,
+            inputs=inputs,
+            server=facts,
+            client=client_facts(),
+            self_tests=[],
+            cells=results,
+        )
+        write_run(folder, run)
+        return run
+
+
+def _kept(
+    folder: Path, cells: Sequence[Cell], starts: Mapping[str, Sequence[_Start]]
+) -> list[CellResult]:
+    results, at = [], 0
+    for cell in cells:
         trials = []
-        for number in range(workload.repeats):
-            with log.step(f"{cell.name}: start {number + 1} of {workload.repeats}"):
-                server, trial = _start(starter, cell, number, folder, at)
-            at += trial.requests.bytes
-            trials.append(trial)
-        cells.append(
+        for number, start in enumerate(starts[cell.name]):
+            trials.append(start.trial(number, append_rows(folder, [start.row], at)))
+            at += trials[-1].requests.bytes
+        results.append(
             CellResult(cell=cell, state="good", trials=trials, intervals=intervals(trials))
         )
-    run = Run(
-        state="complete",
-        started=started,
-        ended=stamp(datetime.now(UTC)),
-        workload=workload,
-        inputs=inputs,
-        server=server_facts(server, None),
-        client=client_facts(),
-        self_tests=[],
-        cells=cells,
-    )
-    write_run(folder, run)
-    return run
+    return results
 
 
-def _start(
-    starter: Starter, cell: Cell, number: int, folder: Path, at: int
-) -> tuple[Server, Trial]:
+@dataclass(frozen=True)
+class _Start:
+    """One start that was measured."""
+
+    started: str
+    server: Server
+    ready_s: float
+    row: RequestRow
+
+    def trial(self, number: int, requests: RequestLines) -> Trial:
+        """The start as the run keeps it."""
+        first = self.row.sent_s + (self.row.first_token_s or 0.0)
+        times = {"ready_s": round(self.ready_s, 3), "start_to_first_token_s": round(first, 3)}
+        return Trial(
+            number=number,
+            started=self.started,
+            metrics=metrics_of([self.row]).model_copy(update=times),
+            requests=requests,
+            warmup_requests=0,
+        )
+
+
+def _start(starter: Starter, cell: Cell) -> _Start:
     starter.stop()
     if cell.start == "cold":
         forget(starter.weights)
     started, up = stamp(datetime.now(UTC)), starter.start()
     # nothing is asked in between: the first token counts from the same moment
     row = _first_answer(up, time.monotonic() - up.ready_s)
-    metrics = metrics_of([row])
-    first = row.sent_s + (row.first_token_s or 0.0)
-    trial = Trial(
-        number=number,
-        started=started,
-        metrics=metrics.model_copy(
-            update={"ready_s": round(up.ready_s, 3), "start_to_first_token_s": round(first, 3)}
-        ),
-        requests=append_rows(folder, [row], at),
-        warmup_requests=0,
-    )
-    return up.server, trial
+    return _Start(started, up.server, up.ready_s, row)
 
 
 def _first_answer(up: Started, begun: float) -> RequestRow:

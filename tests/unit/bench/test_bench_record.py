@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import RequestRow
-from pipeline.bench.place import REQUESTS_FILE
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.record import (
     append_rows,
     end_of_rows,
@@ -128,6 +128,7 @@ def test_only_one_program_measures_into_a_folder(tmp_path: Path) -> None:
         with measured_alone(tmp_path / "other"):
             pass
     with measured_alone(tmp_path / "run"):
-        pass
+        (tmp_path / "run" / RUN_FILE).write_text("{}")
     # a run has three files, and a lock is none of them
-    assert list((tmp_path / "run").iterdir()) == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [RUN_FILE]
+    assert not (tmp_path / "other").exists()

@@ -55,6 +55,20 @@ def test_a_start_without_a_first_token_is_none(tmp_path: Path, fault: str) -> No
             measure_starts(workload, starter, tmp_path / "out", inputs)
 
 
+def test_a_start_that_fails_leaves_the_run_before_it_whole(tmp_path: Path) -> None:
+    workload = read_workload("start")
+    inputs = Inputs(workload=workload_digest(workload))
+    with bench_server() as server:
+        starter = _starter(server, tmp_path, [])
+        measure_starts(workload, starter, tmp_path / "out", inputs)
+        before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+        # the first of the two is good
+        server.world.fault, server.world.requests = "empty", 0
+        with pytest.raises(BenchUnanswered):
+            measure_starts(workload, starter, tmp_path / "out", inputs)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
 def test_files_are_forgotten_and_stay_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "part").write_bytes(b"bytes")
