@@ -43,9 +43,12 @@ class SweepProgress:
         yield advance
         self.skip(cell, 1)
 
-    def ended(self, cell: Cell, metrics: Metrics) -> None:
+    def ended(self, cell: Cell, metrics: Metrics, void: Sequence[str]) -> None:
         """What came out, in one line."""
         self._seconds[cell.name] = metrics.duration_s / max(1, metrics.requests)
+        if void:
+            # what is left of such a trial is better than the truth
+            return log.say(f"  void: {void[0]}")
         ttft = f", TTFT {metrics.ttft_ms.mean:,.0f} ms" if metrics.ttft_ms else ""
         tpot = f", TPOT {metrics.tpot_ms.mean:,.1f} ms" if metrics.tpot_ms else ""
         log.say(

@@ -53,6 +53,8 @@ from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, Workl
 from pipeline.model import sha256_of
 
 _DRAIN_S = 120.0
+# Of a server that has just begun: kernels may be compiled for its first request.
+_FIRST_ANSWER_S = 600.0
 # Of a rate without a bound, the streams that the client measures itself with.
 _RATE_STREAMS = 256
 # Sockets beside those of the streams: pipes, files, the stub's own end is another process.
@@ -179,7 +181,8 @@ class Bench:
         if self.workload.prompts.kind in ("file", "random-tokens"):
             return Scale()
         with log.step("Measuring how many tokens a word has with this model"):
-            limit_s = self.workload.limits.first_token_s
+            # nothing is queued yet, so that a deep queue is no reason to wait longer
+            limit_s = min(self.workload.limits.first_token_s, _FIRST_ANSWER_S)
             seed, context = self.workload.seed, facts.context_tokens
             return self.server.scale(facts.model, seed, limit_s, context)
 
@@ -243,13 +246,14 @@ class Bench:
         if idle is False:
             message = f"the server was still busy after {drained_s:.0f} s: others use it"
             marks.append(Mark(kind="not-drained", message=message))
-        progress.ended(cell, metrics)
+        void = [*cold, *tally.void(sum(effort.unsent for effort in workers.efforts))]
+        progress.ended(cell, metrics, void)
         return Trial(
             number=number,
             started=started,
             metrics=metrics,
             marks=marks,
-            void=[*cold, *tally.void(sum(effort.unsent for effort in workers.efforts))],
+            void=void,
             samples=samples,
             requests=lines,
             warmup_requests=warmed,

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -112,8 +111,13 @@ class Server:
             keys = [f"{seed} scale {words} {number}" for number in range(texts)]
             return words, fmean(self.count_tokens(model, words, key, limit_s) for key in keys)
 
-        with suppress(BenchUnanswered):
+        try:
             few, many = counted(*_FEW), counted(*_MANY)
+        except BenchUnanswered:
+            # one that answered may find it too long; one that did not will not answer less either
+            if self.lost:
+                raise
+        else:
             if context is None or many[1] < _CONTEXT_SHARE * context:
                 return fit_scale(few, many)
         return fit_scale(counted(*_SHORT_FEW), counted(*_SHORT_MANY))

@@ -37,6 +37,8 @@ _MESSAGE_CHARACTERS = 300
 # So many failures, or one for each stream, and the rest is not sent: the trial is void anyway.
 _FEWEST_FAILURES = 32
 _MOST_TOKENS = 1 << 40
+# None writes more events than tokens; a stream of so many has no end, and would last for hours.
+_MOST_EVENTS, _MORE_EVENTS = 4, 1000
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class Share:
     target: Target
     origin: float = 0.0
     idle: list[Connection] = field(default_factory=list)
-    busy: set[Connection] = field(default_factory=set)
+    busy: dict[Connection, int] = field(default_factory=dict)  # the tokens that it was asked for
     sent: list[_Sent] = field(default_factory=list)
     failures: int = 0
     done: int = 0
@@ -172,7 +174,7 @@ class Share:
                 # of the first attempt: who is refused waits, too
                 sent.sent = connection.sent
             sent.answer = connection.answer
-            self.busy.add(connection)
+            self.busy[connection] = sent.planned.asked_output
             try:
                 await waiter
             except Failed as error:
@@ -183,7 +185,7 @@ class Share:
                     continue
                 raise
             finally:
-                self.busy.discard(connection)
+                self.busy.pop(connection, None)
             sent.end = connection.last_byte
             if connection.is_open and self.keeps_connections:
                 self.idle.append(connection)
@@ -216,11 +218,14 @@ class Share:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
             self.behind_s = max(self.behind_s, now - due)
-            for connection in list(self.busy):
+            for connection, asked in list(self.busy.items()):
                 if not connection.is_waiting:
                     continue
-                begun = len(connection.answer.times) > 0
-                if now - connection.sent > limits.request_s:
+                events = len(connection.answer.times)
+                begun = events > 0
+                if events > _MOST_EVENTS * asked + _MORE_EVENTS:
+                    connection.fail("malformed", f"no end: {events} events for {asked} tokens")
+                elif now - connection.sent > limits.request_s:
                     connection.fail("stalled", f"no whole answer within {limits.request_s:g} s")
                 elif not begun and now - connection.sent > limits.first_token_s:
                     connection.fail("stalled", f"no token within {limits.first_token_s:g} s")

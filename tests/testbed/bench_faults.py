@@ -70,6 +70,19 @@ class FaultyConnection(StubConnection):
         self.transport.write(_HEAD + event(" a", 1) + event(" b", 2))
         return True
 
+    def fault_endless(self, request: bytes, tokens: int) -> bool:
+        """One answer never ends, whatever was asked for."""
+        if self.world.requests != 3:
+            return False
+        self.transport.write(_HEAD)
+        self._more(0)
+        return True
+
+    def _more(self, number: int) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"".join(event(f" w{number + n}", n) for n in range(100)))
+            self.loop.call_later(0.01, self._more, number + 100)
+
     def fault_silent(self, request: bytes, tokens: int) -> bool:
         """Connections are taken, requests read, nothing is ever said: half-open sockets."""
         return True

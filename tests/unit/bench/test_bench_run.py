@@ -182,6 +182,7 @@ def test_a_server_that_closes_after_each_answer_is_no_failure(
     ("fault", "kind", "count"),
     [
         ("stalls", "stalled", 1),
+        ("endless", "malformed", 1),
         ("malformed", "malformed", 1),
         ("not-http", "malformed", 1),
         ("cut", "lost", 1),
@@ -203,6 +204,23 @@ def test_a_failed_stream_voids_its_cell_and_is_counted(
     assert cell.trials[0].metrics.failed == count
     assert cell.trials[0].metrics.completed == 8 - count
     assert cell.intervals == {}
+
+
+def test_an_answer_without_an_end_is_ended(measured: Measured) -> None:
+    # long before the time that a whole answer may take
+    _, rows = measured("endless", limits={"request_s": 7200})
+    (row,) = [row for row in rows if row.failure]
+    assert row.message.startswith("no end: ")
+    assert row.message.endswith(" events for 6 tokens")
+
+
+def test_of_a_void_trial_no_number_is_shown(
+    measured: Measured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured("malformed")
+    shown = capsys.readouterr().err
+    assert "void: 1 of 8 requests failed: malformed" in shown
+    assert "output tok/s" not in shown
 
 
 def test_a_server_that_dies_leaves_a_partial_run_with_what_it_did(

@@ -99,3 +99,19 @@ def test_a_server_that_refuses_every_prompt_is_quoted() -> None:
 def test_a_server_that_counts_nothing_cannot_be_measured() -> None:
     with server(100_000, counts=False) as mute, pytest.raises(BenchUnanswered, match="no answer"):
         mute.scale("letters", 0)
+
+
+def test_a_server_that_does_not_answer_is_not_asked_again_for_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def silent(self: Server, *_: object) -> None:
+        asked.append(1)
+        self.lost = "no answer within 600 s"
+
+    monkeypatch.setattr(Server, "_ask", silent)
+    url = "http://127.0.0.1:9"
+    with pytest.raises(BenchUnanswered, match="no answer within 600 s"):
+        Server(Address.read(url), url).scale("model", seed=1)
+    assert len(asked) == 1
