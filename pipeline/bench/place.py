@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.errors import RunInvalid
+
 RUN_FILE, REQUESTS_FILE = "bench.json", "requests.jsonl"
 
 
@@ -15,6 +17,18 @@ def run_folder(path: Path) -> Path:
 def is_run(path: Path) -> bool:
     """Whether a path names a run of ours, and not the result of another program."""
     return (run_folder(path) / RUN_FILE).is_file() and (path.is_dir() or path.name == RUN_FILE)
+
+
+def requests_of(folder: Path) -> Path | None:
+    """The raw requests of a run; none where somebody left them out."""
+    path = folder / REQUESTS_FILE
+    return path if path.is_file() else None
+
+
+def require_plain(path: Path) -> None:
+    """Refuse a pipe or a device, which may never end; what is not there is said by who reads it."""
+    if path.exists() and not path.is_file():
+        raise RunInvalid(f"{path}: is not a plain file")
 
 
 def runs_in(path: Path) -> list[Path]:

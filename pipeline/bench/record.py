@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from pipeline.bench.model import RequestLines, RequestRow, Run
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, require_plain, run_folder
 from pipeline.bench.workload import Workload
 from pipeline.errors import RunInvalid
 from pipeline.files import atomic_file, locked, os_errors_explained, read_limited
@@ -42,6 +42,7 @@ def run_of(file: Path, value: Any) -> Run:
 
 def read_run_value(file: Path) -> tuple[bytes, Any]:
     """The bytes of a run's file and what they say, before anybody asks whether it is a run."""
+    require_plain(file)
     data = read_limited(file, _MOST_RUN_BYTES, RunInvalid)
     try:
         return data, read_json(data, most_bytes=_MOST_RUN_BYTES)

@@ -94,7 +94,7 @@ def attest(runs: tuple[Path, ...], as_json: bool) -> None:
     # a path without a run goes on as it is: its error says what is missing
     for folder in (each for path in runs for each in runs_in(path) or [path]):
         require_as_measured(folder, read_run(folder))
-        left.append(leave_run_statement(folder, signing))
+        left.append(leave_run_statement(folder, signing, is_all=True))
     if as_json:
         return say_json([each._asdict() for each in left])
     for each in left:

@@ -72,11 +72,13 @@ def leave_host_statement(path: Path, signing: Signing) -> LeftBeside:
     )
 
 
-def keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBeside:
+def keep_beside(
+    path: Path, statement: Statement, signing: Signing, *, is_all: bool = False
+) -> LeftBeside:
     """Write a statement, but never over one that somebody else signed.
 
     The check behind it may have taken hours: that its statement cannot be signed or written is
-    shown, and is not an error.
+    shown, and is not an error. Where the statement is all that was asked for, it must be written.
     """
     before = read_kept(path)
     # DSSE does not demand a key id: github.com/secure-systems-lab/dsse
@@ -92,6 +94,8 @@ def keep_beside(path: Path, statement: Statement, signing: Signing) -> LeftBesid
     try:
         write_bytes(path, envelope.dump())
     except (StoreUnwritable, DiskFull) as error:
+        if is_all:
+            raise
         return LeftBeside(str(path), f"not written: {error}")
     return LeftBeside(str(path), state)
 

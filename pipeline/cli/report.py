@@ -26,6 +26,7 @@ from pipeline.files import sha256_of_file, write_bytes
 from pipeline.host.facts.drift import read_facts
 from pipeline.report.build import report_data
 from pipeline.report.engine_memory import memory_of_log
+from pipeline.report.findings import WRONG
 from pipeline.report.from_foreign import read_foreign_data
 from pipeline.report.from_host import with_host
 from pipeline.report.from_run import read_run_data
@@ -188,7 +189,11 @@ def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> Ru
     run = read_run_data(path)
     run = _with_memory(run, log_path or _kept_log(run, behind.store), is_named=bool(log_path))
     with log.step(f"Checking {path}"):
-        return with_states(run, path, judge, behind)
+        checked = with_states(run, path, judge, behind)
+    for link in checked.evidence:
+        if link.state in WRONG:
+            log.say(f"{path}: {link.name}: {link.state}: {link.message}")
+    return checked
 
 
 def _kept_log(run: RunData, store: Store | None) -> Path | None:

@@ -14,10 +14,10 @@ from pipeline.report.model import ReportData
 from pipeline.report.statement import report_statement
 
 
-def leave_run_statement(folder: Path, signing: Signing) -> LeftBeside:
+def leave_run_statement(folder: Path, signing: Signing, *, is_all: bool = False) -> LeftBeside:
     """State a benchmark with all of its values, beside its result."""
     statement = benchmark_statement(folder, moment())
-    return keep_beside(folder / f"{RUN_FILE}{SUFFIX}", statement, signing)
+    return keep_beside(folder / f"{RUN_FILE}{SUFFIX}", statement, signing, is_all=is_all)
 
 
 def leave_report_statement(path: Path, data: ReportData, signing: Signing) -> LeftBeside:

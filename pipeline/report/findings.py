@@ -35,6 +35,10 @@ _SEVERAL_AT_ONCE = 1.5
 _THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
 
 
+# What contradicts; `incomplete` and `unsigned` only say how far a check came.
+WRONG = ("changed", "broken")
+
+
 def find(data: ReportData) -> list[Finding]:
     """All that can be said, what is wrong first."""
     found = [finding for _, each in data.measured for finding in _about(each)]
@@ -49,6 +53,12 @@ def _about(measured: Measured) -> Iterator[Finding]:
             yield from _judge_claim(measured, claim)
         for c in measured.corrections:
             yield Finding(kind="flag", about=measured.name, text=f"{c.says} {c.but} ({c.source})")
+    for link in measured.evidence:
+        if link.state in WRONG:
+            text = (
+                f"{link.name}: {link.state}; the evidence says why, and the numbers prove nothing."
+            )
+            yield Finding(kind="flag", about=measured.name, text=text)
     for note in measured.notes:
         yield Finding(kind="flag", about=measured.name, text=f"{note.kind}: {note.message}")
     for series in measured.series:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from pipeline.bench.model import CellResult, GpuSeries, Interval, Mark, Run
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder
+from pipeline.bench.place import RUN_FILE, requests_of, run_folder
 from pipeline.bench.record import read_run
 from pipeline.bench.workload import Fixed
 from pipeline.files import sha256_of_file
@@ -41,7 +41,7 @@ NUMBERS = (
 def read_run_data(path: Path) -> RunData:
     """A run by its folder or file."""
     folder = run_folder(path)
-    run, requests = read_run(folder), folder / REQUESTS_FILE
+    run, requests = read_run(folder), requests_of(folder)
     # `bench --out DIR` makes DIR/WORKLOAD: the name that somebody chose is the one above
     whole = folder.resolve()
     parts = whole.parts[-2:] if whole.name == run.workload.name else whole.parts[-1:]
@@ -49,7 +49,7 @@ def read_run_data(path: Path) -> RunData:
         run,
         file="/".join([*parts, RUN_FILE]),
         digest=sha256_of_file(folder / RUN_FILE),
-        requests=sha256_of_file(requests) if requests.exists() else None,
+        requests=sha256_of_file(requests) if requests else None,
     )
 
 

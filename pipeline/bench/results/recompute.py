@@ -14,7 +14,7 @@ from pipeline.bench.engine_metrics import speculated
 from pipeline.bench.gpu import energy_j
 from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import RequestRow, Run, Trial
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, require_plain
 from pipeline.errors import NumberChanged, RunInvalid
 
 # numbers have six digits after the point, and other machines may add up in another order
@@ -74,6 +74,7 @@ class _Lines:
 
     def rows(self) -> Iterator[RequestRow]:
         left, sums = self._lines.bytes, []
+        require_plain(self._path)
         try:
             with self._path.open("rb") as file:
                 file.seek(self._lines.first_byte)

@@ -10,8 +10,9 @@ from pipeline.bench.foreign.read import read_foreign
 from pipeline.bench.marks import cell_marks
 from pipeline.bench.metrics import DEFINITIONS, flat
 from pipeline.bench.model import CellResult, Metrics, Run
-from pipeline.bench.place import runs_in
+from pipeline.bench.place import requests_of, runs_in
 from pipeline.bench.record import read_run, run_bytes
+from pipeline.bench.results.recompute import require_as_measured
 from pipeline.errors import RunInvalid
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 
@@ -53,7 +54,12 @@ class Side(Frozen):
 def read_side(path: Path) -> Side:
     """A run by its folder or file, or the result of another program."""
     if runs := runs_in(path):
-        return side_of(read_run(only_run(path, runs)), str(path))
+        folder = only_run(path, runs)
+        run = read_run(folder)
+        # a baseline may be kept without them; where they are, its numbers must follow
+        if requests_of(folder):
+            require_as_measured(folder, run)
+        return side_of(run, str(path))
     foreign = read_foreign(path)
     shared = _common([cell.settings for cell in foreign.cells])
     cells = {cell.name: _foreign_cell(cell, shared, foreign.program) for cell in foreign.cells}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def _slower(folder: Path, times: float) -> Path:
     shutil.copytree(folder, target)
     run = read_run(folder)
     write_run(target, _scaled(run, times))
+    # they say otherwise
+    (target / "requests.jsonl").unlink()
     return target
 
 
@@ -164,6 +167,45 @@ def test_one_changed_digit_in_a_reports_data_is_named(sm120: Command, run: Path)
     assert (changed.code, changed.error) == (77, "NumberChanged")
     assert "/numbers/output_tok_s/mean" in changed.err
     assert f"signed as {mean}" in changed.err
+
+
+@pytest.mark.parametrize("damage", ["number", "requests", "cut"])
+def test_a_comparison_with_an_edited_run_is_refused(sm120: Command, run: Path, damage: str) -> None:
+    edited, requests = run.with_name("edited"), run.with_name("edited") / "requests.jsonl"
+    shutil.copytree(run, edited)
+    if damage == "number":
+        write_run(edited, _scaled(read_run(run), 2.0))
+    else:
+        data = requests.read_bytes()
+        changed = data.replace(b'"characters":32', b'"characters":33', 1)
+        requests.write_bytes(changed if damage == "requests" else data[:-50])
+    for words in ((run, edited), (edited, run), (run, edited, "--gate")):
+        refused = sm120("bench", "compare", *words)
+        assert refused.code == (10 if damage == "cut" else 77)
+        assert "edited" in refused.err
+        assert refused.out == ""
+
+
+def test_a_statement_that_cannot_be_written_is_an_error_where_it_is_all_that_was_asked_for(
+    sm120: Command, run: Path
+) -> None:
+    # in anybody's way, also in root's
+    (run / f"{RUN_FILE}{SUFFIX}").mkdir()
+    assert sm120("bench", "attest", run).code == 40
+    (run / f"{RUN_FILE}{SUFFIX}").rmdir()
+    assert sm120("bench", "attest", run).code == 0
+
+
+@pytest.mark.parametrize("name", ["requests.jsonl", RUN_FILE])
+def test_nobody_waits_for_a_pipe_in_the_place_of_a_file(
+    sm120: Command, run: Path, name: str
+) -> None:
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    assert sm120("bench", "attest", run).code == 10
+    assert sm120("verify", run).code in (41, 71, 73)
+    shown = sm120("report", run, "--to", "r.html")
+    assert shown.code == (0 if name == "requests.jsonl" else 10)
 
 
 def test_a_run_that_is_none_is_refused_in_one_sentence(sm120: Command, tmp_path: Path) -> None:

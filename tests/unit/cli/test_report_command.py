@@ -125,8 +125,15 @@ def test_a_run_whose_number_was_changed_says_so_in_its_report(
     text = (run / "bench.json").read_text()
     changed = re.sub(r'("output_tok_s":)\d+', r"\g<1>9", text, count=1)
     (run / "bench.json").write_text(changed)
-    sm120("report", run)
+    shown = sm120("report", run, "--to", "report.html", "--to", "public.md")
     assert evidence(tmp_path / "report.html")["numbers"][0] == "changed"
+    # not only at the end of the page: on the terminal, and among its warnings
+    assert f"{run}: numbers: changed: /cells/0/" in shown.err
+    page = open_report((tmp_path / "report.html").read_bytes())
+    assert page.data.findings[0].text.startswith("numbers: changed; the evidence says why")
+    assert check_report(page) == []
+    warnings = (tmp_path / "public.md").read_text().partition("## Warnings")[2]
+    assert "numbers: changed" in warnings.partition("\n## ")[0]
 
 
 def served(store: Path, at: str, weights: str) -> None:
