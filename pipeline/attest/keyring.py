@@ -39,7 +39,10 @@ def own_key(environment: Mapping[str, str]) -> Path | None:
         name = (read_at_most(folder / DEFAULT, _MOST_BYTES) or b"").decode("ascii", "replace")
     except OSError:
         # which of several is meant is not guessed
-        keys = sorted(folder.glob("*.pem"))
+        try:
+            keys = sorted(folder.glob("*.pem"))
+        except OSError:
+            return None  # a home of somebody else, which cannot be looked into
         return keys[0] if len(keys) == 1 else None
     name = name.strip()
     return folder / f"{name}.pem" if _NAME.fullmatch(name) else None

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pipeline.bench.workload import FilePrompts, Workload
 from pipeline.errors import SpecInvalid, WorkloadInvalid, did_you_mean
-from pipeline.yaml_file import read_yaml
+from pipeline.files import read_limited
+from pipeline.yaml_file import MAX_FILE_BYTES, parse_yaml
 
 FOLDER = Path(__file__).parent / "workloads"
 
@@ -33,8 +34,9 @@ def workload_path(name: str) -> Path:
 def read_workload(name: str) -> Workload:
     """A workload by name or file."""
     path = workload_path(name)
+    data = read_limited(path, MAX_FILE_BYTES, WorkloadInvalid)
     try:
-        workload = read_yaml(path, Workload)
+        workload = parse_yaml(data, Workload, path)
     except SpecInvalid as error:
         raise WorkloadInvalid(str(error)) from error
     if path.parent == FOLDER and workload.name != path.stem:

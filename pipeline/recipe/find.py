@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import RootModel, ValidationError
 
 from pipeline.errors import RecipeInvalid, SpecInvalid, UnknownRecipe, there_are
+from pipeline.files import read_limited
 from pipeline.model import NAME
 from pipeline.recipe.model import Recipe, RecipeFile
-from pipeline.yaml_file import mistakes, read_yaml
+from pipeline.yaml_file import MAX_FILE_BYTES, mistakes, parse_yaml
 
 # Tables by source: a field of the child takes the place of the parent's, whoever named that one.
 _BY_SOURCE = ("flags", "environment")
@@ -97,8 +98,9 @@ class Recipes:
             raise RecipeInvalid(f"{path}: {error}") from error
 
     def _body(self, path: Path) -> dict[str, Any]:
+        data = read_limited(path, MAX_FILE_BYTES, RecipeInvalid)
         try:
-            return dict(read_yaml(path, _Body).root)
+            return dict(parse_yaml(data, _Body, path).root)
         except SpecInvalid as error:
             raise RecipeInvalid(str(error)) from error
 

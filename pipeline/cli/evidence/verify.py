@@ -339,8 +339,8 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
         sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
     except WeightsUnknown as error:
         raise UnknownImage(
-            f"{path}: is neither an OCI layout nor a locked set of weights",
-            "Name a folder that `image export`, `registry pull` or `weights fetch` made.",
+            f"{path}: holds no OCI layout, no locked set of weights and no run of a benchmark",
+            "Name a folder that `image export`, `registry pull`, `weights fetch` or `bench` made.",
         ) from error
     walks = []
     # a Hub cache holds several sets; each has its own lock and its own statement

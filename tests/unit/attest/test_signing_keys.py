@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from pipeline.attest.keyring import default_folder
+from pipeline.attest.keyring import default_folder, own_key
 from pipeline.attest.keys import (
     AgentSigner,
     LocalSigner,
@@ -228,3 +228,14 @@ def test_an_agent_needs_to_say_for_which_key() -> None:
 def test_keys_lie_in_the_configuration_folder(tmp_path: Path) -> None:
     assert default_folder({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "sm120" / "keys"
     assert default_folder({}).parts[-3:] == (".config", "sm120", "keys")
+
+
+def test_a_home_that_cannot_be_looked_into_holds_no_key_that_signs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(self: Path, pattern: str) -> list[Path]:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    # root may look everywhere
+    monkeypatch.setattr(Path, "glob", closed)
+    assert own_key({"XDG_CONFIG_HOME": str(tmp_path)}) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -320,3 +321,27 @@ def test_what_is_no_name_in_a_registry_is_told_why(
 def test_an_image_that_is_not_there_is_told_before_a_missing_key(sm120: Command) -> None:
     assert sm120("evidence", "make", "nope").error == "UnknownImage"
     assert sm120("evidence", "make", "tiny").error == "UnknownImage"
+
+
+def test_a_file_that_cannot_be_read_is_not_said_to_have_a_wrong_field(
+    sm120: Command, checkout: Checkout, tmp_path: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    recipe = tmp_path / "own" / "mine.yaml"
+    recipe.touch()
+    os.truncate(recipe, 9 << 20)  # no mode keeps root from reading
+    named = "Check which file is named: none of its kind is so large."
+    assert hint(sm120, "render", "mine", "--as", "env", "--recipes", tmp_path / "own") == named
+    assert hint(sm120, "bench", "http://127.0.0.1:9", "--workload", recipe) == named
+    gone = hint(sm120, "bench", "http://127.0.0.1:9", "--workload", "gone.yaml")
+    assert gone == "Check that the file is there and that you may read it."
+
+
+def test_a_folder_that_holds_nothing_to_verify_may_have_been_meant_as_a_run(
+    sm120: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "night").mkdir()
+    ended = sm120("verify", tmp_path / "night")
+    assert ended.code == 41
+    assert "no run of a benchmark" in ended.err
+    assert "`bench` made" in ended.err
