@@ -93,6 +93,8 @@ def measured_alone(folder: Path) -> Iterator[None]:
         "Wait until that one has ended, or name another folder with --out.",
     )
     path = folder / _LOCK
+    with os_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with locked(path, busy=busy):
         try:
             yield

@@ -13,7 +13,7 @@ import click
 from pipeline import log
 from pipeline.attest.envelope import SUFFIX
 from pipeline.attest.trust import judges_strangers, with_named_keys
-from pipeline.bench.place import RUN_FILE, run_folder, runs_in
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
 from pipeline.cli.context import (
     checkout_or_none,
     named_platform,
@@ -194,6 +194,11 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
         compared = f"{', '.join(IN_A_CHECKOUT[:-1])} and {IN_A_CHECKOUT[-1]}"
         return (
             f"As far as can be told without a checkout. In one (--checkout) {compared} count, too."
+        )
+    if REQUESTS_FILE in node.culprit().message:
+        return (
+            f"Put the run's own {REQUESTS_FILE} back beside its {RUN_FILE}, from where it was"
+            " measured."
         )
     return how_to_add_facts(node)
 

@@ -139,6 +139,18 @@ def test_a_run_is_signed_and_verified_and_a_changed_digit_is_named(
 
 
 @pytest.mark.usefixtures("key")
+def test_a_signed_run_without_its_requests_is_answered_with_what_is_missing(
+    sm120: Command, run: Path
+) -> None:
+    assert sm120("bench", "attest", run).code == 0
+    (run / "requests.jsonl").unlink()
+    ended = sm120("verify", run)
+    assert ended.error == "EvidenceIncomplete"
+    assert "requests.jsonl is not beside the run" in ended.err
+    assert "Put the run's own requests.jsonl back" in ended.err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("key")
 def test_a_number_that_does_not_follow_is_not_signed(sm120: Command, run: Path) -> None:
     write_run(run, _scaled(read_run(run), 2.0))
     refused = sm120("bench", "attest", run)
