@@ -99,10 +99,10 @@ class Router:
         fastest = max(self._rates.values()) or 1.0
         return min(shared, key=lambda i: ((self._open[i] + 1) / (self._rates[i] or fastest), i))
 
-    def n_routes(self, pin: FilePin) -> int:
-        """How many routes may have a file."""
+    def names(self, pin: FilePin) -> set[str]:
+        """The routes that may have a file."""
         with self._guard:
-            return len(self._order(pin))
+            return {self._routes[i].name for i in self._order(pin)}
 
     def opened(self, route: Route, by: int) -> None:
         """One more range is open there, or one less."""
@@ -286,8 +286,10 @@ class Attempts:
         # a stall has cost much time already; a quick failure may pass, so its route gets two tries
         if failure.is_stall or failure.is_unreached or self._failures % 2 == 0:
             self._turn += 1
-        # nobody was there in a whole round: no network, or a mistyped name
-        is_alone = self._unreached > self._router.n_routes(pin)
+        # nobody was there in a whole round: no network, or a mistyped name; what other connections
+        # find out changes the order, so that a round may leave one out
+        left = self._router.names(pin)
+        is_alone = self._unreached > len(left) and left <= self._reasons.keys()
         if is_alone or self._failures >= ATTEMPTS or self._deferred >= DEFERRED_ATTEMPTS:
             rows = [*self._router.reasons(pin), *((why, n) for n, why in self._reasons.items())]
             reasons = "; ".join(f"{why} ({name})" for why, name in rows)

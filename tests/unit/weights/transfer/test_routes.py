@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.transfer import xet_route
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
 from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
-from pipeline.weights.transfer.router import FAILURES, Router
+from pipeline.weights.transfer.router import FAILURES, Attempts, Router
 from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, Route
 from pipeline.weights.transfer.workers import Throttle
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
@@ -157,6 +157,36 @@ def test_a_route_that_is_put_off_is_left_alone_that_long() -> None:
     router.defer(http, 5)
     router.defer(http, 1)
     assert 4 < router.wait_left_s(http) <= 5
+
+
+class Gone(Named):
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
+        raise AttemptFailed(self.name, is_unreached=True)
+
+
+def _ask_on(attempts: Attempts, asked: list[str], after_two: Callable[[], None]) -> None:
+    while len(asked) < 10:
+        with pytest.raises(AttemptFailed) as gone:
+            attempts.open(PIN, 0, 1)
+        asked.append(str(gone.value))
+        if len(asked) == 2:
+            after_two()
+        attempts.failed(PIN, gone.value)
+
+
+def test_where_nobody_is_there_each_is_asked_whatever_others_find_out_meanwhile() -> None:
+    near, xet, hub = Gone("near"), Gone("xet"), Gone("hub")
+    router, asked = Router([near, xet, hub]), list[str]()
+
+    def by_another_connection() -> None:
+        # it comes last from now on, and the third turn is its again
+        for _ in range(FAILURES):
+            router.failed(xet)
+
+    attempts = Attempts(router, threading.Event(), first_wait_s=0.0)
+    with pytest.raises(SourceUnreachable, match=r"\(hub\)"):
+        _ask_on(attempts, asked, by_another_connection)
+    assert asked[:4] == ["near", "xet", "xet", "near"]
 
 
 @dataclass
