@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -162,14 +163,21 @@ def _next_lines(checkout: Checkout, built: Built) -> list[str]:
 def _tiny_recipe(checkout: Checkout, image: str) -> str | None:
     """A recipe of an image that starts on any machine."""
     folder = checkout.root / "recipes"
-    texts = (path.read_text(errors="replace") for path in folder.glob("*.yaml"))
     # most images have none, and reading all recipes takes as long as the rest of a build
-    if not any("tiny: true" in text and image in text for text in texts):
+    if not any(_mentions(path, "tiny", image) for path in folder.glob("*.yaml")):
         return None
     from pipeline.cli.image.run_lines import recipe_for_any_machine
     from pipeline.recipe.find import Recipes
 
     return recipe_for_any_machine(Recipes([folder]), image)
+
+
+def _mentions(path: Path, *words: str) -> bool:
+    # editors leave links to nowhere beside recipes: no reason to end a build with an error
+    with suppress(OSError):
+        text = path.read_text(errors="replace")
+        return all(word in text for word in words)
+    return False
 
 
 def _without_compiling(store: Store, plans: list[ImagePlan]) -> list[ImagePlan]:

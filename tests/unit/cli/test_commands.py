@@ -178,6 +178,8 @@ def test_after_a_build_the_ways_with_and_without_docker_are_named(
     for module in ("context", "image.build"):
         monkeypatch.setattr(f"pipeline.cli.{module}.host_platform", lambda: AMD64)
     (checkout.root / "recipes").mkdir()
+    # as editors leave them
+    (checkout.root / "recipes" / ".#mine.yaml").symlink_to("nowhere")
     shipped = (ROOT / "recipes" / "tiny-cpu.yaml").read_text()
     recipe = checkout.root / "recipes" / "tiny-cpu.yaml"
     recipe.write_text(shipped.replace("image: llama-cpp-cpu", "image: tiny"))
