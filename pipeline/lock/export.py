@@ -33,16 +33,8 @@ def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
             was, now = before.get(name), after.get(name)
             if was == now:
                 continue
-            moves.append(
-                Move(
-                    image=new.image,
-                    platform=new.platform,
-                    kind=kind.removesuffix("s"),
-                    name=name,
-                    before=_shown(was, now),
-                    after=_shown(now, was),
-                )
-            )
+            what = (kind.removesuffix("s"), name)
+            moves.append(_move(new, *what, _shown(was, now), _shown(now, was)))
     return moves or _lock_moves(old, new)
 
 
@@ -51,16 +43,7 @@ def _lock_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
     before = old.seal if old else None
     if before == new.seal:
         return []
-    return [
-        Move(
-            image=new.image,
-            platform=new.platform,
-            kind="lock",
-            name=new.image,
-            before=before,
-            after=new.seal,
-        )
-    ]
+    return [_move(new, "lock", new.image, before, new.seal)]
 
 
 def _base_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
@@ -68,16 +51,19 @@ def _base_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
     named = now or was
     if was == now or named is None:
         return []
-    return [
-        Move(
-            image=new.image,
-            platform=new.platform,
-            kind="base",
-            name=named.repository,
-            before=was.manifest.digest if was else None,
-            after=now.manifest.digest if now else None,
-        )
-    ]
+    before, after = (base.manifest.digest if base else None for base in (was, now))
+    return [_move(new, "base", named.repository, before, after)]
+
+
+def _move(new: ImageLock, kind: str, name: str, before: str | None, after: str | None) -> Move:
+    return Move(
+        image=new.image,
+        platform=new.platform,
+        kind=kind,
+        name=name,
+        before=before,
+        after=after,
+    )
 
 
 def _shown(pin: Pin | None, other: Pin | None) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import sha256_of
+from pipeline.net.timing import retry_after_s
 from pipeline.smoke.model import Exchange, Limits
 from pipeline.smoke.wire import Address, Lost, Raw, send
 
@@ -209,8 +210,7 @@ def _lines(raw: Raw) -> Iterator[tuple[float, bytes]]:
 
 def _pause_s(raw: Raw, tries: int, number: int) -> float:
     """What the server asks for; longer each time where it names nothing."""
-    named = raw.headers.get("retry-after", "")
-    wanted = float(named) if named.isdecimal() else 0.0
+    wanted = retry_after_s(raw.headers.get("retry-after", ""))
     # not all at the same moment again
     spread = 1 + number % 8 / 8
     return min(wanted or 0.05 * 2.0 ** min(tries, 5), _LONGEST_PAUSE_S) * spread

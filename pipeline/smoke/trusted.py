@@ -9,6 +9,7 @@ from pipeline.smoke.baseline import (
     baseline_questions,
     is_right,
 )
+from pipeline.smoke.compare import said_by
 from pipeline.smoke.session import Session
 
 
@@ -18,11 +19,10 @@ async def record_baseline(session: Session, url: str) -> Baseline:
     for question in baseline_questions():
         answer = await session.ask_known(question.prompt)
         session.require_clean(answer)
-        text = answer.reasoning + answer.text
         answers.append(
             BaselineAnswer(
                 prompt=question.prompt,
-                text=text,
+                text=said_by(answer),
                 is_right=is_right(question, answer.text),
                 is_cut=answer.is_cut,
                 tokens=[
