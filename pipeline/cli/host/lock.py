@@ -102,8 +102,14 @@ def lock(
     old = read_or_none(read_host_lock, path)
     # pins that answer another spec are dropped, not kept beside the new ones
     kept = old.targets if old and old.spec == spec.digest() else {}
+    dropped = sorted(set(old.targets) - {target, *kept}) if old else []
     if not dry_run:
         write_host_lock(path, sealed_host(spec, {**kept, target: new}))
+    if dropped:
+        log.say(
+            f"Warning: host.yaml changed since {', '.join(dropped)} was locked, so the new lock\n"
+            "leaves it out. Lock it again: `sm120 host lock --target TARGET` for each."
+        )
     moves = _moves(old.targets.get(target) if old else None, new)
     if as_json:
         return say_json(moves)

@@ -141,16 +141,16 @@ def _play(
     arguments = [*fleet.arguments(), "--forks", str(fleet.jobs), *more, *mode.arguments()]
     arguments += ["--extra-vars", json.dumps(variables)]
     with fleet.password_files() as passwords:
-        code = stream_playbook(checkout_of(context), playbook, [*arguments, *passwords])
+        played = stream_playbook(checkout_of(context), playbook, [*arguments, *passwords])
     if mode.dry_run:
         log.say("Dry run: nothing was changed, so nothing is recorded or verified.")
     else:
         show_changes(fleet.records, signing)
     # after the records: hosts that were changed before the failure are recorded, too
-    if code != 0:
+    if played.code != 0:
         alone = "The hosts were not verified; `sm120 host verify` does that alone."
         hint = "" if mode.dry_run else alone
-        raise ProvisionFailed(f"ansible-playbook ended with code {code}", hint)
+        raise ProvisionFailed(played.summary, hint)
 
 
 def _require_lock(context: click.Context) -> None:

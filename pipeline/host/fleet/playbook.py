@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline import proc
 from pipeline.errors import FleetUnready
@@ -39,11 +41,49 @@ def ansible_environment(checkout: Checkout) -> dict[str, str]:
     return environment
 
 
-def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> int:
-    """Run a playbook with its output on the terminal; its exit code."""
+class Played(NamedTuple):
+    """How a playbook ended, on which hosts."""
+
+    code: int
+    failed: list[str]
+    done: list[str]
+    untouched: list[str]  # a failed canary or batch ends the run before these
+
+    @property
+    def summary(self) -> str:
+        """Who failed, who is done and whom the run did not reach, in one line."""
+        parts = [f"failed: {', '.join(self.failed)}"] if self.failed else []
+        parts += [f"done: {', '.join(self.done)}"] if self.done else []
+        parts += [f"not touched: {', '.join(self.untouched)}"] if self.untouched else []
+        return "; ".join(parts) or f"ansible-playbook ended with code {self.code} before any host"
+
+
+def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> Played:
+    """Run a playbook with its output on the terminal; how it ended on each host."""
     command = [ansible_program("ansible-playbook"), str(checkout.root / "ansible" / name)]
     env = ansible_environment(checkout)
-    return subprocess.run([*command, *arguments], env=env, check=False).returncode
+    # Ansible writes its recap to a log as well, and the terminal keeps its colours; the log is
+    # readable by its owner alone and goes with the folder
+    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
+        log = Path(folder, "log")
+        code = subprocess.run(
+            [*command, *arguments], env={**env, "ANSIBLE_LOG_PATH": str(log)}, check=False
+        ).returncode
+        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+    if code == 0:
+        return Played(code, [], [], [])
+    recap = {m["host"]: m for line in lines if (m := _RECAP.search(line))}
+    failed = [h for h, m in recap.items() if int(m["failed"]) or int(m["unreachable"])]
+    listed = proc.read([*command, *arguments, "--list-hosts"], env=env).stdout.decode()
+    hosts = [line.strip() for line in listed.splitlines() if line.startswith(" " * 6)]
+    untouched = sorted({*hosts} - {*recap})
+    return Played(code, failed, [h for h in recap if h not in failed], untouched)
+
+
+_RECAP = re.compile(
+    r"(?P<host>\S+)\s+: ok=\d+\s+changed=\d+"
+    r"\s+unreachable=(?P<unreachable>\d+)\s+failed=(?P<failed>\d+)"
+)
 
 
 @contextmanager

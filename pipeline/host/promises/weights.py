@@ -46,7 +46,10 @@ def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> 
         command = f"{wanted.command} --checkout {wanted.home}/checkout"
         done = host.run(f"{command} weights verify {wanted.root}/{name}")
         if done.rc in _DAMAGED:
-            damaged.append(f"{name} ({done.stderr.strip().splitlines()[0]})")
+            lines = done.stderr.strip().splitlines()
+            # progress comes first; the error names the file
+            error = next((line for line in lines if line.startswith("sm120: ")), lines[-1])
+            damaged.append(f"{name} ({error.removeprefix('sm120: ')})")
         elif done.rc != 0:
             raise Broken(f"{name}: verify ended with {done.rc}: {done.stderr.strip()[:200]}")
     fix = "Run the playbook again, or `sm120 weights verify DIR --repair` on the host."

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from pipeline.cli.host.fleet import fleet_of
-from pipeline.host.fleet.playbook import ansible_program
+from pipeline.host.fleet.playbook import Played, ansible_program
 from pipeline.host.fleet.promised import Promised
 from pipeline.spec.checkout import Checkout
 from tests.testbed.playbook import NO_OPTIONS
@@ -139,9 +139,9 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
 ) -> None:
     played: list[list[str]] = []
 
-    def play(checkout: object, name: str, arguments: list[str]) -> int:
+    def play(checkout: object, name: str, arguments: list[str]) -> Played:
         played.append([name, *arguments])
-        return 0 if len(played) < 3 else 2
+        return Played(0 if len(played) < 3 else 2, ["n1"], [], ["n2", "n3"])
 
     monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", play)
     inventory = tmp_path / "hosts.yml"
@@ -157,7 +157,9 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
     assert plan.code == 0
     assert "--check" in played[1]
     assert "next provision" not in plan.err
-    assert sm120(*asked).error == "ProvisionFailed"
+    stopped = sm120(*asked)
+    assert stopped.error == "ProvisionFailed"
+    assert "failed: n1; not touched: n2, n3" in stopped.err
 
 
 @pytest.fixture
@@ -195,9 +197,9 @@ def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
 ) -> None:
     seen: list[str] = []
 
-    def stream(checkout: Checkout, name: str, arguments: list[str]) -> int:
+    def stream(checkout: Checkout, name: str, arguments: list[str]) -> Played:
         seen.extend(arguments)
-        return 2
+        return Played(2, ["n1"], [], [])
 
     monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", stream)
     monkeypatch.setattr("pipeline.cli.host.provision._require_lock", lambda _: None)

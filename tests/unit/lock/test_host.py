@@ -302,7 +302,9 @@ def test_pins_of_another_spec_do_not_stay_in_the_lock(
     spec = checkout / "lockfiles" / "host.yaml"
     spec.write_text(yaml.safe_dump(spec_data(branch=590)))
     assert sm120("host", "lock", "--check").error == "LockStale"
-    sm120("host", "lock", "--target", DEBIAN, *place)
+    locked = sm120("host", "lock", "--target", DEBIAN, *place)
+    assert f"host.yaml changed since {UBUNTU} was locked" in locked.err
+    assert "Warning" not in sm120("host", "lock", "--target", DEBIAN, *place).err
     assert UBUNTU not in sm120("host", "lock", "--check").out
 
 

@@ -18,5 +18,5 @@ command -v docker >/dev/null || exit 0
 form='{{json .HostConfig.DeviceRequests}} {{json .HostConfig.Devices}} {{.HostConfig.Runtime}}|{{.Name}}'
 running=$(timeout 20 docker ps --quiet 2>/dev/null) || exit 0
 [ -z "$running" ] || timeout 20 docker inspect --format "$form" $running 2>/dev/null |
-    awk -F'|' '$1 ~ /"gpu"|nvidia/ {sub("^/", "", $2); print "container " $2}'
+    awk -F'|' '$1 ~ /"gpu"|nvidia/ {sub("^/", "", $2); print "container " $2 ($1 ~ /"Driver":"cdi"/ ? " by CDI" : "")}'
 exit 0

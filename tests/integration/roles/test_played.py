@@ -1,0 +1,48 @@
+"""What a run of a playbook says about each host, by a real ansible-playbook without a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.host.fleet.playbook import Played, stream_playbook
+from pipeline.spec.checkout import Checkout
+
+PLAY = """
+- hosts: all
+  connection: local
+  gather_facts: false
+  serial: 1
+  tasks:
+    - ansible.builtin.debug: {msg: reached}
+    - ansible.builtin.fail: {msg: broken}
+      when: inventory_hostname == broken
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "played"),
+    [
+        ("n1", Played(2, ["n1"], [], ["n2", "n3"])),
+        ("n2", Played(2, ["n2"], ["n1"], ["n3"])),
+        ("n9", Played(0, [], [], [])),
+    ],
+)
+def test_a_run_names_the_failed_the_finished_and_the_untouched_hosts(
+    tmp_path: Path, broken: str, played: Played
+) -> None:
+    (tmp_path / "ansible").mkdir()
+    (tmp_path / "ansible" / "play.yml").write_text(PLAY)
+    (tmp_path / "hosts").write_text("n1\nn2\nn3\n")
+    arguments = ["-i", str(tmp_path / "hosts"), "-e", f"broken={broken}"]
+    assert stream_playbook(Checkout(tmp_path), "play.yml", arguments) == played
+
+
+def test_a_playbook_that_does_not_load_touches_no_host(tmp_path: Path) -> None:
+    (tmp_path / "ansible").mkdir()
+    (tmp_path / "ansible" / "play.yml").write_text("- hosts: [")
+    (tmp_path / "hosts").write_text("n1\n")
+    ended = stream_playbook(Checkout(tmp_path), "play.yml", ["-i", str(tmp_path / "hosts")])
+    assert (ended.failed, ended.done) == ([], [])
+    assert ended.summary == f"ansible-playbook ended with code {ended.code} before any host"
