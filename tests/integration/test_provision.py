@@ -91,6 +91,8 @@ def test_check_mode_on_fresh_nodes_shows_the_plan_and_changes_nothing(
     checked.require_good()
     assert checked.count("changed") > 0
     assert "+Pin-Priority: 1001" in checked.text
+    assert "This host would reboot for" in checked.text
+    assert "The kernel was booted without" not in checked.text
     assert differences(before, snapshot(site.second), ()) == []
 
 
@@ -151,6 +153,28 @@ def test_drift_is_found_where_it_is_and_repaired(
         assert not any(changed.values())
     assert site.first.shell("sysctl --values vm.swappiness") == "0\n"
     assert site.first.shell("systemctl is-active sm120-governor") == "active\n"
+
+
+def test_a_grub_file_that_overrides_our_arguments_ends_the_run_without_a_reboot(
+    provisioned: tuple[Site, Run],
+) -> None:
+    site, _ = provisioned
+    booted = site.first.shell("cat /proc/sys/kernel/random/boot_id")
+    other = "/etc/default/grub.d/90-other.cfg"
+    site.first.shell(f"echo 'GRUB_CMDLINE_LINUX=quiet' >{other}")
+    run = site.run("--tags", "pcie", "--limit", "n1")
+    site.first.shell(f"rm {other}")
+    assert run.recap["n1"]["failed"] == 1
+    assert f"{other} is read after ours" in run.text
+    assert site.first.shell("cat /proc/sys/kernel/random/boot_id") == booted
+
+
+@pytest.mark.big
+def test_a_masked_persistence_daemon_runs_again(provisioned: tuple[Site, Run]) -> None:
+    site, _ = provisioned
+    site.first.shell("systemctl mask --now nvidia-persistenced")
+    site.run("--tags", "nvidia_driver", "--limit", "n1").require_good()
+    assert site.first.shell("systemctl is-active nvidia-persistenced") == "active\n"
 
 
 @pytest.mark.big
