@@ -68,6 +68,8 @@ class Card(Frozen):
     peer_to_peer: bool = False  # cards reach each other's memory
     hugepages_gib: Annotated[int, Field(ge=1)] | None = None  # free ones, set aside at boot
     cpu: Line | None = None
+    # what the image's code was made for; the text above is for people
+    processor: Literal["amd-zen-5"] | None = Field(default=None, exclude_if=lambda v: v is None)
 
     @model_validator(mode="after")
     def _names_its_cards(self) -> Card:
@@ -123,6 +125,13 @@ class LogLine(Frozen):
     why: Line
 
 
+class ContraryReport(Frozen):
+    """A published report that speaks against what a recipe does, and what that means for users."""
+
+    link: Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
+    what: Line
+
+
 class Expectations(Frozen):
     """What a start must show: no silent fallback to another backend."""
 
@@ -170,6 +179,9 @@ class _Recipe(Frozen):
     # the variables that take the place of a field, as the documents' scripts have them
     overrides: list[Override] = []
     changes: list[Change] = []
+    contrary: list[ContraryReport] = Field(default=[], exclude_if=lambda value: not value)
+    # patches of the image, by file, without which the engine dies with these flags
+    needs_patches: list[RelativePath] = Field(default=[], exclude_if=lambda value: not value)
     expect: Expectations = Expectations()
     smoke: SmokeSpec = SmokeSpec()
     bench: list[Name] = []
@@ -190,6 +202,8 @@ class _Recipe(Frozen):
                 if doubled := sorted(seen & fields):
                     raise ValueError(f"{doubled[0]} is set by two sources")
                 seen |= fields
+        if self.needs_patches and self.image is None:
+            raise ValueError("`needs_patches` are patches of its `image`, and it names none")
         kinds = {source.kind for source in self.sources.values()}
         if self.backing == "reported" and "report" not in kinds:
             raise ValueError("`reported` needs a source that is a report")

@@ -35,6 +35,8 @@ CARD_NAMES = {
     "b200": "B200",
     "h200": "H200",
 }
+# Vendor and family, as /proc/cpuinfo has them; ansible/roles/nccl asks for the same.
+PROCESSORS = {"amd-zen-5": ("AuthenticAMD", 26)}
 
 
 @dataclass(frozen=True)
@@ -325,6 +327,24 @@ def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("memory", "NUMA", same, f"{count} nodes, wanted {wanted.numa_nodes}", fix)
 
 
+def processor(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+    """The one that the image's own code was made for; on others that code changes nothing."""
+    wanted = plan.recipe.hardware.processor
+    if wanted is None:
+        yield not_applicable("processor", "host", "the recipe runs on any")
+        return
+    if isinstance(machine.facts, Unknown):
+        yield result("processor", "host", machine.facts, "", "")
+        return
+    cpu = machine.facts.cpu
+    missing = first_unknown(cpu.vendor, cpu.family)
+    found = f"{cpu.name if isinstance(cpu.name, str) else cpu.vendor}, family {cpu.family}"
+    is_wanted = (cpu.vendor, cpu.family) == PROCESSORS[wanted]
+    why = f"{found}: is {wanted}" if is_wanted else f"{found}; the recipe is for {wanted}"
+    fix = f"Take a recipe that does not need the image {plan.recipe.image}: `sm120 recipe list`."
+    yield result("processor", "host", missing or is_wanted, why, fix)
+
+
 CHECKS: dict[str, Check] = {
     "port": port,
     "image": image,
@@ -336,6 +356,7 @@ CHECKS: dict[str, Check] = {
     "fit": fit,
     "driver": driver,
     "gate": gate,
+    "processor": processor,
     "memory": memory,
     "hugepages": hugepages,
 }

@@ -617,7 +617,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"host_tuning_card": "max-q", "host_tuning_power_limit_w": 600},
         "600 W is not a limit of a max-q card (250 to 325 W)",
     ),
-    ("nccl", {"nccl_patched_library": "/etc/hostname"}, "where its first all_reduce hangs"),
+    ("nccl", {"nccl_patched_library": "/etc/hostname"}, "where it was never measured"),
     ("registry", {"registry_name": "x", "registry_htpasswd": ["ops:secret"]}, "bcrypt hash"),
 ]
 

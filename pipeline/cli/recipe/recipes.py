@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pipeline import log
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import find_built
 from pipeline.assemble.plan import plan_image
@@ -85,6 +86,12 @@ def recipes_of(context: click.Context, folders: tuple[Path, ...]) -> Recipes:
     # outside a checkout the user's own folders are all there is
     checkout = checkout_or_none(context) if folders else checkout_of(context)
     return Recipes([*folders, *([checkout.root / "recipes"] if checkout else [])])
+
+
+def say_contrary(recipe: Recipe) -> None:
+    """Name the published reports that speak against what a recipe does."""
+    for report in recipe.contrary:
+        log.say(f"{recipe.name}: a report speaks against it: {report.what}\n  {report.link}")
 
 
 def override_options(command: Callable[..., Any]) -> Callable[..., Any]:

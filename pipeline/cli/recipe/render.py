@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeline import log
-from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.context import checkout_of, pick_platform, say_json
 from pipeline.cli.options import ANY_PATH, json_option, platform_option
 from pipeline.cli.recipe.recipes import (
     all_overrides,
@@ -17,8 +17,10 @@ from pipeline.cli.recipe.recipes import (
     override_options,
     recipes_of,
     recipes_option,
+    say_contrary,
     weights_folder,
 )
+from pipeline.errors import RecipeInvalid
 from pipeline.files import write_bytes
 from pipeline.oci.docker import default_tag
 from pipeline.oci.reference import Reference, parse_reference
@@ -30,6 +32,7 @@ from pipeline.recipe.render.client import client_settings, render_env
 from pipeline.recipe.render.formats import CONTAINED, FORMATS
 from pipeline.recipe.render.formats import render as rendered
 from pipeline.recipe.render.target import Target
+from pipeline.spec.checkout import Checkout
 
 
 @click.command()
@@ -94,6 +97,9 @@ def render(
     """
     recipe = recipes_of(context, folders).read(name)
     overrides = all_overrides(recipe, overrides)
+    say_contrary(recipe)
+    if format_name == "shell" and recipe.image:
+        _compare_engines(checkout_of(context), recipe)
     if format_name == "env":
         model = overrides.served_model_name or recipe.model.name
         settings = client_settings(model, overrides.port or recipe.port, node)
@@ -117,6 +123,24 @@ def render(
     chosen = {"gpus": gpus, "nccl": host_nccl, "runner": runner, "lan": lan, "claim": claim}
     target = Target.model_validate({"image": _image(recipe, reference, digest), **chosen})
     _write(rendered(launch, target, format_name), out)
+
+
+def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:
+    """Refuse where the host's engine dies without the image's patches; else name them."""
+    if needed := recipe.needs_patches:
+        raise RecipeInvalid(
+            f"{recipe.name}: the engine of this machine lacks {needed[0]} of the image"
+            f" {recipe.image}, and dies with these flags",
+            "Render it for a container, or take a recipe without an image: `sm120 recipe list`.",
+        )
+    for spec in checkout.chain(
+        recipe.image or "", pick_platform(checkout.spec(recipe.image or ""), None)
+    ):
+        for patch in checkout.series(spec).patches:
+            log.say(
+                f"{recipe.name}: the image {recipe.image} has {patch.file}, which this machine's"
+                f" engine lacks: {patch.why}"
+            )
 
 
 def _write(text: str, out: Path | None) -> None:

@@ -11,7 +11,13 @@ import click
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, store_of, store_to_read
 from pipeline.cli.options import ANY_PATH, json_option
-from pipeline.cli.recipe.recipes import gpus_option, override_options, recipes_of, recipes_option
+from pipeline.cli.recipe.recipes import (
+    gpus_option,
+    override_options,
+    recipes_of,
+    recipes_option,
+    say_contrary,
+)
 from pipeline.cli.serve.job import Request, make_job
 from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
@@ -119,6 +125,7 @@ def _serve(
     """The first recipe of the chain that serves, and its attempt."""
     after: str | None = None
     for recipe in _chain(recipes, name):
+        say_contrary(recipe)
         with request.store.in_use():
             job = make_job(request, recipe, after)
             begun = new_attempt(job)

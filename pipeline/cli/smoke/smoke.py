@@ -14,7 +14,7 @@ import click
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, store_of
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
-from pipeline.cli.recipe.recipes import recipes_of, recipes_option
+from pipeline.cli.recipe.recipes import recipes_of, recipes_option, say_contrary
 from pipeline.cli.serve.job import Request
 from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
@@ -209,6 +209,7 @@ def _smoke_recipe(
                 state_climb(server, recipes, session, result, signing)
             _require_passed(result, session)
     except SmokeFailed as error:
+        say_contrary(server.recipe)
         if _failed_by_drafts(session) and not is_ours:
             log.say("Serving it again without its draft model, as the rungs before proved it.")
             server.serve_again(drafting=False, after=begun.id)

@@ -110,7 +110,7 @@ def test_the_patched_library_is_ours_or_none(host: Host, wanted: NcclPromise) ->
 
 
 def test_the_patched_library_is_only_where_it_works(facts: HostFacts, wanted: NcclPromise) -> None:
-    """NVIDIA/nccl#2127 is for eight GPUs on Zen 5; elsewhere it hangs (rtx6kpro#15)."""
+    """NVIDIA/nccl#2127 was measured with eight GPUs on Zen 5, and nowhere else."""
     if not wanted.patched:
         not_applicable("no patched library is asked for")
     cpu, gpus = facts.cpu, known(facts.gpus)

@@ -6,11 +6,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.assemble import patch
 from pipeline.gate.arch.spec import read_arch_spec
+from pipeline.host.probes.tune import plan
 from pipeline.lock.model import read_lock
 from pipeline.lock.source import read_source_lock
+from pipeline.recipe.find import Recipes
+from pipeline.serve.preflight import PROCESSORS
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.source import SourcePatch
 
@@ -104,3 +108,28 @@ def test_objects_of_gcc_are_kept(tmp_path: Path) -> None:
 def test_what_nvcc_itself_hands_to_gcc_is_not_kept_twice(tmp_path: Path) -> None:
     inner = "/tmp/tmpxft_00000007_00000000-6_a.cudafe1.cpp"
     assert run_script("g++", tmp_path, "-c", inner) == ["g++", "-c", inner]
+
+
+def test_image_recipe_role_and_patch_agree_on_the_hosts_it_is_for() -> None:
+    """AMD Zen 5 with eight cards: measured by NVIDIA/nccl#2080 and #2127, and nowhere else."""
+    recipes = Recipes([ROOT / "recipes"])
+    users = [r for name in recipes.names() if (r := recipes.read(name)).image == "vllm-nccl"]
+    assert {(r.hardware.processor, r.hardware.cards) for r in users} == {("amd-zen-5", 8)}
+    vendor, family = PROCESSORS["amd-zen-5"]
+    role = (ROOT / "ansible" / "roles" / "nccl" / "tasks" / "patched.yml").read_text()
+    assert f"['{vendor} {family}', '8']" in role
+    p2p = (OWN / "patches" / "amd-p2p.patch").read_text()
+    assert "model == NCCL_TOPO_CPU_MODEL_AMD_ZEN5" in p2p
+    assert "nodes[GPU].count <= 8" in p2p
+    assert Checkout(ROOT).spec("vllm-nccl").platforms == SPEC.builds["sm120"].platforms
+    assert SPEC.builds["sm120"].platforms == ["linux/amd64"]
+
+
+def test_nothing_that_is_shipped_forces_ll128() -> None:
+    """Across sockets CPUs split its stores, and data is silently wrong (NVIDIA/nccl#2036)."""
+    recipes = Recipes([ROOT / "recipes"])
+    for name in recipes.names():
+        assert "LL128" not in recipes.read(name).variables().get("NCCL_PROTO", "")
+    assert "LL128" not in "".join(s.label for s in plan(full=True))
+    settings = yaml.safe_load((ROOT / "ansible/roles/nccl/vars/main.yml").read_text())
+    assert "LL128" not in str(settings["nccl_profiles"])

@@ -327,3 +327,29 @@ def test_a_fit_that_cannot_be_calculated_is_said_and_stops_nothing(
     for other in (short, unseen):
         with pytest.raises(PreflightFailed, match=other.why):
             require_ready([unread, other])
+
+
+def on_processor(vendor: str, family: str) -> Machine:
+    text = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel name\t: Some CPU\n"
+    return machine_of(changed(blackwell(2), files={"/proc/cpuinfo": text}), "")
+
+
+def test_the_nccl_of_zen_5_is_served_on_zen_5() -> None:
+    wants = plan(two_cards(processor="amd-zen-5"))
+    (row,) = CHECKS["processor"](wants, on_processor("AuthenticAMD", "26"))
+    assert (row.verdict, row.why) == ("passed", "Some CPU, family 26: is amd-zen-5")
+    assert verdicts("processor", plan(two_cards()), NO_MACHINE) == ["not applicable"]
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "why"),
+    [
+        (on_processor("AuthenticAMD", "25"), "failed", "family 25; the recipe is for amd-zen-5"),
+        (on_processor("GenuineIntel", "26"), "failed", "the recipe is for amd-zen-5"),
+        (NO_MACHINE, "unknown", ""),
+    ],
+)
+def test_on_another_processor_it_is_not(found: Machine, verdict: str, why: str) -> None:
+    (row,) = CHECKS["processor"](plan(two_cards(processor="amd-zen-5")), found)
+    assert row.verdict == verdict
+    assert why in row.why
