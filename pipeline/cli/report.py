@@ -18,6 +18,7 @@ from pipeline.cli.options import (
     look_in_option,
     trust_option,
 )
+from pipeline.cli.recipe.recipes import own_recipes_option
 from pipeline.cli.report_evidence import with_states
 from pipeline.cli.result_statements import leave_report_statement
 from pipeline.cli.signing import Signing, trust_of
@@ -104,6 +105,7 @@ class _Target(click.ParamType[Path]):
     help="Leave out host names, addresses, paths, serial numbers and user names.",
 )
 @look_in_option
+@own_recipes_option
 @trust_option
 @json_option
 @click.pass_context
@@ -118,6 +120,7 @@ def report(
     host_path: Path | None,
     is_redacted: bool,
     folders: tuple[Path, ...],
+    own_recipes: tuple[Path, ...],
     trust_path: Path | None,
     as_json: bool,
 ) -> None:
@@ -135,7 +138,7 @@ def report(
     if not runs and not references:
         raise click.UsageError("Name a RUN, or published tables with --reference.")
     judge = Judge(trust_of(context, trust_path), checkout_or_none(context), datetime.now(UTC))
-    behind = Behind(_store(context), folders)
+    behind = Behind(_store(context), (*folders, *own_recipes))
     named = [each for path in runs for each in runs_in(path) or [path]]
     if log_path and len(named) > 1:
         raise click.UsageError("--log is of one start: name one RUN with it.")

@@ -92,6 +92,9 @@ class Recipes:
         except UnknownRecipe as error:
             raise UnknownRecipe(f"{path}: extends: {error}") from error
         above = self._resolved(parent, (*below, name))
+        if above.get("backing") == "proved":
+            # what was run is the parent: nobody has run it with these changes
+            above["backing"] = "unproved"
         try:
             return merge(above, body)
         except RecipeInvalid as error:

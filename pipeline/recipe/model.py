@@ -24,7 +24,7 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_le
 Setting = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=2000)]
 Engine: TypeAlias = Literal["vllm", "sglang", "ik-llama", "llama-cpp"]
 # What a recipe rests on; each is worth more than the one before it.
-Backing: TypeAlias = Literal["stated", "reported", "proved"]
+Backing: TypeAlias = Literal["unproved", "stated", "reported", "proved"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Address = Annotated[str, StringConstraints(pattern=r"^[0-9a-f.:]+$", max_length=45)]
 # What a user may change for one start, by the names of the documents' scripts.

@@ -117,7 +117,7 @@ def _short(plan: FitPlan, model: Model, room: Room) -> Known[str]:
         return _short_of_layout(model, flags, room)
     if isinstance(model, GgufModel):
         return unknown("the model is a GGUF file")
-    question = _question(flags, model, room)
+    question = question_of(flags, model, room)
     if isinstance(question, Unknown):
         return question
     found = answer(model, question)
@@ -138,7 +138,8 @@ def _kv(word: str | None) -> Known[Kv | None]:
     return _KV.get(word, unknown(f"a KV cache of {word} is not part of the calculation"))
 
 
-def _question(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
+def question_of(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
+    """What the flags of vLLM or SGLang ask for."""
     kv = _kv(getattr(flags, "kv_cache_dtype", None))
     if isinstance(kv, Unknown):
         return kv

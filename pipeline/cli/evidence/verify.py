@@ -32,6 +32,7 @@ from pipeline.cli.options import (
     registry_options,
     trust_option,
 )
+from pipeline.cli.recipe.recipes import own_recipes_option
 from pipeline.cli.registry.look import open_registry
 from pipeline.cli.signing import trust_of
 from pipeline.errors import (
@@ -109,6 +110,7 @@ _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 @click.option(
     "--all", "everything", is_flag=True, help="Show every package, not only what is wrong."
 )
+@own_recipes_option
 @platform_option
 @registry_options
 @json_option
@@ -118,6 +120,7 @@ def verify(
     artifact: str,
     places: tuple[Path, ...],
     folders: tuple[Path, ...],
+    own_recipes: tuple[Path, ...],
     trust_path: Path | None,
     key_paths: tuple[Path, ...],
     policy_path: Path | None,
@@ -140,6 +143,8 @@ def verify(
     trust = with_named_keys(trust_of(context, trust_path), key_paths)
     policy = read_policy(policy_path) if policy_path else None
     judge = Judge(trust, checkout_or_none(context), now, deep, jobs)
+    # a run of a recipe of one's own is compared with that recipe, as `serve` found it
+    folders = (*folders, *own_recipes)
     # not compared with a spec: the image may be of somebody else's checkout
     chosen = named_platform(platform)
     with log.step(f"Reading {artifact}"):

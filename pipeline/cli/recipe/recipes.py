@@ -40,6 +40,16 @@ recipes_option = click.option(
     help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
 )
 
+# where `folders` are those to look for evidence in
+own_recipes_option = click.option(
+    "--recipes",
+    "own_recipes",
+    type=EXISTING_FOLDER,
+    multiple=True,
+    envvar="SM120_RECIPES",
+    help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
+)
+
 
 class Gpus(click.ParamType[tuple[int, ...]]):
     """Numbers of GPUs such as 0,1."""

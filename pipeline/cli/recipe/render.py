@@ -133,13 +133,14 @@ def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:
             f" {recipe.image}, and dies with these flags",
             "Render it for a container, or take a recipe without an image: `sm120 recipe list`.",
         )
-    for spec in checkout.chain(
-        recipe.image or "", pick_platform(checkout.spec(recipe.image or ""), None)
-    ):
+    name = recipe.image
+    if name is None or name not in checkout.images():
+        return
+    for spec in checkout.chain(name, pick_platform(checkout.spec(name), None)):
         for patch in checkout.series(spec).patches:
             log.say(
-                f"{recipe.name}: the image {recipe.image} has {patch.file}, which this machine's"
-                f" engine lacks: {patch.why}"
+                f"{recipe.name}: the image {name} has {patch.file}, which this machine's engine"
+                f" lacks: {patch.why}"
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pipeline.cli.context import checkout_of, say_json
+from pipeline.cli.context import checkout_of, checkout_or_none, say_json
 from pipeline.cli.options import CardSize, Size, Tokens, json_option
 from pipeline.cli.weights.fit_text import answer_text, disk_lines, heading, layout_lines, room_text
 from pipeline.errors import DoesNotFit, ModelUnreadable
@@ -23,6 +23,9 @@ from pipeline.fit.remedy import hybrid_hint, parallel_hint
 from pipeline.fit.shape import Architecture
 from pipeline.fit.source import Source, find_source
 from pipeline.fit.units import gib
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.model import merged_flags
+from pipeline.serve.fits import Room, question_of
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -62,7 +65,9 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option("--tp", type=_COUNT, help="GPUs that share the model (sglang, vLLM) [default: all].")
 @click.option("--dcp", type=_COUNT, help="GPUs that share the tokens of a request (vLLM).")
 @click.option(
-    "--engine", type=_ENGINE, help="Engine [default: sglang, or ik_llama for GGUF files]."
+    "--engine",
+    type=_ENGINE,
+    help="Engine [default: the recipe's, else sglang; ik_llama for GGUF files].",
 )
 @click.option(
     "--mem-fraction",
@@ -125,6 +130,12 @@ def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) ->
     from pipeline.cli.weights.hub_model import ask_hub
 
     source = find_source(model, lambda: checkout_of(context), ask_hub)
+    served = _as_served(context, source, model)
+    if served is not None:
+        recipe, question = served
+        if not as_json:
+            _print(f"With the settings of the recipe {recipe}; --engine asks for others.")
+        return _parallel(source, question, options | {"recipe": recipe}, as_json)
     engine = _engine(options, isinstance(source.model, GgufModel))
     _require_applicable(context, engine)
     if engine == "ik_llama":
@@ -132,6 +143,34 @@ def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) ->
         _hybrid(source, source.model, options, as_json)
     else:
         _parallel(source, _question(options, engine), options, as_json)
+
+
+def _as_served(context: click.Context, source: Source, name: str) -> tuple[str, Question] | None:
+    """The recipe that serves this model on such cards, where a user chose no settings."""
+    options = context.params
+    chosen = [n for n in ("engine", "kv", *_ONLY) if not _is_default(context, n)]
+    checkout = checkout_or_none(context)
+    if chosen or checkout is None or not isinstance(source.model, Architecture):
+        return None
+    recipes = Recipes([checkout.root / "recipes"])
+    fitting = [
+        recipe
+        for recipe in map(recipes.read, recipes.names())
+        if recipe.model.weights == name
+        and (recipe.hardware.cards, recipe.hardware.card) == (options["gpus"], "rtx-pro-6000")
+        and recipe.hardware.processor is None
+    ]
+    # the first one to try names what to try next
+    for recipe in sorted(fitting, key=lambda r: (r.fallback is None, r.image is None)):
+        room = Room(options["gpus"], shown_bytes(options["vram"]))
+        question = question_of(merged_flags(recipe), source.model, room)
+        if isinstance(question, Question):
+            return recipe.name, question.model_copy(update={"context": options["ctx"]})
+    return None
+
+
+def _is_default(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.DEFAULT
 
 
 def _engine(options: dict[str, Any], is_gguf: bool) -> str:
@@ -165,8 +204,7 @@ _ONLY: dict[str, tuple[str, ...]] = {
 
 def _require_applicable(context: click.Context, engine: str) -> None:
     for name, engines in _ONLY.items():
-        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
-        if given and engine not in engines:
+        if not _is_default(context, name) and engine not in engines:
             flag = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{flag} is for {' and '.join(engines)}; this is {engine}.")
 
@@ -242,6 +280,7 @@ def _about(source: Source, options: dict[str, Any]) -> dict[str, Any]:
     seconds = source.disk_bytes / options["mbps"] / 1e6 if options["mbps"] else None
     return {
         "name": source.name,
+        "recipe": options.get("recipe"),
         "origin": source.origin,
         "disk_bytes": source.disk_bytes,
         "disk_is_estimate": source.is_estimate,

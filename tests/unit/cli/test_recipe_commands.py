@@ -298,3 +298,42 @@ def lock_weights(checkout: Checkout) -> None:
     path.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True)))
     pin = FilePin(path="model.safetensors", size_bytes=1, sha256="a" * 64)
     write_lock(lock_path(checkout, "small"), sealed(spec, COMMIT, [pin]))
+
+
+def test_a_recipe_that_needs_patches_is_refused_outside_of_its_image(
+    recipes: Path, sm120: Command
+) -> None:
+    write(recipes, {**BODY, "needs_patches": ["0001-blocks.patch"]})
+    ended = render(sm120, "--as", "shell")
+    assert (ended.code, ended.out) == (10, "")
+    assert "lacks 0001-blocks.patch of the image tiny, and dies with these flags" in ended.err
+    # every container is of that image
+    assert render(sm120, "--as", "docker", "--registry", REGISTRY).code == 0
+
+
+def test_patches_without_an_image_are_refused(recipes: Path, sm120: Command) -> None:
+    write(recipes, {**BODY, "image": None, "needs_patches": ["0001-blocks.patch"]})
+    assert "are patches of its `image`, and it names none" in render(sm120, "--as", "shell").err
+
+
+def test_a_report_against_a_recipe_is_named_beside_its_command(
+    recipes: Path, sm120: Command
+) -> None:
+    report = {"link": "https://github.com/a/b/issues/1", "what": "It drifts."}
+    write(recipes, {**BODY, "contrary": [report]})
+    ended = render(sm120, "--as", "docker", "--registry", REGISTRY)
+    assert "small-2x: a report speaks against it: It drifts." in ended.err
+    assert "drifts" not in ended.out
+    assert sm120("recipe", "show", "small-2x", "--json").json["contrary"] == [report]
+    for wrong in ({"what": "No link."}, {**report, "link": "issues/1"}):
+        write(recipes, {**BODY, "contrary": [wrong]})
+        assert "contrary" in render(sm120, "--as", "docker").err
+
+
+def test_who_extends_a_proved_recipe_has_proved_nothing(recipes: Path, sm120: Command) -> None:
+    write(recipes, {**BODY, "backing": "proved"})
+    write(recipes, {"extends": "small-2x", "name": "mine", "port": 9000})
+    rows = {row["name"]: row["backing"] for row in sm120("recipe", "list", "--json").json}
+    assert (rows["small-2x"], rows["mine"]) == ("proved", "unproved")
+    write(recipes, {"extends": "small-2x", "name": "mine", "backing": "proved"})
+    assert sm120("recipe", "show", "mine", "--json").json["backing"] == "proved"

@@ -427,3 +427,28 @@ def test_the_examples_of_the_help_and_the_readme_fit(sm120: Command, fit: Any) -
     assert len(examples) >= 3
     for example in examples:
         assert fit(*example.split()).code == 0, example
+
+
+def test_a_model_that_a_recipe_serves_is_judged_by_its_settings(fit: Any, tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    for name in ("kimi-k26-vllm-8x", "kimi-k26-sglang-8x", "kimi-k26-vllm-b200"):
+        shutil.copy(ROOT / "recipes" / f"{name}.yaml", tmp_path / "recipes")
+    ended = fit("kimi-k2.6")
+    assert ended.code == 0, ended.err
+    assert (
+        "With the settings of the recipe kimi-k26-vllm-8x; --engine asks for others." in ended.out
+    )
+    assert "fits: room for at least 21 requests of 65,536 tokens" in ended.out
+    assert fit("kimi-k2.6", "--json").json["recipe"] == "kimi-k26-vllm-8x"
+
+
+@pytest.mark.parametrize("chosen", [("--engine", "sglang"), ("--gpus", "4"), ("--tp", "8")])
+def test_who_chooses_settings_or_cards_is_answered_about_those(
+    fit: Any, tmp_path: Path, chosen: tuple[str, str]
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    shutil.copy(ROOT / "recipes" / "kimi-k26-vllm-8x.yaml", tmp_path / "recipes")
+    ended = fit("kimi-k2.6", *chosen)
+    assert ended.code != 0
+    assert "the settings of the recipe" not in ended.out
+    assert "with sglang" in ended.out

@@ -136,7 +136,9 @@ def test_without_variables_the_recipes_are_the_blog_s_commands_too(name: str, qu
 def test_the_blog_s_next_move_is_sglang_with_its_first_context() -> None:
     recipe = RECIPES.read("kimi-k26-sglang-8x")
     # "keep the initial context target around 65536"
-    document = [*parts("--context-length 65536"), script(BLOG_SGLANG)]
+    # the variables of the skill's script
+    more = "OMP_NUM_THREADS=8 FLASHINFER_USE_CUDA_NORM=1 HF_HUB_OFFLINE=1"
+    document = [*parts(f"{more} --context-length 65536"), script(BLOG_SGLANG)]
     assert unexplained(recipe, document, launch_parts(launched(recipe), program=True)) == []
     assert {RECIPES.read(name).fallback for name in BLOG_VLLM} == {recipe.name}
 

@@ -11,7 +11,7 @@ import yaml
 
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.recipe.model import LlamaRecipe, Recipe, RecipeFile
+from pipeline.recipe.model import LlamaRecipe, Recipe, RecipeFile, merged_flags
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.model import WeightsSpec, read_spec, spec_names
 from pipeline.yaml_file import schema
@@ -202,3 +202,23 @@ def test_the_schema_refuses_what_a_recipe_may_not_say(wrong: object) -> None:
 )
 def test_the_schema_accepts_whole_recipes_and_children(right: object) -> None:
     assert problems(right, SCHEMA, SCHEMA) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_patches_that_a_recipe_needs_are_in_its_image(name: str) -> None:
+    recipe, checkout = RECIPES.read(name), Checkout(ROOT)
+    chain = checkout.chain(recipe.image, "linux/amd64") if recipe.needs_patches else []
+    found = {patch.file for spec in chain for patch in checkout.series(spec).patches}
+    assert set(recipe.needs_patches) <= found
+
+
+def test_an_fp8_cache_for_dense_mla_on_sm120_needs_the_patch() -> None:
+    """102,400 bytes of 101,376: vllm-project/vllm#46721."""
+    needing = [
+        recipe.name
+        for recipe in map(RECIPES.read, NAMES)
+        if (flags := merged_flags(recipe).given()).get("attention_backend") == "TRITON_MLA"
+        and flags.get("kv_cache_dtype") == "fp8"
+    ]
+    assert needing == ["kimi-k26-vllm-8x", "kimi-k26-vllm-8x-zen5"]
+    assert all(RECIPES.read(name).needs_patches for name in needing)

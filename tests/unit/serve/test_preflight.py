@@ -330,7 +330,9 @@ def test_a_fit_that_cannot_be_calculated_is_said_and_stops_nothing(
 
 
 def on_processor(vendor: str, family: str) -> Machine:
-    text = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel name\t: Some CPU\n"
+    text = (
+        f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel name\t: Some CPU\n"
+    )
     return machine_of(changed(blackwell(2), files={"/proc/cpuinfo": text}), "")
 
 
