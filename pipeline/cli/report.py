@@ -129,9 +129,9 @@ def report(
     A RUN is a folder that `sm120 bench` made, with one run or several. It may also be a result
     of vllm bench, sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench.
 
-    The file needs no network. It holds its data, and `sm120 verify` compares what it shows with
-    that data and with the runs. Without a RUN, it shows the published tables that --reference
-    names.
+    The file needs no network. It holds its data, and `sm120 verify` compares the file with what
+    was signed, and its data with the runs. Without a RUN, it shows the published tables that
+    --reference names.
     """
     if list_references:
         return _list()

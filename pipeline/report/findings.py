@@ -1,7 +1,4 @@
-"""What follows from the numbers: facts, warnings and advice, computed and never written by hand.
-
-`sm120 verify` computes them again: a finding that does not follow from the data is a changed page.
-"""
+"""What follows from the numbers: facts, warnings and advice, computed and never written by hand."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Attribute: TypeAlias = "str | float | bool | None"
 
 
 def element(name: str, *children: Child, **attributes: Attribute) -> Markup:
-    """One element; `data_ref` becomes `data-ref`, `class_` becomes `class`; None is left out."""
+    """One element; `data_for` becomes `data-for`, `class_` becomes `class`; None is left out."""
     start = "".join([name, *(_attribute(n, v) for n, v in attributes.items())])
     if name in _VOID:
         return Markup(f"<{start}>")

@@ -1,7 +1,7 @@
 """One HTML file that needs nothing else: no network, no server, no other file.
 
 A policy in its head forbids every request, and every script but its own; its data is embedded with
-a digest, and every shown value names its place in it.
+a digest.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _footer(view: View) -> Markup:
             digest,
             ". ",
             check,
-            " compares it with what is shown and with the runs.",
+            " compares the page with what was signed, and its data with the runs.",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Places in JSON (RFC 6901), by which a page says where each number that it shows comes from."""
+"""Places in JSON (RFC 6901), by which a page's numbers are taken from its data and compared."""
 
 from __future__ import annotations
 

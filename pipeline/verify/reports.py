@@ -19,7 +19,7 @@ from pipeline.bench.place import RUN_FILE
 from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.files import read_plain, sha256_of_file
 from pipeline.model import sha256_of
-from pipeline.report.check import OpenedReport, Problem, check_report, check_run, open_report
+from pipeline.report.check import OpenedReport, Problem, check_run, open_report
 from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem, beside, distinct, gather
@@ -31,7 +31,6 @@ from pipeline.verify.walk import Walk
 _MOST_BYTES = 64 << 20
 _MOST_SHOWN = 10
 _MOST_FOLDERS = 1000
-_PAGE = "page"
 
 
 def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, behind: Behind) -> Walk:
@@ -43,47 +42,34 @@ def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, behind
         report = open_report(page)
     except (ReportInvalid, OSError) as error:
         return Walk(Node(str(path), Verdict.BROKEN, str(error)), ())
-    # before its statement: where only the page was changed, this names the place
-    walks = [Walk(_page(report), ())] if _is_as_stated(report, items) else []
     compare = partial(_compared, report)
-    walks += [judge_statement(i, REPORT, "report", judge, compare) for i in distinct(items)]
+    walks = [judge_statement(i, REPORT, "report", judge, compare) for i in distinct(items)]
     if not items:
         message = "there is none: nobody says that this report is theirs"
         walks.append(Walk(Node("statement", Verdict.INCOMPLETE, message), ()))
-    if walks[0].node.title != _PAGE:
-        walks.append(Walk(_page(report), ()))
+    if problem := report.problem():
+        walks.append(Walk(Node("embedded data", Verdict.CHANGED, problem), ()))
     walks += [_run(report, i, path, judge, behind) for i in range(len(report.data.runs))]
     node = Node(f"{path} {sha256_of(page)}", children=tuple(w.node for w in walks))
     return Walk(node, tuple(each for walked in walks for each in walked.believed))
 
 
-def _is_as_stated(report: OpenedReport, items: Sequence[EvidenceItem]) -> bool:
-    """Whether the data is what some statement says."""
-    now = fields_of(report.json)
-    stated = [i.envelope.statement.predicate.get("fields") for i in items if i.envelope]
-    return any(fields == now for fields in stated)
-
-
 def _compared(report: OpenedReport, statement: Statement, how: str) -> list[Node]:
-    """The data of a page, then its bytes, against what was signed or only stated of them."""
+    """The bytes of a page against what was signed or only stated of them.
+
+    They hold the data and all that people see. Where they differ, the statement's own list of
+    values names those of the data that did.
+    """
+    if statement.is_about(sha256_of(report.page)):
+        return [Node("page", message=f"every byte as {how}")]
     # the time is beside the fields of the model
     body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
     claims = Report.model_validate(body)
     changed = changed_fields(fields_of(report.json), claims.fields)
     if changed:
         return [changed_node("data", changed, f"{how} as")]
-    if statement.is_about(sha256_of(report.page)):
-        count = log.count(len(claims.fields), "value")
-        return [Node("data", message=f"{count}, each as {how}")]
-    message = f"other bytes, although each value of its data is as {how}"
-    return [Node("bytes", Verdict.CHANGED, message)]
-
-
-def _page(report: OpenedReport) -> Node:
-    """What the page shows against the data inside of it."""
-    problems = check_report(report)
-    shown = log.count(len(report.shown), "value")
-    return _problems(_PAGE, problems, f"shows {shown}, each as in its data")
+    message = f"what it shows is not as {how}, although each value of its data is"
+    return [Node("page", Verdict.CHANGED, message)]
 
 
 def _problems(title: str, problems: Sequence[Problem], otherwise: str) -> Node:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.check import check_report, open_report
+from pipeline.report.check import open_report
 from pipeline.serve.attempts import AttemptList, Begun, Ended, new_id
 from pipeline.store.store import open_store
 from tests.unit.bench.example_run import FOLDER
@@ -21,7 +21,7 @@ def test_a_run_becomes_a_page_that_holds_its_data(sm120: Command, tmp_path: Path
     sm120("report", FOLDER)
     page = open_report((tmp_path / "report.html").read_bytes())
     assert page.data.runs[0].file == "bench/example/bench.json"
-    assert check_report(page) == []
+    assert page.problem() == ""
 
 
 def test_the_ending_of_a_file_says_its_format(sm120: Command, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_run_whose_number_was_changed_says_so_in_its_report(
     assert f"{run}: numbers: changed: /cells/0/" in shown.err
     page = open_report((tmp_path / "report.html").read_bytes())
     assert page.data.findings[0].text.startswith("numbers: changed; the evidence says why")
-    assert check_report(page) == []
+    assert page.problem() == ""
     warnings = (tmp_path / "public.md").read_text().partition("## Warnings")[2]
     assert "numbers: changed" in warnings.partition("\n## ")[0]
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pipeline.report.build import report_data
-from pipeline.report.check import check_report, open_report
+from pipeline.report.check import open_report
 from pipeline.report.model import ReportData
 from pipeline.report.page import render_page
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
@@ -71,13 +71,10 @@ def test_the_same_data_gives_the_same_bytes() -> None:
     assert render_page(KIMI) == render_page(ReportData.model_validate(KIMI.model_dump()))
 
 
-def test_the_tables_of_the_document_are_shown_with_their_places() -> None:
-    shown = {value.pointer: value.text for value in open_report(render_page(KIMI)).shown}
-    cell = "/references/0/series/0/cells/4"
-    assert shown[f"{cell}/concurrency"] == "2,048"
-    assert shown[f"{cell}/numbers/output_tok_s/mean"] == "1,650"
-    assert shown[f"{cell}/numbers/total_tok_s/mean"] == "5,816"
-    assert shown[f"{cell}/numbers/ttft_ms.mean/mean"] == "12,406"
+def test_the_tables_of_the_document_are_shown() -> None:
+    rows = re.findall(r"<tr><th [^>]*>2,048</th>(.*?)</tr>", render_page(KIMI).decode())
+    assert re.findall(r">([\d,.]+)<", rows[0])[:2] == ["1,650", "5,816"]
+    assert any("12,406" in row for row in rows)
 
 
 def test_everything_that_the_document_drew_is_drawn() -> None:
@@ -106,7 +103,7 @@ def test_throughput_always_says_output_or_total() -> None:
 def test_a_headline_that_was_flagged_shows_output_first() -> None:
     text = render_page(KIMI).decode()
     card = text[text.index('class="card flagged"') :]
-    assert re.search(r"<b><span[^>]*>1,650</span></b><p>tok/s output", card)
+    assert re.search(r"<b>1,650</b><p>tok/s output", card)
     assert "5,816" in card[:1500]
 
 
@@ -135,7 +132,7 @@ def test_text_of_a_run_stays_text(name: str) -> None:
     assert Page(page).open == []
     assert len(Page(page).named("script")) == 2
     assert Page(page).named("img") == []
-    assert check_report(open_report(page)) == []
+    assert open_report(page).problem() == ""
 
 
 def test_every_table_has_a_caption_and_heads_for_its_columns_and_rows() -> None:
@@ -166,9 +163,8 @@ def test_a_sweep_of_rates_is_drawn_over_its_rates() -> None:
     page = render_page(by_rate())
     titles = re.findall(r"<h4>(.*?)</h4>", page.decode())
     assert titles[0] == "example-model: throughput vs requests/s sent"
-    shown = {value.pointer: value.text for value in open_report(page).shown}
-    assert shown["/runs/0/series/0/cells/0/rate_per_s"] == "0.50"
-    assert shown["/runs/0/series/0/cells/2/rate_per_s"] == "2"
+    heads = re.findall(r'<th class="n" scope="row">([^<]*)</th>', page.decode())
+    assert (heads[0], heads[2]) == ("0.50", "2")
 
 
 def test_a_cap_of_concurrency_is_not_taken_for_the_load() -> None:

@@ -16,7 +16,8 @@ from pipeline.bench.results.statement import benchmark_statement
 from pipeline.errors import NumberChanged
 from pipeline.report.build import report_data
 from pipeline.report.check import open_report
-from pipeline.report.from_run import read_run_data
+from pipeline.report.from_run import NUMBERS, read_run_data
+from pipeline.report.markup import Markup
 from pipeline.report.page import render_page
 from pipeline.report.statement import report_statement
 from pipeline.verify.behind import Behind
@@ -78,19 +79,10 @@ def _change_data(path: Path) -> None:
     path.write_text(new)
 
 
-def _change_shown(path: Path) -> str:
-    """One digit of what people see."""
-    text = path.read_text()
-    match = re.search(rf'data-ref="{MEAN}"[^>]*>(\d)', text)
-    assert match
-    path.write_text(text[: match.start(1)] + "9" + text[match.end(1) :])
-    return MEAN
-
-
 def test_an_untouched_report_is_as_signed_and_its_run_is_walked(page: Path) -> None:
     node = _judged(page)
     assert _find(node, "report (").verdict is Verdict.VALID
-    assert _find(node, "page").verdict is Verdict.VALID
+    assert _find(node, "page").message == "every byte as signed"
     run = _find(node, "run ")
     assert _find(run, "numbers of the report").message == "as in the run"
     assert _find(run, "benchmark-run").verdict is Verdict.VALID
@@ -105,18 +97,44 @@ def test_a_changed_digit_in_the_data_is_named_with_all_that_contradict_it(page: 
     assert isinstance(error, NumberChanged)
     assert MEAN in str(error)
     assert re.search(r"is 9\d\.\d+, signed as 6\d\.\d+", str(error))
-    assert _find(_find(node, "page"), MEAN).own is Verdict.CHANGED
+    assert "the page states sha256:" in _find(node, "embedded data").message
     assert "the run" in _find(_find(node, "numbers of the report"), MEAN).message
 
 
-def test_a_changed_digit_that_people_see_is_named(page: Path) -> None:
-    place = _change_shown(page)
+SEEN = [
+    (rb"<td[^>]*>(\d)", b"9"),  # a number of a table
+    (rb"<svg.*?<text[^>]*>(\d)", b"7"),  # a label of a chart
+    (rb'<rect[^>]* width="(\d)', b"9"),  # a bar of a chart
+    (rb"<style>()", b"*{color:red}"),
+    (rb"<h1>(B)", b"b"),
+]
+
+
+@pytest.mark.parametrize(("place", "new"), SEEN)
+def test_a_byte_that_people_see_and_that_was_changed_is_found(
+    page: Path, place: bytes, new: bytes
+) -> None:
+    data = page.read_bytes()
+    match = re.search(place, data, re.S)
+    assert match
+    page.write_bytes(data[: match.start(1)] + new + data[match.end(1) :])
     node = _judged(page)
     error = error_of(node)
     assert isinstance(error, NumberChanged)
-    assert re.search(rf"{place}: shows '9.*', the data has '6", str(error))
-    # the data itself is as it was
-    assert "each value of its data is as signed" in _find(node, "report (").children[1].message
+    assert error.exit_code == 77
+    assert "what it shows is not as signed, although each value of its data is" in str(error)
+
+
+def test_a_page_stays_valid_where_a_later_version_draws_words_or_counts_otherwise(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.report.page._asset", lambda name: Markup("p{margin:1px}"))
+    monkeypatch.setattr("pipeline.report.reference.all_references", lambda: ())
+    monkeypatch.setattr("pipeline.report.from_run.NUMBERS", (*NUMBERS, "energy_j"))
+    node = _judged(page)
+    assert _find(node, "report (").verdict is Verdict.VALID
+    assert _find(node, "numbers of the report").verdict is Verdict.VALID
+    assert render_page(open_report(page.read_bytes()).data) != page.read_bytes()
 
 
 def test_without_a_statement_the_run_still_tells(page: Path) -> None:
