@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ class Answer:
         "_chunk_left",
         "_chunked",
         "_event_rest",
+        "_is_begun",
         "_keep_all",
         "_pieces",
         "_rest",
@@ -73,6 +75,7 @@ class Answer:
         self._keep_all = keep_all
         self._rest = b""
         self._event_rest = b""
+        self._is_begun = False
         self._chunked = False
         self._chunk_left = 0
         self._body_left: int | None = None
@@ -163,13 +166,17 @@ class Answer:
                         self._rest = data[at:]
                         return
                     self.whole = True
+                    # trailers that a server may add are none of an event stream
+                    if len(data) > line_end + 4:
+                        raise Malformed("bytes follow the end of the answer")
                     return
                 self._chunk_left = length + 2
                 at = line_end + 2
 
     def _read_plain(self, data: bytes, now: float) -> None:
         if self._body_left is not None:
-            data = data[: self._body_left]
+            if len(data) > self._body_left:
+                raise Malformed("bytes follow the end of the answer")
             self._body_left -= len(data)
         if data:
             self._take(data, now)
@@ -183,6 +190,13 @@ class Answer:
             return
         if self._event_rest:
             data = self._event_rest + data
+        if not self._is_begun:
+            # a stream may begin with a byte order mark, which is no part of its first line:
+            # html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+            if len(data) < len(BOM_UTF8) and BOM_UTF8.startswith(data):
+                self._event_rest = data
+                return
+            self._is_begun, data = True, data.removeprefix(BOM_UTF8)
         *lines, self._event_rest = data.split(b"\n")
         if len(self._event_rest) > _MOST_LINE_BYTES:
             raise Malformed("an event of the stream is too long")

@@ -16,6 +16,7 @@ _INPUT_TOLERANCE = 0.05  # of the asked length, on average
 _CACHED_SHARE = 0.05  # templates and system texts are always cached
 _COUNTED_SHARE = 0.02  # by which the engine's own counter may differ
 _LATE_S = 0.05  # behind the schedule of a rate, at the 99th percentile
+_TOGETHER_SHARE = 0.5  # beyond it, the median of ITL is 0
 _BEHIND_S = 0.25  # the longest that a worker stood still
 
 
@@ -30,6 +31,7 @@ class Tally:
         self._requests = 0
         self._asked = self._input = self._cached = 0
         self._late: list[float] = []
+        self._gaps = self._together = 0
 
     def through(self, rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
         """The same rows."""
@@ -49,6 +51,8 @@ class Tally:
             self._asked += row.asked_input
             self._input += row.input_tokens
         self._cached += row.cached_tokens or 0
+        self._gaps += len(row.gaps_us)
+        self._together += row.gaps_us.count(0)
         if row.planned_s is not None:
             self._late.append(row.sent_s - row.planned_s)
 
@@ -80,6 +84,12 @@ class Tally:
             for kind, text in texts.items()
             if self._counts[kind]
         ]
+        if self._together > _TOGETHER_SHARE * self._gaps:
+            share = self._together / self._gaps
+            message = (
+                f"{share:.0%} of the events came in one read with the event before: their ITL is 0"
+            )
+            marks.append(Mark(kind="events-together", message=message))
         return [*marks, *self._length_marks(), *self._late_marks()]
 
     def _length_marks(self) -> list[Mark]:
@@ -136,7 +146,9 @@ def _oddities(row: RequestRow) -> Iterator[MarkKind]:
         yield "looping"
 
 
-def client_marks(test: SelfTest | None, efforts: Sequence[Effort]) -> list[Mark]:
+def client_marks(
+    test: SelfTest | None, efforts: Sequence[Effort], output_tok_s: float = 0.0
+) -> list[Mark]:
     """Whether the client was the limit."""
     marks = []
     if test is None:
@@ -144,13 +156,19 @@ def client_marks(test: SelfTest | None, efforts: Sequence[Effort]) -> list[Mark]
         marks.append(Mark(kind="client-unmeasured", message=message))
     elif not test.trusted:
         marks.append(Mark(kind="client-limited", message=f"at this concurrency {test.message}"))
+    if test is not None and output_tok_s > test.ceiling_tok_s:
+        message = (
+            f"{output_tok_s:,.0f} tok/s is beyond the {test.ceiling_tok_s:,.0f} tok/s that the"
+            " client reads surely: the server may be faster"
+        )
+        marks.append(Mark(kind="client-limited", message=message))
     share = max((effort.share for effort in efforts), default=0.0)
     if share > USABLE_SHARE:
         message = f"a worker used {share:.0%} of its core; up to {USABLE_SHARE:.0%} it is trusted"
         marks.append(Mark(kind="client-limited", message=message))
     behind = max((effort.behind_s for effort in efforts), default=0.0)
     if behind > _BEHIND_S:
-        message = f"a worker stood still for {behind:.2f} s: this machine was busy"
+        message = f"a worker of the client did not run for {behind:.2f} s"
         marks.append(Mark(kind="client-limited", message=message))
     return marks
 

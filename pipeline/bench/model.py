@@ -2,7 +2,7 @@
 
 A run is a folder with two files. `bench.json` is a `Run`; `requests.jsonl` has a `RequestRow` a
 line, for every request of every trial, good or bad; a trial names its lines and their digest. The
-lines of a void trial stay when it is repeated, though no trial names them any more.
+lines of a void trial stay when it is repeated, and its cell names them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ MarkKind: TypeAlias = Literal[
     "not-drained",  # the server was still busy when the trial began
     "sample-gaps",  # power or engine metrics are missing for part of the trial
     "behind-schedule",  # requests of a rate were sent late
+    "events-together",  # several events in one read: the time between them is not known
     "repeated",  # a trial was void before, and was measured again
 ]
 
@@ -255,6 +256,8 @@ class CellResult(Frozen):
     trials: list[Trial]
     # by name: `output_tok_s`, `ttft_ms.mean`, `ttft_ms.p99` …
     intervals: dict[str, Interval]
+    # of trials that were void and were measured again: no line of the requests is unclaimed
+    repeated: list[RequestLines] = []
 
     @property
     def good_trials(self) -> list[Trial]:

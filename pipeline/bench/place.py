@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import RunInvalid
+from pipeline.files import sha256_of_file
 
 RUN_FILE, REQUESTS_FILE = "bench.json", "requests.jsonl"
+MOST_REQUESTS_BYTES = 8 << 30  # some million requests with 2,000 tokens each
 
 
 def run_folder(path: Path) -> Path:
@@ -23,6 +25,19 @@ def requests_of(folder: Path) -> Path | None:
     """The raw requests of a run; none where somebody left them out."""
     path = folder / REQUESTS_FILE
     return path if path.is_file() else None
+
+
+def requests_digest(folder: Path, most_bytes: int) -> str | None:
+    """Of the raw requests; none where somebody left them out.
+
+    A file that is larger than the run claims is not read: it may be a sparse one of any size.
+    """
+    path = requests_of(folder)
+    if path is None:
+        return None
+    if (size := path.stat().st_size) > min(most_bytes, MOST_REQUESTS_BYTES):
+        raise RunInvalid(f"{path}: has {size} bytes, the run names {most_bytes} of them")
+    return sha256_of_file(path)
 
 
 def require_plain(path: Path) -> None:

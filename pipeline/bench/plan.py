@@ -96,14 +96,16 @@ def cells_of(workload: Workload) -> list[Cell]:
     varied = len({_length(load.input or workload.input) for load in workload.loads}) > 1
     for load in workload.loads:
         given = load.input or workload.input
-        name = f"c{load.concurrency}" if load.rate_per_s is None else f"r{load.rate_per_s:g}"
+        # more streams than requests are never open at a time
+        streams = load.concurrency and min(load.concurrency, load.requests)
+        name = f"c{streams}" if load.rate_per_s is None else f"r{load.rate_per_s:g}"
         if varied and given:
             name += f"-in{given.most}"
         names = [cell.name for cell in cells]
         cells.append(
             Cell(
                 name=name if name not in names else f"{name}-{len(cells)}",
-                concurrency=load.concurrency,
+                concurrency=streams,
                 rate_per_s=load.rate_per_s,
                 arrivals=load.arrivals,
                 requests=load.requests,

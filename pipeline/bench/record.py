@@ -140,5 +140,14 @@ def _append(file: BinaryIO, rows: Iterable[RequestRow], at: int) -> RequestLines
 
 def end_of_rows(run: Run) -> int:
     """Where the requests of the next trial begin."""
-    trials = [trial for cell in run.cells for trial in cell.trials]
-    return max((t.requests.first_byte + t.requests.bytes for t in trials), default=0)
+    return max((lines.first_byte + lines.bytes for lines in all_lines(run)), default=0)
+
+
+def all_lines(run: Run) -> list[RequestLines]:
+    """Every span of the requests that a run names, in the order of the file."""
+    named = [
+        lines
+        for cell in run.cells
+        for lines in (*(trial.requests for trial in cell.trials), *cell.repeated)
+    ]
+    return sorted(named, key=lambda lines: lines.first_byte)

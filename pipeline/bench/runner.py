@@ -26,6 +26,7 @@ from pipeline.bench.model import (
     ClientFacts,
     Inputs,
     Mark,
+    RequestLines,
     Run,
     SelfTest,
     ServerFacts,
@@ -53,8 +54,9 @@ from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, Workl
 from pipeline.model import sha256_of
 
 _DRAIN_S = 120.0
-# Of a server that has just begun: kernels may be compiled for its first request.
-_FIRST_ANSWER_S = 600.0
+# Of a server that has just begun: kernels may be compiled for its first request. All of an answer
+# has this long, so that one that never ends is not waited for.
+_FIRST_ANSWER_S = 300.0
 # Of a rate without a bound, the streams that the client measures itself with.
 _RATE_STREAMS = 256
 # Sockets beside those of the streams: pipes, files, the stub's own end is another process.
@@ -87,7 +89,8 @@ class Bench:
 
     def run(self) -> Run:
         """From the first cell, or from where an earlier run stopped."""
-        facts = server_facts(self.server, self.model)
+        with log.step(f"Asking {self.server.url} what it serves"):
+            facts = server_facts(self.server, self.model)
         if facts.speculation is None:
             facts = facts.model_copy(update={"speculation": self.speculates})
         require_sound(self.workload, facts)
@@ -191,13 +194,15 @@ class Bench:
         before = done[cell.name].trials if cell.name in done else []
         # a cell ends with its first void trial
         trials = [trial for trial in before if not trial.void]
+        repeated = list(done[cell.name].repeated) if cell.name in done else []
+        repeated += [trial.requests for trial in before if trial.void and trial.requests.lines]
         again = [mark for trial in before if trial.void for mark in _repeated(trial)]
         progress.skip(cell, len(trials))
         for number in range(len(trials), self.workload.repeats):
             trial = self._run_trial(cell, number, progress)
             trials.append(trial.model_copy(update={"marks": [*trial.marks, *again]}))
             again = []
-            done[cell.name] = _result(cell, trials, self.workload.repeats)
+            done[cell.name] = _result(cell, trials, self.workload.repeats, repeated)
             self._write(cells=list(done.values()))
             if trial.void:
                 # repeating it would only show the same; is anybody there at all?
@@ -225,7 +230,8 @@ class Bench:
         idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
         tally, started = Tally(self.workload), stamp(datetime.now(UTC))
-        jobs = self._jobs(cell, number, test)
+        # a server that failed in the warm-up is not measured: the trial is void without a request
+        jobs = [] if cold else self._jobs(cell, number, test)
         sampler = Sampler(self.server, self.settings.sample_every_s)
         with Workers(jobs) as workers, sampler, progress.trial(cell, number) as advance:
             rows = tally.through(workers.rows(advance))
@@ -238,7 +244,7 @@ class Bench:
             speculated=speculated(samples.engine),
         )
         marks = [
-            *client_marks(test, workers.efforts),
+            *client_marks(test, workers.efforts, metrics.output_tok_s),
             *tally.marks(),
             *gpu_marks(samples.gpus),
             *engine_marks(samples.engine, metrics),
@@ -306,7 +312,9 @@ def _streams(cell: Cell) -> int:
     return min(cell.concurrency or _RATE_STREAMS, cell.requests)
 
 
-def _result(cell: Cell, trials: Sequence[Trial], repeats: int) -> CellResult:
+def _result(
+    cell: Cell, trials: Sequence[Trial], repeats: int, repeated: list[RequestLines]
+) -> CellResult:
     is_void = any(trial.void for trial in trials)
     is_whole = len(trials) >= repeats
     return CellResult(
@@ -314,6 +322,7 @@ def _result(cell: Cell, trials: Sequence[Trial], repeats: int) -> CellResult:
         state="void" if is_void else ("good" if is_whole else "partial"),
         trials=list(trials),
         intervals=intervals(trials),
+        repeated=repeated,
     )
 
 

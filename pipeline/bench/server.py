@@ -52,21 +52,14 @@ class Server:
 
     def _ask(self, method: str, path: str, body: bytes, limit_s: float) -> Raw | None:
         headers, self.lost = {"Content-Type": "application/json", **self.headers}, ""
+        sent = self.address, method, path, body, headers
         try:
-            return asyncio.run(
-                send(
-                    self.address,
-                    method,
-                    path,
-                    body,
-                    headers,
-                    limit_s=limit_s,
-                    most_bytes=_MOST_BYTES,
-                )
-            )
+            return asyncio.run(send(*sent, limit_s=limit_s, most_bytes=_MOST_BYTES))
         except Lost as error:
             self.lost = str(error)
-            return None
+        except asyncio.LimitOverrunError:
+            self.lost = "the answer cannot be read: a chunk of it has no size"
+        return None
 
     def get_json(self, path: str) -> Any:
         """An answer as JSON; none where it is none."""

@@ -195,7 +195,7 @@ class Share:
             if answer.status in _RETRIED and self._may_retry(sent):
                 await asyncio.sleep(_asked_wait_s(answer, sent.retries))
                 continue
-            return _require_good(answer)
+            return _require_good(answer, sent.planned.asked_output)
 
     def _may_retry(self, sent: _Sent) -> bool:
         if sent.retries >= self.job.workload.limits.retries:
@@ -206,6 +206,9 @@ class Share:
     async def _connection(self) -> Connection:
         while self.idle:
             connection = self.idle.pop()
+            # what came after its last answer is read first, and ends it: the next request must not
+            # take a surplus answer for its own
+            await asyncio.sleep(0)
             if connection.is_open:
                 return connection
         return await connect(self.target, self.job.workload.limits.connect_s)
@@ -229,8 +232,9 @@ class Share:
                     connection.fail("stalled", f"no whole answer within {limits.request_s:g} s")
                 elif not begun and now - connection.sent > limits.first_token_s:
                     connection.fail("stalled", f"no token within {limits.first_token_s:g} s")
-                elif begun and now - connection.last_byte > limits.stall_s:
-                    connection.fail("stalled", f"nothing came for {limits.stall_s:g} s")
+                elif begun and now - connection.answer.times[-1] > limits.stall_s:
+                    # comments and empty events are no progress
+                    connection.fail("stalled", f"no text came for {limits.stall_s:g} s")
             if now - said >= _PROGRESS_S:
                 said = now
                 under_way = sum(len(c.answer.times) for c in self.busy)
@@ -245,7 +249,7 @@ def _asked_wait_s(answer: Answer, retries: int) -> float:
     return float(min(0.25 * 2**retries, _MOST_WAIT_S))
 
 
-def _require_good(answer: Answer) -> None:
+def _require_good(answer: Answer, asked: int) -> None:
     if answer.status != 200:
         raise Failed("refused", f"status {answer.status}: {' '.join(answer.error.split())}")
     if answer.error:
@@ -254,6 +258,10 @@ def _require_good(answer: Answer) -> None:
         raise Failed("lost", "the stream ended without [DONE]")
     if not answer.times:
         raise Failed("empty", "the answer has no text")
+    # a proxy may end a stream that its engine did not: no reason to finish, and too few tokens
+    tokens = max(len(answer.times), _count(answer.usage, "completion_tokens") or 0)
+    if not answer.finish and tokens < asked:
+        raise Failed("lost", f"the stream ended after {tokens} of {asked} tokens without a reason")
 
 
 def row_of(sent: _Sent, origin: float, worker: int) -> RequestRow:

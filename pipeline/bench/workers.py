@@ -58,11 +58,18 @@ class Workers:
         self._messages: queue.Queue[tuple[int, bytes]] = queue.Queue(_QUEUED)
         self._errors = [b"" for _ in self.jobs]
         self._done: set[int] = set()
-        self._processes = [start_module("pipeline.bench.worker") for _ in self.jobs]
-        for number, (process, job) in enumerate(zip(self._processes, self.jobs, strict=True)):
-            self._write(process, job.model_dump_json().encode())
-            for target in (self._hear, self._hear_errors):
-                threading.Thread(target=target, args=(number, process), daemon=True).start()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for number, job in enumerate(self.jobs):
+                process = start_module("pipeline.bench.worker")
+                self._processes.append(process)
+                self._write(process, job.model_dump_json().encode())
+                for target in (self._hear, self._hear_errors):
+                    threading.Thread(target=target, args=(number, process), daemon=True).start()
+        except BaseException:
+            # no `with` block ends those that were started before the one that failed
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

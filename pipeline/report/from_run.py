@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from pipeline.bench.model import CellResult, GpuSeries, Interval, Mark, Run
-from pipeline.bench.place import RUN_FILE, requests_of, run_folder
-from pipeline.bench.record import read_run
+from pipeline.bench.place import RUN_FILE, requests_digest, run_folder
+from pipeline.bench.record import end_of_rows, read_run
 from pipeline.bench.workload import Fixed
 from pipeline.files import sha256_of_file
 from pipeline.report.model import (
@@ -41,7 +41,7 @@ NUMBERS = (
 def read_run_data(path: Path) -> RunData:
     """A run by its folder or file."""
     folder = run_folder(path)
-    run, requests = read_run(folder), requests_of(folder)
+    run = read_run(folder)
     # `bench --out DIR` makes DIR/WORKLOAD: the name that somebody chose is the one above
     whole = folder.resolve()
     parts = whole.parts[-2:] if whole.name == run.workload.name else whole.parts[-1:]
@@ -49,7 +49,7 @@ def read_run_data(path: Path) -> RunData:
         run,
         file="/".join([*parts, RUN_FILE]),
         digest=sha256_of_file(folder / RUN_FILE),
-        requests=sha256_of_file(requests) if requests else None,
+        requests=requests_digest(folder, end_of_rows(run)),
     )
 
 

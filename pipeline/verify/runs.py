@@ -15,11 +15,15 @@ from pipeline.attest.predicates import BenchmarkRun
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.bench.model import Run
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.bench.place import MOST_REQUESTS_BYTES, REQUESTS_FILE, RUN_FILE, requests_digest
 from pipeline.bench.record import read_run_value, run_of, workload_digest
-from pipeline.bench.results.recompute import RecomputedTrial, recomputed, recomputed_intervals
+from pipeline.bench.results.recompute import (
+    RecomputedTrial,
+    left_out,
+    recomputed,
+    recomputed_intervals,
+)
 from pipeline.errors import RunInvalid
-from pipeline.files import sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.verify.behind import Behind, judge_behind
 from pipeline.verify.chain import Judge
@@ -71,10 +75,8 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind:
 
 
 def _read(folder: Path) -> _Files:
-    path, requests = folder / RUN_FILE, folder / REQUESTS_FILE
-    data, value = read_run_value(path)
-    digest = sha256_of_file(requests) if requests.is_file() else None
-    return _Files(folder, sha256_of(data), value, digest)
+    data, value = read_run_value(folder / RUN_FILE)
+    return _Files(folder, sha256_of(data), value, requests_digest(folder, MOST_REQUESTS_BYTES))
 
 
 def claims_of(statement: Statement) -> BenchmarkRun:
@@ -144,6 +146,7 @@ def _numbers(files: _Files, run: Run, believed: Sequence[TrustedStatement]) -> N
         return Node(title, Verdict.INCOMPLETE, message)
     try:
         trials = list(recomputed(files.folder, run))
+        missing = left_out(files.folder, run)
     except RunInvalid as error:
         return Node(title, Verdict.CHANGED, str(error))
     nodes = [node for trial in trials for node in _lines(trial, believed)]
@@ -152,6 +155,7 @@ def _numbers(files: _Files, run: Run, believed: Sequence[TrustedStatement]) -> N
     if changed:
         how = "by its requests and samples it is"
         nodes.append(changed_node("recomputed", changed, how, files.json))
+    nodes += [Node("left out", Verdict.CHANGED, plain(each)) for each in missing[:_MOST_SHOWN]]
     if nodes:
         return Node(title, children=tuple(nodes))
     requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)

@@ -105,6 +105,42 @@ class FaultyConnection(StubConnection):
         self.transport.write(_HEAD + event(" a", 1) + b"0\r\n\r\n")
         return True
 
+    def fault_cut_done(self, request: bytes, tokens: int) -> bool:
+        """A proxy ends the stream politely after two tokens; the engine gave no reason."""
+        if self.world.requests != 2:
+            return False
+        done = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        self.transport.write(_HEAD + event(" a", 1) + event(" b", 2) + done)
+        return True
+
+    def fault_surplus(self, request: bytes, tokens: int) -> bool:
+        """One request is answered twice in one write."""
+        if self.world.requests != 2:
+            return False
+        events = b"".join(event(f" w{n}", n) for n in range(tokens))
+        self.transport.write((_HEAD + events + last_events(tokens, 10)) * 2)
+        return True
+
+    def fault_comments(self, request: bytes, tokens: int) -> bool:
+        """One answer goes on with comments after its first token."""
+        if self.world.requests != 3:
+            return False
+        self.transport.write(_HEAD + event(" a", 1))
+        self._comment(chunk(b": alive\n\n"))
+        return True
+
+    def fault_empty_deltas(self, request: bytes, tokens: int) -> bool:
+        if self.world.requests != 3:
+            return False
+        self.transport.write(_HEAD + event(" a", 1))
+        self._comment(chunk(b'data: {"choices": [{"delta": {"content": ""}}]}\n\n'))
+        return True
+
+    def _comment(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(data)
+            self.loop.call_later(0.01, self._comment, data)
+
     def fault_empty(self, request: bytes, tokens: int) -> bool:
         if self.world.requests != 2:
             return False

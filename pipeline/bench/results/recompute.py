@@ -15,6 +15,9 @@ from pipeline.bench.gpu import energy_j
 from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import RequestRow, Run, Trial
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, require_plain
+from pipeline.bench.plan import cells_of
+from pipeline.bench.record import all_lines, read_rows
+from pipeline.bench.workload import Conversations
 from pipeline.errors import NumberChanged, RunInvalid
 
 # numbers have six digits after the point, and other machines may add up in another order
@@ -103,6 +106,47 @@ def recomputed_intervals(run: Run, sound: Sequence[RecomputedTrial]) -> list[Cha
     return changed
 
 
+def left_out(folder: Path, run: Run) -> list[str]:
+    """What a run would have to hold and does not: lines, requests, trials or cells.
+
+    Whoever computes the numbers again after taking out slow ones has numbers that follow; what was
+    asked for says how many there must be.
+    """
+    wrong, at, path = [], 0, folder / REQUESTS_FILE
+    for lines in all_lines(run):
+        if lines.first_byte != at:
+            wrong.append(f"{path}: no trial names the bytes {at} to {lines.first_byte}")
+        at = lines.first_byte + lines.bytes
+    if (size := path.stat().st_size) != at:
+        wrong.append(f"{path}: has {size} bytes, the run names {at} of them")
+    asked = cells_of(run.workload)
+    if run.state == "complete" and len(run.cells) != len(asked):
+        wrong.append(f"{len(run.cells)} cells, the workload has {len(asked)}")
+    turns = run.workload.prompts
+    rounds = len(turns.each_turn()) if isinstance(turns, Conversations) else 1
+    for cell, plan in zip(run.cells, asked, strict=False):
+        name, repeats = cell.cell.name, run.workload.repeats
+        if cell.cell.requests != plan.requests:
+            wrong.append(f"{name}: {cell.cell.requests} requests, the workload has {plan.requests}")
+        if cell.state == "good" and len(cell.trials) != repeats:
+            wrong.append(f"{name}: {len(cell.trials)} trials, the workload has {repeats}")
+        is_void = any(trial.void for trial in cell.trials)
+        if is_void != (cell.state == "void"):
+            wrong.append(f"{name}: is {cell.state}, by its trials it is not")
+        for trial in (trial for trial in cell.trials if not trial.void):
+            have, want = trial.metrics.requests, plan.requests * rounds
+            if have != want:
+                wrong.append(f"{name}, trial {trial.number}: {have} of {want} requests")
+            if trial.metrics.failed:
+                wrong.append(f"{name}, trial {trial.number}: is not void, and requests failed")
+        for lines in cell.repeated:
+            rows = list(read_rows(folder, lines))
+            loops = run.workload.looping == "void" and any(row.looping for row in rows)
+            if len(rows) == plan.requests * rounds and all(r.is_good for r in rows) and not loops:
+                wrong.append(f"{name}: a trial was left out, though none of its requests failed")
+    return wrong
+
+
 def require_as_measured(folder: Path, run: Run) -> None:
     """Refuse a run whose numbers do not follow from its requests: it is damaged or was edited."""
     hint = "Get the run again from where it was made, or measure again into another folder (--out)."
@@ -110,6 +154,8 @@ def require_as_measured(folder: Path, run: Run) -> None:
     for trial in (trial for trial in trials if not trial.is_as_named):
         message = f"{folder}: {trial.name}: holds other requests than the run names"
         raise NumberChanged(message, hint)
+    if missing := left_out(folder, run):
+        raise NumberChanged(f"{folder}: {missing[0]}", hint)
     wrong = [change for trial in trials for change in trial.changed]
     if wrong := wrong + recomputed_intervals(run, trials):
         first = wrong[0]

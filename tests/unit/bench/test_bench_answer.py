@@ -186,3 +186,21 @@ def test_a_loop_at_the_end_is_seen(text: str) -> None:
 )
 def test_text_and_tables_are_no_loop(text: str) -> None:
     assert not loops(text)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100_000])
+def test_a_byte_order_mark_does_not_hide_the_first_token(size: int) -> None:
+    body = b"\xef\xbb\xbf" + _data(_delta(content="one")) + _data(_delta(content="two"))
+    whole, answer = _HEAD + chunk(body) + b"0\r\n\r\n", Answer()
+    for at in range(0, len(whole), size):
+        answer.feed(whole[at : at + size], float(at))
+    assert (answer.text, len(answer.times)) == ("onetwo", 2)
+
+
+@pytest.mark.parametrize("head", ["", "Content-Length: 4"])
+def test_bytes_after_the_end_of_an_answer_are_no_part_of_the_next(head: str) -> None:
+    data = _WHOLE + _WHOLE
+    if head:
+        data = _plain(b": a\nHTTP/1.1 200", f"Content-Type: text/event-stream\r\n{head}")
+    with pytest.raises(Malformed, match="bytes follow the end"):
+        Answer().feed(data, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pipeline.bench.marks import Tally
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.bench.plan import Job
+from pipeline.bench.plan import Job, cells_of
 from pipeline.bench.record import (
     measured_alone,
     read_rows,
@@ -29,7 +30,7 @@ from pipeline.bench.record import (
 from pipeline.bench.runner import Bench, Settings, client_facts, differences
 from pipeline.bench.server import Server
 from pipeline.bench.worker import Share, prepared
-from pipeline.bench.workers import Effort, Workers
+from pipeline.bench.workers import Effort, Workers, start_module
 from pipeline.bench.workload import Workload
 from pipeline.errors import (
     BenchNotMeasured,
@@ -186,6 +187,10 @@ def test_a_server_that_closes_after_each_answer_is_no_failure(
         ("malformed", "malformed", 1),
         ("not-http", "malformed", 1),
         ("cut", "lost", 1),
+        ("cut-done", "lost", 1),
+        ("surplus", "malformed", 1),
+        ("comments", "stalled", 1),
+        ("empty-deltas", "stalled", 1),
         ("empty", "empty", 1),
         ("error-event", "refused", 1),
         ("always-busy", "refused", 8),
@@ -582,3 +587,23 @@ def test_several_workers_share_the_requests(tmp_path: Path) -> None:
     rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
     assert {row.worker for row in rows} == {0, 1}
     assert sorted(row.number for row in rows) == list(range(8))
+
+
+def test_a_worker_that_cannot_start_ends_those_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def second_fails(module: str) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError("no more processes")
+        started.append(start_module(module))
+        return started[0]
+
+    monkeypatch.setattr("pipeline.bench.workers.start_module", second_fails)
+    load = _workload()
+    (cell,) = cells_of(load)
+    job = Job(host="127.0.0.1", port=9, model="m", workload=load, cell=cell, requests=2)
+    with pytest.raises(OSError, match="no more processes"), Workers([job, job]):
+        pass
+    assert started[0].wait(10) is not None

@@ -176,3 +176,11 @@ def test_a_client_that_was_the_limit_marks_the_trial(test: SelfTest, effort: Eff
 def test_a_client_that_was_not_measured_is_said() -> None:
     (mark,) = client_marks(None, [])
     assert mark.kind == "client-unmeasured"
+
+
+def test_a_number_beyond_the_ceiling_of_the_client_is_marked() -> None:
+    test = _test(True)
+    assert client_marks(test, [], test.ceiling_tok_s - 1) == []
+    (mark,) = client_marks(test, [], test.ceiling_tok_s + 1)
+    assert mark.kind == "client-limited"
+    assert "the server may be faster" in mark.message

@@ -14,9 +14,10 @@ import pytest
 
 from pipeline.attest.envelope import SUFFIX, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
-from pipeline.bench.model import Run
+from pipeline.bench.metrics import intervals, metrics_of
+from pipeline.bench.model import RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.bench.record import read_run, write_run
+from pipeline.bench.record import append_rows, read_rows, read_run, write_run
 from pipeline.bench.results.statement import benchmark_statement
 from pipeline.errors import NumberChanged
 from pipeline.model import canonical_json, sha256_of
@@ -339,3 +340,85 @@ def test_a_statement_of_another_kind_beside_a_run_is_broken(folder: Path, world:
     envelope = world.signed("provenance", KEY)
     (folder / f"{RUN_FILE}{SUFFIX}").write_bytes(envelope.dump())
     assert _find(_judged(folder, world), "provenance").verdict is Verdict.BROKEN
+
+
+def _rewritten(folder: Path, run: Run, rows: list[list[list[RequestRow]]]) -> None:
+    """A run over chosen requests, all computed again: what a signer of a better number makes."""
+    (folder / REQUESTS_FILE).unlink()
+    cells, at = [], 0
+    for cell, trials in zip(run.cells, rows, strict=True):
+        own = []
+        for trial, kept in zip(cell.trials, trials, strict=True):
+            metrics = metrics_of(kept, run.workload.objectives, energy_j=207.5)
+            lines = append_rows(folder, kept, at)
+            at += lines.bytes
+            own.append(trial.model_copy(update={"metrics": metrics, "requests": lines}))
+        cells.append(cell.model_copy(update={"trials": own, "intervals": intervals(own)}))
+    write_run(folder, run.model_copy(update={"cells": cells}))
+    _sign(folder)
+
+
+def _all_rows(folder: Path, run: Run) -> list[list[list[RequestRow]]]:
+    return [[list(read_rows(folder, t.requests)) for t in c.trials] for c in run.cells]
+
+
+def test_a_run_that_was_computed_again_over_all_its_requests_is_valid(
+    folder: Path, world: World
+) -> None:
+    run = read_run(folder)
+    _rewritten(folder, run, _all_rows(folder, run))
+    assert _find(_judged(folder, world), "numbers").verdict is Verdict.VALID
+
+
+def test_the_slow_requests_of_a_trial_cannot_be_left_out(folder: Path, world: World) -> None:
+    run = read_run(folder)
+    rows = _all_rows(folder, run)
+    rows[0][1].sort(key=lambda row: row.end_s or 0.0)
+    rows[0][1].pop()
+    _rewritten(folder, run, rows)
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.CHANGED
+    assert _find(node, "left out").message == "c1, trial 1: 5 of 6 requests"
+
+
+def test_a_slow_trial_cannot_be_left_out(folder: Path, world: World) -> None:
+    run = read_run(folder)
+    first = run.cells[0]
+    shorter = first.model_copy(
+        update={"trials": first.trials[:2], "intervals": intervals(first.trials[:2])}
+    )
+    write_run(folder, run.model_copy(update={"cells": [shorter, run.cells[1]]}))
+    _sign(folder)
+    messages = [n.message for n in _all(_judged(folder, world)) if n.title == "left out"]
+    assert "no trial names the bytes" in messages[0]
+    assert "c1: 2 trials, the workload has 3" in messages
+
+
+def test_a_good_trial_is_not_called_repeated(folder: Path, world: World) -> None:
+    run = read_run(folder)
+    first = run.cells[0]
+    moved = {"trials": first.trials[:2], "intervals": intervals(first.trials[:2])}
+    moved |= {"repeated": [first.trials[2].requests]}
+    write_run(
+        folder, run.model_copy(update={"cells": [first.model_copy(update=moved), run.cells[1]]})
+    )
+    _sign(folder)
+    messages = [n.message for n in _all(_judged(folder, world)) if n.title == "left out"]
+    assert "c1: a trial was left out, though none of its requests failed" in messages
+
+
+def test_a_cell_cannot_be_left_out_or_called_good(folder: Path, world: World) -> None:
+    run = read_run(folder)
+    write_run(folder, run.model_copy(update={"cells": run.cells[:1]}))
+    assert "1 cells, the workload has 2" in show(_judged(folder, world), everything=True)
+    good = run.cells[1].model_copy(update={"state": "good"})
+    write_run(folder, run.model_copy(update={"cells": [run.cells[0], good]}))
+    assert "c2: is good, by its trials it is not" in show(_judged(folder, world), everything=True)
+
+
+def test_a_sparse_file_of_requests_is_not_read(folder: Path, world: World) -> None:
+    with (folder / REQUESTS_FILE).open("r+b") as file:
+        file.truncate(50 << 30)
+    node = _judged(folder, world)
+    assert node.verdict is Verdict.BROKEN
+    assert "has 53687091200 bytes" in node.message
