@@ -56,13 +56,17 @@ class Tally:
         if row.planned_s is not None:
             self._late.append(row.sent_s - row.planned_s)
 
-    def void(self, unsent: int) -> list[str]:
-        """Why the trial counts for nothing."""
-        failed = [
+    def failures(self) -> list[str]:
+        """Requests without a whole answer, by kind."""
+        return [
             f"{count} of {log.count(self._requests, 'request')} failed: {kind}:"
             f" {self._examples[kind]}"
             for kind, count in sorted(self._failures.items())
         ]
+
+    def void(self, unsent: int) -> list[str]:
+        """Why the trial counts for nothing."""
+        failed = self.failures()
         looping = self._counts["looping"]
         if looping and self._workload.looping == "void":
             failed.append(f"{looping} of {log.count(self._requests, 'answer')} with repeated text")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cache
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -338,3 +339,24 @@ def interval(values: Sequence[float]) -> Interval:
 def t95(freedom: int) -> float:
     """Two-sided 95 % quantile of Student's t; of degrees between, the lower: it is wider."""
     return _T95[max(each for each in _T95 if each <= freedom)]
+
+
+@cache
+def t_quantile(doubt: float, freedom: int) -> float:
+    """How far Student's t goes with all but so much doubt, on both sides together.
+
+    By the finite series for whole degrees of freedom: Abramowitz and Stegun 26.7.3 and 26.7.4.
+    """
+    low, high = 0.0, 1e7
+    for _ in range(100):
+        t = (low + high) / 2
+        angle = math.atan(t / math.sqrt(freedom))
+        sine, cosine = math.sin(angle), math.cos(angle)
+        is_odd = freedom % 2
+        term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+        for step in range(2 + is_odd, freedom + 1, 2):
+            total += term
+            term *= cosine**2 * (step - 1) / step
+        inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+        low, high = (t, high) if inside < 1 - doubt else (low, t)
+    return high

@@ -341,3 +341,4 @@ class Run(Frozen):
     marks: list[Mark] = []  # of the whole run
     nonce: str = ""  # goes into every prompt, so that no cache knows them from an earlier run
     interruptions: Count = 0  # how often it was stopped and went on
+    turns: str = ""  # the same for two runs whose trials were measured in turns

@@ -6,7 +6,7 @@ import platform
 import resource
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -89,6 +89,11 @@ class Bench:
 
     def run(self) -> Run:
         """From the first cell, or from where an earlier run stopped."""
+        cells, facts = self._asked()
+        with measured_alone(self.folder):
+            return self._measured(cells, facts)
+
+    def _asked(self) -> tuple[list[Cell], ServerFacts]:
         with log.step(f"Asking {self.server.url} what it serves"):
             facts = server_facts(self.server, self.model)
         if facts.speculation is None:
@@ -96,8 +101,7 @@ class Bench:
         require_sound(self.workload, facts)
         cells = cells_of(self.workload)
         require_files(max((each.concurrency or _RATE_STREAMS for each in cells), default=1))
-        with measured_alone(self.folder):
-            return self._measured(cells, facts)
+        return cells, facts
 
     def _measured(self, cells: Sequence[Cell], facts: ServerFacts) -> Run:
         self._run = self._begun(facts)
@@ -190,25 +194,32 @@ class Bench:
             return self.server.scale(facts.model, seed, limit_s, context)
 
     def _run_cell(self, cell: Cell, progress: SweepProgress) -> None:
-        done = {each.cell.name: each for each in self._run.cells}
+        done = next((each for each in self._run.cells if each.cell.name == cell.name), None)
+        progress.skip(cell, len(done.good_trials) if done else 0)
+        while self._run_next(cell, progress):
+            pass
+
+    def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
+        """Measure the next trial of a cell; whether there is one more."""
+        done, repeats = {each.cell.name: each for each in self._run.cells}, self.workload.repeats
         before = done[cell.name].trials if cell.name in done else []
         # a cell ends with its first void trial
         trials = [trial for trial in before if not trial.void]
+        if len(trials) >= repeats:
+            return False
         repeated = list(done[cell.name].repeated) if cell.name in done else []
         repeated += [trial.requests for trial in before if trial.void and trial.requests.lines]
         again = [mark for trial in before if trial.void for mark in _repeated(trial)]
-        progress.skip(cell, len(trials))
-        for number in range(len(trials), self.workload.repeats):
-            trial = self._run_trial(cell, number, progress)
-            trials.append(trial.model_copy(update={"marks": [*trial.marks, *again]}))
-            again = []
-            done[cell.name] = _result(cell, trials, self.workload.repeats, repeated)
-            self._write(cells=list(done.values()))
-            if trial.void:
-                # repeating it would only show the same; is anybody there at all?
-                self._require_server(f"{cell.name}, trial {number + 1}")
-                progress.skip(cell, self.workload.repeats - number - 1)
-                return
+        trial = self._run_trial(cell, len(trials), progress)
+        trials.append(trial.model_copy(update={"marks": [*trial.marks, *again]}))
+        done[cell.name] = _result(cell, trials, repeats, repeated)
+        self._write(cells=list(done.values()))
+        if trial.void:
+            # repeating it would only show the same; is anybody there at all?
+            self._require_server(f"{cell.name}, trial {len(trials)}")
+            progress.skip(cell, repeats - len(trials))
+            return False
+        return len(trials) < repeats
 
     def _require_server(self, during: str) -> None:
         """A server that ended voids the trial that it left, and has no more to measure."""
@@ -279,7 +290,7 @@ class Bench:
         ):
             for _ in tally.through(workers.rows()):
                 pass
-        return count, [f"warm-up: {why}" for why in tally.void(0)]
+        return count, [f"warm-up: {why}" for why in tally.failures()]
 
     def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
         address, prompt_file = self.server.address, self.settings.prompt_file
@@ -306,6 +317,37 @@ class Bench:
             )
             for worker in range(count)
         ]
+
+
+def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
+    """Two servers, a trial of one and then of the other: what drifts, drifts for both.
+
+    The order is turned round each time, so that a steady drift cancels out.
+    """
+    both, token = (first, second), secrets.token_hex(8)
+    with ExitStack() as stack:
+        for bench in both:
+            cells, facts = bench._asked()
+            stack.enter_context(measured_alone(bench.folder))
+            if (bench.folder / RUN_FILE).exists():
+                raise RunInvalid(
+                    f"{bench.folder}: holds a run, and turns cannot be gone on with",
+                    "Name another folder with --out.",
+                )
+            bench._run = bench._begun(facts).model_copy(update={"turns": token})
+            stack.enter_context(bench._kept())
+        first._test_self(cells)
+        second._run = second._run.model_copy(update={"self_tests": first._run.self_tests})
+        for bench in both:
+            bench._scale = bench._measured_scale(bench._run.server)
+        progress = SweepProgress(cells, 2 * first.workload.repeats)
+        for cell in cells:
+            for number in range(first.workload.repeats):
+                turn = both if number % 2 == 0 else both[::-1]
+                more = [bench._run_next(cell, progress) for bench in turn]
+                if not all(more):
+                    break
+        return [bench._write(state="complete", why_partial="") for bench in both]
 
 
 def _streams(cell: Cell) -> int:

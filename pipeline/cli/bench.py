@@ -281,6 +281,14 @@ def changed(
     if not values:
         return workload
     own = [name for name in ("input", "output") if name in values]
+    if own:
+        # what the shipped text says of lengths is not true any more
+        told = {name: values.get(name) or getattr(workload, name) for name in ("input", "output")}
+        lengths = [f"{n}: {each.model_dump_json()}" for n, each in told.items() if each]
+        fixed = {n: each.tokens for n, each in told.items() if isinstance(each, Fixed)}
+        if len(fixed) == 2:
+            lengths = [f"{fixed['input']} tokens in and {fixed['output']} out"]
+        values["summary"] = f"{workload.name} with {', '.join(lengths)}"
     if own and any(load.input or load.output for load in workload.loads):
         raise WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
     return Workload.model_validate({**workload.model_dump(), **values})
@@ -324,8 +332,10 @@ def _with_error(interval: Interval | None) -> str | None:
     if interval is None:
         return None
     mean = f"{interval.mean:,.1f}"
-    if interval.high is None:
+    if interval.high is None or interval.low is None:
         return mean
+    if interval.low < 0:
+        return f"{mean} (0 to {interval.high:,.1f})"
     return f"{mean} ± {interval.high - interval.mean:,.1f}"
 
 

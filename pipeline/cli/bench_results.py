@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,20 +10,31 @@ import click
 
 from pipeline import log
 from pipeline.bench.metrics import DEFINITIONS
-from pipeline.bench.model import Interval
+from pipeline.bench.model import Inputs, Interval
 from pipeline.bench.place import runs_in
-from pipeline.bench.record import read_run
-from pipeline.bench.results.compare import STATISTIC, Comparison, InputChange, NumberChange
+from pipeline.bench.record import read_run, workload_digest
+from pipeline.bench.results.compare import (
+    LEAST,
+    LEAST_IN_TURNS,
+    STATISTIC,
+    Comparison,
+    InputChange,
+    NumberChange,
+)
 from pipeline.bench.results.compare import compare as compare_sides
 from pipeline.bench.results.gate import GATED, GateRow, judge
 from pipeline.bench.results.recompute import require_as_measured
 from pipeline.bench.results.sides import read_side
+from pipeline.bench.runner import Bench, Settings, measure_in_turns
+from pipeline.bench.server import Server
+from pipeline.bench.shipped import prompt_file, read_workload
 from pipeline.cli.context import say_json
 from pipeline.cli.file_statements import show_statement
-from pipeline.cli.options import json_option
+from pipeline.cli.options import ANY_PATH, json_option
 from pipeline.cli.result_statements import leave_run_statement
 from pipeline.cli.signing import Signing
 from pipeline.errors import BenchUndecided, BenchWorse, InputInvalid
+from pipeline.smoke.wire import Address
 
 # what a person asks first; --all and --json have every number
 _SHOWN = (
@@ -36,8 +48,34 @@ _RESULT = click.Path(exists=True, path_type=Path)
 
 
 @click.command("compare")
-@click.argument("first", type=_RESULT)
-@click.argument("second", type=_RESULT)
+@click.argument("first")
+@click.argument("second")
+@click.option(
+    "--live", is_flag=True, help="FIRST and SECOND are servers: measure them now, in turns."
+)
+@click.option(
+    "--workload", "workload_name", default="quick", show_default=True, help="With --live."
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(2),
+    default=8,
+    show_default=True,
+    help="With --live: trials of each cell and server.",
+)
+@click.option(
+    "--out",
+    type=ANY_PATH,
+    default=Path("bench"),
+    show_default=True,
+    help="With --live: folder for both runs, as first/WORKLOAD and second/WORKLOAD.",
+)
+@click.option(
+    "--least",
+    type=click.FloatRange(0, 100),
+    help="Percent that a winner must surely be ahead"
+    f" [default: {LEAST:g}; {LEAST_IN_TURNS:g} where both were measured in turns].",
+)
 @click.option("--all", "everything", is_flag=True, help="Show every number.")
 @click.option("--gate", is_flag=True, help="Fail where SECOND is worse than FIRST, the baseline.")
 @click.option(
@@ -55,8 +93,13 @@ _RESULT = click.Path(exists=True, path_type=Path)
 )
 @json_option
 def compare(
-    first: Path,
-    second: Path,
+    first: str,
+    second: str,
+    live: bool,
+    workload_name: str,
+    repeats: int,
+    out: Path,
+    least: float | None,
     everything: bool,
     gate: bool,
     allow: float,
@@ -66,11 +109,18 @@ def compare(
     """Show what changed between two results in inputs and numbers, and how sure that is.
 
     A result is the folder of a run, or the one that --out named; or a file of vllm bench,
-    sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench. No winner is named where
-    confidence intervals overlap.
+    sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench. A winner is named only where
+    it is surely ahead by --least percent: two runs of one server drift apart by a percent or more.
+
+    With --live, FIRST and SECOND are the addresses of two servers. They are measured in turns, one
+    trial each, so that what drifts does so for both.
     """
     _require_known(metrics)
-    comparison = compare_sides(read_side(first), read_side(second))
+    if live:
+        paths = _measured_in_turns((first, second), workload_name, repeats, out)
+    else:
+        paths = [_RESULT.convert(each, None, None) for each in (first, second)]
+    comparison = compare_sides(read_side(paths[0]), read_side(paths[1]), least)
     rows = judge(comparison, allow, metrics or GATED) if gate else []
     if as_json:
         say_json({**comparison.model_dump(), "gate": [row.model_dump() for row in rows]})
@@ -78,6 +128,28 @@ def compare(
         click.echo("\n".join(_text(comparison, rows, everything)))
     if gate:
         _require_passed(comparison, rows)
+
+
+def _measured_in_turns(urls: tuple[str, str], name: str, repeats: int, out: Path) -> list[Path]:
+    """The folders of two new runs, each stated."""
+    signing = Signing()
+    workload = read_workload(name).model_copy(update={"repeats": repeats})
+    key = os.environ.get("SM120_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    first, second = (
+        Bench(
+            server=Server(Address.read(url), url, headers),
+            workload=workload,
+            folder=out / side / workload.name,
+            inputs=Inputs(workload=workload_digest(workload)),
+            settings=Settings(prompt_file=prompt_file(name, workload)),
+        )
+        for side, url in zip(("first", "second"), urls, strict=True)
+    )
+    measure_in_turns(first, second)
+    for bench in (first, second):
+        leave_run_statement(bench.folder, signing)
+    return [first.folder, second.folder]
 
 
 @click.command("attest")
@@ -136,7 +208,8 @@ def _text(comparison: Comparison, gate: Sequence[GateRow], everything: bool) -> 
     if gate:
         verdicts = [[row.verdict, row.cell, row.number, row.message] for row in gate]
         yield f"\n{log.table(['gate', 'cell', 'number', 'message'], verdicts)}"
-    yield f"\nStatistic: {STATISTIC}."
+    how = "measured in turns" if comparison.in_turns else "measured one after the other"
+    yield f"\nStatistic: {STATISTIC}. Least difference: {comparison.least_percent:g} %, {how}."
 
 
 def _inputs(title: str, changes: Sequence[InputChange]) -> Iterator[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import click
 
 from pipeline import log
-from pipeline.bench.place import is_run, runs_in
+from pipeline.bench.place import is_run, run_folder, runs_in
 from pipeline.cli.context import checkout_or_none, say_json, store_to_read
 from pipeline.cli.options import (
     ANY_PATH,
@@ -49,6 +50,7 @@ _FORMATS: dict[str, Callable[[ReportData], bytes]] = {
     ".csv": render_csv,
 }
 _MOST_LOG_BYTES = 64 << 20
+_MOST_FILES = 1000  # of a folder, among which the facts of a host are looked for
 
 
 class _Target(click.ParamType[Path]):
@@ -142,10 +144,14 @@ def report(
     named = [each for path in runs for each in runs_in(path) or [path]]
     if log_path and len(named) > 1:
         raise click.UsageError("--log is of one start: name one RUN with it.")
+    # what `bench --host-facts` was given is often in the folder where all commands are typed
+    behind = Behind(behind.store, (*behind.folders, Path.cwd()))
     read = [_read(path, log_path, judge, behind) for path in named]
     if host_path is not None:
         facts, digest = read_facts(host_path), sha256_of_file(host_path)
         read = [with_host(run, facts) if _is_host_of(run, digest) else run for run in read]
+    else:
+        read = [_with_known_host(run, path, behind) for run, path in zip(read, named, strict=True)]
     beside = _chosen(references, read)
     data = report_data(
         read,
@@ -171,6 +177,18 @@ def _is_host_of(run: RunData, digest: str) -> bool:
     if named not in (None, digest):
         log.say(f"{run.name}: was measured on a host of other facts, {named}; it keeps its own")
     return named in (None, digest)
+
+
+def _with_known_host(run: RunData, path: Path, behind: Behind) -> RunData:
+    """A run with the facts that it names by digest, if a folder here has them."""
+    named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
+    folder = run_folder(path)
+    for place in (*behind.folders, folder, folder.parent) if named else ():
+        for file in islice(sorted(place.glob("*.json")), _MOST_FILES):
+            is_small = file.is_file() and file.stat().st_size <= _MOST_LOG_BYTES
+            if is_small and sha256_of_file(file) == named:
+                return with_host(run, read_facts(file))
+    return run
 
 
 def _list() -> None:

@@ -108,6 +108,8 @@ def _is_told(series: Series, name: str) -> bool:
     values = [value for cell in series.cells if (value := cell.mean(name)) is not None]
     if name == "failed":
         return any(values)
+    if name == "peak_output_tok_s" and all(_is_no_peak(cell, name) for cell in series.cells):
+        return False
     # 1 / TPOT of each request; its mean over requests says the same as that of TPOT
     if name == "decode_tok_s.mean" and any("user_tok_s" in cell.numbers for cell in series.cells):
         return False
@@ -160,14 +162,22 @@ def _states(view: View, pointer: str, series: Series) -> Markup | None:
 
 def _value(view: View, at: str, cell: Cell, metric: Metric, decimals: int) -> Markup | str:
     measure = cell.numbers.get(metric.name)
-    if measure is None:
+    if measure is None or _is_no_peak(cell, metric.name):
         return "–"
     place = step(f"{at}/numbers", metric.name)
     mean = view.show(f"{place}/mean", decimals)
     if not metric.has_interval or measure.low is None or measure.high is None:
         return mean
-    low, high = view.show(f"{place}/low", decimals), view.show(f"{place}/high", decimals)
+    # none of these numbers can be below zero, whatever an interval by Student's t says
+    low, high = shown(max(0.0, measure.low), decimals), view.show(f"{place}/high", decimals)
     return join(mean, element("br"), element("span", low, "–", high, class_="ci"))
+
+
+def _is_no_peak(cell: Cell, name: str) -> bool:
+    """Of a trial shorter than a second, a second's tokens are fewer than its mean: no peak."""
+    if name != "peak_output_tok_s":
+        return False
+    return (cell.mean(name) or 0.0) < (cell.mean("output_tok_s") or 0.0)
 
 
 def _state(view: View, at: str, cell: Cell) -> tuple[Markup, Markup]:

@@ -103,13 +103,13 @@ def _series(want: Measured, got: Measured, at: str) -> Iterator[tuple[str, Any, 
             cell = f"{place}/{c}"
             for name in ("concurrency", "rate_per_s", "state"):
                 yield from differences(getattr(is_, name), getattr(shown, name), f"{cell}/{name}")
-            kinds = [sorted({note.kind for note in each.notes}) for each in (is_, shown)]
-            yield from differences(*kinds, f"{cell}/notes")
+            have, kept = (sorted({note.kind for note in each.notes}) for each in (is_, shown))
+            yield from differences(have, kept, f"{cell}/notes")
             for name, measure in shown.numbers.items():
                 known = is_.numbers.get(name)
-                have = known.model_dump(mode="json") if known else None
+                want_number = known.model_dump(mode="json") if known else None
                 number = step(f"{cell}/numbers", name)
-                yield from differences(have, measure.model_dump(mode="json"), number)
+                yield from differences(want_number, measure.model_dump(mode="json"), number)
 
 
 def _short(value: Any) -> str:

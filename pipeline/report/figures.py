@@ -133,7 +133,7 @@ def _points(place: Placed, name: str, unit: str, load: Load) -> tuple[Point, ...
             y=measure.mean,
             about=f"{place.series.name}, {load.text(cell)} {load.point}:"
             f" {shown(measure.mean, decimals)} {unit}",
-            low=measure.low,
+            low=None if measure.low is None else max(0.0, measure.low),
             high=measure.high,
             is_doubtful=bool(cell.notes),
         )

@@ -293,6 +293,11 @@ def _knee(series: Series) -> Iterator[Finding]:
         wait, longer = here.mean("ttft_ms.mean"), there.mean("ttft_ms.mean")
         if not (before and wait and longer and here.concurrency and there.concurrency):
             continue
+        # of trials that err so much that they may be the same, nothing follows
+        if not _is_apart(here, there, "ttft_ms.mean"):
+            continue
+        if after < before and not _is_apart(here, there, "output_tok_s"):
+            continue
         if after / before - 1 < _WORTH and longer / wait > _LONGER:
             yield _say(
                 "advice",
@@ -305,6 +310,16 @@ def _knee(series: Series) -> Iterator[Finding]:
                 (longer / wait, 1),
             )
             return
+
+
+def _is_apart(one: Cell, other: Cell, name: str) -> bool:
+    """Whether two cells differ by more than their trials do; a document's have none."""
+    a, b = one.numbers[name], other.numbers[name]
+    if a.trials is None or b.trials is None:
+        return True
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return False
+    return a.high < b.low or b.high < a.low
 
 
 def _idle_memory(memory: Memory) -> Iterator[Finding]:

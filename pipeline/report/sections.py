@@ -11,7 +11,16 @@ from pipeline.report.cells import METRICS, digits, series_tables
 from pipeline.report.figures import charts, memory_chart
 from pipeline.report.findings import claimed, flags
 from pipeline.report.markup import Markup, element, join
-from pipeline.report.model import AttemptRow, Claim, Finding, Measured, Reference, RunData, Series
+from pipeline.report.model import (
+    AttemptRow,
+    Claim,
+    Finding,
+    Measured,
+    Reference,
+    RunData,
+    Series,
+    shown,
+)
 from pipeline.report.view import Column, Row, View, table, tag
 
 _STATE_KIND = {
@@ -50,7 +59,7 @@ def _run_cards(view: View, index: int) -> Iterable[Markup]:
                 f"{at}/cells/{best}",
                 series,
                 "output_tok_s",
-                "tok/s output, most of all cells",
+                "tok/s output of all users together, waiting included; most of all cells",
             )
         if alone is not None:
             yield _card(
@@ -58,7 +67,7 @@ def _run_cards(view: View, index: int) -> Iterable[Markup]:
                 f"{at}/cells/{alone}",
                 series,
                 "user_tok_s",
-                "tok/s output for one user, at best",
+                "tok/s while one user's answer streams (1 / TPOT), waiting apart",
             )
 
 
@@ -82,9 +91,14 @@ def _card(view: View, at: str, series: Series, name: str, label: str) -> Markup:
         if other in cell.numbers:
             places = digits(series, other, is_exact=False)
             lines.append(join(view.show(f"{at}/numbers/{other}/mean", places), f" {text}"))
+    measure, error = cell.numbers[name], None
+    if measure.low is not None and measure.high is not None:
+        # a headline without it makes two runs look different that are not
+        error = f" ± {shown((measure.high - measure.low) / 2, decimals)}"
     return element(
         "div",
         element("b", view.show(f"{at}/numbers/{name}/mean", decimals)),
+        element("span", error, class_="ci") if error else None,
         element("p", label),
         element("p", series.name, ": ", *_separated(lines), class_="soft"),
         class_="card",

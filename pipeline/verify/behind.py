@@ -175,6 +175,13 @@ def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
         return _missing(HOST, NOT_GIVEN)
     path = next((p for p in _facts_files(behind, judge) if sha256_of_file(p) == digest), None)
     if path is None:
+        for other in _facts_files(behind, judge):
+            # a statement of those facts, beside a file that is another one by now
+            about = other.with_name(other.name.removesuffix(SUFFIX))
+            (item,) = gather([other]) if about != other and about.is_file() else (None,)
+            if item and item.envelope and item.envelope.statement.is_about(digest):
+                message = f"has {sha256_of_file(about)}, the run names {digest}"
+                return _leaf(Node(f"{HOST} {about.name}", Verdict.CHANGED, message))
         message = f"{digest} is in none of the folders here (--look-in DIR)"
         return _missing(HOST, message)
     # facts may be named by their statement, which is proof of itself

@@ -1,28 +1,41 @@
 """Two results: what changed in the inputs, what in the numbers, and how sure that is.
 
-Each number has a mean over trials with its 95 % confidence interval (Student's t). A winner is
-named only where the two intervals do not touch. The change is in percent of the first mean, with
-the 95 % interval of the difference of means by Welch's t, which allows unequal variances:
-https://www.itl.nist.gov/div898/handbook/eda/section3/eda353.htm
+Each number has a mean over trials with its 95 % confidence interval (Student's t). The change is in
+percent of the first mean, with the 95 % interval of the difference of means by Welch's t, which
+allows unequal variances: https://www.itl.nist.gov/div898/handbook/eda/section3/eda353.htm
+
+Trials of one run drift together, with the temperature of a card or with what else a machine does,
+and no number of trials shows how far. So a winner is named only where the change is surely more
+than a least difference, which is larger than what two runs of one server drift apart. Trials that
+were measured in turns share their drift: they are compared in pairs, with a smaller one. `Surely`
+is 95 % for all numbers of a comparison together (Bonferroni), so that of 33 none wins by chance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, variance
-from typing import Literal, TypeAlias
+from statistics import fmean, stdev, variance
+from typing import Literal, NamedTuple, TypeAlias
 
 from pipeline.bench.marks import tokens_off
-from pipeline.bench.metrics import DEFINITIONS, interval, t95
+from pipeline.bench.metrics import DEFINITIONS, interval, t_quantile
 from pipeline.bench.model import Interval
 from pipeline.bench.results.sides import OWN, Side, SideCell
 from pipeline.model import Frozen
 
 STATISTIC = (
-    "mean over trials, 95 % confidence by Student's t; change with its 95 % interval by Welch's t;"
-    " a winner is named only where the two intervals do not touch"
+    "mean over trials, 95 % confidence by Student's t; change with its 95 % interval by Welch's t,"
+    " or by pairs where the runs were measured in turns; a winner is named only where the change is"
+    " surely more than the least difference, with 95 % confidence for all numbers together"
 )
+# Percent. Two runs of one server were seen 1 % apart: of 33 numbers that drift so, each by itself,
+# none is beyond the first by chance in 98 of 100 comparisons.
+LEAST, LEAST_IN_TURNS = 5.0, 1.0
+_DOUBT = 0.05
+# Of mean answers: beyond it, who ends an answer early is quicker with it and serves more of them.
+_ENDED_EARLY = 0.005
+_BY_ANSWER = ("latency_ms", "requests_s", "goodput_s", "total_tok_s", "energy_j")
 # Of the mean real lengths: beyond it, the two sides did not measure the same work.
 _LENGTH_TOLERANCE = 0.05
 Verdict: TypeAlias = Literal["better", "worse", "undecided"]
@@ -45,6 +58,8 @@ class NumberChange(Frozen):
     change: Change | None  # none where the first is zero
     verdict: Verdict
     why: str = ""  # no winner is named
+    # whether the two measured the same: if not, no number of trials would decide
+    is_comparable: bool = True
 
 
 class InputChange(Frozen):
@@ -70,6 +85,8 @@ class Comparison(Frozen):
     first: str
     second: str
     statistic: str = STATISTIC
+    least_percent: float
+    in_turns: bool
     inputs: list[InputChange]
     cells: list[CellChange]
     only_first: list[str]
@@ -80,12 +97,19 @@ class Comparison(Frozen):
         return [(cell.name, number) for cell in self.cells for number in cell.numbers]
 
 
-def compare(first: Side, second: Side) -> Comparison:
-    """What changed from the first result to the second."""
+def compare(first: Side, second: Side, least: float | None = None) -> Comparison:
+    """What changed from the first result to the second; `least` is in percent."""
     both = [name for name in first.cells if name in second.cells]
+    in_turns = bool(first.turns) and first.turns == second.turns
+    if least is None:
+        least = LEAST_IN_TURNS if in_turns else LEAST
+    count = sum(len(first.cells[n].values.keys() & second.cells[n].values.keys()) for n in both)
+    rule = _Rule(least, _DOUBT / max(1, count), in_turns)
     return Comparison(
         first=first.name,
         second=second.name,
+        least_percent=least,
+        in_turns=in_turns,
         inputs=[
             *input_changes(first.inputs, second.inputs),
             *(
@@ -94,10 +118,18 @@ def compare(first: Side, second: Side) -> Comparison:
                 for change in _length_changes(name, first.cells[name], second.cells[name])
             ),
         ],
-        cells=[_cell(name, first, second) for name in both],
+        cells=[_cell(name, first, second, rule) for name in both],
         only_first=[name for name in first.cells if name not in second.cells],
         only_second=[name for name in second.cells if name not in first.cells],
     )
+
+
+class _Rule(NamedTuple):
+    """When a winner is named."""
+
+    least: float  # percent
+    doubt: float  # for one number
+    in_turns: bool
 
 
 def input_changes(first: dict[str, str], second: dict[str, str]) -> list[InputChange]:
@@ -126,16 +158,26 @@ def _length_changes(name: str, one: SideCell, other: SideCell) -> list[InputChan
     ]
 
 
-def _cell(name: str, first: Side, second: Side) -> CellChange:
+def _cell(name: str, first: Side, second: Side, rule: _Rule) -> CellChange:
     one, other = first.cells[name], second.cells[name]
     why = _objection(first, second, one, other) or _other_lengths(one, other)
     names = [each for each in one.values if each in other.values]
     notes = [f"first: {note}" for note in one.notes] + [f"second: {note}" for note in other.notes]
-    numbers = [_number(each, one.values[each], other.values[each], why) for each in names]
+    early = _ended_early(one, other)
+    numbers = [
+        _number(
+            each,
+            one.values[each],
+            other.values[each],
+            why or (early if each.partition(".")[0] in _BY_ANSWER else ""),
+            rule,
+        )
+        for each in names
+    ]
     return CellChange(
         name=name,
         inputs=input_changes(one.settings, other.settings),
-        numbers=[*numbers, *_alike(one, other)],
+        numbers=[*numbers, *_alike(one, other, rule)],
         notes=notes,
     )
 
@@ -158,7 +200,15 @@ def _other_lengths(one: SideCell, other: SideCell) -> str:
     return ""
 
 
-def _alike(one: SideCell, other: SideCell) -> list[NumberChange]:
+def _ended_early(one: SideCell, other: SideCell) -> str:
+    """Why times and counts of whole answers are not compared, though rates of tokens are."""
+    first, second = one.lengths.get("answer"), other.lengths.get("answer")
+    if not first or not second or abs(second / first - 1) <= _ENDED_EARLY:
+        return ""
+    return f"answers have {first:,.1f} tokens and {second:,.1f}: the shorter ones end earlier"
+
+
+def _alike(one: SideCell, other: SideCell, rule: _Rule) -> list[NumberChange]:
     """Numbers that are near each other, and that at least one side defines in its own way."""
     first, second = one.nearest(), other.nearest()
     found = []
@@ -167,56 +217,70 @@ def _alike(one: SideCell, other: SideCell) -> list[NumberChange]:
         if not (a.difference or b.difference):
             continue
         differences = [f"{n.name} {n.difference}" for n in (a, b) if n.difference]
-        number = _number(like, a.values, b.values, "; ".join(dict.fromkeys(differences)))
+        number = _number(like, a.values, b.values, "; ".join(dict.fromkeys(differences)), rule)
         label = a.name if a.name == b.name else f"{a.name} / {b.name}"
         found.append(number.model_copy(update={"name": label}))
     return found
 
 
-def _number(name: str, first: list[float], second: list[float], why: str) -> NumberChange:
+def _number(
+    name: str, first: list[float], second: list[float], why: str, rule: _Rule
+) -> NumberChange:
     one, other = interval(first), interval(second)
-    why = why or _too_uncertain(one, other)
-    is_more = other.mean > one.mean
+    in_pairs = rule.in_turns and len(first) == len(second) and all(first)
+    change = change_of(first, second, in_pairs=in_pairs)
+    surely = change_of(first, second, rule.doubt, in_pairs=in_pairs)
     wants_more = DEFINITIONS[name.partition(".")[0]].better == "more"
-    winner: Verdict = "better" if is_more == wants_more else "worse"
+    verdict: Verdict = "better" if (other.mean > one.mean) == wants_more else "worse"
+    uncertain = ""
+    if len(first) < 2 or len(second) < 2:
+        uncertain = "one trial says nothing of its error"
+    elif surely is None and one.mean == other.mean:
+        uncertain = "both are zero"
+    elif surely and (surely.low or 0) <= rule.least and (surely.high or 0) >= -rule.least:
+        uncertain = f"not surely more than {rule.least:g} % apart"
     return NumberChange(
         name=name,
         first=one,
         second=other,
-        change=change_of(first, second),
-        verdict="undecided" if why else winner,
-        why=why,
+        change=change,
+        verdict="undecided" if why or uncertain else verdict,
+        why=why or uncertain,
+        is_comparable=not why,
     )
 
 
-def _too_uncertain(one: Interval, other: Interval) -> str:
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return "one trial says nothing of its error"
-    if one.low <= other.high and other.low <= one.high:
-        return "the intervals overlap"
-    return ""
-
-
-def change_of(first: Sequence[float], second: Sequence[float]) -> Change | None:
-    """The difference of two means in percent of the first, by Welch's t."""
+def change_of(
+    first: Sequence[float],
+    second: Sequence[float],
+    doubt: float = _DOUBT,
+    *,
+    in_pairs: bool = False,
+) -> Change | None:
+    """The difference of two means in percent of the first, by Welch's t or by pairs."""
     base = fmean(first)
     if base == 0:
         return None
     percent = _rounded((fmean(second) - base) / abs(base) * 100)
     if len(first) < 2 or len(second) < 2:
         return Change(percent=percent)
-    half = _half_width(first, second) / abs(base) * 100
+    if in_pairs:
+        apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
+        percent = _rounded(fmean(apart))
+        half = t_quantile(doubt, len(apart) - 1) * stdev(apart) / math.sqrt(len(apart))
+    else:
+        half = _half_width(first, second, doubt) / abs(base) * 100
     return Change(percent=percent, low=_rounded(percent - half), high=_rounded(percent + half))
 
 
-def _half_width(first: Sequence[float], second: Sequence[float]) -> float:
+def _half_width(first: Sequence[float], second: Sequence[float], doubt: float) -> float:
     parts = [variance(values) / len(values) for values in (first, second)]
     if not sum(parts):
         return 0.0
     # Welch and Satterthwaite; rounded down, which widens the interval
     by_size = zip(parts, (first, second), strict=True)
     freedom = sum(parts) ** 2 / sum(p**2 / (len(values) - 1) for p, values in by_size)
-    return t95(max(1, int(freedom))) * math.sqrt(sum(parts))
+    return t_quantile(doubt, max(1, int(freedom))) * math.sqrt(sum(parts))
 
 
 def _rounded(value: float) -> float:

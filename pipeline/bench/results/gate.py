@@ -1,7 +1,7 @@
 """A gate for CI and canaries: a candidate may be worse than its baseline by so much, and no more.
 
 Passed is a number whose whole 95 % interval of the change is within what is allowed; worse is one
-that is beyond it and whose intervals do not touch. In between the trials do not decide.
+that is beyond it and surely worse. In between the trials do not decide.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def _judged(number: NumberChange, allowed: float) -> tuple[GateVerdict, str]:
     if change.low is None or change.high is None:
         return "undecided", f"{change.percent:+.1f} %: {number.why}"
     text = f"{change.percent:+.1f} % ({change.low:+.1f} to {change.high:+.1f})"
-    # other reasons than overlap are about what was measured, and no number answers them
-    if number.why and "overlap" not in number.why:
+    if not number.is_comparable:
         return "undecided", f"{text}: {number.why}"
     wants_more = DEFINITIONS[number.name.partition(".")[0]].better == "more"
     worst, loss = (-change.low, -change.percent) if wants_more else (change.high, change.percent)

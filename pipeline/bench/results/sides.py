@@ -49,6 +49,7 @@ class Side(Frozen):
     digest: Digest
     inputs: dict[str, str]
     cells: dict[str, SideCell]
+    turns: str = ""  # the same for two runs whose trials were measured in turns
 
 
 def read_side(path: Path) -> Side:
@@ -97,6 +98,7 @@ def side_of(run: Run, name: str) -> Side:
         digest=sha256_of(run_bytes(run)),
         inputs=_inputs(run),
         cells={result.cell.name: _cell(run, result) for result in run.cells},
+        turns=run.turns,
     )
 
 

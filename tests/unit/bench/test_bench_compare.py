@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipeline.bench.metrics import DEFINITIONS, t_quantile
 from pipeline.bench.model import CellResult, Mark, Run, Trial
 from pipeline.bench.record import read_run
 from pipeline.bench.results.compare import NumberChange, change_of, compare
 from pipeline.bench.results.gate import GATED, judge
-from pipeline.bench.results.sides import Side, SideCell, read_side, side_of
+from pipeline.bench.results.sides import Side, SideCell, is_judged, read_side, side_of
 from pipeline.model import sha256_of
 from tests.unit.bench.example_run import FOLDER
 
@@ -48,7 +51,7 @@ def test_less_is_better_for_times() -> None:
 
 def test_intervals_that_overlap_name_none_however_far_the_means_are() -> None:
     number = _number([100.0, 140.0, 60.0], [120.0, 160.0, 80.0])
-    assert (number.verdict, number.why) == ("undecided", "the intervals overlap")
+    assert (number.verdict, number.why) == ("undecided", "not surely more than 5 % apart")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +204,7 @@ def test_two_programs_are_shown_side_by_side_without_a_winner() -> None:
 def test_two_results_of_one_foreign_program_may_have_a_winner() -> None:
     cells = compare(read_side(FOREIGN / "vllm-sweep"), read_side(FOREIGN / "vllm-sweep")).cells
     equal = [n for n in cells[0].numbers if n.name == "output_tok_s"]
-    assert [n.why for n in equal] == ["the intervals overlap"]
+    assert [n.why for n in equal] == ["not surely more than 5 % apart"]
 
 
 def test_cells_of_one_side_only_are_named() -> None:
@@ -267,3 +270,95 @@ def test_a_gate_over_different_loads_is_undecided() -> None:
     comparison = compare(side_of(run, "a"), side_of(_faster(run, requests=7), "b"))
     rows = [row for row in judge(comparison, 5.0, ["output_tok_s"]) if row.cell == "c1"]
     assert [row.verdict for row in rows] == ["undecided"]
+
+
+NAMES = [
+    name if part is None else f"{name}.{part}"
+    for name in DEFINITIONS
+    if is_judged(name)
+    for part in ((None,) if not name.endswith("_ms") else ("mean", "p50", "p90", "p95", "p99"))
+][:33]
+
+
+def _drawn(
+    noise: random.Random, trials: int, drift: Callable[[int], float], ahead: float = 0.0
+) -> dict[str, list[float]]:
+    """Trials of one server: its numbers drift together, and each errs a little by itself."""
+    return {
+        name: [
+            100 * (1 + ahead) * (1 + drift(at)) * (1 + noise.gauss(0, 0.003))
+            for at in range(trials)
+        ]
+        for name in NAMES
+    }
+
+
+def _winners(first: dict[str, list[float]], second: dict[str, list[float]], turns: str) -> int:
+    sides = [
+        _side().model_copy(
+            update={"turns": turns, "cells": {"c1": SideCell(load="same", values=values)}}
+        )
+        for values in (first, second)
+    ]
+    return sum(n.verdict != "undecided" for _, n in compare(sides[0], sides[1]).numbers())
+
+
+@pytest.mark.parametrize("trials", [3, 8])
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_one_server_measured_twice_with_drift_names_a_winner_in_five_of_a_hundred_at_most(
+    trials: int, in_turns: bool
+) -> None:
+    noise, wrong, rounds = random.Random(7), 0, 40
+    for _ in range(rounds):
+        if in_turns:
+            steps = [noise.gauss(0, 0.01) for _ in range(trials)]
+            first, second = (_drawn(noise, trials, steps.__getitem__) for _ in range(2))
+        else:
+            # all trials of a run share its drift, so that more of them do not show it
+            first, second = (
+                _drawn(noise, trials, [noise.gauss(0, 0.01)].__mul__(trials).__getitem__)
+                for _ in range(2)
+            )
+        wrong += _winners(first, second, "same" if in_turns else "") > 0
+    assert wrong / rounds <= 0.05
+
+
+def test_a_server_that_is_ahead_wins_also_in_turns() -> None:
+    noise = random.Random(7)
+    steps = [noise.gauss(0, 0.01) for _ in range(8)]
+    first = _drawn(noise, 8, steps.__getitem__)
+    second = _drawn(noise, 8, steps.__getitem__, ahead=0.03)
+    assert _winners(first, second, "same") == len(NAMES)
+    # not in turns, nobody knows whether that is drift
+    assert _winners(first, second, "") == 0
+    further = _drawn(noise, 8, lambda at: 0.0, ahead=0.15)
+    assert _winners(_drawn(noise, 8, lambda at: 0.0), further, "") == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "freedom", "t"),
+    [(0.05, 1, 12.706), (0.05, 2, 4.303), (0.05, 9, 2.262), (0.01, 4, 4.604), (0.001, 20, 3.850)],
+)
+def test_the_quantiles_of_student_are_those_of_the_tables(
+    doubt: float, freedom: int, t: float
+) -> None:
+    assert t_quantile(doubt, freedom) == pytest.approx(t, abs=0.001)
+
+
+def test_answers_that_end_early_win_nothing_by_it() -> None:
+    values = {
+        "latency_ms.mean": [100.0, 100.1],
+        "requests_s": [10.0, 10.1],
+        "tpot_ms.mean": [5.0, 5.1],
+    }
+    quick = {name: [v * 0.5 for v in each] for name, each in values.items()}
+    cells = [
+        SideCell(load="same", values=values, lengths={"answer": 128.0}),
+        SideCell(load="same", values=quick, lengths={"answer": 125.0}),
+    ]
+    one, other = (_side().model_copy(update={"cells": {"c1": cell}}) for cell in cells)
+    found = {number.name: number for _, number in compare(one, other, least=0).numbers()}
+    for name in ("latency_ms.mean", "requests_s"):
+        assert found[name].verdict == "undecided"
+        assert found[name].why.startswith("answers have 128.0 tokens and 125.0")
+    assert found["tpot_ms.mean"].why != found["requests_s"].why

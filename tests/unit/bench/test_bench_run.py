@@ -27,7 +27,15 @@ from pipeline.bench.record import (
     workload_digest,
     write_run,
 )
-from pipeline.bench.runner import Bench, Settings, client_facts, differences
+from pipeline.bench.results.compare import compare
+from pipeline.bench.results.sides import read_side
+from pipeline.bench.runner import (
+    Bench,
+    Settings,
+    client_facts,
+    differences,
+    measure_in_turns,
+)
 from pipeline.bench.server import Server
 from pipeline.bench.worker import Share, prepared
 from pipeline.bench.workers import Effort, Workers, start_module
@@ -607,3 +615,20 @@ def test_a_worker_that_cannot_start_ends_those_before_it(
     with pytest.raises(OSError, match="no more processes"), Workers([job, job]):
         pass
     assert started[0].wait(10) is not None
+
+
+def test_two_servers_are_measured_in_turns_and_compared_in_pairs(
+    tmp_path: Path, here: None
+) -> None:
+    load = _workload(repeats=2)
+    with bench_server() as one, bench_server() as other:
+        first, second = _bench(one, tmp_path / "a", load), _bench(other, tmp_path / "b", load)
+        runs = measure_in_turns(first, second)
+    assert [run.state for run in runs] == ["complete", "complete"]
+    assert runs[0].turns == runs[1].turns != ""
+    (cells,) = [tuple(run.cells[0] for run in runs)]
+    assert [len(cell.trials) for cell in cells] == [2, 2]
+    comparison = compare(read_side(tmp_path / "a"), read_side(tmp_path / "b"))
+    assert (comparison.in_turns, comparison.least_percent) == (True, 1.0)
+    with bench_server() as one, pytest.raises(RunInvalid, match="turns cannot be gone on with"):
+        measure_in_turns(_bench(one, tmp_path / "a", load), _bench(one, tmp_path / "c", load))

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.record import read_run
+from pipeline.bench.shipped import read_workload
+from pipeline.cli.bench import changed
 from tests.testbed.bench_faults import bench_server
 from tests.unit.support import Command
 
@@ -138,3 +140,14 @@ def test_a_file_without_facts_does_not_stand_for_a_host(
     words = ("--host-facts", str(tmp_path / "facts.json"), "--out", str(tmp_path / "out"))
     assert sm120("bench", "http://127.0.0.1:9", *words).error == "FactsUnreadable"
     assert not (tmp_path / "out").exists()
+
+
+def test_lengths_that_were_typed_replace_what_the_workload_says_of_them(sm120: Command) -> None:
+    load = changed(read_workload("quick"), input_tokens=100, output_tokens=64)
+    assert load.summary == "quick with 100 tokens in and 64 out"
+
+
+def test_more_streams_than_requests_are_shown_as_what_they_are(sm120: Command) -> None:
+    words = ("--concurrency", "32", "--requests", "16", "--dry-run", "--json")
+    (cell,) = sm120("bench", "http://127.0.0.1:9", *words).json["cells"]
+    assert cell["cell"] == "c16"

@@ -75,7 +75,7 @@ def test_a_comparison_says_what_changed_and_names_its_statistic(sm120: Command, 
     assert "inputs: the same" in done.out
     assert "-50.0 %" in done.out
     assert "worse" in done.out
-    assert "no winner: the intervals overlap" in done.out
+    assert "no winner: not surely more than 5 % apart" in done.out
     assert "Welch's t" in done.out
 
 
@@ -83,7 +83,7 @@ def test_a_comparison_is_there_for_programs_too(sm120: Command, run: Path) -> No
     body = sm120("bench", "compare", run, _slower(run, 2.0), "--json").json
     numbers = {n["name"]: n for n in body["cells"][0]["numbers"]}
     assert numbers["output_tok_s"]["verdict"] == "better"
-    assert numbers["ttft_ms.mean"]["why"] == "the intervals overlap"
+    assert numbers["ttft_ms.mean"]["why"] == "not surely more than 5 % apart"
 
 
 def test_a_gate_has_an_exit_code_for_worse_and_one_for_undecided(sm120: Command, run: Path) -> None:
@@ -272,3 +272,9 @@ def test_two_nights_of_one_workload_are_told_apart_in_a_report(sm120: Command, r
     assert sm120("verify", "r.html").out.count("numbers of the report  valid") == 2
     assert sm120("report", "monday", "tuesday", "--to", "public.md", "--redact").code == 0
     assert "monday" not in (run.parent / "public.md").read_text()
+
+
+def test_live_servers_that_do_not_answer_are_named(sm120: Command, tmp_path: Path) -> None:
+    ended = sm120("bench", "compare", "--live", "http://127.0.0.1:9", "http://127.0.0.1:9")
+    assert (ended.code, "http://127.0.0.1:9" in ended.err) == (93, True)
+    assert sm120("bench", "compare", tmp_path / "none", tmp_path).code == 2

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.model import sha256_of
 from pipeline.report.check import open_report
 from pipeline.serve.attempts import AttemptList, Begun, Ended, new_id
 from pipeline.store.store import open_store
 from tests.unit.bench.example_run import FOLDER
+from tests.unit.host.machines import blackwell, facts
 from tests.unit.support import Command
 
 
@@ -163,3 +165,20 @@ def test_memory_is_read_from_the_log_of_the_start_that_was_measured(
     data = open_report((tmp_path / "report.html").read_bytes()).data
     assert [memory.weights for memory in data.runs[0].memory] == [70.14]
     assert [row.outcome for row in data.attempts] == ["serving"] * 3
+
+
+def test_facts_that_a_run_names_are_found_where_the_command_is_typed(
+    sm120: Command, tmp_path: Path
+) -> None:
+    facts_file = tmp_path / "facts.json"
+    facts_file.write_text(facts(blackwell(2), name="n1").model_dump_json())
+    run = Path(shutil.copytree(FOLDER, tmp_path / "deep" / "er" / "run"))
+    text = (run / "bench.json").read_text()
+    (run / "bench.json").write_text(
+        text.replace('"host":null', f'"host":"{sha256_of(facts_file.read_bytes())}"')
+    )
+    sm120("report", run)
+    (shown,) = open_report((tmp_path / "report.html").read_bytes()).data.runs
+    assert ("Host", "n1") in [(fact.name, fact.value) for fact in shown.hardware]
+    state, message = evidence(tmp_path / "report.html")["host facts"]
+    assert (state, "no evidence" in message) == ("incomplete", True)

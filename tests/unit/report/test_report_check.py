@@ -157,7 +157,8 @@ def test_requests_that_were_changed_since_are_found(folder: Path) -> None:
     page = render_page(report_data([read_run_data(folder)], [], [], made=MADE))
     with (folder / "requests.jsonl").open("ab") as file:
         file.write(b"\n")
-    assert [where for where, _ in run_problems(page, folder)] == ["/runs/0/requests"]
+    ((where, message),) = run_problems(page, folder)
+    assert (where, "9876 bytes, the run names 9875" in message) == ("/runs/0", True)
 
 
 def test_a_run_that_is_gone_is_a_problem_and_no_crash(folder: Path, tmp_path: Path) -> None:

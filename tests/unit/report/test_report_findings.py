@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pipeline.bench.model import Mark
 from pipeline.report.build import report_data
+from pipeline.report.findings import _is_apart
 from pipeline.report.model import Cell, Finding, Lengths, Measure, RunData, Series
 from pipeline.report.reference import named_reference
 from pipeline.report.text import filled
@@ -125,3 +126,34 @@ def test_a_run_is_told_beside_a_document_only_at_the_same_load() -> None:
 def test_what_is_wrong_stands_first() -> None:
     kinds = [finding.kind for finding in published("kimi-k2-sm120").findings]
     assert kinds == sorted(kinds, key=["flag", "fact", "advice"].index)
+
+
+def _noisy(mean: float, half: float) -> Measure:
+    return Measure(mean=mean, low=mean - half, high=mean + half, trials=3)
+
+
+def _advice(output: tuple[float, float], half: float) -> list[str]:
+    cells = [
+        Cell(
+            name=f"c{load}",
+            concurrency=load,
+            numbers={"output_tok_s": _noisy(tok_s, half), "ttft_ms.mean": _noisy(ttft, ttft / 50)},
+        )
+        for load, tok_s, ttft in ((1, output[0], 100.0), (2, output[1], 300.0))
+    ]
+    run = as_data(sweep(1))
+    series = run.series[0].model_copy(update={"cells": cells})
+    data = report_data([run.model_copy(update={"series": [series]})], [], [], made=MADE)
+    return told(data.findings, "advice")
+
+
+def test_nothing_is_recommended_from_noise() -> None:
+    assert "Stay at concurrency 1" in _advice((100.0, 50.0), 5.0)[0]
+    assert _advice((100.0, 50.0), 60.0) == []
+
+
+def test_one_trial_recommends_nothing() -> None:
+    assert _advice((100.0, 50.0), 0.0) != []
+    cell = Measure(mean=100.0, trials=1)
+    apart = Cell(name="a", numbers={"ttft_ms.mean": cell})
+    assert not _is_apart(apart, apart, "ttft_ms.mean")

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.report.build import report_data
 from pipeline.report.check import open_report
-from pipeline.report.model import ReportData
+from pipeline.report.model import Measure, ReportData
 from pipeline.report.page import render_page
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
@@ -177,3 +177,22 @@ def test_configurations_are_drawn_as_bars_in_the_order_of_their_document() -> No
     assert rows[:2] == ["Baseline (--cpu-moe), 0 layers", "6-layer head/tail split (3+3)"]
     values = re.findall(r'<th class="wide"[^>]*>([^<]*)</th>', text)
     assert values[:2] == rows[:2]
+
+
+def test_no_interval_goes_below_zero_and_no_peak_is_below_the_mean() -> None:
+    run = as_data(sweep(1, 2))
+    wide = Measure(mean=50.0, low=-20.0, high=120.0, trials=3)
+    numbers = {"output_tok_s": wide, "peak_output_tok_s": Measure(mean=20.0, trials=3)}
+    cells = [cell.model_copy(update={"numbers": numbers}) for cell in run.series[0].cells]
+    series = run.series[0].model_copy(update={"cells": cells})
+    data = report_data([run.model_copy(update={"series": [series]})], [], [], made=MADE)
+    text = render_page(data).decode()
+    shown = text[: text.index('id="report-data"')]
+    assert "-20" not in shown
+    assert '<span class="ci">0–120</span>' in shown
+    assert "± 70" in shown
+    assert "Peak output tok/s (1 s)</th>" not in shown
+
+
+def test_a_printed_page_has_its_number() -> None:
+    assert b"counter(page)" in render_page(KIMI)

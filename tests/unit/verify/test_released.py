@@ -53,7 +53,7 @@ CHANGES = [
     ("bench/quick/bench.json", b'"p99":', b'"p99":1', "bench/quick", 77, "signed as"),
     ("bench/quick/requests.jsonl", b'"chunks":8', b'"chunks":7', "report.html", 77, "requests"),
     ("host/n1.json", b"n1", b"n2", "host/n1.json", 71, "subject"),
-    ("host/n1.json", b"n1", b"n2", "report.html", 73, "none of the folders"),
+    ("host/n1.json", b"n1", b"n2", "report.html", 77, "n1.json: has sha256:"),
     ("weights/model.safetensors", b"weights", b"Weights", "weights", 71, "model.safetensors"),
     ("weights/config.json", b"tiny", b"tinY", "report.html", 71, "config.json"),
     ("layout/index.json", b"sha256:2", b"sha256:3", "layout", 71, "manifest"),
