@@ -19,19 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from packaging.utils import canonicalize_name
-
 from pipeline import log
-from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work, plan_image
+from pipeline.assemble.plan import ImagePlan, LayerPlan, Work, plan_image
 from pipeline.errors import GateEnvironment, LockMissing
 from pipeline.gate.smem.context import GateContext, layer_of, locked_wheel, mark_used, unpack
+from pipeline.gate.smem.module_names import absent_modules
 from pipeline.gate.smem.stub_libraries import make_stubs
 from pipeline.gate.smem.wheels import for_host
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import FileRow
 from pipeline.sandbox.sandbox import find_sandbox
-from pipeline.store.store import Store
 
 # Part of every environment's key: raised when the same inputs are unpacked differently.
 FORMAT = 3
@@ -113,7 +111,7 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
         facts = facts or _make(context, plan, root, pins, folder)
         # images for several platforms share a folder where their versions are the same
         facts = facts.model_copy(update=_relation(context, plan, pins))
-        absent = _absent(context.store, plan, {pin.name for pin in pins})
+        absent = absent_modules((p.name for p in plan.lock.wheels), {p.name for p in pins})
         environment = Environment(folder, facts, absent)
         if is_new:
             _compile_modules(environment)
@@ -292,26 +290,3 @@ def _make_stubs(work: Path, architecture: str) -> list[str]:
     system = (work / "root" / "usr" / "lib" / _TRIPLES[architecture]).glob("*.so*")
     python = (work / "root" / "usr" / "bin").iterdir()
     return make_stubs(libraries, [*system, *python], work / "stubs")
-
-
-def _absent(store: Store, plan: ImagePlan, present: set[str]) -> tuple[str, ...]:
-    """Top-level modules of the image's wheels that were not unpacked.
-
-    From tables of contents where the store has them, else from the projects' names.
-    """
-    site = f"{plan.venv.site}/"
-    names: set[str] = set()
-    for layer in plan.layers:
-        if layer.kind is not LayerKind.WHEELS:
-            continue
-        record = store.layer(layer.key)
-        if record is None:
-            names |= {str(canonicalize_name(p.name)).replace("-", "_") for p in layer.pins}
-            continue
-        for row in store.contents(record):
-            top, _, rest = row.path.removeprefix(site).partition("/")
-            if row.owner in present or not row.path.startswith(site):
-                continue
-            if rest or top.endswith((".py", ".so")):
-                names.add(top.partition(".")[0])
-    return tuple(sorted(name for name in names if name.isidentifier()))

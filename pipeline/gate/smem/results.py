@@ -53,7 +53,9 @@ class WorkerAnswer(Frozen):
     """What a worker reports of one case."""
 
     case: str
-    ended: Literal["called", "function gone", "stopped", "raised", "died", "timed out"]
+    ended: Literal[
+        "called", "function gone", "stopped", "raised", "not imported", "died", "timed out"
+    ]
     message: str = ""
     seconds: float = 0.0
     records: list[Record] = []
@@ -269,7 +271,10 @@ def unanswered(case: Case, answer: WorkerAnswer) -> str:
     """Why a case was not judged."""
     if answer.ended == "timed out":
         return f"took longer than {case.timeout_s} s and was stopped"
-    return _placeless(answer.message) or answer.ended
+    message = _placeless(answer.message) or answer.ended
+    if answer.ended == "not imported":
+        return f"{message}; name its wheel in `wheels` of the image's gates/engine.yaml"
+    return message
 
 
 def _placeless(message: str) -> str:

@@ -74,6 +74,7 @@ class GateTarget:
                 {
                     "worker": worker_digest(),
                     "environment": self.environment.key,
+                    "absent": self.environment.absent,
                     "engine": self.tree.digest,
                     "setup": self.setup.model_dump(exclude={"not_judged"}),
                     "card": self.card.model_dump(),
@@ -193,10 +194,14 @@ def _ask_in_turn(
 
 
 def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[WorkerAnswer]) -> None:
-    """Keep what another try would answer again; one that died or was stopped might fare better."""
+    """Keep what another try would answer again.
+
+    A worker that died or was stopped might fare better; a module that could not be imported is a
+    fault of the environment, not of the kernel.
+    """
     by_name = {case.name: case for case in cases}
     for answer in answers:
-        if answer.ended not in ("died", "timed out"):
+        if answer.ended not in ("died", "timed out", "not imported"):
             name = target.key(by_name[answer.case]).removeprefix("sha256:")
             write_bytes(
                 target.folder("answers") / f"{name}.json", answer.model_dump_json().encode()

@@ -83,6 +83,8 @@ def attempt(case: Json, work: Callable[[], None]) -> Json:
         answer.update(ended="function gone", message=str(error))
     except Stopped as error:
         answer.update(ended="stopped", message=str(error))
+    except ImportError as error:
+        answer.update(ended="not imported", message=_shown(error))
     except Exception as error:
         answer.update(ended="raised", message=_shown(error))
     answer["seconds"] = round(time.monotonic() - start, 3)

@@ -42,6 +42,6 @@ def main(job_path: str, answers_path: str) -> None:
             answer.update(versions=versions, stand_ins=sorted({*stand_ins.used, *bare.used}))
             print(json.dumps(answer), file=answers, flush=True)
             compiled = all("error" not in record for record in answer["records"])
-            if answer["ended"] == "raised" and compiled:
+            if answer["ended"] in ("raised", "not imported") and compiled:
                 # modules may be half imported now; the next case gets a process of its own
                 return

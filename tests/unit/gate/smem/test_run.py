@@ -230,6 +230,19 @@ def test_a_case_that_was_stopped_is_asked_again_next_time(
     assert run.read_answer(target, asked) is None
 
 
+def test_a_failed_import_is_not_kept_and_says_what_to_add(
+    target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = '{"case": case["name"], "ended": "not imported", "message": "No module named \'zmq\'"}'
+    worker(monkeypatch, tmp_path, f"{HEAD}case = job['cases'][0]; begin(case); say({said})\n")
+    (asked,) = cases("a")
+    (answer,) = run.ask(target, [asked])
+    judged = judge_case(asked, answer, target.card, [], cached=False)
+    assert judged.verdict == "unknown"
+    assert judged.message.startswith("No module named 'zmq'; name its wheel in `wheels`")
+    assert run.read_answer(target, asked) is None
+
+
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b'{"case": "a"}', b"null", b'{"case": "b"}', b"\xff"]
 )
@@ -244,7 +257,7 @@ def test_a_damaged_answer_is_as_good_as_none(
     assert run.read_answer(target, asked) is None
 
 
-@pytest.mark.parametrize("what", ["engine", "card", "worker", "case"])
+@pytest.mark.parametrize("what", ["engine", "card", "worker", "case", "absent"])
 def test_whatever_decides_an_answer_is_part_of_its_key(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
@@ -259,6 +272,8 @@ def test_whatever_decides_an_answer_is_part_of_its_key(
         target = replace(target, card=card_for("sm_90"))
     elif what == "worker":
         worker(monkeypatch, tmp_path, HONEST + "\n")
+    elif what == "absent":
+        target = replace(target, environment=replace(target.environment, absent=("zmq",)))
     else:
         asked = asked.model_copy(update={"arguments": {"q": {"value": 1}}})
     assert target.key(asked) != before

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.gate.worker.arguments import build
+from pipeline.gate.worker.calling import attempt, call
 from pipeline.gate.worker.engines import find, settle
 from pipeline.gate.worker.errors import FunctionGone, Stopped
 from pipeline.gate.worker.recorder import KeptKernels, placeless
@@ -122,6 +123,20 @@ def test_a_package_that_is_absent_gets_a_stand_in_and_is_named() -> None:
     assert module.plain(Child) is Child
     assert not module.anything
     assert finder.used == {"absent_kernels"}
+
+
+def test_an_import_that_fails_is_no_error_of_the_kernel(engine: Path) -> None:
+    ops = engine / "tinyengine" / "ops"
+    (ops / "wire.py").write_text("import never_heard_of\ndef send(): ...\n")
+    (ops / "raises.py").write_text("def send():\n    raise ValueError('no such block')\n")
+    ends = {}
+    for name in ("wire", "raises"):
+        case = {"name": name, "function": [f"tinyengine.ops.{name}:send"]}
+        case |= {"arguments": {}, "optional": []}
+        ends[name] = attempt(case, lambda case=case: call(case, "tinyengine"))  # type: ignore[misc]
+    assert ends["wire"]["ended"] == "not imported"
+    assert "No module named 'never_heard_of'" in ends["wire"]["message"]
+    assert ends["raises"]["ended"] == "raised"
 
 
 def test_a_real_package_gets_no_invented_submodules(engine: Path) -> None:
