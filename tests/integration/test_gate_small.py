@@ -92,7 +92,7 @@ def judge(environment: Environment, root: Path, gate: str, change: tuple[str, st
         (fit,) = judge_all(target, gates, gates.cases())
         return f"{fit.verdict} {fit.message}"
     spec = gates.gates["smem-tiny"].cases[0]
-    cases = list(numeric("smem-tiny", spec, NumericsSpec.model_validate(NUMERICS)))
+    cases = list(numeric("smem-tiny", spec, NumericsSpec.model_validate(NUMERICS), spec.name))
     (numbers,) = check_numbers(target, cases).cases
     return f"{numbers.verdict} {numbers.message}"
 

@@ -14,23 +14,46 @@ from pydantic import Field, RootModel
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.files import gate_files
-from pipeline.gate.smem.case_spec import Argument, CaseSpec, Fill, Identifier, called, not_of
+from pipeline.gate.smem.case_spec import (
+    Argument,
+    CaseSpec,
+    Fill,
+    Identifier,
+    Reference,
+    Rounding,
+    called,
+    not_of,
+)
 from pipeline.gate.smem.cases import Case, Gates, Numerics, expanded, require_small
-from pipeline.model import Name
+from pipeline.model import Frozen, Name
 from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
 
 
-class NumericsSpec(Numerics):
+class NumericsSpec(Frozen):
     """The same call with small, seeded inputs, run for its numbers under Triton's interpreter.
 
-    Tensors that the case leaves empty get random numbers, the outputs start as NaN.
+    Tensors that the case leaves empty get random numbers, the outputs start as NaN. An entry is
+    called as its case. With `like` it is one more of the same call, under a name of its own: what
+    it does not set is as in the other entry, and it may set arguments that the case leaves out.
     """
 
+    like: Name | None = None
+    reference: Reference | None = None
+    outputs: list[Identifier] = []
+    rounds_to: Rounding = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
     dims: dict[Identifier, int] = {}
     each: dict[Identifier, list[int]] | None = None
     arguments: dict[Identifier, Argument] = {}
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
+
+    def filled(self, other: NumericsSpec) -> NumericsSpec:
+        """This entry, with what it does not set taken from another."""
+        stated = {name: getattr(self, name) for name in self.model_fields_set}
+        for name in ("arguments", "dims"):
+            stated[name] = {**getattr(other, name), **stated.get(name, {})}
+        return other.model_copy(update=stated)
 
 
 class NumericsFile(RootModel[dict[Name, dict[Name, NumericsSpec]]]):
@@ -50,11 +73,21 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
     }
     cases: list[Case] = []
     for (gate, name), (path, numerics) in specs.items():
-        if (gate, name) not in known:
+        where, base = f"{path}: {gate}: {name}", name
+        if numerics.like:
+            base = numerics.like
+            if (gate, base) not in specs or specs[gate, base][1].like:
+                raise GateInvalid(f"{where}: there is no entry {base!r} of a case")
+            numerics = numerics.filled(specs[gate, base][1])
+        if (gate, base) not in known:
             raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
-        spec = known[gate, name]
-        _require_same_call(f"{path}: {name}", spec, numerics, gates.setup.package)
-        cases += numeric(gate, spec, numerics)
+        if numerics.like and (gate, name) in known:
+            raise GateInvalid(f"{where}: has the name of a case, so `like` is not for it")
+        if numerics.reference is None or not numerics.outputs:
+            raise GateInvalid(f"{where}: reference and outputs are missing")
+        spec = known[gate, base]
+        _require_same_call(where, spec, numerics, gates.setup.package)
+        cases += numeric(gate, spec, numerics, name)
     for case in cases:
         for argument in case.arguments.values():
             require_small(case.name, argument)
@@ -73,7 +106,7 @@ def _read(path: Path) -> dict[tuple[str, str], tuple[Path, NumericsSpec]]:
 
 
 def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, package: str) -> None:
-    for name in [*numerics.arguments, *numerics.outputs]:
+    for name in [*([] if numerics.like else numerics.arguments), *numerics.outputs]:
         if name not in spec.arguments:
             raise GateInvalid(f"{where}: the call has no argument {name!r}")
     for name in [*numerics.dims, *(numerics.each or {})]:
@@ -87,10 +120,11 @@ def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, packa
         raise GateInvalid(f"{where}: {foreign} is not a function of {package}")
 
 
-def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec) -> Iterator[Case]:
+def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec, name: str) -> Iterator[Case]:
     """The case as it is run for its numbers, for every combination of dimensions."""
     small = spec.model_copy(
         update={
+            "name": name,
             "dims": {**spec.dims, **numerics.dims},
             "each": spec.each if numerics.each is None else numerics.each,
             "arguments": {**spec.arguments, **numerics.arguments},
@@ -104,7 +138,9 @@ def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec) -> Iterator[Case]
             name: _filled(argument, "nan" if name in numerics.outputs else "random")
             for name, argument in case.arguments.items()
         }
-        yield case.model_copy(update={"arguments": arguments, "numerics": chosen})
+        yield case.model_copy(
+            update={"arguments": arguments, "numerics": chosen, "base": spec.name}
+        )
 
 
 def _filled(argument: dict[str, Any], fill: Fill) -> dict[str, Any]:

@@ -29,7 +29,13 @@ from pipeline.gate.worker.interpreter import REPAIRS
 TOLERANCES: dict[Rounding, tuple[float, str]] = {
     "bfloat16": (
         2.0**-7,
-        "every probability and the result are rounded to bfloat16, half a unit (2^-8) each",
+        "every probability and the result are rounded to bfloat16, half a unit (2^-8) each;"
+        " adding up in 16 bits is within that, and shows in a case with float32 inputs",
+    ),
+    "bfloat16 result": (
+        2.0**-8,
+        "a float32 sum, and a result that is rounded once to bfloat16 (2^-9 of itself); adding up"
+        " in 16 bits is further off",
     ),
     "bfloat16 scores": (
         2.0**-5,
@@ -106,6 +112,8 @@ def _verdict(case: Case, answer: WorkerAnswer, tolerance: float) -> tuple[Numeri
         got = compared.get(output)
         if got is None or not got.elements:
             return "unknown", f"{output} was not compared"
+        if got.outside:
+            return "wrong", f"{got.outside} numbers outside of {output} were written over"
         if got.unwritten or got.max_share is None:
             return "wrong", f"{got.unwritten} of {got.elements} numbers of {output} are missing"
         # NaN compares as false: only what is known to be near is right

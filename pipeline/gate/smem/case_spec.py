@@ -72,7 +72,9 @@ Reference = Literal[
     "fused-moe",
 ]
 # The narrowest type that a kernel rounds to on its way, which bounds how far off it may be.
-Rounding = Literal["bfloat16", "bfloat16 scores", "float8 probabilities", "float32"]
+Rounding = Literal[
+    "bfloat16", "bfloat16 result", "bfloat16 scores", "float8 probabilities", "float32"
+]
 Upstream = Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
 # Long enough that it must say something to whoever reads it a year later.
 Reason = Annotated[str, StringConstraints(min_length=20, max_length=500)]
@@ -98,12 +100,13 @@ class ViewArgument(Frozen):
 class RouteArgument(Frozen):
     """What sorting tokens by expert gives: pairs of token and expert, in blocks of one expert each.
 
-    `to` names the expert of every pair. Blocks have the size that the call's configuration asks
-    for, which must stand above; what fills a block up is a number past the last pair.
+    `to` names the expert of every pair, -1 for one that another rank has. Blocks have the size that
+    the call's configuration asks for, which must stand above; what fills a block up is a number
+    past the last pair.
     """
 
     part: Literal["pairs", "experts", "count"]
-    to: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=256)
+    to: list[Annotated[int, Field(ge=-1)]] = Field(min_length=1, max_length=256)
     config: Identifier = "config"
 
 

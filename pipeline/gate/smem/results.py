@@ -45,6 +45,7 @@ class Computed(Frozen):
     output: str
     elements: int
     unwritten: int  # still NaN, or infinite
+    outside: int = 0  # numbers before or after the output that the call wrote over
     max_error: float | None = None
     max_share: float | None = None
 

@@ -10,6 +10,10 @@ from typing import Any
 from .engines import find
 from .errors import Json, Stopped
 
+# Numbers before and after each tensor that belong to nobody: NaN, or 0 where there is none. A
+# kernel that lost a mask reads NaN instead of whatever is next in memory, or writes over them.
+GUARD = 1 << 18
+
 
 def build(argument: Json, made: Json, package: str) -> Any:
     """An argument's value from its description."""
@@ -50,7 +54,7 @@ def tensor(wanted: Json) -> Any:
     dtype, shape = getattr(torch, wanted["dtype"]), wanted["shape"]
     count = math.prod(shape)
     if wanted["values"] is not None:
-        return torch.tensor(wanted["values"], dtype=dtype).reshape(shape)
+        return guarded(torch.tensor(wanted["values"], dtype=dtype).reshape(shape))
     fills: dict[str, Callable[[], Any]] = {
         "zeros": lambda: torch.zeros(shape),
         "ones": lambda: torch.ones(shape),
@@ -61,7 +65,32 @@ def tensor(wanted: Json) -> Any:
         "permutation": lambda: torch.randperm(count).reshape(shape),
     }
     # made in torch's own type and then converted: fp8 and bool have no random numbers
-    return fills[wanted["fill"]]().to(dtype)
+    return guarded(fills[wanted["fill"]]().to(dtype))
+
+
+def guarded(values: Any) -> Any:
+    """The same values in the middle of a larger buffer."""
+    import torch
+
+    nothing = math.nan if values.dtype.is_floating_point else 0
+    around = torch.full((GUARD,), nothing).to(values.dtype)
+    # cat as bytes: torch puts no fp8 tensors together
+    parts = [part.reshape(-1).view(torch.uint8) for part in (around, values, around)]
+    buffer = torch.cat(parts).view(values.dtype)
+    return buffer[GUARD : GUARD + values.numel()].view(values.shape)
+
+
+def overwritten(tensor: Any) -> int:
+    """How many numbers around a tensor are no longer what they were."""
+    import torch
+
+    buffer = torch.empty(0, dtype=tensor.dtype)
+    buffer.set_(tensor.untyped_storage())
+    if buffer.numel() < 2 * GUARD:
+        return 0  # made by the engine, without guards
+    around = [buffer[:GUARD].double(), buffer[-GUARD:].double()]
+    kept = torch.isnan if tensor.dtype.is_floating_point else torch.logical_not
+    return int(sum((~kept(part)).sum() for part in around))
 
 
 def routed(wanted: Json, made: Json) -> Any:

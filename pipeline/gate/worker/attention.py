@@ -36,8 +36,14 @@ class Keys(NamedTuple):
     allowed: Any = None
 
 
-def attend(parts: Sequence[Keys], scale: float) -> Expected:
-    """One sequence's attention over all parts' keys together."""
+def attend(
+    parts: Sequence[Keys], scale: float, cap: float | None = 0.0, sinks: Any = None
+) -> Expected:
+    """One sequence's attention over all parts' keys together.
+
+    `cap` bounds every score as Gemma does it, cap * tanh(score / cap). `sinks` has a number for
+    each head, the score of a key without a value: it takes its share and adds nothing.
+    """
     import torch
 
     first = parts[0]
@@ -50,8 +56,12 @@ def attend(parts: Sequence[Keys], scale: float) -> Expected:
         values = torch.cat([part.v[:, _kv_head(part, head)].double() for part in parts])
         for start in range(0, queries, CHUNK):
             rows = slice(start, start + CHUNK)
-            scores = torch.cat([_scores(part, head, rows) for part in parts], dim=1) * scale
-            shares = torch.softmax(scores, dim=1)
+            scores = torch.cat([_scores(part, head, rows, scale, cap) for part in parts], dim=1)
+            if sinks is not None:
+                sink = sinks[head].double().expand(len(scores), 1)
+                shares = torch.softmax(torch.cat([scores, sink], dim=1), dim=1)[:, :-1]
+            else:
+                shares = torch.softmax(scores, dim=1)
             want[rows, head] = shares @ values
             size[rows, head] = shares @ values.abs()
             weight[rows, head] = torch.logsumexp(scores, dim=1)
@@ -70,8 +80,10 @@ def _kv_head(part: Keys, head: int) -> int:
     return int(head // (part.q.shape[1] // part.k.shape[1]))
 
 
-def _scores(part: Keys, head: int, rows: slice) -> Any:
-    scores = part.q[rows, head].double() @ part.k[:, _kv_head(part, head)].double().T
+def _scores(part: Keys, head: int, rows: slice, scale: float, cap: float | None) -> Any:
+    scores = part.q[rows, head].double() @ part.k[:, _kv_head(part, head)].double().T * scale
+    if cap:
+        scores = cap * (scores / cap).tanh()
     if part.allowed is not None:
         scores = scores.masked_fill(~part.allowed[rows], float("-inf"))
     return scores

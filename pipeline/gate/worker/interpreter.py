@@ -19,7 +19,6 @@ REPAIRS = [
     "kernels run one after the other, so none waits for another",
     "quantization that an engine has only in CUDA is done by definition",
 ]
-_LARGEST_E4M3 = 448.0
 
 
 def install() -> None:
@@ -61,9 +60,10 @@ def converted(values: Any, before: Any, after: Any, rounding: Any) -> Any:
     # a view as another type needs the bytes in one piece
     bits = torch.from_numpy(np.ascontiguousarray(values).view(whole))
     numbers = bits.view(source).to(torch.float64 if source is torch.float64 else torch.float32)
-    if target is torch.float8_e4m3fn:
-        # the card's conversion saturates, torch's does not
-        finite = numbers.clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
+    if target.itemsize == 1:
+        # the card's conversions to fp8 saturate (cvt.satfinite), torch's do not
+        largest = torch.finfo(target).max
+        finite = numbers.clamp(-largest, largest)
         numbers = torch.where(numbers.isfinite(), finite, numbers)
     width = after.primitive_bitwidth
     bits_after = numbers.to(target).view(getattr(torch, f"int{width}")).numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .arguments import overwritten
 from .calling import attempt, prepare
 from .driver import compiling_driver
 from .errors import Json
@@ -61,7 +62,8 @@ def _judge(case: Json, package: str, launches: list[Json]) -> Json:
         expected = REFERENCES[wanted["reference"]](made)
         function(**made)
         for output in wanted["outputs"]:
-            computed.append({"output": output, **errors(made[output], expected[output])})
+            found = errors(made[output], expected[output])
+            computed.append({"output": output, **found, "outside": overwritten(made[output])})
 
     answer = attempt(case, compute)
     answer.update(records=list(launches), computed=computed)

@@ -12,8 +12,6 @@ from typing import Any
 
 from .errors import Stopped
 
-# The largest finite float8_e4m3fn (OCP 8-bit Floating Point Specification).
-_LARGEST_E4M3 = 448.0
 # A group of nothing but zeros must not be divided by zero.
 _SMALLEST_SCALE = 1e-12
 
@@ -26,14 +24,14 @@ def per_tensor_quant_fp8(
 ) -> None:
     """One scale for all; a static one is given."""
     if not is_static:
-        largest = input.float().abs().max() / _LARGEST_E4M3
+        largest = input.float().abs().max() / _bounds(output_q)[1]
         output_s.fill_(float(largest.clamp_min(_SMALLEST_SCALE)))
     _quantize(input.float(), output_s.float().reshape(1), output_q)
 
 
 def per_token_quant_fp8(input: Any, output_q: Any, output_s: Any) -> None:
     """One scale for each row."""
-    scale = input.float().abs().amax(-1, keepdim=True) / _LARGEST_E4M3
+    scale = input.float().abs().amax(-1, keepdim=True) / _bounds(output_q)[1]
     output_s.copy_(scale.clamp_min(_SMALLEST_SCALE).reshape(output_s.shape))
     _quantize(input.float(), output_s.reshape(scale.shape), output_q)
 
@@ -60,8 +58,17 @@ def per_token_group_quant_8bit(
     _quantize(input.float(), wide, output_q)
 
 
+def _bounds(tensor: Any) -> tuple[float, float]:
+    """The smallest and the largest number of a tensor's type: e4m3, e5m2 or int8."""
+    import torch
+
+    kind = tensor.dtype
+    limits = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
+    return float(limits.min), float(limits.max)
+
+
 def _quantize(values: Any, scale: Any, into: Any) -> None:
-    into.copy_((values / scale).clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(into.dtype))
+    into.copy_((values / scale).clamp(*_bounds(into)).to(into.dtype))
 
 
 _OPERATORS = {

@@ -65,7 +65,7 @@ def extend_attention(a: Json) -> Outputs:
             cached._replace(allowed=seen[:, :prefix]),
             Keys(q, a["k_extend"][new], a["v_extend"][new], seen[:, prefix:]),
         ]
-        results.append(attend(parts, a["sm_scale"]))
+        results.append(attend(parts, a["sm_scale"], a.get("logit_cap"), a.get("sinks")))
     return {"o_extend": together(results)}
 
 
@@ -81,7 +81,7 @@ def extend_attention_unified(a: Json) -> Outputs:
             seen = _mask(a, seq, rows, last - first)
         v = picked(a["v_buffer"], place).double() * _number(a.get("v_scale", 1.0))
         keys = Keys(a["q"][start:end], picked(a["k_buffer"], place), v, seen)
-        results.append(attend([keys], scale))
+        results.append(attend([keys], scale, a.get("logit_cap"), a.get("sinks")))
     return {"o": together(results)}
 
 
@@ -93,7 +93,7 @@ def decode_attention(a: Json) -> Outputs:
         place = a["kv_indices"][first:last]
         v = picked(a["v_buffer"], place).double() * _number(a.get("v_scale", 1.0))
         keys = Keys(a["q"][seq : seq + 1], picked(a["k_buffer"], place), v)
-        results.append(attend([keys], scale))
+        results.append(attend([keys], scale, a.get("logit_cap"), a.get("sinks")))
     return {"o": together(results)}
 
 
@@ -125,7 +125,8 @@ def paged_decode_attention(a: Json) -> Outputs:
         # with MLA the values are the latent key itself, as it was dequantized
         v_scale = a["k_scale"] if a.get("is_mla") else a["v_scale"]
         k, v = _dequantized(k, a["k_scale"], q), _dequantized(v, v_scale, q)
-        results.append(attend([Keys(q[seq : seq + 1], k, v)], a["sm_scale"]))
+        keys = Keys(q[seq : seq + 1], k, v)
+        results.append(attend([keys], a["sm_scale"], a.get("logit_cap")))
     attended = together(results)
     # the logarithm is a float32 sum of exponentials: compared as it is
     weight = Expected(attended.weight, attended.weight.abs() + 1.0)
@@ -145,12 +146,14 @@ def prefix_prefill(a: Json) -> Outputs:
         k = picked(a["k_cache"], pages).permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)
         v = picked(a["v_cache"], pages).permute(0, 3, 1, 2).flatten(0, 1)
         k, v = _dequantized(k, a["k_scale"], q), _dequantized(v, a["v_scale"], q)
+        # a window of n tokens holds the query's own and the n - 1 before it
+        seen = causal(rows, prefix + rows, window=(a.get("sliding_window") or 0) - 1)
+        new = slice(start, end)
         parts = [
-            # every new token sees the whole prefix
-            Keys(q[start:end], k[:prefix], v[:prefix]),
-            Keys(q[start:end], a["k"][start:end], a["v"][start:end], causal(rows, rows)),
+            Keys(q[new], k[:prefix], v[:prefix], seen[:, :prefix]),
+            Keys(q[new], a["k"][new], a["v"][new], seen[:, prefix:]),
         ]
-        results.append(attend(parts, a["sm_scale"]))
+        results.append(attend(parts, a["sm_scale"], sinks=a.get("sinks")))
     return {"o": together(results)}
 
 
@@ -162,8 +165,8 @@ def unified_attention(a: Json) -> Outputs:
         pages = a["block_table"][seq]
         k, v = (picked(a[name], pages).flatten(0, 1)[:length] for name in ("k", "v"))
         k, v = _dequantized(k, a["k_descale"], q), _dequantized(v, a["v_descale"], q)
-        keys = Keys(q[start:end], k, v, causal(end - start, length))
-        results.append(attend([keys], a["softmax_scale"]))
+        keys = Keys(q[start:end], k, v, causal(end - start, length, window=a["window_size"][0]))
+        results.append(attend([keys], a["softmax_scale"], a["softcap"], a.get("sinks")))
     return {"out": together(results)}
 
 
@@ -181,11 +184,14 @@ def _tokens(a: Json) -> Any:
         return rows.double() * by_row.repeat_interleave(wide, 1)[:, :hidden]
     if not a.get("use_fp8_w8a8"):
         return rows.double()
-    return _narrowed(rows.double(), a).reshape(tokens, hidden)
+    return _narrowed(rows.float(), a).double().reshape(tokens, hidden)
 
 
 def _narrowed(rows: Any, a: Json) -> Any:
-    """Rows as fp8 holds them when the largest of a group is its largest number."""
+    """Rows as fp8 holds them when the largest of a group is its largest number.
+
+    In float32, as engines narrow: another rounding of a quotient is another fp8 number.
+    """
     import torch
 
     tokens, hidden = rows.shape
@@ -201,33 +207,54 @@ def _narrowed(rows: Any, a: Json) -> Any:
 
 def _experts(a: Json) -> Any:
     """A mixture's matrices as numbers, each times the scale of its expert, row, group or block."""
-    import torch
 
     packed, scale = a["B"], a.get("B_scale")
+    zeros = a.get("B_zp")
     if a.get("use_int4_w4a16"):
         # two numbers to a byte, the first in the lower half; 8 stands for zero
-        both = torch.stack([packed & 15, packed >> 4], dim=-1)
-        matrices = both.flatten(-2).double() - 8.0
+        matrices = _halves(packed, -1).double()
+        zero = 8.0 if zeros is None else _halves(zeros, 1).double()
     else:
-        matrices = packed.double() - (128.0 if a.get("use_int8_w8a16") else 0.0)
+        matrices = packed.double()
+        zero = 128.0 if a.get("use_int8_w8a16") else 0.0
+        zero = zero if zeros is None else zeros.double()
+    if zeros is not None:
+        # a zero of its own for each row and group, as AWQ has them
+        zero = zero.repeat_interleave(a["block_shape"][1], 2)[:, :, : matrices.shape[2]]
+    matrices = matrices - zero
     if scale is None:
         return matrices
     experts, inner, hidden = matrices.shape
     high, wide = a.get("block_shape") or (0, 0)
     by_expert = scale.double().reshape(experts, -1, scale.shape[-1] if wide else 1)
     spread = by_expert.repeat_interleave(high or 1, 1).repeat_interleave(wide or 1, 2)
-    return matrices * spread[:, :inner, :hidden]
+    matrices = matrices * spread[:, :inner, :hidden]
+    # widened to the rows' type before they are multiplied, which rounds them once
+    narrow = a.get("use_int4_w4a16") or a.get("use_int8_w8a16")
+    return rounded(matrices, a["A"].dtype) if narrow and wide else matrices
+
+
+def _halves(packed: Any, dim: int) -> Any:
+    """Both numbers of every byte, one after the other along a dimension."""
+    import torch
+
+    dim %= packed.ndim
+    return torch.stack([packed & 15, packed >> 4], dim=dim + 1).flatten(dim, dim + 1)
 
 
 def fused_moe(a: Json) -> Outputs:
     """One of a mixture's two matrix products: each chosen pair of token and expert gets its row.
 
     sorted_token_ids lists the pairs expert by expert in blocks, padded with a number past the end.
+    Blocks of experts that another rank has are marked -1, and their rows are zeros.
+    The sum is kept in float32 and only its result is rounded, so what an error is measured by is
+    the result itself, and a 256th of what was added up: 16 bits lose more than that on the way.
     """
     import torch
 
     tokens, chosen = a["topk_weights"].shape
     rows, matrices = _tokens(a), _experts(a)
+    bias = a.get("bias") if a.get("bias") is not None else a.get("B_bias")
     inner = matrices.shape[1]
     # a pair that no block names stays NaN, which nothing equals
     want = torch.full((tokens * chosen, inner), float("nan"), dtype=torch.float64)
@@ -238,11 +265,16 @@ def fused_moe(a: Json) -> Outputs:
         if pair >= tokens * chosen:
             continue
         expert = int(a["expert_ids"][place // block])
+        if expert < 0:
+            want[pair] = size[pair] = 0.0
+            continue
         # top_k is 1 for the second product, whose rows are the pairs themselves
         row, matrix = rows[pair // a["top_k"]], matrices[expert]
         weight = _number(a["topk_weights"].reshape(-1)[pair]) if a["mul_routed_weight"] else 1.0
-        want[pair] = matrix @ row * weight
-        size[pair] = matrix.abs() @ row.abs() * abs(weight)
+        more = 0.0 if bias is None else bias[expert].double()
+        want[pair] = (matrix @ row + more) * weight
+        added = matrix.abs() @ row.abs() * abs(weight)
+        size[pair] = want[pair].abs() + added / 256
     shape = (tokens, chosen, inner)
     return {"C": Expected(want.reshape(shape), size.reshape(shape))}
 
