@@ -72,7 +72,7 @@ def numerics_evidence(gate: ImageGate, result: GateResult) -> Evidence:
         summary={
             "by": "Triton's interpreter on the CPU",
             "repairs": numerics.repairs,
-            "passed without a number check": len(result.without_numbers),
+            "passed without a number check": len(result.without_numbers) if result.cases else None,
         },
         rows=[
             EvidenceRow(

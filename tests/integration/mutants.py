@@ -7,6 +7,9 @@ from dataclasses import dataclass
 EXTEND = "sglang/srt/layers/attention/triton_ops/extend_attention.py"
 PREFILL = "sglang/kernels/ops/attention/prefill_attention.py"
 DECODE = "vllm/v1/attention/ops/triton_decode_attention.py"
+K2_DECODE = "sglang/srt/layers/attention/triton_ops/decode_attention.py"
+VLLM_UNIFIED = "vllm/v1/attention/ops/triton_unified_attention.py"
+VLLM_PREFIX = "vllm/v1/attention/ops/prefix_prefill.py"
 K2_MOE = "sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py"
 SGLANG_MOE = "sglang/kernels/ops/moe/fused_moe_triton_kernels.py"
 VLLM_MOE = "vllm/model_executor/layers/fused_moe/fused_moe.py"
@@ -261,5 +264,189 @@ MUTANTS = [
         "zero of int8 weights off by one (vllm)",
         *("vllm", VLLM_MOE, "moe-int8-w8a16-6", "        b_zp_num = 128\n"),
         "        b_zp_num = 127\n",
+    ),
+    _numbers(
+        "last split left out of the sum",
+        *("sglang-k2", K2_DECODE, "decode-gqa-64"),
+        "    for split_kv_id in range(0, MAX_KV_SPLITS):\n",
+        "    for split_kv_id in range(0, MAX_KV_SPLITS - 1):\n",
+    ),
+    _numbers(
+        "logit cap ignored (grouped decode)",
+        *("sglang-k2", K2_DECODE, "decode-gqa-cap-80"),
+        "qk += tl.dot(qpe, kpe.to(qpe.dtype))\n            qk *= sm_scale\n\n"
+        "            if logit_cap > 0:\n",
+        "qk += tl.dot(qpe, kpe.to(qpe.dtype))\n            qk *= sm_scale\n\n"
+        "            if logit_cap > 1e9:\n",
+    ),
+    _numbers(
+        "logit cap ignored (plain decode)",
+        *("sglang-k2", K2_DECODE, "decode-mha-cap-72"),
+        "            qk = tl.sum(q[None, :] * k, 1)\n            qk *= sm_scale\n\n"
+        "            if logit_cap > 0:\n",
+        "            qk = tl.sum(q[None, :] * k, 1)\n            qk *= sm_scale\n\n"
+        "            if logit_cap > 1e9:\n",
+    ),
+    _numbers(
+        "sinks ignored (decode)",
+        *("sglang-k2", K2_DECODE, "decode-gqa-sinks-96"),
+        "        e_sum += tl.exp(cur_sink - e_max)\n",
+        "        e_sum += 0.0 * tl.exp(cur_sink - e_max)\n",
+    ),
+    _numbers(
+        "head-dim mask of a decode's result missing",
+        *("sglang-k2", K2_DECODE, "decode-gqa-cap-80"),
+        "    mask_d = offs_d < Lv\n",
+        "    mask_d = offs_d < BLOCK_DV\n",
+        "",
+    ),
+    *(
+        _numbers(
+            f"head-dim mask missing, heads of {head}",
+            *("sglang", PREFILL, case, "    mask_d = offs_d < Lk\n"),
+            *("    mask_d = offs_d < 4 * Lk\n", ""),
+        )
+        for head, case in ((72, "prefill-72"), (80, "prefill-80"), (96, "prefill-causal-96"))
+    ),
+    _numbers(
+        "sign of a mixture's bias",
+        *("sglang-k2", K2_MOE, "moe-bf16-bias-6", "        accumulator += bias\n"),
+        "        accumulator -= bias\n",
+    ),
+    *(
+        _numbers(
+            f"other ranks' experts not zeroed ({image})",
+            *(image, file, case, f"    tl.store(c_ptrs, accumulator, mask=c_mask)\n\n\n{after}"),
+            *(f"\n\n{after}", "are missing"),
+        )
+        for image, file, case, after in (
+            (
+                "sglang-k2",
+                K2_MOE,
+                "moe-bf16-ranks-6",
+                "@triton.jit\ndef fused_moe_kernel_gptq_awq(",
+            ),
+            (
+                "vllm",
+                VLLM_MOE,
+                "moe-int4-w4a16-ranks-6",
+                "@triton.jit\ndef fused_moe_kernel_gptq_awq(",
+            ),
+        )
+    ),
+    *(
+        _numbers(
+            f"a mixture added up in {kind}",
+            *("sglang-k2", K2_MOE, "moe-bf16-6"),
+            "        else:\n            accumulator += tl.dot(a, b)\n        # Advance",
+            f"        else:\n            accumulator = (accumulator + tl.dot(a, b)).to(tl.{kind})"
+            ".to(tl.float32)\n        # Advance",
+        )
+        for kind in ("float16", "bfloat16")
+    ),
+    _numbers(
+        "attention added up in float16 (extend)",
+        *("sglang-k2", EXTEND, "extend-gqa-fp32-72"),
+        "            acc = acc * re_scale[:, None] + tl.dot(p, v)\n\n"
+        "            e_max = n_e_max\n\n    # stage 2",
+        "            acc = (acc * re_scale[:, None] + tl.dot(p, v)).to(tl.float16).to(tl.float32)\n"
+        "\n            e_max = n_e_max\n\n    # stage 2",
+    ),
+    # planted once, after the cases above: how many of new ones are caught the first time
+    _numbers(
+        "window of a prefix one token wider",
+        *("sglang-k2", EXTEND, "extend-gqa-window-64"),
+        "                cur_seq_len_prefix + cur_block_m * BLOCK_M + offs_m[:, None]\n"
+        "            ) <= (start_n + offs_n[None, :] + SLIDING_WINDOW_SIZE)\n",
+        "                cur_seq_len_prefix + cur_block_m * BLOCK_M + offs_m[:, None]\n"
+        "            ) <= (start_n + offs_n[None, :] + SLIDING_WINDOW_SIZE + 1)\n",
+    ),
+    _numbers(
+        "every head reads the first head of keys",
+        *("sglang-k2", K2_DECODE, "decode-gqa-128"),
+        "    cur_kv_head = cur_head_id // tl.cdiv(kv_group_num, BLOCK_H)\n",
+        "    cur_kv_head = cur_head_id * 0\n",
+    ),
+    _numbers(
+        "powers of two where e is meant",
+        *("sglang-k2", K2_DECODE, "decode-mha-64"),
+        "            exp_logic = tl.exp(tlogic - n_e_max)\n",
+        "            exp_logic = tl.exp2(tlogic - n_e_max)\n",
+    ),
+    _numbers(
+        "int4 mixture without the router's weights",
+        *("sglang-k2", K2_MOE, "moe-int4-w4a16-6"),
+        "        accumulator = accumulator * moe_weight[:, None]\n",
+        "        accumulator = accumulator * 1.0\n",
+    ),
+    _numbers(
+        "one number past a row's end",
+        *("sglang-k2", K2_MOE, "moe-bf16-6"),
+        "            b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k_start, other=0.0)\n",
+        "            b = tl.load(b_ptrs, mask=offs_k[:, None] <= K - k_start, other=0.0)\n",
+        "",
+    ),
+    _numbers(
+        "zero points from the wrong half of a byte",
+        *("sglang-k2", K2_MOE, "moe-int4-w4a16-zeros-6"),
+        "        b_zp_shifter = (offs_bn[None, :] % 2) * 4\n",
+        "        b_zp_shifter = (1 - offs_bn[None, :] % 2) * 4\n",
+    ),
+    _numbers(
+        "bias of the first expert for all",
+        *("sglang-k2", K2_MOE, "moe-bf16-bias-6"),
+        "            bias_ptr + off_experts * stride_bias_e + offs_bn[None, :] * stride_bias_n\n",
+        "            bias_ptr + offs_bn[None, :] * stride_bias_n\n",
+    ),
+    _numbers(
+        "custom mask over the prefix ignored",
+        *("sglang-k2", EXTEND, "extend-gqa-mask-prefix-128"),
+        "            final_mask &= custom_mask\n        if SLIDING_WINDOW_SIZE > 0:\n"
+        "            # Add mask where q_id <= kv_id + sliding_window_size\n            # q_id",
+        "        if SLIDING_WINDOW_SIZE > 0:\n"
+        "            # Add mask where q_id <= kv_id + sliding_window_size\n            # q_id",
+    ),
+    _numbers(
+        "segments put together without their maxima (vllm)",
+        *("vllm", VLLM_UNIFIED, "unified-gqa-segments-96"),
+        "    segm_output *= tl.exp(segm_max - overall_max)[:, None]\n",
+        "    segm_output *= 1.0\n",
+    ),
+    _numbers(
+        "last segment forgotten (vllm)",
+        *("vllm", VLLM_UNIFIED, "unified-gqa-segments-96"),
+        "        [NUM_SEGMENTS_PER_SEQ], act_num_segments, dtype=tl.int32\n",
+        "        [NUM_SEGMENTS_PER_SEQ], act_num_segments - 1, dtype=tl.int32\n",
+        "",
+    ),
+    _numbers(
+        "softcap ignored (vllm)",
+        *("vllm", VLLM_UNIFIED, "unified-gqa-cap-80"),
+        "            S = apply_softcap(S, softcap)\n",
+        "            S = S * 1.0\n",
+    ),
+    _numbers(
+        "window of a prefix one token wider (vllm)",
+        *("vllm", VLLM_PREFIX, "prefix-prefill-window"),
+        "                < SLIDING_WINDOW,\n",
+        "                <= SLIDING_WINDOW,\n",
+    ),
+    _numbers(
+        "bias taken off (vllm)",
+        *("vllm", VLLM_MOE, "moe-bf16-bias-6", "        accumulator += bias[None, :]\n"),
+        "        accumulator -= bias[None, :]\n",
+    ),
+    _numbers(
+        "logit cap ignored (vllm)",
+        *("vllm", DECODE, "decode-gqa-cap-80"),
+        "                qk += tl.dot(qpe, kpe.to(qpe.dtype))\n            qk *= sm_scale\n\n"
+        "            if logit_cap > 0:\n",
+        "                qk += tl.dot(qpe, kpe.to(qpe.dtype))\n            qk *= sm_scale\n\n"
+        "            if logit_cap > 1e9:\n",
+    ),
+    _numbers(
+        "sinks weigh twice (vllm)",
+        *("vllm", VLLM_PREFIX, "prefix-prefill-window", "        m_i = tl.load(\n"),
+        "        m_i = 0.6931471805599453 + tl.load(\n",
     ),
 ]

@@ -33,5 +33,5 @@ class GateChoice:
         return "arch" in self.only if self.only else "arch" in gates and self.is_own
 
     def asks_for(self, gate: str) -> bool:
-        """Whether a gate's result is shown; smem is also run because numerics builds on it."""
+        """Whether a gate runs and its result is shown."""
         return not self.only or gate in self.only

@@ -71,8 +71,7 @@ def open_image_gate(
     name: str,
     platform: str | None,
     series: str | None = None,
-    only: str | None = None,
 ) -> ImageGate:
     """An image with its cases, its patches and the environment that compiles its kernels."""
     chosen = pick_platform(gate_context.checkout.spec(name), platform)
-    return open_gate(gate_context, plan_image(gate_context.checkout, name, chosen), series, only)
+    return open_gate(gate_context, plan_image(gate_context.checkout, name, chosen), series)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import click
 
@@ -22,6 +22,8 @@ from pipeline.gate.smem.image_gate import chosen_cases, chosen_series
 from pipeline.lock.model import Pin
 
 _NOTHING = "nothing to fetch"
+# Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
+_SECONDS = {"smem": 6.0, "numerics": 2.5}
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,23 @@ def show_gate_plan(context: GateContext, choice: GateChoice, as_json: bool) -> N
     click.echo(f"\n{choice.name} for {plan.platform}: {_fetch_text(context, fetch)}")
 
 
+def say_what_it_takes(context: GateContext, choice: GateChoice) -> set[str]:
+    """One line before gates of kernels begin: cases, downloads, minutes; returns which run."""
+    spec = context.checkout.spec(choice.name)
+    plan = plan_image(context.checkout, choice.name, pick_platform(spec, choice.platform))
+    gates = read_gates(context.checkout, choice.name)
+    planned = _kernels(context, choice, plan, gates)
+    cores = len(os.sched_getaffinity(0))
+    seconds = sum(len(p.cases) * _SECONDS[p.gate] for p in planned) / cores
+    counts = " and ".join(f"{log.count(len(p.cases), 'case')} of {p.gate}" for p in planned)
+    log.say(
+        f"{choice.name}: {counts}, {_fetch_text(context, _to_fetch(context, plan, gates))}; about"
+        f" {max(1, round(seconds / 60))} min on {log.count(cores, 'core')}, less for cases that"
+        " were judged before"
+    )
+    return {p.gate for p in planned}
+
+
 def _kernels(
     context: GateContext, choice: GateChoice, plan: ImagePlan, gates: Gates
 ) -> list[_Planned]:
@@ -64,14 +83,15 @@ def _kernels(
     series = chosen_series(context, plan, choice.series)
     count = log.count(len(series.patches), "patch", "patches")
     note = f"{pin.name} {pin.version} {'unpatched' if choice.unpatched else f'with {count}'}"
-    cases = tuple(case.name for case in chosen_cases(gates.cases(), choice.case))
-    numbers = tuple(
-        case.name
-        for case in read_numeric_cases(context.checkout, choice.name, gates)
-        if fnmatchcase(case.name, choice.case or "*")
-    )
-    asked = [("smem", cases), ("numerics", numbers)]
-    return [_Planned(g, arch, names, note) for g, names in asked if names and choice.asks_for(g)]
+    asked = {
+        "smem": gates.cases(),
+        "numerics": read_numeric_cases(context.checkout, choice.name, gates),
+    }
+    asked = {gate: cases for gate, cases in asked.items() if choice.asks_for(gate)}
+    # numerics has cases of its own: a pattern is wrong only where neither has one
+    chosen = {c.name for c in chosen_cases([c for cs in asked.values() for c in cs], choice.case)}
+    names = {g: tuple(c.name for c in cases if c.name in chosen) for g, cases in asked.items()}
+    return [_Planned(gate, arch, cases, note) for gate, cases in names.items() if cases]
 
 
 def _objects(context: GateContext, choice: GateChoice, plan: ImagePlan) -> list[_Planned]:

@@ -15,9 +15,11 @@ _BAD = _ORDER[:3]
 _HEAD = ["case", "reference", "verdict", "largest error", "allowed", "seconds", "blocks"]
 
 
-def show_kernels(result: GateResult, *, only_failed: bool = False) -> str:
+def show_kernels(
+    result: GateResult, *, only_failed: bool = False, hide_passed: bool = False
+) -> str:
     """The result as a table, one line a case: the kernel that needs most."""
-    shown = _sorted(result.cases, only_failed)
+    shown = _sorted(result.cases, only_failed, hide_passed)
     head = ["case", "kernel", "shared", "limit", "verdict", "regs", "spill", "warps", "stages"]
     rows = [_row(case, result.card.shared_bytes) for case in shown]
     facts, covered = result.environment, result.coverage
@@ -55,16 +57,21 @@ def show_kernels(result: GateResult, *, only_failed: bool = False) -> str:
 _Judged = TypeVar("_Judged", CaseResult, NumericsResult)
 
 
-def _sorted(cases: Sequence[_Judged], only_failed: bool) -> list[_Judged]:
+def _sorted(cases: Sequence[_Judged], only_failed: bool, hide_passed: bool) -> list[_Judged]:
     """What failed first; cases of one verdict in the order of their files."""
-    chosen = [case for case in cases if not only_failed or case.verdict in _BAD]
+    listed = _BAD if only_failed else _ORDER[:4] if hide_passed else _ORDER
+    chosen = [case for case in cases if case.verdict in listed]
     return sorted(chosen, key=lambda case: _ORDER.index(case.verdict))
 
 
 def _messages(cases: Sequence[_Judged]) -> list[str]:
-    """What there is to say of cases, those that failed last."""
+    """What there is to say of cases, each once; of those that failed last."""
     ordered = sorted(cases, key=lambda case: -_ORDER.index(case.verdict))
-    return [f"{case.name}: {case.message}" for case in ordered if case.message]
+    names: dict[str, list[str]] = {}
+    for case in ordered:
+        if case.message:
+            names.setdefault(case.message, []).append(case.name)
+    return [f"{', '.join(of)}: {message}" for message, of in names.items()]
 
 
 def _kept(cases: Sequence[_Judged]) -> str:
@@ -114,12 +121,14 @@ def show_unreached(result: GateResult) -> str:
     return "\n".join([summary, "", log.table(["module", "kernel", "line", "launched by"], rows)])
 
 
-def show_numbers(result: GateResult, *, only_failed: bool = False) -> str:
+def show_numbers(
+    result: GateResult, *, only_failed: bool = False, hide_passed: bool = False
+) -> str:
     """The check of numbers as a table, one line a case; empty where it was not done."""
     numerics = result.numerics
     if numerics is None:
         return ""
-    shown = _sorted(numerics.cases, only_failed)
+    shown = _sorted(numerics.cases, only_failed, hide_passed)
     lines = ["", log.table(_HEAD, [_numbers_row(case) for case in shown]), ""] if shown else [""]
     lines += _messages(shown)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(numerics.versions.items()))

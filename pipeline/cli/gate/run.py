@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from pipeline.assemble.image import Built
 from pipeline.cli.context import pick_platform, say_json
 from pipeline.cli.gate.choice import GateChoice
 from pipeline.cli.gate.context import chosen_card, make_gate_context, open_image_gate, series_option
-from pipeline.cli.gate.dry_run import show_gate_plan
+from pipeline.cli.gate.dry_run import say_what_it_takes, show_gate_plan
 from pipeline.cli.gate.kernels import show_kernels, show_numbers, show_unreached
 from pipeline.cli.gate.objects import show_objects
 from pipeline.cli.image_statements import leave_gate_statements
@@ -23,9 +22,7 @@ from pipeline.errors import UnknownImage
 from pipeline.gate.arch.spec import read_arch_spec
 from pipeline.gate.arch.verdict import ARCHITECTURES, card_of
 from pipeline.gate.evidence import error_of, keep_evidence
-from pipeline.gate.numerics.check import numeric_cases
 from pipeline.gate.smem.context import GateContext
-from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
 from pipeline.gate.stage import (
     GateRun,
     run_arch,
@@ -53,6 +50,7 @@ from pipeline.spec.checkout import Checkout
 @click.option("--unpatched", is_flag=True, help="Judge the engine as published, without patches.")
 @series_option
 @click.option("--only-failed", is_flag=True, help="Show only what failed or could not be judged.")
+@click.option("--all", "show_all", is_flag=True, help="List every case, also those that passed.")
 @click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
 @click.option("--dry-run", is_flag=True, help="Show what would be judged and fetched.")
 @platform_option
@@ -69,6 +67,7 @@ def run(
     unpatched: bool,
     series: str | None,
     only_failed: bool,
+    show_all: bool,
     discover: bool,
     dry_run: bool,
     platform: str | None,
@@ -91,6 +90,8 @@ def run(
         raise click.UsageError("--discover judges every case; leave --dry-run out")
     if discover and case:
         raise click.UsageError("--discover looks at all cases; leave --case out")
+    if only_failed and show_all:
+        raise click.UsageError("--all lists what --only-failed leaves out; choose one")
     if only_failed and (as_json or discover):
         raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
     choice = GateChoice(name, platform, only, case, arch, unpatched, series)
@@ -115,10 +116,14 @@ def run(
     if as_json:
         say_json(_as_json(name, built, runs))
     else:
-        click.echo("\n\n".join(_texts(gate_context.checkout, choice, runs, discover, only_failed)))
+        # of a few chosen cases each is listed; of all, those that passed are counted
+        listing = {"only_failed": only_failed, "hide_passed": not show_all and case is None}
+        click.echo("\n\n".join(_texts(gate_context.checkout, choice, runs, discover, listing)))
     # every gate has run by now, also after one that failed
     for each in runs if not discover else []:
         if choice.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):
+            if unpatched and gate_context.checkout.series(gate_context.checkout.spec(name)).patches:
+                error.hint = "The image is built with patches: leave --unpatched out to judge them."
             raise error
 
 
@@ -126,27 +131,21 @@ def _judge_kernels(
     gate_context: GateContext, choice: GateChoice, signing: Signing
 ) -> list[GateRun]:
     card = chosen_card(gate_context, choice.name, choice.platform, choice.arch)
-    opened = open_image_gate(gate_context, choice.name, choice.platform, choice.series, choice.case)
-    count = len(chosen_cases(opened.gates.cases(), choice.case))
-    with log.step(f"Judging {log.count(count, 'case')} of {choice.name} for {card.arch}"):
-        smem = run_smem(opened, card, unpatched=choice.unpatched, only=choice.case)
-        runs = [smem]
-        if _wants_numbers(choice, opened):
-            unpatched, only = choice.unpatched, choice.case
-            runs.append(run_numerics(opened, smem, unpatched=unpatched, only=only))
-    if smem.result and smem.result.image_digest:
+    gates = say_what_it_takes(gate_context, choice)
+    opened = open_image_gate(gate_context, choice.name, choice.platform, choice.series)
+    unpatched, only = choice.unpatched, choice.case
+    runs: list[GateRun] = []
+    with log.step(f"Judging {choice.name} for {card.arch}"):
+        if "smem" in gates:
+            runs.append(run_smem(opened, card, unpatched=unpatched, only=only))
+        if "numerics" in gates:
+            smem = runs[0].result if runs else None
+            runs.append(run_numerics(opened, card, smem, unpatched=unpatched, only=only))
+    if runs and runs[0].result and (digest := runs[0].result.image_digest):
         store, evidence = gate_context.store, [run.evidence for run in runs]
-        digest = smem.result.image_digest
         keep_evidence(store, choice.name, opened.plan.platform, digest, evidence)
         leave_gate_statements(gate_context.checkout, store, opened.plan, signing)
     return runs
-
-
-def _wants_numbers(choice: GateChoice, opened: ImageGate) -> bool:
-    if choice.only:
-        return "numerics" in choice.only
-    # few cases have numbers: a pattern that fits none of those asks only about memory
-    return any(fnmatchcase(case.name, choice.case or "*") for case in numeric_cases(opened))
 
 
 def _built(gate_context: GateContext, choice: GateChoice) -> Built | None:
@@ -194,20 +193,25 @@ def _as_json(name: str, built: Built | None, runs: list[GateRun]) -> dict[str, A
 
 
 def _texts(
-    checkout: Checkout, choice: GateChoice, runs: list[GateRun], discover: bool, only_failed: bool
+    checkout: Checkout,
+    choice: GateChoice,
+    runs: list[GateRun],
+    discover: bool,
+    listing: dict[str, bool],
 ) -> list[str]:
     kernels = shown_result(runs)
     texts = []
     if kernels and discover:
         texts.append(show_unreached(kernels))
     elif kernels:
-        if choice.asks_for("smem"):
-            texts.append(show_kernels(kernels, only_failed=only_failed))
-        texts += [show_numbers(kernels, only_failed=only_failed)] if kernels.numerics else []
+        if kernels.cases:
+            texts.append(show_kernels(kernels, **listing))
+        texts += [show_numbers(kernels, **listing)] if kernels.numerics else []
     if reports := [run.report for run in runs if run.report]:
         platform = pick_platform(checkout.spec(choice.name), choice.platform)
         spec = read_arch_spec(checkout, choice.name, platform)
         texts += [
-            show_objects(choice.name, report, spec, only_failed=only_failed) for report in reports
+            show_objects(choice.name, report, spec, only_failed=listing["only_failed"])
+            for report in reports
         ]
     return texts

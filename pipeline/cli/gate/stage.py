@@ -36,8 +36,8 @@ def judge_images(
         stages[image] = staged
         # on stderr: standard output is for the tables at the end, or for --json
         if staged.smem:
-            log.say(show_kernels(staged.smem))
-            log.say(show_numbers(staged.smem))
+            log.say(show_kernels(staged.smem, hide_passed=True))
+            log.say(show_numbers(staged.smem, hide_passed=True))
     return stages
 
 

@@ -57,15 +57,9 @@ class ImageGate:
         return patched(self.tree, chosen.patches, self.patch_folder, self.context)
 
 
-def open_gate(
-    context: GateContext, plan: ImagePlan, series: str | None = None, only: str | None = None
-) -> ImageGate:
-    """Read an image's gates and make what they need; `series` names another than its own.
-
-    A pattern of cases that matches none is refused before anything is downloaded.
-    """
+def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) -> ImageGate:
+    """Read an image's gates and make what they need; `series` names another than its own."""
     gates = read_gates(context.checkout, plan.spec.name)
-    chosen_cases(gates.cases(), only)
     chosen = chosen_series(context, plan, series)
     environment = make_environment(context, plan, gates.setup.wheels)
     pin = engine_pin(context, plan, gates.setup.package, None)
@@ -88,15 +82,21 @@ def chosen_series(context: GateContext, plan: ImagePlan, name: str | None) -> Pa
 
 
 def run_gate(
-    gate: ImageGate, card: Card, *, unpatched: bool = False, only: str | None = None
+    gate: ImageGate,
+    card: Card,
+    *,
+    unpatched: bool = False,
+    only: str | None = None,
+    judged: bool = True,
 ) -> GateResult:
-    """Judge an image's cases for a card.
+    """Judge an image's cases for a card; with `judged=False` none of them, for another gate's use.
 
     A result of only some of the cases, or of other patches, is not the image's own.
     """
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
-    cases = gate.judge(tree, card, chosen_cases(gate.gates.cases(), only))
+    chosen = chosen_cases(gate.gates.cases(), only) if judged else []
+    cases = gate.judge(tree, card, chosen)
     record = gate.context.store.image_record(gate.plan.spec.name, gate.plan.platform)
     is_whole = gate.is_own and not unpatched and only is None
     # a record with another key is of other bytes, which were not judged here
@@ -116,7 +116,9 @@ def run_gate(
         verdict=overall(cases),
         cases=cases,
         # of some cases alone, what the others reach would count as missed
-        coverage=coverage(_kernels(gate.context.store, tree), reached(cases)) if not only else None,
+        coverage=coverage(_kernels(gate.context.store, tree), reached(cases))
+        if judged and not only
+        else None,
         sandbox=gate.target(tree, card).sandbox,
         seconds=seconds,
     )

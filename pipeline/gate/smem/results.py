@@ -33,6 +33,7 @@ class Record(Frozen):
     spill_bytes: int | None = None
     stack_bytes: int | None = None
     seconds: float | None = None
+    faults: list[str] = []  # that this version of Triton is known to compile into it
     error: str | None = None
 
 
@@ -245,6 +246,11 @@ def _verdict(
     if over:
         most = max(over, key=lambda r: r.shared_bytes or 0)
         return "failed", f"{most.kernel} needs {most.shared_bytes} bytes"
+    for kernel in kernels:
+        if kernel.record.faults and kernel.verdict != "spare":
+            version = answer.versions.get("triton", "this version")
+            shown = "; ".join(kernel.record.faults)
+            return "failed", f"{kernel.record.kernel}: Triton {version}: {shown}"
     if answer.ended != "called":
         return "unknown", unanswered(case, answer)
     broken = [k for k in kernels if k.verdict == "error"]

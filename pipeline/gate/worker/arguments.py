@@ -11,8 +11,10 @@ from .engines import find
 from .errors import Json, Stopped
 
 # Numbers before and after each tensor that belong to nobody: NaN, or 0 where there is none. A
-# kernel that lost a mask reads NaN instead of whatever is next in memory, or writes over them.
+# kernel that lost a mask reads NaN instead of whatever is next in memory. Around an output it
+# is a number instead: NaN that is written over NaN would leave no trace.
 GUARD = 1 << 18
+_AROUND_OUTPUTS = 3
 
 
 def build(argument: Json, made: Json, package: str) -> Any:
@@ -65,14 +67,15 @@ def tensor(wanted: Json) -> Any:
         "permutation": lambda: torch.randperm(count).reshape(shape),
     }
     # made in torch's own type and then converted: fp8 and bool have no random numbers
-    return guarded(fills[wanted["fill"]]().to(dtype))
+    return guarded(fills[wanted["fill"]]().to(dtype), is_output=wanted["fill"] == "nan")
 
 
-def guarded(values: Any) -> Any:
+def guarded(values: Any, *, is_output: bool = False) -> Any:
     """The same values in the middle of a larger buffer."""
     import torch
 
     nothing = math.nan if values.dtype.is_floating_point else 0
+    nothing = _AROUND_OUTPUTS if is_output else nothing
     around = torch.full((GUARD,), nothing).to(values.dtype)
     # cat as bytes: torch puts no fp8 tensors together
     parts = [part.reshape(-1).view(torch.uint8) for part in (around, values, around)]
@@ -81,16 +84,15 @@ def guarded(values: Any) -> Any:
 
 
 def overwritten(tensor: Any) -> int:
-    """How many numbers around a tensor are no longer what they were."""
+    """How many numbers around an output, which starts as NaN, are no longer what they were."""
     import torch
 
     buffer = torch.empty(0, dtype=tensor.dtype)
     buffer.set_(tensor.untyped_storage())
     if buffer.numel() < 2 * GUARD:
         return 0  # made by the engine, without guards
-    around = [buffer[:GUARD].double(), buffer[-GUARD:].double()]
-    kept = torch.isnan if tensor.dtype.is_floating_point else torch.logical_not
-    return int(sum((~kept(part)).sum() for part in around))
+    around = (buffer[:GUARD].float(), buffer[-GUARD:].float())
+    return sum(int((part != _AROUND_OUTPUTS).sum()) for part in around)
 
 
 def routed(wanted: Json, made: Json) -> Any:

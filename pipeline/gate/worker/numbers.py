@@ -63,7 +63,10 @@ def _judge(case: Json, package: str, launches: list[Json]) -> Json:
         function(**made)
         for output in wanted["outputs"]:
             found = errors(made[output], expected[output])
-            computed.append({"output": output, **found, "outside": overwritten(made[output])})
+            tensor = case["arguments"][output].get("tensor")
+            if tensor and tensor["fill"] == "nan":
+                found["outside"] = overwritten(made[output])
+            computed.append({"output": output, **found})
 
     answer = attempt(case, compute)
     answer.update(records=list(launches), computed=computed)

@@ -213,7 +213,7 @@ def _experts(a: Json) -> Any:
     if a.get("use_int4_w4a16"):
         # two numbers to a byte, the first in the lower half; 8 stands for zero
         matrices = _halves(packed, -1).double()
-        zero = 8.0 if zeros is None else _halves(zeros, 1).double()
+        zero: Any = 8.0 if zeros is None else _halves(zeros, 1).double()
     else:
         matrices = packed.double()
         zero = 128.0 if a.get("use_int8_w8a16") else 0.0

@@ -50,6 +50,13 @@ def test_a_dry_run_is_of_what_was_chosen(sm120: Command) -> None:
     assert smem["note"] == "sglang 0.5.8.post1 unpatched"
 
 
+def test_a_pattern_may_fit_cases_of_numerics_alone(sm120: Command) -> None:
+    for words in ((), ("--only", "numerics")):
+        (numerics,) = plan(sm120, "sglang-k2", "--case", "decode-gqa-cap*", *words)["gates"]
+        assert (numerics["gate"], numerics["cases"]) == ("numerics", ["decode-gqa-cap-80"])
+    assert sm120(*RUN, "sglang-k2", "--case", "decode-gqa-cap*", "--only", "smem").code == 10
+
+
 def test_wheels_for_another_processor_are_not_known_before_an_index_is_asked(
     sm120: Command,
 ) -> None:

@@ -89,3 +89,13 @@ def test_only_failed_is_refused_where_there_is_no_table_of_verdicts(
 ) -> None:
     ended = sm120("--checkout", ROOT, "gate", "run", "vllm", "--only-failed", other)
     assert "--only-failed is about the tables of verdicts" in ended.err
+
+
+def test_what_passed_is_counted_and_one_note_stands_once_for_all_its_cases() -> None:
+    note = "known upstream"
+    cases = [case(f"same-{i}", "accepted", note) for i in range(3)]
+    shown = show_kernels(run_of(case("fits", "passed"), *cases), hide_passed=True)
+    assert shown.count(note) == 1
+    assert "same-0, same-1, same-2: known upstream" in shown
+    assert "fits" not in shown
+    assert "1 passed, 3 accepted" in shown

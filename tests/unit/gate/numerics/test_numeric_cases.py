@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,59 @@ def test_every_gate_that_proves_a_patch_also_has_its_numbers_compared(image: str
     assert patches
     for patch in patches:
         assert patch.gate in {case.gate for case in result}, patch.file
+
+
+MORE: dict[str, Any] = {"like": "decode", "arguments": {"sinks": {"tensor": {"shape": ["heads"]}}}}
+
+
+def test_one_more_of_the_same_call_has_its_own_name_and_may_switch_arguments_on(
+    tmp_path: Path,
+) -> None:
+    plain, more = numeric(tmp_path, {"smem-decode": {"decode": NUMERICS, "decode-sinks": MORE}})
+    assert (more.name, more.base) == ("decode-sinks", "decode")
+    assert more.arguments["sinks"]["tensor"]["fill"] == "random"
+    assert {k: v for k, v in more.arguments.items() if k != "sinks"} == plain.arguments
+    assert more.numerics == plain.numerics
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ({"decode-sinks": MORE}, "there is no entry 'decode' of a case"),
+        (
+            {"decode": NUMERICS, "a": MORE, "b": {"like": "a"}},
+            "there is no entry 'a' of a case",
+        ),
+        ({"decode": {**MORE, "like": "decode"}}, "there is no entry 'decode' of a case"),
+        ({"decode": {**NUMERICS, "outputs": []}}, "reference and outputs are missing"),
+    ],
+)
+def test_one_more_of_a_call_that_is_not_there_is_refused(
+    tmp_path: Path, specs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GateInvalid, match=message):
+        numeric(tmp_path, {"smem-decode": specs})
+
+
+@pytest.mark.parametrize("image", ["sglang-k2", "sglang", "vllm", "vllm-b12x"])
+def test_what_a_recipe_can_switch_on_is_switched_on_in_a_case(image: str) -> None:
+    checkout = Checkout(Path(__file__).resolve().parents[4])
+    cases = read_numeric_cases(checkout, image, read_gates(checkout, image))
+    given = {name for case in cases for name, a in case.arguments.items() if a != {"none": True}}
+    caps, bias = ("softcap", "B_bias") if image.startswith("vllm") else ("logit_cap", "bias")
+    assert {"sinks", caps, bias, "B_zp"} <= given
+    away = [
+        a for c in cases for a in c.arguments.values() if -1 in a.get("route", {}).get("to", [])
+    ]
+    assert away, "no expert is another rank's"
+    # the last split of a decode is filled by one sequence at least
+    for case in cases:
+        if "num_kv_splits" in case.arguments and "kv_indptr" in case.arguments:
+            ends = case.arguments["kv_indptr"]["tensor"]["values"]
+            splits = case.arguments["num_kv_splits"]["tensor"]["values"]
+            most = case.arguments["max_kv_splits"]["value"]
+            lengths = [b - a for a, b in itertools.pairwise(ends)]
+            share = [math.ceil(n / s / 32) * 32 for n, s in zip(lengths, splits, strict=True)]
+            assert max(math.ceil(n / s) for n, s in zip(lengths, share, strict=True)) == most, (
+                case.name
+            )

@@ -113,3 +113,18 @@ def test_numbers_that_are_not_known_prove_no_patch() -> None:
 def test_right_numbers_leave_a_verdict_as_it_was() -> None:
     assert with_numbers("needed", "fits", results(judged(computed()))) == ("needed", "fits")
     assert with_numbers("needed", "fits", None) == ("needed", "fits")
+
+
+def test_a_call_that_writes_beside_its_output_is_wrong_although_its_numbers_are_right() -> None:
+    result = judged(computed(0.0, outside=48))
+    assert (result.verdict, result.message) == (
+        "wrong",
+        "48 numbers outside of o were written over",
+    )
+    assert judged(computed(0.0, outside=0)).verdict == "right"
+
+
+def test_adding_up_in_16_bits_is_allowed_for_attention_and_not_for_mixtures() -> None:
+    assert TOLERANCES["bfloat16 result"][0] < TOLERANCES["bfloat16"][0]
+    assert "16 bits is within that" in TOLERANCES["bfloat16"][1]
+    assert "16 bits is further off" in TOLERANCES["bfloat16 result"][1]

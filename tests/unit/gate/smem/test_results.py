@@ -202,3 +202,13 @@ def accepting(case: str | list[str] | None) -> AcceptedKernel:
         reason="known upstream, being fixed",
         upstream=["https://example.org/1"],
     )
+
+
+def test_a_kernel_that_triton_compiles_wrong_has_failed_although_it_fits() -> None:
+    wrong = record(1000, faults=["a multi-CTA kernel ends early (triton#11730)"])
+    answer = WorkerAnswer.model_validate(
+        {"case": "decode-8", "ended": "called", "records": [wrong], "versions": {"triton": "3.8.0"}}
+    )
+    result = judge_case(case(), answer, card_for("sm_120"), [], cached=False)
+    assert result.verdict == "failed"
+    assert "Triton 3.8.0: a multi-CTA kernel ends early (triton#11730)" in result.message

@@ -17,7 +17,7 @@ from pipeline.gate.worker.arguments import build
 from pipeline.gate.worker.calling import attempt, call
 from pipeline.gate.worker.engines import find, settle
 from pipeline.gate.worker.errors import FunctionGone, Stopped
-from pipeline.gate.worker.recorder import KeptKernels, placeless
+from pipeline.gate.worker.recorder import KeptKernels, compiler_faults, placeless
 from pipeline.gate.worker.stand_ins import BarePackages, StandIns
 
 
@@ -243,3 +243,30 @@ def test_the_same_options_in_another_folder_are_the_same() -> None:
     assert one == two
     assert "triton/lib/x.bc" in one
     assert placeless({"num_warps": 8}) != placeless({"num_warps": 4})
+
+
+MN_PACKED = """
+    %9 = tt.dot_scaled %1 scale %2, %3 scale %4, %5 lhs = e2m1 rhs = e2m1
+""".strip().replace("\n", "")
+PEER = "mapa.shared::cluster.u32 %r1, %r2, 0;\nld.shared::cluster.b32 %r3, [%r1];\n{}ret;\n"
+WAIT = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
+
+
+@pytest.mark.parametrize(
+    ("ttir", "ptx", "version", "arch", "fault"),
+    [
+        (f"{MN_PACKED} {{rhs_k_pack = false}}", "ret;", "3.8.0", "sm_120", "triton#11733"),
+        (f"{MN_PACKED} {{lhs_k_pack = false}}", "ret;", "3.8.0", "sm_121", "triton#11733"),
+        ("", PEER.format(""), "3.8.0", "sm_120", "triton#11730"),
+        (f"{MN_PACKED} {{fastMath = false}}", "ret;", "3.8.0", "sm_120", ""),
+        (f"{MN_PACKED} {{rhs_k_pack = false}}", "ret;", "3.7.1", "sm_120", ""),
+        (f"{MN_PACKED} {{rhs_k_pack = false}}", "ret;", "3.8.0", "sm_100", ""),
+        ("", PEER.format(WAIT), "3.8.0", "sm_120", ""),
+        ("", PEER.format(""), "3.5.1", "sm_120", ""),
+    ],
+)
+def test_what_a_version_of_triton_compiles_wrong_is_found_in_its_own_output(
+    ttir: str, ptx: str, version: str, arch: str, fault: str
+) -> None:
+    faults = compiler_faults(ttir, ptx, version, arch)
+    assert [fault in text for text in faults] == ([True] if fault else [])
