@@ -133,6 +133,8 @@ def _numbered(text: Table, layers: int) -> Collection[int] | None:
         return set(listed)
     if step := few(text, "interleave_moe_layer_step"):  # Llama 4
         return range(step - 1, layers, step)
+    if period := few(text, "expert_layer_period"):  # Jamba
+        return range(few(text, "expert_layer_offset"), layers, period)
     if text.get("moe_layer_start_index") is not None:  # ERNIE 4.5
         first, step = few(text, "moe_layer_start_index"), few(text, "moe_layer_interval") or 1
         last = few(text, "moe_layer_end_index") or layers - 1

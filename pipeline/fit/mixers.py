@@ -7,6 +7,7 @@ pattern of letters, in lists of layers, or in an interval.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from pipeline.errors import ModelUnreadable
@@ -34,6 +35,23 @@ _PAGES = (
     " than this sum, by a sixth in one report and twice in another (vllm-project/vllm#51041)."
 )
 _RATIOS = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+# Names that say which layers are of which kind; those without effect on sizes stand with them.
+_PATTERN = re.compile(
+    r"(layers?|blocks?)_(types?|kinds?|pattern|period|interval|freq|frequency|step|offset|layout"
+    r"|map|idx|ids|indices|indexes|list)$|(pattern|interval|period|schedule)$"
+)
+_KNOWN_PATTERNS = {
+    *("layer_types", "layers_block_type", "hybrid_override_pattern", "hybrid_layer_pattern"),
+    *("attn_layer_period", "attn_layer_offset", "expert_layer_period", "expert_layer_offset"),
+    *("full_attention_interval", "mlp_layer_types", "moe_layer_freq", "moe_layer_interval"),
+    *("moe_layer_start_index", "moe_layer_end_index", "interleave_moe_layer_step"),
+    *(
+        "sliding_window_pattern",
+        "index_topk_pattern",
+        "no_rope_layer_interval",
+        "nope_layer_interval",
+    ),
+}
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -44,7 +62,16 @@ def layer_names(text: Table) -> list[str]:
         if unknown:
             raise ModelUnreadable(f"hybrid_override_pattern: {min(unknown)!r} is not known")
         return [_LETTERS[letter] for letter in str(pattern)]
-    return names(text, "layers_block_type") or names(text, "layer_types")
+    if listed := names(text, "layers_block_type") or names(text, "layer_types"):
+        return listed
+    if step := few(text, "sliding_window_pattern"):  # Gemma 3 (transformers: gemma3)
+        layers = range(count(text, "num_hidden_layers"))
+        return ["sliding_attention" if (i + 1) % step else "full_attention" for i in layers]
+    if period := few(text, "attn_layer_period"):  # Jamba (transformers: jamba)
+        offset = few(text, "attn_layer_offset")
+        layers = range(count(text, "num_hidden_layers"))
+        return ["attention" if i % period == offset else "mamba" for i in layers]
+    return []
 
 
 def layer_count(text: Table) -> int:
@@ -57,6 +84,13 @@ def layer_count(text: Table) -> int:
 
 def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
     """Groups of layers of one kind; what is not understood is added to the bounds."""
+    for key in sorted(set(text) - _KNOWN_PATTERNS):
+        # a list, a text or a number above 1 of this name makes layers differ
+        if _PATTERN.search(key) and text[key] not in (None, False, 0, 1, "", [], {}):
+            bounds.append(
+                f"{told(key)}: looks like a pattern of layers that is not understood; they are"
+                " counted as if it were not there."
+            )
     if ratios := _ratios(text):
         bounds.append(_PAGES)
         return _compressed(text, ratios)
@@ -194,6 +228,8 @@ def _linear(text: Table) -> Linear:
         return _delta_net(text)
     if text.get("mamba_num_heads") or text.get("mamba_n_heads"):
         return _mamba(text)
+    if text.get("mamba_dt_rank"):
+        return _mamba_1(text)
     if text.get("conv_L_cache"):
         return _short_conv(text)
     if text.get("linear_attn_config") or text.get("linear_num_heads"):
@@ -252,6 +288,24 @@ def _mamba(text: Table) -> Linear:
         whole=0,
         state=inner * state,
         conv=mixed * (kernel - 1),
+    )
+
+
+def _mamba_1(text: Table) -> Linear:
+    """The first Mamba, of Jamba, with norms of its own (transformers: jamba)."""
+    hidden, kernel = count(text, "hidden_size"), count(text, "mamba_d_conv")
+    state, rank = count(text, "mamba_d_state"), count(text, "mamba_dt_rank")
+    inner = count(text, "mamba_expand") * hidden
+    bias = inner if flag(text, "mamba_conv_bias") else 0
+    # into both halves, the convolution, what depends on the input, its step, A and D, and out
+    divided = 2 * hidden * inner + inner * kernel + bias + inner * (rank + 2 * state)
+    divided += rank * inner + inner + inner * state + inner + inner * hidden
+    return Linear(
+        heads=inner,
+        divided=divided,
+        whole=rank + 2 * state,
+        state=inner * state,
+        conv=inner * (kernel - 1),
     )
 
 

@@ -34,8 +34,8 @@ class NumericsSpec(Frozen):
     """The same call with small, seeded inputs, run for its numbers under Triton's interpreter.
 
     Tensors that the case leaves empty get random numbers, the outputs start as NaN. An entry is
-    called as its case. With `like` it is one more of the same call, under a name of its own: what
-    it does not set is as in the other entry, and it may set arguments that the case leaves out.
+    called as its case. With `like`, what it does not set is as in another entry. Under a name of
+    its own it is then one more of the same call, and may set arguments that the case leaves out.
     """
 
     like: Name | None = None
@@ -75,14 +75,13 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
     for (gate, name), (path, numerics) in specs.items():
         where, base = f"{path}: {gate}: {name}", name
         if numerics.like:
-            base = numerics.like
-            if (gate, base) not in specs or specs[gate, base][1].like:
-                raise GateInvalid(f"{where}: there is no entry {base!r} of a case")
-            numerics = numerics.filled(specs[gate, base][1])
+            other = specs.get((gate, numerics.like))
+            if other is None or other[1].like:
+                raise GateInvalid(f"{where}: there is no entry {numerics.like!r} of a case")
+            base = name if (gate, name) in known else numerics.like
+            numerics = numerics.filled(other[1])
         if (gate, base) not in known:
             raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
-        if numerics.like and (gate, name) in known:
-            raise GateInvalid(f"{where}: has the name of a case, so `like` is not for it")
         if numerics.reference is None or not numerics.outputs:
             raise GateInvalid(f"{where}: reference and outputs are missing")
         spec = known[gate, base]

@@ -209,6 +209,28 @@ LFM: Config = BASE | {
     "tie_word_embeddings": True,
 }
 
+# ai21labs/AI21-Jamba-1.5-Mini: its config.json; the model card says 52B
+JAMBA: Config = BASE | {
+    "architectures": ["JambaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "attn_layer_offset": 4,
+    "attn_layer_period": 8,
+    "expert_layer_offset": 1,
+    "expert_layer_period": 2,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_state": 16,
+    "mamba_dt_rank": 256,
+    "mamba_expand": 2,
+    "vocab_size": 65536,
+}
+
 
 def weights(config: Config) -> int:
     return sum(p.count * p.weights for p in parts_of(architecture_of(config)) if p.in_file)
@@ -228,6 +250,7 @@ def weights(config: Config) -> int:
         (GEMMA_31B, 30.7),
         (GEMMA_26B, 25.2),
         (LFM, 8.45),
+        (JAMBA, 51.6),
     ],
 )
 def test_a_config_with_names_of_its_own_is_as_large_as_published(
@@ -302,6 +325,31 @@ def test_a_value_is_told_briefly_and_without_escape_codes(change: Config) -> Non
         texts = [str(error)]
     assert texts
     assert all(text.isprintable() and len(text) < 300 for text in texts)
+
+
+def test_one_layer_of_eight_keeps_tokens_and_the_others_a_state() -> None:
+    model = architecture_of(JAMBA)
+    assert [mixer.layers for mixer in model.mixers] == [4, 28]
+    assert isinstance(model.mixers[1].attention, Linear)
+    assert kv_token_bytes(model, 1, "bf16") == 4 * 2 * 8 * 128 * 2
+    assert model.bounds == []
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"recurrent_layer_period": 3}, "recurrent_layer_period"),
+        ({"attention_block_types": ["a", "b"]}, "attention_block_types"),
+        ({"global_attn_interval": 6}, "global_attn_interval"),
+        ({"recurrent_layer_period": 1}, ""),
+        ({"layer_norm_eps": 1e-5}, ""),
+        ({"attention_block_types": None}, ""),
+    ],
+)
+def test_a_pattern_of_layers_that_is_not_understood_is_named(change: Config, named: str) -> None:
+    bounds = [text for text in architecture_of(LLAMA | change).bounds if "pattern" in text]
+    assert len(bounds) == bool(named)
+    assert all(named in text and "is not understood" in text for text in bounds)
 
 
 def test_windows_of_a_pattern_of_numbers_are_windows() -> None:

@@ -248,7 +248,7 @@ def test_a_route_is_handed_on_as_it_is(tmp_path: Path) -> None:
     assert case.arguments["ids"] == {"route": want}
 
 
-@pytest.mark.parametrize(("part", "to"), [("tokens", [1]), ("pairs", []), ("pairs", [-1])])
+@pytest.mark.parametrize(("part", "to"), [("tokens", [1]), ("pairs", []), ("pairs", [-2])])
 def test_a_route_to_nowhere_is_an_error(tmp_path: Path, part: str, to: list[int]) -> None:
     with pytest.raises(GateInvalid):
         read(tmp_path, routed(part, to))
