@@ -131,7 +131,7 @@ def test_an_import_that_fails_is_no_error_of_the_kernel(engine: Path) -> None:
     (ops / "raises.py").write_text("def send():\n    raise ValueError('no such block')\n")
     ends = {}
     for name in ("wire", "raises"):
-        case = {"name": name, "function": [f"tinyengine.ops.{name}:send"]}
+        case: dict[str, Any] = {"name": name, "function": [f"tinyengine.ops.{name}:send"]}
         case |= {"arguments": {}, "optional": []}
         ends[name] = attempt(case, lambda case=case: call(case, "tinyengine"))  # type: ignore[misc]
     assert ends["wire"]["ended"] == "not imported"
