@@ -146,6 +146,28 @@ def _moved_up(path: Path, top: Path, prefix: str) -> Path:
     return path.rename(top / f"{prefix}.{path.stat().st_ino}")
 
 
+@contextmanager
+def folder_below(top: Path, parts: Iterable[str], *, make: bool = False) -> Iterator[int]:
+    """A handle of a folder below another, for `dir_fd`; no part of its path may be a link.
+
+    Each folder is opened from the one above it: a path would be looked up anew at every use, and
+    whoever filled the folder could have it lead elsewhere.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    handle = os.open(top, flags)
+    try:
+        for part in parts:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=handle)
+            deeper = os.open(part, flags | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(handle)
+            handle = deeper
+        yield handle
+    finally:
+        os.close(handle)
+
+
 def read_plain(path: Path, most_bytes: int) -> bytes | None:
     """A small file in a place where anything may lie: no pipe is waited for."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

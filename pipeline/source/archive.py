@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import lzma
+import os
+import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, cast
 
+from pipeline.assemble.entry import path_fault
 from pipeline.errors import CorruptArchive, HostileArchive, SpecInvalid
-from pipeline.files import files_below, os_errors_explained, sha256_of_file
+from pipeline.files import files_below, folder_below, os_errors_explained, sha256_of_file
 from pipeline.model import canonical_json, sha256_of, stays_below
 from pipeline.spec.source import ArchiveSpec
 
 # Engines with all they vendor have some ten thousand files; these are far from that.
 _MOST_FILES = 200_000
 _MOST_BYTES = 8 << 30
+# What may come between the contents of two files: headers, with names and times in them.
+_MOST_HEADER_BYTES = 4 << 20
+# Linux gives up after 40 links on one path; honest sources have some hundred links of ten parts.
+_MOST_LINKS = 40
+_LONGEST_TARGET = 4095
+_MOST_STEPS = 2_000_000
 _CHUNK_BYTES = 1 << 20
 _PACKINGS: dict[bytes, Callable[[Path], IO[bytes]]] = {
     b"\x1f\x8b": lambda path: cast("IO[bytes]", gzip.open(path)),  # noqa: SIM115
     b"BZh": lambda path: cast("IO[bytes]", bz2.open(path)),  # noqa: SIM115
     b"\xfd7zXZ\0": lambda path: cast("IO[bytes]", lzma.open(path)),  # noqa: SIM115
 }
+# How tarfile and the unpackers report damage: bz2 as an error of the system, sparse maps and pax
+# headers as whatever `int` and slices raise, thousands of headers in a row as too deep a call.
+_DAMAGE = (
+    *(tarfile.TarError, lzma.LZMAError, zlib.error, struct.error, EOFError, OSError),
+    *(ValueError, LookupError, ArithmeticError, RecursionError, MemoryError),
+)
 
 
 @dataclass(frozen=True)
@@ -41,17 +57,22 @@ def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacke
     """Write the files that a build needs into an empty folder, and name them by one digest."""
     folder.mkdir(exist_ok=True)
     below = spec.below or _only_folder(archive, name)
-    seen = 0
+    seen, links = 0, dict[str, str]()
     for member, content in _members(archive, name):
         path = _path_below(member, below, name)
-        if path is None or _is_left_out(path, spec.leave_out):
-            continue
-        if member.isdir():
+        if path is None or member.isdir() or _is_left_out(path, spec.leave_out):
             continue
         seen += 1
+        if fault := _is_no_text(path) or path_fault(path):
+            raise HostileArchive(f"{name}: the path {path[:200]!r} {fault}")
+        if member.issym():
+            links[path] = member.linkname
+            if fault := _is_no_text(member.linkname):
+                raise HostileArchive(f"{name}: {path} is a link to a name that {fault}")
         _write(folder, path, member, content, name)
     if not seen:
         raise SpecInvalid(f"{name}: archive: has nothing below {below!r}")
+    _require_links_inside(links, name)
     return Unpacked(folder, tree_digest(folder), seen)
 
 
@@ -69,24 +90,45 @@ def tree_digest(folder: Path) -> str:
     return sha256_of(canonical_json(sorted(rows)))
 
 
+class _Metered:
+    """An archive's bytes, as many as its headers and the file that was announced may have.
+
+    tarfile reads a header of any stated size into memory, and knows no limit.
+    """
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file, self._name, self.left = file, name, _MOST_HEADER_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise HostileArchive(f"{self._name}: a header in it is larger than any of a source")
+        return data
+
+
 def _members(archive: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
     n_files = n_bytes = 0
     try:
-        with _inflated(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
-            for member in tar:
-                n_files, n_bytes = n_files + 1, n_bytes + member.size
-                # before its contents are unpacked, and of those too that nobody wants
-                if n_files > _MOST_FILES or n_bytes > _MOST_BYTES:
-                    raise HostileArchive(f"{name}: holds more files or bytes than any source")
-                yield member, tar.extractfile(member) if member.isreg() else None
-                tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+        with _inflated(archive) as file:
+            metered = _Metered(file, name)
+            with tarfile.open(fileobj=metered, mode="r|", encoding="utf-8") as tar:
+                for member in tar:
+                    n_files, n_bytes = n_files + 1, n_bytes + member.size
+                    # before its contents are unpacked, and of those too that nobody wants
+                    if member.size < 0 or n_files > _MOST_FILES or n_bytes > _MOST_BYTES:
+                        raise HostileArchive(f"{name}: holds more files or bytes than any source")
+                    if member.issparse():  # its map may state anything
+                        raise HostileArchive(f"{name}: {member.name[:200]!r} is a sparse file")
+                    metered.left = member.size + _MOST_HEADER_BYTES
+                    yield member, tar.extractfile(member) if member.isreg() else None
+                    tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             # to the end: tarfile is content with an archive that was cut between two files
             while rest := file.read(_CHUNK_BYTES):
                 n_bytes += len(rest)
                 if n_bytes > _MOST_BYTES:
                     raise HostileArchive(f"{name}: holds more files or bytes than any source")
-    # bz2 speaks of damage as an error of the system
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+    except _DAMAGE as error:
         raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
 
 
@@ -126,41 +168,66 @@ def _is_left_out(path: str, leave_out: list[str]) -> bool:
     return any(path == entry or path.startswith(f"{entry}/") for entry in leave_out)
 
 
+def _is_no_text(name: str) -> str:
+    """Why a name has no digest, or no file system takes it; tarfile passes any bytes on."""
+    if "\0" in name or any("\ud800" <= c <= "\udfff" for c in name):
+        return "is not UTF-8 text"
+    return "is too long" if len(name.encode()) > _LONGEST_TARGET else ""
+
+
 def _write(
     folder: Path, path: str, member: tarfile.TarInfo, content: IO[bytes] | None, name: str
 ) -> None:
-    target = folder / path
-    with os_errors_explained(target):
-        _require_no_way_out(folder, target.parent, f"{name}: {path}")
+    *parents, last = path.split("/")
+    with os_errors_explained(folder / path):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if member.issym():
-                _require_inside(path, member.linkname, name)
-                return target.symlink_to(member.linkname)
-            if content is None:
-                raise HostileArchive(f"{name}: {path} is neither a file, a folder nor a symlink")
-            # "x": a name that comes twice, or lies behind a link, is no honest archive
-            with target.open("xb") as out:
-                while chunk := content.read(_CHUNK_BYTES):
-                    out.write(chunk)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise HostileArchive(f"{name}: {path} is there twice") from error
-        target.chmod(0o755 if member.mode & 0o100 else 0o644)
+            with folder_below(folder, parents, make=True) as parent:
+                if member.issym():
+                    return os.symlink(member.linkname, last, dir_fd=parent)
+                if content is None:
+                    kinds = "neither a file, a folder nor a symlink"
+                    raise HostileArchive(f"{name}: {path} is {kinds}")
+                # O_EXCL: a name that comes twice, or is a link by now, is no honest archive's
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                with os.fdopen(os.open(last, flags, 0o600, dir_fd=parent), "wb") as out:
+                    out.writelines(_pieces(content, name))
+                    os.fchmod(out.fileno(), 0o755 if member.mode & 0o100 else 0o644)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+                message = f"{name}: {path} is in it twice, or below a link or a file"
+                raise HostileArchive(message) from error
+            raise
 
 
-def _require_no_way_out(folder: Path, parent: Path, what: str) -> None:
-    """Look before a folder is made: a link to a link may lead further than each of them says."""
-    there = parent
-    while not there.is_symlink() and not there.exists():
-        there = there.parent
-    if not there.resolve().is_relative_to(folder.resolve()):
-        raise HostileArchive(f"{what} lies behind a link")
+def _pieces(content: IO[bytes], name: str) -> Iterator[bytes]:
+    try:
+        while chunk := content.read(_CHUNK_BYTES):
+            yield chunk
+    except _DAMAGE as error:
+        raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
 
 
-def _require_inside(path: str, link: str, name: str) -> None:
-    """A link may lead anywhere in the source, and nowhere else."""
-    depth = len(PurePosixPath(path).parent.parts)
-    for part in PurePosixPath(link).parts:
-        depth += -1 if part == ".." else 1
-        if depth < 0 or link.startswith("/"):
-            raise HostileArchive(f"{name}: {path} is a link to {link[:200]!r}, out of the source")
+def _require_links_inside(links: Mapping[str, str], name: str) -> None:
+    """A link may lead anywhere in the source and nowhere else, with all links on its path."""
+    steps = 0
+    for path, link in links.items():
+        at, todo, followed = path.split("/")[:-1], [*reversed(link.split("/"))], 0
+        fault = "out of the source" if link.startswith("/") else ""
+        while todo and not fault:
+            steps, part = steps + 1, todo.pop()
+            if part == "..":
+                fault = "" if at else "out of the source"
+                del at[-1:]
+            elif part not in ("", "."):
+                target = links.get("/".join([*at, part]))
+                if target is None:
+                    at.append(part)
+                else:  # an absolute one is refused in its own turn
+                    followed += 1
+                    todo += reversed(target.split("/"))
+            if followed > _MOST_LINKS:
+                fault = "in a circle"
+            elif steps > _MOST_STEPS:
+                fault = "over more links than any source has"
+        if fault:
+            raise HostileArchive(f"{name}: {path} is a link to {link[:200]!r}, which leads {fault}")

@@ -37,7 +37,9 @@ def declared_outputs(plan: TreePlan, build: Path) -> dict[str, Path]:
     """The files that the spec names, by their path below the build's folder; all must be there."""
     files = {output.source: build / output.source for output in plan.outputs}
     for name, path in files.items():
-        if path.is_symlink() or not path.is_file():
+        # a link on its path, which a step may have made, leads to files of this machine
+        links = any(x.is_symlink() for x in (path, *path.parents) if x.is_relative_to(build))
+        if links or not path.is_file():
             raise OutputWrong(f"{plan.title}: left no file {name}")
     return files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from pathlib import Path
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces
-from pipeline.files import os_errors_explained, remove_tree, sha256_of_file
+from pipeline.assemble.view import see
+from pipeline.errors import HostileArchive
+from pipeline.files import folder_below, os_errors_explained, remove_tree, sha256_of_file
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.store.store import Store
 
@@ -50,10 +53,7 @@ def unpacked(store: Store, image: Built) -> Iterator[Path]:
 
 
 def _rows(store: Store, image: Built) -> dict[str, Row]:
-    seen: dict[str, Row] = {}
-    for layer in image.layers:
-        seen |= {row.path: (layer.record, row) for row in store.contents(layer.record)}
-    return seen
+    return see((layer.record, store.contents(layer.record)) for layer in image.layers)
 
 
 def _is_whole(root: Path, rows: dict[str, Row]) -> bool:
@@ -93,20 +93,31 @@ def _fill(store: Store, rows: dict[str, Row], root: Path) -> None:
     # links to files come last: what they lead to must be there
     ordered = sorted(rows.items(), key=lambda item: (item[1][1].kind == Kind.HARDLINK, item[0]))
     for path, (layer, row) in ordered:
-        _place(store, layer, row, root / path, root)
+        try:
+            _place(store, layer, row, path, root)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST):
+                raise
+            # a foreign base may name files below a link of its own, which leads anywhere
+            raise HostileArchive(f"/{path}: is below a link or a file of the image") from error
 
 
-def _place(store: Store, layer: LayerRecord, row: FileRow, place: Path, root: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if row.kind == Kind.DIR:
-        place.mkdir(exist_ok=True)
-    elif row.kind == Kind.SYMLINK:
-        place.symlink_to(row.target)
-    elif row.kind == Kind.HARDLINK:
-        place.hardlink_to(root / row.target)
-    else:
-        with place.open("xb") as out:
-            for piece in read_pieces(store.blob_path(layer.digest), row):
-                out.write(piece)
-        # whoever unpacks it must be able to remove it again, so folders keep the usual mode
-        place.chmod(row.mode & 0o755 | 0o644)
+def _place(store: Store, layer: LayerRecord, row: FileRow, path: str, root: Path) -> None:
+    *parents, last = path.split("/")
+    with folder_below(root, parents, make=True) as parent:
+        if row.kind == Kind.DIR:
+            with folder_below(root, path.split("/"), make=True):
+                return
+        if row.kind == Kind.SYMLINK:
+            return os.symlink(row.target, last, dir_fd=parent)
+        if row.kind == Kind.HARDLINK:
+            *above, name = row.target.split("/")
+            with folder_below(root, above) as source:
+                return os.link(
+                    name, last, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False
+                )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(last, flags, dir_fd=parent), "wb") as out:
+            out.writelines(read_pieces(store.blob_path(layer.digest), row))
+            # whoever unpacks it must be able to remove it again, so folders keep the usual mode
+            os.fchmod(out.fileno(), row.mode & 0o755 | 0o644)

@@ -3,14 +3,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pipeline.assemble.plan import TreePlan, plan_tree
 from pipeline.errors import OutputWrong
 from pipeline.source.compiled import compile_tree, read_tree
+from pipeline.source.outputs import declared_outputs
 from pipeline.spec.image import CompiledSpec
+from pipeline.spec.source import OutputSpec
 from pipeline.store.store import Store, open_store
 from tests.compiled import CopyingWay, compiled_checkout, compiler_in, source_spec
 from tests.makers import AMD64
@@ -153,3 +156,15 @@ def test_a_missing_output_stops_before_anything_is_judged(tmp_path: Path) -> Non
     with pytest.raises(OutputWrong, match="left no file notes"):
         made(tmp_path, way)
     assert not way.asked
+
+
+def test_an_output_below_a_link_is_no_output(tmp_path: Path) -> None:
+    outputs = (OutputSpec.model_validate({"from": "bin/tool", "to": "tool"}),)
+    plan = cast(TreePlan, SimpleNamespace(outputs=outputs, title="small (plain)"))
+    build, secrets = tmp_path / "build", tmp_path / "secrets"
+    build.mkdir()
+    secrets.mkdir()
+    (secrets / "tool").write_bytes(b"a file of this machine")
+    (build / "bin").symlink_to(secrets)
+    with pytest.raises(OutputWrong, match=r"left no file bin/tool"):
+        declared_outputs(plan, build)

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, SpecInvalid
+from pipeline.errors import (
+    CorruptArchive,
+    HostileArchive,
+    PatchConflict,
+    PipelineError,
+    SpecInvalid,
+)
 from pipeline.model import canonical_json, sha256_of
 from pipeline.source import archive
 from pipeline.source.archive import unpack
-from pipeline.spec.source import ArchiveSpec
+from pipeline.source.patched import add_files, apply_patches
+from pipeline.spec.source import ArchiveSpec, SourceSpec
 
 Member = tuple[str, dict[str, Any], bytes]
 
@@ -30,7 +38,7 @@ def link(name: str, target: str) -> Member:
 
 def tar_of(*members: Member) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, fields, content in members:
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -112,6 +120,169 @@ def test_a_hostile_archive_is_refused_and_reaches_nothing_outside(
     with pytest.raises(error):
         opened(tar_of(*members))
     assert {path.name for path in tmp_path.iterdir()} <= {"source.tar", "tree"}
+
+
+def pax(name: str, **headers: str) -> Member:
+    return name, {"pax_headers": headers}, b"text"
+
+
+DEEP = "top/" + "d/" * 2000 + "f"
+HOSTILE_NAMES: dict[str, tuple[list[Member], str]] = {
+    "two links that lead out only together": (
+        [file("top/a/b/x"), link("top/a/b/c", "../.."), link("top/evil", "a/b/c/../../OUT")],
+        "evil is a link to .* leads out of the source",
+    ),
+    "the same the other way round": (
+        [link("top/evil", "a/b/c/../../OUT"), link("top/a/b/c", "../..")],
+        "evil is a link to .* leads out of the source",
+    ),
+    "a file below a link that stays inside": (
+        [file("top/sub/x"), link("top/in", "sub"), file("top/in/y")],
+        "in/y is in it twice, or below a link or a file",
+    ),
+    "a link to itself": ([link("top/a", "a")], "leads in a circle"),
+    "a circle of two": ([link("top/a", "b/x"), link("top/b", "a/x")], "leads in a circle"),
+    "a file below a circle": (
+        [link("top/a", "b"), link("top/b", "a"), file("top/a/x")],
+        "below a link or a file",
+    ),
+    "two thousand folders": ([file(DEEP)], "is too long for a path"),
+    "six hundred folders": ([file("top/" + "d/" * 600 + "f")], "has too many folders above it"),
+    "a part of 300 bytes": ([file("top/" + "x" * 300)], "has a name that is too long"),
+    "a path that is not UTF-8": ([file("top/\udcff\udcfe")], "is not UTF-8 text"),
+    "a link that is not UTF-8": ([link("top/l", "\udcff")], "a name that is not UTF-8 text"),
+    "a NUL in a pax path": ([pax("top/x", path="top/a\0b")], "is not UTF-8 text"),
+    "a NUL in a pax link": (
+        [("top/l", {"type": tarfile.SYMTYPE, "pax_headers": {"linkpath": "a\0b"}}, b"")],
+        "a name that is not UTF-8 text",
+    ),
+    "a sparse file": (
+        [pax("top/x", **{"GNU.sparse.map": "0,4", "GNU.sparse.size": "4"})],
+        "is a sparse file",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_NAMES)
+def test_a_name_that_no_honest_archive_has_is_refused_with_its_reason(
+    opened: Callable[..., archive.Unpacked], tmp_path: Path, kind: str
+) -> None:
+    members, reason = HOSTILE_NAMES[kind]
+    with pytest.raises(HostileArchive, match=reason):
+        opened(tar_of(*members))
+    assert {path.name for path in tmp_path.iterdir()} <= {"source.tar", "tree"}
+
+
+def test_links_that_stay_inside_are_kept_also_where_they_lead_to_nothing(
+    opened: Callable[..., archive.Unpacked], tmp_path: Path
+) -> None:
+    members = [link("top/a/up", ".."), link("top/b", "a/up/a/none"), file("top/a/x")]
+    assert opened(tar_of(*members)).files == 3
+    assert (tmp_path / "tree/b").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.map": "0,x", "GNU.sparse.size": "4"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "z"},
+        {"GNU.sparse.map": "0", "GNU.sparse.size": "9" * 40},
+        {"size": "-4"},
+    ],
+)
+def test_a_broken_sparse_map_is_one_clear_error(
+    opened: Callable[..., archive.Unpacked], headers: dict[str, str]
+) -> None:
+    with pytest.raises((CorruptArchive, HostileArchive), match=r"^source\.tar: "):
+        opened(tar_of(pax("top/x", **headers)))
+
+
+def test_headers_without_end_are_refused(opened: Callable[..., archive.Unpacked]) -> None:
+    long_name = pax("top/x", comment="x" * (5 << 20))
+    with pytest.raises(HostileArchive, match="a header in it is larger than any of a source"):
+        opened(gzip.compress(tar_of(long_name)))
+    # each is read by a call within the last one
+    block = tarfile.TarInfo("h")
+    block.type, block.size = tarfile.XHDTYPE, 0
+    many = block.tobuf(tarfile.USTAR_FORMAT) * 5000 + tar_of(*GOOD)
+    with pytest.raises(CorruptArchive, match="not a whole tar archive"):
+        opened(many)
+
+
+def test_damage_in_the_middle_of_a_large_file_is_damage(
+    opened: Callable[..., archive.Unpacked],
+) -> None:
+    packed = bytearray(gzip.compress(tar_of(file("top/x", os.urandom(3 << 20))), 1))
+    packed[1 << 20 : (1 << 20) + 4096] = bytes(4096)
+    with pytest.raises(CorruptArchive, match="not a whole tar archive"):
+        opened(bytes(packed), below="top")
+
+
+def source_of(**more: Any) -> SourceSpec:
+    body = {
+        "name": "small",
+        "summary": "a source for this test",
+        "licence": "MIT",
+        "archive": {"file": "source.tar"},
+        "upstream": {"repository": "none", "commit": "none"},
+        "outputs": [{"from": "x", "to": "x"}],
+        "builds": {
+            "plain": {
+                "toolchain": "t",
+                "to": "/opt",
+                "platforms": ["linux/amd64"],
+                "steps": [{"name": "make", "run": ["make"]}],
+                "cpu_minutes": 1,
+            }
+        },
+    }
+    return SourceSpec.model_validate({**body, **more})
+
+
+@pytest.mark.parametrize(
+    ("to", "reason"),
+    [
+        ("/way/out/new.c", "way/out/new.c is below a link or a file of the source"),
+        ("/way", "way is already in the source"),
+        ("/a.c/new.c", "a.c/new.c is below a link or a file of the source"),
+    ],
+)
+def test_our_own_files_are_never_written_through_a_link(
+    tmp_path: Path, to: str, reason: str
+) -> None:
+    own, source = tmp_path / "own", tmp_path / "tree"
+    own.mkdir()
+    source.mkdir()
+    (own / "new.c").write_text("new")
+    (source / "a.c").write_text("text")
+    (source / "way").symlink_to(tmp_path)
+    with pytest.raises(SpecInvalid, match=reason):
+        add_files(source_of(files=[{"from": "new.c", "to": to}]), own, source)
+    assert {x.name for x in tmp_path.iterdir()} == {"own", "tree"}
+    add_files(source_of(files=[{"from": "new.c", "to": "/b/c/new.c"}]), own, source)
+    assert (source / "b/c/new.c").read_text() == "new"
+
+
+@pytest.mark.parametrize("path", ["way/a.c", "way", "none"])
+def test_a_patch_changes_no_file_through_a_link(tmp_path: Path, path: str) -> None:
+    own, source = tmp_path / "own", tmp_path / "tree"
+    own.mkdir()
+    source.mkdir()
+    outside = tmp_path / "a.c"
+    outside.write_text("old\n")
+    (source / "way").symlink_to(tmp_path if "/" in path else outside)
+    diff = f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-old\n+new\n"
+    (own / "p.patch").write_text(diff)
+    hashes = {"before": sha256_of(b"old\n"), "after": sha256_of(b"new\n")}
+    entry = {
+        "file": "p.patch",
+        "why": "it stands for any patch of a source",
+        "upstream": ["none"],
+        "files": [{"path": path, **hashes}],
+    }
+    with pytest.raises(PatchConflict, match=f"the source has no file {path}"):
+        apply_patches(source_of(patches=[entry]), own, source)
+    assert outside.read_text() == "old\n"
 
 
 @pytest.mark.parametrize("limit", ["_MOST_FILES", "_MOST_BYTES"])
