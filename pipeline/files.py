@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import select
 import shutil
 import stat
 import tempfile
@@ -17,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreUnwritable
-from pipeline.log import size
+from pipeline.errors import DiskFull, InputInvalid, Interrupted, PipelineError, StoreUnwritable
+from pipeline.log import seconds, size
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -210,6 +211,30 @@ def read_limited(
     return data
 
 
+def bounded_lines(file: BinaryIO, longest: int = 1 << 16) -> Iterator[str]:
+    """The lines of a log, however long one is: of each, so many bytes; the rest is passed over."""
+    goes_on = False
+    while piece := file.readline(longest):
+        is_rest, goes_on = goes_on, not piece.endswith(b"\n")
+        if not is_rest:
+            yield piece.decode("utf-8", "replace")
+
+
+@contextmanager
+def opened_log(path: Path, patience_s: float) -> Iterator[BinaryIO]:
+    """A log: a file or a pipe. A device has no end, and a pipe may have nobody who writes to it."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        mode = os.fstat(handle).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise InputInvalid(f"{path}: is no file and no pipe", "Name a log.")
+        if stat.S_ISFIFO(mode) and not select.select([handle], [], [], patience_s)[0]:
+            message = f"{path}: nothing came through this pipe in {seconds(patience_s)}"
+            raise InputInvalid(message, "Start what writes to it first, or name a file.")
+        os.set_blocking(handle, True)
+        yield file
+
+
 def sha256_of_file(path: Path) -> str:
     """The digest of a file of any size, as every file of ours writes it."""
     with path.open("rb") as handle:
@@ -302,7 +327,8 @@ def locked(
         # a lock that is there can be shared also where nothing can be written
         access = os.O_RDONLY if shared else os.O_RDWR
         # whatever lies there: nobody waits for the other end of a pipe
-        handle = os.open(path, access | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        flags = access | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(path, flags, 0o666)
     try:
         _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop, busy)
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,79 @@ QUIET_LINE_EVERY_S = 5.0
 SAME_LINE_EVERY_S = 30.0
 
 _state: dict[str, Any] = {"quiet": False, "said_at": 0.0}
+# Secrets that this process was given; a shorter one is in half of all words.
+_SECRETS, _SHORTEST_SECRET = ("SM120_API_KEY", "HF_TOKEN", "SM120_KEY_PASSPHRASE"), 6
+# A login in an address, also with a slash in its password, and one before a host; `IMAGE@sha256:`
+# and `user@host` are none.
+_LOGINS = re.compile(
+    r"(?<=//)(?:[^/\s]+|[^/\s:@\[]*:(?!\d*(?:/|\s|$))\S{0,300})@"
+    r"|(?<![\w./:@-])[^\s/@:'\"]{1,100}:[^\s/@'\"]{1,300}@(?!sha256:)"
+)
+_ODD = re.compile(r"[^\n\t -~]")
+# What click.style writes: colours and bold. Anything else that steers a terminal is foreign.
+_COLOUR = re.compile(r"(\x1b\[(?:[0-2]|22|3[0-79]|9[0-7])m)")
+
+
+def printable(text: str) -> str:
+    """A text whose characters are all seen: what steers a terminal or hides is shown by number.
+
+    Escapes, C1 controls and marks that turn the direction come with names of models, lines of
+    logs and answers of servers.
+    """
+
+    def seen(match: re.Match[str]) -> str:
+        char = match[0]
+        is_seen = char.isprintable() or unicodedata.category(char) == "Zs"
+        return char if is_seen else ascii(char)[1:-1]
+
+    return _ODD.sub(seen, text)
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """JSON that acts on no terminal: what is not seen is escaped, and reads the same."""
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
+
+    return _ODD.sub(escaped, json.dumps(value, ensure_ascii=False, **options))
+
+
+def redacted(value: Any, *, logins: bool = False) -> Any:
+    """A text, or JSON with texts in it, without the secrets that this process was given.
+
+    A server may repeat the key that it was sent. With `logins`, names and passwords in addresses
+    go, too: what a user typed is quoted in errors.
+    """
+    if isinstance(value, dict):
+        return {key: redacted(each, logins=logins) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(each, logins=logins) for each in value]
+    if not isinstance(value, str):
+        return value
+    for name in _SECRETS:
+        secret = os.environ.get(name, "").strip()
+        if len(secret) >= _SHORTEST_SECRET:
+            # as JSON and Python write it, too
+            for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]):
+                value = value.replace(form, "***")
+    return _LOGINS.sub("***@", value) if logins else value
+
+
+class Screen:
+    """Standard output for people: whoever prints, foreign text acts on no terminal."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        parts = _COLOUR.split(redacted(text))
+        # the odd ones are our own colours
+        shown = [part if at % 2 else printable(part) for at, part in enumerate(parts)]
+        self._stream.write("".join(shown))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def set_quiet(quiet: bool) -> None:
@@ -32,7 +107,7 @@ def say(text: str) -> None:
     if not _state["quiet"]:
         _state["said_at"] = time.monotonic()
         try:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(redacted(text, logins=True)), file=sys.stderr, flush=True)
         except BrokenPipeError:
             # a reader that went away (`2>&1 | head`) is not a failure; further lines go nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
@@ -210,6 +285,7 @@ def progress(title: str, total_bytes: int) -> Iterator[Bar]:
     elif not sys.stderr.isatty():
         yield LineBar(title, total_bytes)
     else:
+        title = printable(title)
         # loaded only where it is shown
         from rich import progress as rp
         from rich.console import Console

@@ -16,9 +16,12 @@ from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchedFile
 
 # The lines that begin a file in a diff: git's own, or the two names that every diff has.
+# Possessive: a line of two megabytes is read once, and not once more for each of its ends.
 _BEGINS = re.compile(
-    r"^diff --git a/(?P<git>\S+) b/\S+\n|^--- (?P<old>[^\t\n]+).*\n\+\+\+ .*\n", re.M
+    r"^diff --git a/(?P<git>\S++) b/\S++\n|^--- (?P<old>[^\t\n]++)[^\n]*+\n\+\+\+ [^\n]*+\n", re.M
 )
+# Each file is looked up in tables of 150,000 rows, once for every folder that its path begins with.
+_MOST_FILES, _MOST_FOLDERS = 500, 40
 _COPY = "Start from the image's own file: `sm120 image cat IMAGE PATH`; edit it, and name --of PATH"
 
 
@@ -42,6 +45,8 @@ class Installed:
     def find(self, path: str) -> str | None:
         """The installed path that a path in some repository stands for: `python/pkg/a.py`."""
         parts = path.lstrip("/").removeprefix(f"{self.plan.venv.site}/").split("/")
+        if len(parts) > _MOST_FOLDERS:
+            return None
         tails = ("/".join(parts[n:]) for n in range(len(parts)))
         return next((tail for tail in tails if self.tree.find(self._place(tail))), None)
 
@@ -74,6 +79,11 @@ def from_diff(files: Installed, text: str, name: str, of: str = "") -> NewPatch:
         raise PatchConflict(f"{name}: is not a unified diff", _COPY)
     if of and len(parts) > 1:
         raise PatchConflict(f"{name}: changes {len(parts)} files", "Leave --of out.")
+    if len(parts) > _MOST_FILES:
+        raise PatchConflict(
+            f"{name}: changes {len(parts)} files, more than {_MOST_FILES}",
+            "A change of that size is a version of its own: lock another wheel.",
+        )
     changed: dict[str, tuple[bytes, bytes]] = {}
     left_out: list[str] = []
     for path, part in parts:
@@ -151,7 +161,7 @@ def _made(
 
 
 def _not_there(files: Installed, name: str, paths: Sequence[str]) -> PatchConflict:
-    listed = ", ".join(paths[:4]) + (" …" if len(paths) > 4 else "")
+    listed = ", ".join(path[:200] for path in paths[:4]) + (" …" if len(paths) > 4 else "")
     return PatchConflict(
         f"{name}: no wheel of the image has {listed}",
         "Give the path as it is installed:"

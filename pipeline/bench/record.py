@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
+from pipeline import log
 from pipeline.bench.model import RequestLines, RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, require_plain, run_folder
 from pipeline.bench.workload import Workload
@@ -57,7 +58,7 @@ def workload_digest(workload: Workload) -> str:
 
 def run_bytes(run: Run) -> bytes:
     """The exact bytes of `bench.json`: a statement names their digest."""
-    return canonical_json(run.model_dump(mode="json")) + b"\n"
+    return canonical_json(log.redacted(run.model_dump(mode="json"))) + b"\n"
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -127,7 +128,8 @@ def _append(file: BinaryIO, rows: Iterable[RequestRow], at: int) -> RequestLines
     sha, size, count = hashlib.sha256(), 0, 0
     for row in rows:
         # defaults are left out: most requests have neither failure nor retries
-        line = canonical_json(row.model_dump(mode="json", exclude_defaults=True)) + b"\n"
+        body = log.redacted(row.model_dump(mode="json", exclude_defaults=True))
+        line = canonical_json(body) + b"\n"
         sha.update(line)
         file.write(line)
         size, count = size + len(line), count + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform as host
 import sys
 from collections.abc import Sequence
@@ -99,4 +98,4 @@ def show_moves(
 def say_json(value: Any) -> None:
     """A result for programs, on stdout."""
     # sorted: two results can be compared with diff
-    click.echo(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))
+    click.echo(log.json_text(value, indent=2, sort_keys=True))

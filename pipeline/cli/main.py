@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO, cast
 
 import click
 
@@ -107,6 +106,7 @@ def main() -> None:
     """Run a command line, and exit with the code of its error."""
     # read from argv: an error may come before click has parsed the options
     stops, debug = _Stops(), "--debug" in sys.argv
+    sys.stdout = cast(TextIO, log.Screen(sys.stdout))
     try:
         _run()
     except (KeyboardInterrupt, click.Abort):
@@ -124,7 +124,9 @@ def _run() -> None:
         cli(prog_name="sm120", standalone_mode=False)
     # usage errors keep click's text and its code 2
     except click.ClickException as error:
-        (_explained(error, sys.argv) or error).show()
+        explained = _explained(error, sys.argv) or error
+        explained.message = _shown(explained.message)
+        explained.show()
         sys.exit(error.exit_code)
 
 
@@ -167,9 +169,9 @@ def as_ours(error: Exception) -> PipelineError:
     return PipelineError(message, "This is a defect; --debug shows where. Please report it.")
 
 
-def _printable(text: str) -> str:
-    """A message may quote what others wrote, which must not act on a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+def _shown(text: str) -> str:
+    """A message may quote what others wrote, and an address with its password."""
+    return log.printable(log.redacted(text, logins=True))
 
 
 def _end(error: PipelineError, debug: bool) -> None:
@@ -178,12 +180,13 @@ def _end(error: PipelineError, debug: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(BrokenPipeError):
         if debug:
-            traceback.print_exc()
+            print(_shown(traceback.format_exc()), file=sys.stderr)
         if "--json" in sys.argv:
             # on stderr: stdout may already hold the result, and stays one JSON document
-            print(json.dumps(error.as_json(), ensure_ascii=False), file=sys.stderr)
+            body = log.redacted(error.as_json(), logins=True)
+            print(log.json_text(body), file=sys.stderr)
         else:
-            print(f"sm120: {_printable(' '.join(str(error).split()))}", file=sys.stderr)
+            print(f"sm120: {_shown(' '.join(str(error).split()))}", file=sys.stderr)
             if error.hint:
-                print(f"       {error.hint}", file=sys.stderr)
+                print(f"       {_shown(error.hint)}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import click
 
 from pipeline import log
-from pipeline.attest.keyring import DEFAULT, default_folder
+from pipeline.attest.keyring import DEFAULT, default_folder, made_pairs
 from pipeline.cli.context import checkout_or_none, say_json
 from pipeline.cli.options import json_option
 from pipeline.cli.signing import own_trust_file
@@ -134,13 +134,18 @@ def _tag_items(loaded: list[Loaded]) -> list[Item]:
 def _key_items(*, goes: bool) -> list[Item]:
     with suppress(KeyInvalid):  # a user id without an account has no keys
         folder = default_folder(os.environ)
-        # a file of another kind in that folder is not one of `new-key`
-        halves = [p for p in sorted(folder.glob("*.p[eu][mb]")) if p.suffix in (".pem", ".pub")]
-        paths = [*halves, *folder.glob(DEFAULT)]
-        items = [_file("key", path, goes=goes) for path in paths if path.is_file()]
+        # what a link leads to may be another's: somebody else's keys, or files that others share
+        if folder.is_symlink() or folder.parent.is_symlink():
+            return []
+        pairs = [half for pair in made_pairs(folder) for half in pair]
         trust = own_trust_file()
-        more = [_file("trust file", trust, goes=goes)] if trust and trust.is_file() else []
-        return [*items, *more]
+        paths = {"key": [*pairs, *folder.glob(DEFAULT)], "trust file": [trust] if trust else []}
+        return [
+            _file(cast(What, what), path, goes=goes)
+            for what, found in paths.items()
+            for path in found
+            if path.is_file() and not path.is_symlink()
+        ]
     return []
 
 
@@ -168,6 +173,10 @@ def _environment_items(checkout: Checkout | None) -> list[Item]:
 def _what_stays(items: list[Item], checkout: Checkout | None) -> list[str]:
     """What is left afterwards, when this command is no longer there to ask, and how it goes."""
     lines = []
+    with suppress(KeyInvalid):
+        folder = default_folder(os.environ)
+        if link := next((p for p in (folder, folder.parent) if p.is_symlink()), None):
+            lines.append(f"{link} is a link: the keys that it leads to stay.")
     if any(not item.goes for item in items):
         folder = shlex.quote(str(default_folder(os.environ).parent))
         lines.append(f"Keys and trust file stay: --keys removes them now, `rm -r {folder}` later.")

@@ -22,7 +22,9 @@ _OVERRUN = re.compile(r"Required: ?(\d{1,9}),? ?Hardware limit: ?(\d{1,9})")
 # An engine's own frames lie within the last dozens, below those of its server and above Triton's.
 _MOST_FRAMES = 60
 # Of one log: a server that fails at every request repeats few.
-_MOST_TRACEBACKS = 1000
+_MOST_TRACEBACKS = 100
+# Each is looked up in the cases of every image; a crash has one, or one for each size it tried.
+_MOST_OVERRUNS = 50
 _LONGEST_LINE = 4000
 
 
@@ -128,6 +130,8 @@ class TracebackReader:
     def _note_overrun(self, required: int, limit: int, traceback: Traceback) -> None:
         # the first that has a traceback: later lines often only repeat the message
         known = self._overruns.get((required, limit))
+        if known is None and len(self._overruns) >= _MOST_OVERRUNS:
+            return
         if known is None or not known.traceback.frames:
             self._overruns[required, limit] = Overrun(
                 required_bytes=required, limit_bytes=limit, traceback=traceback

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
+from pipeline import log
 from pipeline.report.cells import digits, known_metrics, load_of
 from pipeline.report.model import (
     AttemptRow,
@@ -52,8 +53,10 @@ def _csv_rows(measured: Measured, series: Series) -> Iterator[list[object]]:
 def _plain(value: object) -> object:
     """A text that no spreadsheet takes for a formula."""
     # owasp.org/www-community/attacks/CSV_Injection
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else value
+    if not isinstance(value, str):
+        return value
+    is_formula = value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return log.printable(f"'{value}" if is_formula else value)
 
 
 def render_markdown(data: ReportData) -> bytes:
@@ -73,7 +76,7 @@ def _escaped(text: str) -> str:
     """Text of a run cannot end a cell, or become HTML or a link."""
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return log.printable(" ".join(text.split()))
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
@@ -115,7 +118,7 @@ def _measured(measured: Measured) -> list[str]:
     if measured.attempts:
         parts += ["### Attempts", _attempts(measured.attempts)]
     links = [
-        (link.name, link.state, link.digest or "–", _escaped(link.message))
+        (_escaped(link.name), link.state, link.digest or "–", _escaped(link.message))
         for link in measured.evidence
     ]
     return [*parts, "### Evidence", _table(("What", "State", "Digest", "Message"), links)]

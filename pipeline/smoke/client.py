@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.log import redacted
 from pipeline.model import sha256_of
 from pipeline.net.timing import retry_after_s
 from pipeline.smoke.model import Exchange, Limits
@@ -28,6 +29,7 @@ _FIELD_REFUSED = (400, 422, 501)
 WAIT = 429  # there is a place later: rfc-editor.org/rfc/rfc6585
 _LONGEST_PAUSE_S = 8.0
 # Lines of a stream may end in three ways.
+_BOM = b"\xef\xbb\xbf"
 _LINE = re.compile(rb"([^\r\n]*)(?:\r\n|\n|\r|\Z)")
 
 
@@ -172,7 +174,9 @@ class Client:
 
     def _json(self, data: bytes) -> Any:
         try:
-            return read_json(data, most_bytes=self.limits.most_bytes, any_int=True)
+            return read_json(
+                data.removeprefix(_BOM), most_bytes=self.limits.most_bytes, any_int=True
+            )
         except JsonInvalid as error:
             raise Unsound(f"the answer {error}") from error
 
@@ -203,8 +207,10 @@ def _lines(raw: Raw) -> Iterator[tuple[float, bytes]]:
     Pieces are joined first: one may end in a line, in a character, or between \\r and \\n.
     """
     ends = list(accumulate(len(piece) for _, piece in raw.pieces))
-    for line in _LINE.finditer(raw.data):
-        piece = bisect_left(ends, line.end())
+    # a stream may begin with it: html.spec.whatwg.org/multipage/server-sent-events.html
+    skipped = len(_BOM) if raw.data.startswith(_BOM) else 0
+    for line in _LINE.finditer(raw.data.removeprefix(_BOM)):
+        piece = bisect_left(ends, line.end() + skipped)
         yield raw.pieces[piece][0] if piece < len(ends) else raw.seconds, line[1]
 
 
@@ -227,7 +233,8 @@ def _dump(body: Mapping[str, Any]) -> bytes:
 
 def _shortened(data: bytes) -> str:
     """As much as evidence keeps, and the digest where that is not all."""
-    text = data.decode(errors="replace")
+    # a server may repeat the key that it was sent
+    text: str = redacted(data.decode(errors="replace"))
     if len(text) <= _KEPT_CHARACTERS:
         return text
     half = _KEPT_CHARACTERS // 2

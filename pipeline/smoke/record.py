@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline import __version__
 from pipeline.evidence.runs import OUTPUTS, Run, RunTest
 from pipeline.files import write_bytes
+from pipeline.log import redacted
 from pipeline.model import canonical_json, sha256_of
 from pipeline.smoke.model import Exchange, SmokeResult
 
@@ -16,7 +17,7 @@ RESULT, EXCHANGES = OUTPUTS
 
 def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:
     """A line for each request and its answer, in order."""
-    return b"".join(canonical_json(e.model_dump(mode="json")) + b"\n" for e in exchanges)
+    return b"".join(canonical_json(redacted(e.model_dump(mode="json"))) + b"\n" for e in exchanges)
 
 
 def keep_climb(folder: Path, result: SmokeResult, exchanges: Sequence[Exchange]) -> None:
@@ -26,7 +27,7 @@ def keep_climb(folder: Path, result: SmokeResult, exchanges: Sequence[Exchange])
 
 
 def _result_file(result: SmokeResult) -> bytes:
-    return canonical_json(result.model_dump(mode="json")) + b"\n"
+    return canonical_json(redacted(result.model_dump(mode="json"))) + b"\n"
 
 
 def as_run(
@@ -47,7 +48,11 @@ def as_run(
         machine={**machine, "tolerance": result.plan.tolerance.sentence()},
         made_by={"sm120-pipeline": __version__},
         tests=[
-            RunTest(name=f"{rung.name}: {check.name}", verdict=check.verdict, message=check.message)
+            RunTest(
+                name=f"{rung.name}: {check.name}",
+                verdict=check.verdict,
+                message=redacted(check.message),
+            )
             for rung in result.rungs
             for check in rung.checks
         ],

@@ -15,11 +15,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.errors import InputInvalid
+from pipeline.net.address import number_in, shown
 
 _MOST_HEAD_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
 # Each piece takes memory, however few bytes it has.
 _LEAST_COST = 16
+_MOST_SIZE_DIGITS = 16
 
 
 class Lost(Exception):
@@ -47,10 +49,11 @@ class Address:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError as error:
-            raise InputInvalid(f"{url!r} is not the address of a server: {error}") from error
+            # the error quotes what stands where a port should be: perhaps a password
+            raise InputInvalid(f"{shown(url)!r} is not the address of a server") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
             raise InputInvalid(
-                f"{url!r} is not the address of a server",
+                f"{shown(url)!r} is not the address of a server",
                 "Write http://HOST:PORT. Keys belong into SM120_API_KEY.",
             )
         is_tls = parts.scheme == "https"
@@ -190,13 +193,17 @@ async def _read_body(
         pieces.append((time.monotonic() - started, data))
 
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := _chunk_size(await reader.readuntil(b"\r\n")):
+        while size := _chunk_size(await _line(reader)):
             if size > most_bytes:
                 raise ValueError(f"the answer is larger than {most_bytes} bytes")
             keep(await reader.readexactly(size))
             await reader.readexactly(2)
         return
-    left = int(headers["content-length"]) if "content-length" in headers else None
+    left = None
+    if stated := headers.get("content-length", ""):
+        left = number_in(stated)  # int() also takes signs, underscores and other digits
+        if left is None:
+            raise ValueError(f"the answer states a length of {stated[:40]!r}")
     while left is None or left > 0:
         data = await reader.read(min(_PIECE_BYTES, left or _PIECE_BYTES))
         if not data:
@@ -207,9 +214,18 @@ async def _read_body(
         left = None if left is None else left - len(data)
 
 
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\r\n")
+    except asyncio.LimitOverrunError as error:
+        raise ValueError("a chunk of the answer has a size without end") from error
+
+
 def _chunk_size(line: bytes) -> int:
     digits = line.split(b";")[0].strip()
     # int() also takes signs and underscores
     if not digits or not all(c in b"0123456789abcdefABCDEF" for c in digits):
         raise ValueError("a chunk of the answer has no size")
+    if len(digits) > _MOST_SIZE_DIGITS:
+        raise ValueError("a chunk of the answer is larger than any answer")
     return int(digits, 16)

@@ -112,7 +112,14 @@ class Checkout:
 
         if spec.patches is None:
             return PatchSeries(patches=[])
-        return read_yaml(self.folder(spec.name) / spec.patches, PatchSeries)
+        path = self.folder(spec.name) / spec.patches
+        # `build --accept` and `image add-patch` write into it
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise SpecInvalid(
+                f"{path}: is a link that leads out of the checkout",
+                "Copy the file that it leads to into the checkout.",
+            )
+        return read_yaml(path, PatchSeries)
 
     def other_series(self, spec: ImageSpec) -> dict[str, PatchSeries]:
         """Series that lie beside the image's own and can be named in its place."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pipeline.errors import StoreUnwritable
 from pipeline.files import os_errors_explained, remove_tree
 from pipeline.store.mark import MARK, OWN, is_store
 from pipeline.store.store import Store
-from pipeline.store.upkeep import stats_below
+from pipeline.store.upkeep import OWN_NAME, stats_below
 
 # Beside the folders; see pipeline/cli/signing.py for the second.
 _FILES = (MARK, "key-offered")
+# Folders of files that are named by hashes: a file of any other name is somebody's own.
+_OWN = re.compile(rf"{OWN_NAME.pattern}|\.new-\w+")  # a kill leaves the second
+_HASHED = ("oci/blobs/sha256", "inputs", "partial", "layers", "contents")
 
 
 def own_parts(root: Path) -> list[Path]:
@@ -31,14 +36,33 @@ def total_bytes(root: Path) -> int:
 def remove_store(store: Store) -> list[Path]:
     """Remove a store once nobody uses it; returns what is not its own, and stays."""
     with store.alone():
+        foreign = [path for name in _HASHED for path in _foreign(store.root / name)]
+        around = {parent for path in foreign for parent in path.parents}
         # the lock and the mark last: until then it is a store, and can be removed again
         for path in sorted(own_parts(store.root), key=lambda p: p.name in ("locks", MARK)):
-            _remove(path)
-    left = sorted(store.root.iterdir())
+            for part in _own_below(path, foreign) if path in around else [path]:
+                _remove(part)
+    left = [p for p in sorted(store.root.iterdir()) if p not in around] + foreign
     if not left:
         with os_errors_explained(store.root):
             store.root.rmdir()
     return left
+
+
+def _own_below(folder: Path, foreign: Collection[Path]) -> Iterator[Path]:
+    """Everything in a folder but what is foreign, and the folders around that."""
+    for path in sorted(folder.iterdir()):
+        if any(path in other.parents for other in foreign):
+            yield from _own_below(path, foreign)
+        elif path not in foreign:
+            yield path
+
+
+def _foreign(folder: Path) -> list[Path]:
+    """What others put into a folder of files that are named by hashes."""
+    if not folder.is_dir() or folder.is_symlink():
+        return []
+    return [p for p in sorted(folder.iterdir()) if not _OWN.fullmatch(p.name)]
 
 
 def _remove(path: Path) -> None:

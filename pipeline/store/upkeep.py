@@ -18,7 +18,7 @@ from pipeline.store.store import Store, read_image_record, read_table
 # A download that nobody went on with for a week.
 _STALE_S = 7 * 24 * 3600  # younger ones may belong to a fetch of today
 # What a store puts into its folders is named by hashes; a file of any other name is not its own.
-_OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
+OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
 
 
 class StoreSection(Frozen):
@@ -64,7 +64,7 @@ def stats_below(path: Path) -> Iterator[os.stat_result]:
 def _files(folder: Path) -> Iterator[Path]:
     """The store's own files of a folder; whatever else somebody put there stays."""
     paths = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
-    return (p for p in paths if _OWN_NAME.fullmatch(p.name))
+    return (p for p in paths if OWN_NAME.fullmatch(p.name))
 
 
 def _size(path: Path) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import LockEdited, LockStale, PipelineError, WeightsUnknown
+from pipeline.errors import LockEdited, LockStale, PipelineError, StoreUnwritable, WeightsUnknown
 from pipeline.lock.sealed import read_or_none
 from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, read_lock, write_lock
 
@@ -39,6 +39,15 @@ class Place:
         # not in the snapshot: engines and the Hub's client list that folder
         return self.root / STATE / self.lock.name if self.hub_cache else self.root / STATE
 
+    def require_own_state(self) -> None:
+        """Refuse a link among this tool's own folders: it would have us write into another's."""
+        folders = (self.root / STATE, self.state, self.partial_folder, self.aside_folder)
+        if link := next((folder for folder in folders if folder.is_symlink()), None):
+            raise StoreUnwritable(
+                f"{link}: is a link; this tool writes only into folders of its own",
+                "Remove the link, or replace it by the folder that it leads to.",
+            )
+
     @property
     def lock_file(self) -> Path:
         return self.state / _LOCK
@@ -55,6 +64,11 @@ class Place:
     @property
     def partial_folder(self) -> Path:
         return self.state / "partial"
+
+    @property
+    def aside_folder(self) -> Path:
+        """What was in the place of a file; a person may look at it."""
+        return self.state / "aside"
 
     @property
     def snapshot(self) -> Path:
@@ -85,11 +99,13 @@ class Place:
 
     def keep_lock(self) -> None:
         """Leave the lock beside the files."""
+        self.require_own_state()
         write_lock(self.lock_file, self.lock)
         self.begun_file.unlink(missing_ok=True)
 
     def keep_begun(self) -> None:
         """Leave the lock where the next run finds it: a branch may move while a fetch goes on."""
+        self.require_own_state()
         write_lock(self.begun_file, self.lock)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import TextIO
+from pathlib import Path
 
 import click
 
@@ -12,18 +12,21 @@ from pipeline import log
 from pipeline.cli.context import checkout_of, say_json
 from pipeline.cli.options import json_option
 from pipeline.errors import CaseNotFound
+from pipeline.files import bounded_lines, opened_log
 from pipeline.gate.files import has_cases
 from pipeline.gate.smem.cases import Gates, read_gates
 from pipeline.gate.smem.lookup import FoundCase, find_by_name, find_by_traceback, why_not_judged
 from pipeline.gate.tracebacks import TracebackReader
 from pipeline.spec.checkout import Checkout
 
+_PATIENCE_S = 10.0  # for the first bytes of a named pipe
+
 
 @click.command()
 @click.argument("kernels", metavar="[KERNEL]...", nargs=-1)
 @click.option(
     "--traceback",
-    type=click.File(encoding="utf-8", errors="replace"),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     metavar="FILE",
     help="Find the cases of the kernels in this log's tracebacks; `-` reads standard input.",
 )
@@ -33,7 +36,7 @@ from pipeline.spec.checkout import Checkout
 def find(
     context: click.Context,
     kernels: tuple[str, ...],
-    traceback: TextIO | None,
+    traceback: Path | None,
     image: str | None,
     as_json: bool,
 ) -> None:
@@ -65,9 +68,11 @@ def _gates(checkout: Checkout, image: str | None) -> Mapping[str, Gates]:
     return {name: read_gates(checkout, name) for name in names}
 
 
-def _in_log(gates: Mapping[str, Gates], file: TextIO) -> list[FoundCase]:
+def _in_log(gates: Mapping[str, Gates], path: Path) -> list[FoundCase]:
     reader = TracebackReader()
-    deque(reader.watch(file), maxlen=0)  # reads it to its end, and keeps no line
+    is_stdin = path == Path("-")
+    with open(0, "rb", closefd=False) if is_stdin else opened_log(path, _PATIENCE_S) as file:
+        deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
     if not reader.tracebacks:
         raise CaseNotFound(
             "the log holds no Python traceback",

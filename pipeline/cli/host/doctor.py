@@ -16,6 +16,7 @@ from pipeline.cli.context import checkout_or_none, own_name, say_json, store_to_
 from pipeline.cli.host.facts import root_option
 from pipeline.cli.options import json_option
 from pipeline.errors import IssueFound, SpecInvalid
+from pipeline.files import bounded_lines, opened_log
 from pipeline.gate.overrun import KnownKernel, known_kernels
 from pipeline.gate.tracebacks import Overrun, TracebackReader
 from pipeline.host.facts.gather import gather
@@ -107,12 +108,14 @@ def _match_log(path: Path, reader: TracebackReader) -> dict[str, list[str]]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[str]]:
     _require_text(path)
+    # line by line, and whatever its encoding: engines write logs of gigabytes
     if path == _STDIN:
         log.say("Reading the log from standard input, to its end")
-    # line by line, and whatever its encoding: engines write logs of gigabytes
-    source = 0 if path == _STDIN else path
-    with open(source, encoding="utf-8", errors="replace", closefd=source != 0) as lines:
-        yield lines
+        with open(0, "rb", closefd=False) as file:
+            yield bounded_lines(file)
+    else:
+        with opened_log(path, _PATIENCE_S) as file:
+            yield bounded_lines(file)
 
 
 def _require_text(path: Path) -> None:

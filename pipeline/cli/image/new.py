@@ -21,11 +21,14 @@ from pipeline.assemble.plan import plan_image
 from pipeline.cli.context import checkout_of, host_platform, own_name, pick_platform, store_to_read
 from pipeline.cli.options import EXISTING_FILE, PLATFORM, platform_option
 from pipeline.errors import SpecInvalid
+from pipeline.files import read_limited
 from pipeline.spec.base import parse_foreign
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
 from pipeline.spec.new import add_to_series, copy_image, new_image, next_patch_name
 from pipeline.yaml_file import mistakes
+
+_MOST_BYTES = 16 << 20  # of a patch, or of an edited file
 
 
 @click.command()
@@ -147,7 +150,7 @@ def add_patch(
 
 def _patch(files: Installed, file: Path, of: str) -> NewPatch:
     """The change that a file stands for: a diff, or a copy that was edited."""
-    data = file.read_bytes()
+    data = read_limited(file, _MOST_BYTES, SpecInvalid)
     text = data.decode(errors="replace")
     if of and not is_diff(text):
         return from_copy(files, data, file.name, of)

@@ -9,7 +9,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from pipeline.errors import FactsUnreadable
+from pipeline.files import read_plain
 from pipeline.host.facts.model import HostFacts
+from pipeline.host.facts.source import MOST_BYTES
 from pipeline.known import Unknown
 from pipeline.model import Frozen
 
@@ -26,13 +28,19 @@ class Difference(Frozen):
 def read_facts(path: Path) -> HostFacts:
     """Recorded facts, as `sm120 host facts --json` wrote them."""
     try:
-        return HostFacts.model_validate_json(path.read_bytes())
+        data = read_plain(path, MOST_BYTES)
+        if data is None:
+            message = f"{path}: not a file of host facts: it is larger than {MOST_BYTES} bytes"
+            raise FactsUnreadable(message)
+        return HostFacts.model_validate_json(data)
     except (OSError, ValidationError, RecursionError) as error:
         raise FactsUnreadable(f"{path}: not a file of host facts: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
     """What is wrong with a file, without the names of our classes."""
+    if isinstance(error, OSError):
+        return str(error.strerror)
     if not isinstance(error, ValidationError):
         return str(error).splitlines()[0]
     first = error.errors(include_url=False)[0]

@@ -11,9 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.errors import FactsUnreadable
+from pipeline.files import read_plain
 from pipeline.host.facts.capture import take
 from pipeline.known import Known, unknown
 from pipeline.model import Frozen
+
+# A captured machine with eight cards has some two megabytes, its facts some hundred kilobytes.
+MOST_BYTES = 64 << 20
 
 
 class CapturedFile(Frozen):
@@ -85,7 +89,10 @@ def read_capture(place: Path | None) -> Capture:
     if place is None or place.is_dir():
         return Capture.model_validate(take(str(place or "/")))
     try:
-        value: Any = json.loads(place.read_bytes())
+        data = read_plain(place, MOST_BYTES)
+        if data is None:
+            raise ValueError(f"it is larger than {MOST_BYTES} bytes")
+        value: Any = json.loads(data)
         return Capture.model_validate(value)
     except (OSError, ValueError, ValidationError, RecursionError) as error:
         # the first line of a ValidationError names only our class

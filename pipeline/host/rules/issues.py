@@ -17,6 +17,7 @@ from pipeline.model import Frozen, Name
 TABLE = Path(__file__).with_name("known_issues.yaml")
 # Nothing that identifies an issue stands behind this many characters, and expressions stay fast.
 _LONGEST = 4000
+_SHOWN = 5  # lines of each issue
 
 
 def _compiles(pattern: str) -> str:
@@ -81,7 +82,9 @@ def match_lines(name: str, lines: Iterable[str]) -> dict[str, list[str]]:
         short = line[:_LONGEST].rstrip()
         for issue, pattern in _patterns():
             if pattern.search(short):
-                matches.setdefault(issue, []).append(f"{name}:{number}: {short[:200]}")
+                seen = matches.setdefault(issue, [])
+                # a log may repeat a line millions of times: the others only count
+                seen.append(f"{name}:{number}: {short[:200]}" if len(seen) < _SHOWN else "")
     return matches
 
 
@@ -114,7 +117,7 @@ def findings(matches: Iterable[dict[str, list[str]]]) -> list[Finding]:
         for issue, lines in match.items():
             seen.setdefault(issue, []).extend(lines)
     return [
-        Finding(issue=i, seen=seen[i.id][:5], times=len(seen[i.id]))
+        Finding(issue=i, seen=[x for x in seen[i.id] if x][:_SHOWN], times=len(seen[i.id]))
         for i in known_issues()
         if i.id in seen
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
-from unicodedata import category
+from unicodedata import bidirectional, category
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ NCCL_SETTINGS = "/etc/sm120/nccl.env"
 NCCL_LIBRARY = Mount(host="/usr/local/lib/sm120", inside="/usr/local/lib/sm120")
 # Tables of units, shells and environments end a value at a line's end.
 _LINE_ENDS = ("Cc", "Zl", "Zp")  # of unicodedata, with all control characters
+# Marks that turn the direction of a text: what a person reads is then not what runs.
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 Gpu = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
 
@@ -57,7 +59,7 @@ def require_contained(launch: Launch) -> None:
 def require_plain(launch: Launch, target: Target) -> None:
     """Refuse what some format cannot hold: line ends, control characters, what is no text."""
     for value in _texts(launch, target):
-        if any(category(char) in _LINE_ENDS for char in value):
+        if any(category(char) in _LINE_ENDS or bidirectional(char) in _TURNS for char in value):
             raise RecipeInvalid(
                 f"{launch.recipe}: {value!r} holds a line end or another control character",
                 "Give the value on one line, without control characters.",
@@ -78,7 +80,8 @@ def _is_no_character(char: str) -> bool:
 def _texts(launch: Launch, target: Target) -> Iterator[str]:
     yield from (target.image, launch.model)
     yield from launch.arguments
-    yield from launch.environment.values()
+    yield from (*launch.environment, *launch.environment.values())
+    yield from launch.container.capabilities
     for mount in launch.mounts:
         yield mount.host
 

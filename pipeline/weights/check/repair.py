@@ -52,6 +52,7 @@ def repair(
 
     A dry run only reports what would be fetched.
     """
+    place.require_own_state()
     with locked(place.state / "repair.lock"):
         damage = checked.report.damage
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}

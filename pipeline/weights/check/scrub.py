@@ -78,6 +78,7 @@ class Pace:
 
 def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = ()) -> ScrubSlice:
     """Read tonight's slice; what was known to be bad stays reported until it is right."""
+    place.require_own_state()
     with locked(place.state / "scrub.lock"):
         present, odd = survey(place, place.lock.files)
         state = updated_state(place, read_state(place), now_s)

@@ -92,7 +92,8 @@ def make_way(place: Place, target: Path) -> None:
 
 def set_aside(place: Place, path: Path) -> Path:
     """Move something out of the way, to where a person can look at it."""
-    folder = place.state / "aside"
+    folder = place.aside_folder
+    place.require_own_state()
     folder.mkdir(parents=True, exist_ok=True)
     whole = os.fsencode("--".join(path.relative_to(place.root).parts))
     # names have at most 255 bytes; the end of a path tells more than its beginning

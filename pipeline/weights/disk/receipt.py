@@ -109,11 +109,12 @@ def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
 def disk_time_ns(place: Place) -> int | None:
     """Now, by the clock that stamps the files; None where nothing can be written."""
     try:
+        place.require_own_state()
         # a network disk stamps files by its server's clock, which may differ from ours by minutes
         place.state.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place.state) as probe:
             return os.fstat(probe.fileno()).st_mtime_ns
-    except OSError:
+    except (OSError, StoreUnwritable):
         return None
 
 
@@ -186,9 +187,10 @@ def keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) 
     Rot on a disk changes no time and no inode: a file that is bad must not pass by its old entry.
     A receipt only saves time: where none can be written, that is reported and not an error.
     """
-    if disk_time_ns(place) is None:
-        return
     try:
+        place.require_own_state()
+        if disk_time_ns(place) is None:
+            return
         _keep(place, entries, doubted)
     except (DiskFull, StoreUnwritable) as error:
         log.say(f"  no receipt is kept: {error}")

@@ -138,6 +138,7 @@ def sign(
             "All files of the set are among those that are ignored.",
         )
     text = statement(place.lock.name, covered, links=place.hub_cache)
+    place.require_own_state()
     write_bytes(signature, bundle.signed(text, key))
     return Signed(
         signature,

@@ -59,6 +59,7 @@ def fetch_files(
     Files that are there are right when a receipt proves them or their hash is right; `again`
     fetches all, where the caller knows them to be wrong. One process at a time works on a place.
     """
+    place.require_own_state()
     lock_file = place.state / "fetch.lock"
     with os_errors_explained(lock_file):
         # a lock that cannot be written is held by nobody, and taking it will say why

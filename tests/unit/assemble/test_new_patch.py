@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from pipeline.assemble import new_patch
 from pipeline.assemble.image import wheel_tree
 from pipeline.assemble.new_patch import Installed, from_copy, from_diff, installed, is_diff
 from pipeline.assemble.plan import plan_image
@@ -141,3 +144,24 @@ def test_an_image_whose_wheels_were_never_fetched_is_built_first(tmp_path: Path)
     with pytest.raises(UnknownImage, match="is not in the store yet") as caught:
         wheel_tree(open_store(tmp_path / "store"), plan_image(checkout, "child", AMD64))
     assert caught.value.hint == "Run `sm120 build child --accept` first."
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("--- \n" * 400_000, 0),
+        ("--- " + "x" * 2_000_000, 0),
+        ("--- a\n" * 300_000, 0),
+        ("diff --git a/" + "x" * 2_000_000, 0),
+        ("--- a/x\n+++ b/x\n" * 1000, 1000),
+    ],
+)
+def test_two_megabytes_that_begin_like_a_diff_are_read_at_once(text: str, count: int) -> None:
+    begun = time.monotonic()
+    assert len(list(new_patch._parts(text))) == count
+    assert time.monotonic() - begun < 5.0
+
+
+def test_a_diff_of_more_files_than_a_patch_has_is_refused_before_any_is_looked_up() -> None:
+    with pytest.raises(PatchConflict, match=r"big\.diff: changes 501 files, more than 500"):
+        new_patch.from_diff(cast(Any, None), "--- a/x\n+++ b/x\n" * 501, "big.diff")

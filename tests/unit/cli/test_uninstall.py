@@ -307,3 +307,39 @@ def test_on_a_terminal_it_asks(
     ended = sm120("--store", machine["store"], "uninstall")
     assert ended.code == 0
     assert machine["store"].exists() is not is_gone
+
+
+def test_files_that_others_put_among_keys_and_inputs_stay(
+    machine: dict[str, Path], sm120: Command
+) -> None:
+    keys, store = machine["keys"], machine["store"]
+    (keys / "server.pem").write_text("-----BEGIN PRIVATE KEY-----\nof a web server\n")
+    (keys / "other.pem").write_text("-----BEGIN RSA PRIVATE KEY-----\nx\n")
+    (keys / "other.pub").write_text("ssh-rsa AAAA me@host\n")
+    (keys / "friend.pub").write_bytes((keys / "me.pub").read_bytes())
+    (store / "inputs" / "thesis.tex").write_text("mine")
+    (store / "oci/blobs/sha256" / "notes").write_text("mine")
+    done = sm120("--store", store, "uninstall", "--keys", "--yes")
+    assert done.code == 0
+    left = {p.name for p in keys.iterdir()}
+    assert left == {"server.pem", "other.pem", "other.pub", "friend.pub", "notes.txt"}
+    assert (store / "inputs" / "thesis.tex").read_text() == "mine"
+    assert (store / "oci/blobs/sha256" / "notes").read_text() == "mine"
+    assert "thesis.tex: is not the store's own, and stays" in done.out + done.err
+    kept = {p.name for p in store.rglob("*") if p.is_file()}
+    assert kept == {"thesis.tex", "notes", *(p.name for p in store.iterdir() if p.is_file())}
+
+
+@pytest.mark.parametrize("level", ["keys", "config"])
+def test_keys_that_a_link_leads_to_stay_and_that_is_shown(
+    machine: dict[str, Path], sm120: Command, tmp_path: Path, level: str
+) -> None:
+    folder = machine["keys"] if level == "keys" else machine["keys"].parent
+    real = tmp_path / "shared"
+    folder.rename(real)
+    folder.symlink_to(real)
+    before = {p.name for p in real.rglob("*")}
+    done = sm120("--store", machine["store"], "uninstall", "--keys", "--yes")
+    assert done.code == 0
+    assert {p.name for p in real.rglob("*")} == before
+    assert f"{folder} is a link: the keys that it leads to stay." in done.out + done.err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from pipeline.attest.names import HOST_FACTS
 from pipeline.attest.predicates import check_predicate
 from pipeline.errors import FactsUnreadable
 from pipeline.host.facts import capture
+from pipeline.host.facts.drift import read_facts
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.kernel import find_xids, read_xids, without_secrets
 from pipeline.host.facts.model import HostFacts
@@ -325,3 +328,19 @@ def test_a_capture_is_taken_by_a_bare_python(tmp_path: Path) -> None:
 
 def test_the_fixture_is_what_our_redaction_leaves() -> None:
     assert "GPU-redacted-uuid" in H200.read_text("utf-8")
+
+
+@pytest.mark.parametrize("read", [read_facts, read_capture])
+def test_facts_without_end_are_refused_at_once(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    large = tmp_path / "large.json"
+    with large.open("wb") as out:
+        out.truncate(50 << 30)
+    with pytest.raises(FactsUnreadable, match="it is larger than"):
+        read(large)
+    with pytest.raises(FactsUnreadable, match="is not a plain file"):
+        read(Path("/dev/zero"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FactsUnreadable, match="is not a plain file"):
+        read(tmp_path / "pipe")

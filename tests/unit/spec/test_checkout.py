@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage
 from pipeline.spec.checkout import Checkout, find_checkout
+from pipeline.spec.image import ImageSpec
 from tests.unit.support import AMD64, ROOT, make_checkout, tiny_spec, write_spec
 
 
@@ -69,3 +72,18 @@ def test_the_shipped_specs_are_good() -> None:
         for platform in checkout.spec(name).platforms:
             assert checkout.chain(name, platform)[-1].name == name
         assert checkout.series(checkout.spec(name)) is not None
+
+
+def test_a_series_that_leads_out_of_the_checkout_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "series.yaml"
+    outside.write_text("patches: []\n")
+    folder = tmp_path / "checkout" / "images" / "one" / "patches"
+    folder.mkdir(parents=True)
+    (folder / "series.yaml").symlink_to(outside)
+    spec = cast(ImageSpec, SimpleNamespace(name="one", patches="patches/series.yaml"))
+    with pytest.raises(SpecInvalid, match=r"series\.yaml: is a link that leads out"):
+        Checkout(tmp_path / "checkout").series(spec)
+    (folder / "series.yaml").unlink()
+    (folder / "own.yaml").write_text("patches: []\n")
+    (folder / "series.yaml").symlink_to("own.yaml")
+    assert Checkout(tmp_path / "checkout").series(spec).patches == []

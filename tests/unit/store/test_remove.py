@@ -16,7 +16,7 @@ def test_a_store_goes_with_all_its_folders(store_root: Path) -> None:
     store = open_store(store_root)
     for name in OWN:
         (store_root / name).mkdir(parents=True, exist_ok=True)
-        (store_root / name / "file").write_bytes(b"12345")
+        (store_root / name / ("f" * 64)).write_bytes(b"12345")
     (store_root / "key-offered").write_bytes(b"")
     assert total_bytes(store_root) >= 5 * len(OWN)
     assert remove_store(store) == []

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from pipeline.errors import StoreUnwritable
 from pipeline.weights.check import repair
 from pipeline.weights.check.scrub import (
     CATCH_UP_NIGHTS,
@@ -232,3 +233,34 @@ def test_a_budget_that_is_no_size_is_refused(ten: DiskSet, sm120: Command, budge
 def test_a_budget_may_be_written_with_a_unit(ten: DiskSet, sm120: Command) -> None:
     args = ("weights", "scrub", ten.place.root, "--every-days", "1", "--json", "--budget")
     assert len(sm120(*args, "2.5k").json["sets"][0]["read"]) == 3
+
+
+@pytest.mark.parametrize("name", [".", "partial", "aside"])
+def test_nothing_is_written_through_a_linked_folder_of_ours(
+    ten: DiskSet, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    state = ten.place.state
+    if name == ".":
+        for path in state.iterdir():
+            path.rename(other / path.name)
+        state.rmdir()
+        state.symlink_to(other)
+    else:
+        (state / name).symlink_to(other)
+    before = sorted(p.name for p in other.iterdir())
+    with pytest.raises(StoreUnwritable, match="is a link; this tool writes only into folders"):
+        night(ten, 0)
+    # a receipt only saves time: verify goes on without one
+    receipt.keep(ten.place, [], ())
+    assert "no receipt is kept" in capsys.readouterr().err
+    assert receipt.disk_time_ns(ten.place) is None
+    assert sorted(p.name for p in other.iterdir()) == before
+
+
+def test_a_lock_file_that_is_a_link_is_not_opened(ten: DiskSet, tmp_path: Path) -> None:
+    (ten.place.state / "scrub.lock").symlink_to(tmp_path / "made")
+    with pytest.raises(StoreUnwritable, match=r"scrub\.lock"):
+        night(ten, 0)
+    assert not (tmp_path / "made").exists()
