@@ -125,7 +125,8 @@ def _run() -> None:
     # usage errors keep click's text and its code 2
     except click.ClickException as error:
         explained = _explained(error, sys.argv) or error
-        explained.message = _shown(explained.message)
+        if (text := _shown(explained.message)) != explained.message:
+            explained = click.UsageError(text, getattr(explained, "ctx", None))
         explained.show()
         sys.exit(error.exit_code)
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pipeline import log
-from pipeline.errors import PreflightFailed, StartFailed
+from pipeline.errors import AlreadyServed, PreflightFailed, StartFailed
+from pipeline.files import locked
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.known import Unknown
 from pipeline.oci.record import ImageRecord
@@ -30,6 +31,7 @@ _Model = TypeVar("_Model", Card, Measured)
 RUNS = 10  # of one and the same call
 _PROGRAM = Path(__file__).with_name("compute.py")
 _MARK = "SM120-PRODUCT "
+_LABEL = "sm120.products"  # no label of a server: no other verb shall find it
 _PYTHON = "/opt/venv/bin/python"
 _MOST_BYTES = 1 << 16
 _POLL_S = 0.3
@@ -69,15 +71,34 @@ def compute(engine: ContainerEngine, store: Store, order: Order) -> Computed:
     """Run the program to its end; the container is removed, however it ends."""
     start = Start(order.launch, order.record, Expectations(), order.timeout_s, order.log_file)
     arguments = program_arguments(order, loaded_image(engine, store, start).id)
-    identity = engine.create(arguments)
-    try:
-        with log.step(f"Computing {log.count(len(order.products), 'product')} of {start.name}"):
-            engine.start(identity)
-            reader = LogReader(engine.output(identity, follow=True), order.log_file)
-            computed = read_results(_lines(engine, identity, order, reader))
-            return _require_something(order, computed, reader)
-    finally:
-        engine.remove(identity)
+    # whose it is, so that the next run can tell it from a container of somebody else
+    arguments = arguments.model_copy(update={"labels": {_LABEL: str(store.root)}})
+    busy = AlreadyServed(f"{arguments.name}: another run computes products", "Wait for its end.")
+    with locked(store.root / "locks" / arguments.name, busy=busy):
+        _remove_last(engine, arguments.name, str(store.root))
+        identity = engine.create(arguments)
+        try:
+            with log.step(f"Computing {log.count(len(order.products), 'product')} of {start.name}"):
+                engine.start(identity)
+                reader = LogReader(engine.output(identity, follow=True), order.log_file)
+                computed = read_results(_lines(engine, identity, order, reader))
+                return _require_something(order, computed, reader)
+        finally:
+            engine.remove(identity)
+
+
+def _remove_last(engine: ContainerEngine, name: str, owner: str) -> None:
+    """Remove what a run of this store left that was killed: the name is taken until then."""
+    facts = engine.container(name)
+    if facts is None:
+        return
+    if facts.labels.get(_LABEL) != owner:
+        raise AlreadyServed(
+            f"{name}: a container of this name is not of this store",
+            f"Look at it, and remove it if nobody needs it: `docker rm -f {name}`.",
+        )
+    log.say(f"Removing {name}, which a run that was killed left")
+    engine.remove(facts.id)
 
 
 def program_arguments(order: Order, image: str) -> ContainerArguments:

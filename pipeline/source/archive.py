@@ -112,7 +112,8 @@ def _members(archive: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[byt
     try:
         with _inflated(archive) as file:
             metered = _Metered(file, name)
-            with tarfile.open(fileobj=metered, mode="r|", encoding="utf-8") as tar:
+            stream = cast("IO[bytes]", metered)
+            with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8") as tar:
                 for member in tar:
                     n_files, n_bytes = n_files + 1, n_bytes + member.size
                     # before its contents are unpacked, and of those too that nobody wants

@@ -28,11 +28,18 @@ from pipeline.oci import docker
 from pipeline.oci.record import Kind, LayerRecord, WrittenLayer
 from pipeline.source.archive import unpack
 from pipeline.source.box import Box, Limits, Way, run_step
-from pipeline.source.objects import ObjectCounts, cache_settings, count_objects, objects_folder
+from pipeline.source.objects import (
+    ObjectCounts,
+    cache_settings,
+    count_objects,
+    kept_objects,
+    objects_folder,
+    replaced_objects,
+)
 from pipeline.source.outputs import MachineCode, declared_outputs, judge_outputs
 from pipeline.source.patched import add_files, apply_patches
 from pipeline.source.progress import NINJA_STATUS, NinjaProgress
-from pipeline.source.toolchain import unpacked_root
+from pipeline.source.toolchain import NOT_HERE, unpacked_root
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
 
@@ -105,7 +112,7 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     if compiler.way.kind == "docker":
         docker.load(store, toolchain.name, toolchain.digest, [box.image])
     _require_runs(compiler.way, box, plan)
-    begun = time.time()
+    begun, kept = time.time(), kept_objects(store)
     logs = store.root / "logs"
     logs.mkdir(exist_ok=True)
     log_path = logs / f"{plan.source.name}-{plan.name}.log"
@@ -115,6 +122,9 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
     ):
         for step in plan.build.steps:
             _run(compiler.way, box, plan, step.name, _command(step.run, box), out, log_path)
+    if damaged := replaced_objects(store, kept):
+        text = log.count(damaged, "kept object was", "kept objects were")
+        log.say(f"  {text} damaged, and compiled again")
     outputs = declared_outputs(plan, folders[BUILD])
     code = judge_outputs(compiler.way, box, plan, outputs)
     written = _write_outputs(store, plan, outputs)
@@ -204,7 +214,7 @@ def _require_runs(way: Way, box: Box, plan: TreePlan) -> None:
         raise SandboxUnavailable(
             f"{plan.title}: this machine does not run its toolchain, {toolchain}"
             f" ({lines[-1].strip()[:200] if lines else 'no reason given'})",
-            "Compile it on a machine of that platform, or install qemu-user-static with binfmt.",
+            NOT_HERE,
         )
 
 

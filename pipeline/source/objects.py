@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import StoreDamaged
+from pipeline.files import read_plain
 from pipeline.model import Count, Digest, Frozen
 from pipeline.store.store import Store, read_own
 
 # Of one build, in its own temporary folder: builds at the same time must not count each other's.
 STATS = "ccache-stats.log"
+_MOST_STATS_BYTES = 64 << 20
 # An entry of ccache: a result (R) or a manifest (M) under its hash, in one folder or two.
 ENTRY = re.compile(r"[0-9a-f]/(?:[0-9a-f]/)?[0-9a-v]{20,60}[RM]")
 
@@ -65,7 +68,9 @@ def count_objects(store: Store, temporary: Path, since: float) -> ObjectCounts:
     ccache renews the time of an entry that it uses; so it is known which of the imported ones were.
     """
     path = temporary / STATS
-    lines = path.read_text(errors="replace").split() if path.is_file() else []
+    # a step may have put anything in its place
+    data = read_plain(path, _MOST_STATS_BYTES) if path.is_file() else None
+    lines = (data or b"").decode(errors="replace").split()
     hits = lines.count("direct_cache_hit") + lines.count("preprocessed_cache_hit")
     used = {x.manifest: n for x in imports(store) if (n := _used(store, x.files, since))}
     imported = min(hits, sum(used.values()))
@@ -85,6 +90,23 @@ def _used(store: Store, files: Mapping[str, str], since: float) -> int:
         if name.endswith("R") and path.is_file() and path.stat().st_mtime >= since - 1:
             count += 1
     return count
+
+
+def kept_objects(store: Store) -> dict[str, tuple[int, int]]:
+    """The results that are kept, each by its inode and size."""
+    folder, known = objects_folder(store), {}
+    for name in entries(folder):
+        with suppress(OSError):  # ccache makes room
+            status = (folder / name).lstat()
+            known[name] = (status.st_ino, status.st_size)
+    return known
+
+
+def replaced_objects(store: Store, before: Mapping[str, tuple[int, int]]) -> int:
+    """How many kept results a build wrote anew: ccache does so only where one was damaged."""
+    now = kept_objects(store)
+    # a manifest (M) grows with every way to compile a file
+    return sum(now.get(name, was) != was for name, was in before.items() if name.endswith("R"))
 
 
 def imports(store: Store) -> Iterator[ImportedObjects]:

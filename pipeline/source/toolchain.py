@@ -7,17 +7,37 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from platform import machine
 
 from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces
+from pipeline.assemble.plan import TreePlan
 from pipeline.assemble.view import see
 from pipeline.errors import HostileArchive
 from pipeline.files import folder_below, os_errors_explained, remove_tree, sha256_of_file
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.store.store import Store
 
+BINFMT = "/proc/sys/fs/binfmt_misc"  # where the kernel lists emulators for programs of others
+NOT_HERE = "Compile it on a machine of that platform, or install qemu-user-static with binfmt."
+_MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 Row = tuple[LayerRecord, FileRow]
+
+
+def why_not_here(plan: TreePlan) -> str:
+    """Why this machine cannot run the toolchain of a tree; empty where it can.
+
+    Known before anything is fetched: another processor's programs need an emulator.
+    """
+    wanted = plan.toolchain.platform
+    name = _MACHINES[wanted]
+    emulators = Path(BINFMT).glob(f"qemu-{name}*")
+    # the first word of such a file says whether it is in use
+    if machine() == name or any(p.read_bytes().startswith(b"enabled") for p in emulators):
+        return ""
+    tools = f"{plan.toolchain.spec.name} for {wanted}"
+    return f"{plan.title}: needs the toolchain {tools}, and this machine is {machine()}"
 
 
 def unpacked_root(store: Store, image: Built) -> Path:

@@ -21,6 +21,7 @@ from pipeline.cli.images import plans_of
 from pipeline.cli.options import json_option, platform_option
 from pipeline.cli.source.compile import missing_archives, missing_trees
 from pipeline.errors import PipelineError
+from pipeline.source.toolchain import NOT_HERE, why_not_here
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -107,6 +108,7 @@ def layer_rows(work: Work, trees: list[TreePlan]) -> list[list[str]]:
 def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
     """What building these images would take."""
     work, trees = work_of(plans, store)
+    not_here = {tree.title: why for tree in trees if (why := why_not_here(tree))}
     if as_json:
         return say_json(
             {
@@ -120,8 +122,11 @@ def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
                 "compile": [
                     {"tree": tree.title, "cpu_minutes": tree.build.cpu_minutes} for tree in trees
                 ],
+                "not_here": list(not_here.values()),
             }
         )
+    for why in not_here.values():
+        click.echo(f"{why}.\n{NOT_HERE}\n")
     click.echo(log.table(["layer", "size (about)", "state"], layer_rows(work, trees)))
     more = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
     click.echo(

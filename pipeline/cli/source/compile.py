@@ -18,10 +18,12 @@ from pipeline.cli.context import (
     store_to_read,
 )
 from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
+from pipeline.errors import SandboxUnavailable
 from pipeline.lock.model import ArchivePin
 from pipeline.oci.record import LayerRecord
 from pipeline.source.box import KINDS, Wanted, find_way
 from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, objects_text, read_tree
+from pipeline.source.toolchain import NOT_HERE, why_not_here
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import CompiledSpec
 from pipeline.store.store import Store
@@ -64,6 +66,9 @@ def make_compiler(
     """A compiler whose toolchains are images of this checkout, built when they are needed."""
 
     def toolchain(tree: TreePlan) -> Built:
+        # before the first byte is fetched
+        if why := why_not_here(tree):
+            raise SandboxUnavailable(why, NOT_HERE)
         return build_images(checkout, store, [tree.toolchain], fetcher)[0]
 
     return Compiler(checkout, store, fetcher, toolchain, find_way(sandbox), jobs)
@@ -135,14 +140,17 @@ def _show_plan(plan: TreePlan, store: Store, as_json: bool) -> None:
     tools = work_for([plan.toolchain], store)
     pins = [] if known else [*missing_archives(store, [plan]), *tools.fetch]
     n_bytes = sum(pin.size_bytes for pin in pins)
+    why = "" if known else why_not_here(plan)
     if as_json:
         row = {"source": plan.source.name, "build": plan.name, "platform": plan.platform}
         minutes = 0 if known else plan.build.cpu_minutes
         sizes = {"cpu_minutes": minutes, "fetch_files": len(pins), "fetch_bytes": n_bytes}
         layer = known.digest if known else None
-        return say_json({**row, **sizes, "layer": layer, "dry_run": True})
+        return say_json({**row, **sizes, "layer": layer, "not_here": why, "dry_run": True})
     if known:
         return click.echo(f"{plan.title} for {plan.platform} is compiled: {known.digest}")
+    if why:
+        click.echo(f"{why}.\n{NOT_HERE}\n")
     layers = log.count(len(tools.missing), "layer")
     rows = [
         ["compile", f"{plan.build.cpu_minutes} CPU-minutes, for {plan.platform}"],

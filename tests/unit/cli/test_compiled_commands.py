@@ -41,6 +41,7 @@ class Desk:
         builds = {name: {**x, "may_differ": {"notes": WHY}} for name, x in builds.items()}
         self.checkout = compiled_checkout(place, builds=builds)
         monkeypatch.setattr("pipeline.cli.source.compile.find_way", lambda _: self.way)
+        monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "x86_64")
 
     def __call__(self, *words: str) -> Ended:
         return self._sm120("--checkout", str(self.checkout.root), *words)
@@ -87,6 +88,30 @@ def test_a_plan_names_what_is_compiled_first_and_what_that_takes(desk: Desk) -> 
     assert plan["fetch_files"] > desk("plan", "root", "--json").json["fetch_files"] + 1
     assert "to compile, 1 CPU-minutes" in desk("plan", "engine").out
     assert not default_root().exists()
+
+
+def test_a_toolchain_for_another_processor_is_named_before_anything_is_fetched(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "aarch64")
+    monkeypatch.setattr("pipeline.source.toolchain.BINFMT", str(tmp_path / "binfmt"))
+    shutil.rmtree(default_root())
+    why = "hello (plain): needs the toolchain tools for linux/amd64, and this machine is aarch64"
+    options = ("--platform", "linux/amd64")
+    assert desk("plan", "engine", *options).out.startswith(why)
+    assert desk("build", "engine", "--dry-run", *options).out.startswith(why)
+    dry = desk("source", "build", "hello", "plain", "--dry-run", *options)
+    assert dry.out.startswith(why)
+    ended = desk("source", "build", "hello", "plain", *options)
+    assert ended.error == "SandboxUnavailable"
+    assert why in ended.err
+    assert not any((default_root() / "inputs").iterdir()), "nothing was fetched"
+    # an emulator that the kernel knows runs it all the same
+    (tmp_path / "binfmt").mkdir()
+    (tmp_path / "binfmt" / "qemu-x86_64").write_text("enabled\ninterpreter /usr/bin/qemu\n")
+    assert why not in desk("plan", "engine", *options).out
+    (tmp_path / "binfmt" / "qemu-x86_64").write_text("disabled\n")
+    assert why in desk("plan", "engine", *options).out
 
 
 def test_a_dry_run_of_compiling_compiles_and_fetches_nothing(desk: Desk) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import PreflightFailed, StartFailed
+from pipeline.errors import AlreadyServed, PreflightFailed, StartFailed
+from pipeline.files import locked
 from pipeline.known import unknown
 from pipeline.products import compute as program
 from pipeline.products.model import Product
@@ -128,3 +129,22 @@ def test_a_machine_without_a_card_is_told_so() -> None:
     why = unknown("nvidia-smi is not installed")
     with pytest.raises(PreflightFailed, match="nvidia-smi is not installed"):
         require_card(two_cards(), Machine(why, why, why, why), 0)
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_of_others(tmp_path: Path) -> None:
+    store, engine = Store(tmp_path / "store"), ended(*said(CARD, SOUND, DONE))
+    name = program_arguments(order(tmp_path), BUILT.id).name
+    left = program_arguments(order(tmp_path), BUILT.id)
+    engine.create(left.model_copy(update={"labels": {"sm120.products": str(store.root)}}))
+    assert compute(engine, store, order(tmp_path)).is_done
+    assert engine.known == {}
+    engine.create(left.model_copy(update={"labels": {"sm120.products": "/home/other"}}))
+    with pytest.raises(AlreadyServed, match=f"{name}: a container of this name is not of this"):
+        compute(engine, store, order(tmp_path))
+    assert len(engine.known) == 1
+    engine.known.clear()
+    with (
+        locked(store.root / "locks" / name),
+        pytest.raises(AlreadyServed, match="another run computes products"),
+    ):
+        compute(engine, store, order(tmp_path))
