@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.errors import PatchConflict
 
 # a count that is left out is 1
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.ASCII)
 # What git writes for changes that a unified diff cannot show.
 _NOT_IN_PLACE = (
     *("GIT binary patch", "Binary files ", "new file mode ", "deleted file mode "),

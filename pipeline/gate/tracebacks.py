@@ -24,7 +24,7 @@ _MOST_FRAMES = 60
 # Of one log: a server that fails at every request repeats few.
 _MOST_TRACEBACKS = 100
 # Each is looked up in the cases of every image; a crash has one, or one for each size it tried.
-_MOST_OVERRUNS = 50
+_MOST_OVERRUNS = 20
 _LONGEST_LINE = 4000
 
 

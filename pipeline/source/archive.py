@@ -173,6 +173,8 @@ def _is_no_text(name: str) -> str:
     """Why a name has no digest, or no file system takes it; tarfile passes any bytes on."""
     if "\0" in name or any("\ud800" <= c <= "\udfff" for c in name):
         return "is not UTF-8 text"
+    if not name:
+        return "is empty"
     return "is too long" if len(name.encode()) > _LONGEST_TARGET else ""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -71,7 +73,7 @@ def _gates(checkout: Checkout, image: str | None) -> Mapping[str, Gates]:
 def _in_log(gates: Mapping[str, Gates], path: Path) -> list[FoundCase]:
     reader = TracebackReader()
     is_stdin = path == Path("-")
-    with open(0, "rb", closefd=False) if is_stdin else opened_log(path, _PATIENCE_S) as file:
+    with nullcontext(sys.stdin.buffer) if is_stdin else opened_log(path, _PATIENCE_S) as file:
         deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
     if not reader.tracebacks:
         raise CaseNotFound(
