@@ -6,11 +6,18 @@ import io
 import json
 import os
 import sys
+from typing import Any
 
 import pytest
 
 from pipeline import log
 from pipeline.cli import main as command
+from pipeline.errors import RecipeInvalid
+from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.render.formats import render
+from pipeline.recipe.render.target import Target
+from pipeline.report import text
+from tests.unit.serve.recipes import two_cards
 
 # an escape, a C1 control, a mark that turns the direction, a line end of another kind, half a pair
 ODD = "a\x1b[2Jb\x9bc\u202ed\x85e\u2028f\udcffg\rh\x07"
@@ -79,3 +86,26 @@ def test_the_last_line_of_the_command_has_no_escape_and_no_password(
     assert "hunter2" not in shown
     assert not {"\x1b", "\u202e"} & set(shown)
     assert "is not the address of a server" in shown or "such" in shown, os.linesep.join(words)
+
+
+def test_a_report_as_text_holds_nothing_that_acts() -> None:
+    for shown in (text._escaped(ODD), text._plain(ODD), text._plain(f"={ODD}")):
+        assert str(shown).isprintable()
+    assert text._plain(1.5) == 1.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"A": "x\x85y"}},
+        {"environment": {"A": "x\u2028y"}},
+        {"environment": {"A": "x\u202ey"}},
+        {"model": "x\x1by"},
+        {"model": "x\u2066y"},
+    ],
+)
+@pytest.mark.parametrize("form", ["docker", "quadlet", "systemd", "compose", "kubernetes", "shell"])
+def test_no_format_writes_what_it_cannot_keep_intact(changes: dict[str, Any], form: str) -> None:
+    launch = plan_launch(two_cards(), Overrides(), weights="").model_copy(update=changes)
+    with pytest.raises(RecipeInvalid, match="holds a line end or another control character"):
+        render(launch, Target(image="sm120/vllm:1"), form)
