@@ -40,7 +40,8 @@ def cards(facts: HostFacts) -> Iterator[RuleResult]:
     seen = len(facts.gpus)
     # reported with several drivers (NVIDIA/open-gpu-kernel-modules#1151)
     fix = "A card is lost: look for Xid 79 in dmesg, reseat it, check its power."
-    yield result("cards", "all", seen >= on_bus and seen > 0, f"{seen} of {on_bus} answer", fix)
+    why, passed = f"only {seen} of {on_bus} answer", f"{seen} of {on_bus} answer"
+    yield result("cards", "all", seen >= on_bus and seen > 0, why, fix, passed=passed)
 
 
 def open_module(facts: HostFacts) -> Iterator[RuleResult]:
@@ -52,7 +53,8 @@ def open_module(facts: HostFacts) -> Iterator[RuleResult]:
             yield not_applicable("open module", subject, "this card runs with either kernel module")
         else:
             good = first_unknown(needs_open) or facts.driver.is_open
-            yield result("open module", subject, good, "kind of the loaded kernel module", fix)
+            why, passed = "the proprietary module is loaded", "the open module is loaded"
+            yield result("open module", subject, good, why, fix, passed=passed)
 
 
 def bar1(facts: HostFacts) -> Iterator[RuleResult]:
@@ -64,15 +66,17 @@ def bar1(facts: HostFacts) -> Iterator[RuleResult]:
             yield result("BAR1", f"GPU {gpu.index}", first_unknown(window, memory), "", fix)
             continue
         # firmware rounds to a power of two; the driver keeps some memory for itself
-        why = f"{window // _MIB} MiB for {memory // _MIB} MiB"
-        yield result("BAR1", f"GPU {gpu.index}", window >= memory * 0.95, why, fix)
+        sizes, good = f"{window // _MIB} MiB for {memory // _MIB} MiB", window >= memory * 0.95
+        why = f"only {sizes} of memory"
+        yield result("BAR1", f"GPU {gpu.index}", good, why, fix, passed=sizes)
 
 
 def persistence(facts: HostFacts) -> Iterator[RuleResult]:
     """Without it the driver forgets its settings whenever the last program ends."""
     for gpu in gpus_of(facts):
-        fix = "Enable nvidia-persistenced."
-        yield result("persistence", f"GPU {gpu.index}", gpu.persistence, "persistence mode", fix)
+        why, fix = "persistence mode is off", "Enable nvidia-persistenced."
+        passed = "persistence mode is on"
+        yield result("persistence", f"GPU {gpu.index}", gpu.persistence, why, fix, passed=passed)
 
 
 def power(facts: HostFacts) -> Iterator[RuleResult]:
@@ -86,9 +90,11 @@ def power(facts: HostFacts) -> Iterator[RuleResult]:
             good: object = first_unknown(limit, low, high)
         else:
             good = low <= limit <= high
-        why = f"{limit} W; {kind or 'the driver'} allows {low} to {high}"
+        board = kind or "the driver"
+        why = f"{limit} W is outside of what {board} allows: {low} to {high}"
+        passed = f"{limit} W; {board} allows {low} to {high}"
         fix = "nvidia-smi -pl WATTS, or the role `host_tuning`."
-        yield result("power", f"GPU {gpu.index}", good, why, fix)
+        yield result("power", f"GPU {gpu.index}", good, why, fix, passed=passed)
 
 
 def link_width(facts: HostFacts) -> Iterator[RuleResult]:
@@ -98,7 +104,8 @@ def link_width(facts: HostFacts) -> Iterator[RuleResult]:
         # an idle card lowers its generation, but keeps its width
         now, most = gpu.link.width, gpu.link.width_max
         good = first_unknown(now, most) or now == most
-        yield result("link width", f"GPU {gpu.index}", good, f"x{now} of x{most}", fix)
+        lanes = f"x{now} of x{most}"
+        yield result("link width", f"GPU {gpu.index}", good, f"only {lanes}", fix, passed=lanes)
 
 
 def link_generation(facts: HostFacts) -> Iterator[RuleResult]:
@@ -107,13 +114,14 @@ def link_generation(facts: HostFacts) -> Iterator[RuleResult]:
     for gpu in gpus_of(facts):
         link = gpu.link
         now, both, card = link.generation, link.generation_max, link.generation_device_max
-        why = f"gen {now}; the slot allows {both}, the card {card}"
+        passed = f"gen {now}; the slot allows {both}, the card {card}"
+        why = f"gen {now}; the slot allows only {both}, the card {card}"
         good: object = first_unknown(now, both, card)
         if good is None and both == card and now != both:
-            good = unknown(f"{why}: an idle card slows its link, look again under load")
+            good = unknown(f"{passed}: an idle card slows its link, look again under load")
         elif good is None:
             good = both == card
-        yield result("link generation", f"GPU {gpu.index}", good, why, fix)
+        yield result("link generation", f"GPU {gpu.index}", good, why, fix, passed=passed)
 
 
 def health(facts: HostFacts) -> Iterator[RuleResult]:
@@ -124,13 +132,15 @@ def health(facts: HostFacts) -> Iterator[RuleResult]:
         if gpu.ecc is not False:
             good = first_unknown(count) or count == 0
             fix = "Take the card out of service and contact its vendor."
-            yield result("ECC", subject, good, f"{count} uncorrectable errors", fix)
+            yield result(
+                *("ECC", subject, good, f"{count} uncorrectable errors", fix),
+                passed="no uncorrectable error",
+            )
         held = gpu.slowed_by
         # a software power cap is a limit that somebody set; these are the board protecting itself
         bad = {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
         reasons = [] if isinstance(held, Unknown) else held
         fine = first_unknown(held) or not bad & set(reasons)
         fix = "Check the cooling and the power cables."
-        yield result(
-            "clocks", subject, fine, f"held down by: {', '.join(reasons) or 'nothing'}", fix
-        )
+        why = f"held down by: {', '.join(reasons)}"
+        yield result("clocks", subject, fine, why, fix, passed="not held down")

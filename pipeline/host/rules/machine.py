@@ -38,14 +38,16 @@ def iommu_and_acs(facts: HostFacts) -> Iterator[RuleResult]:
     mode = facts.pci.iommu
     good = first_unknown(mode) or mode != "translated"
     fix = "Boot with iommu=pt, or with amd_iommu=off (intel_iommu=off); the role `pcie` sets it."
-    yield result("IOMMU", "host", good, f"IOMMU: {mode}", fix)
+    why = "the IOMMU translates addresses"
+    yield result("IOMMU", "host", good, why, fix, passed=f"the IOMMU is in mode {mode}")
     if not facts.pci.bridges:
         yield result("ACS", "host", unknown("there is no bridge above a card"), "", "")
     for bridge in facts.pci.bridges:
         off = first_unknown(bridge.acs_redirect) or not bridge.acs_redirect
-        why = f"ACS control is {bridge.acs_control}" if bridge.has_acs is True else "no ACS"
+        why = f"ACS redirects (control {bridge.acs_control})"
+        passed = f"ACS control is {bridge.acs_control}" if bridge.has_acs is True else "no ACS"
         fix = "Disable ACS at each boot (`setpci -s BDF ECAP_ACS+6.w=0000`; the role `pcie`)."
-        yield result("ACS", bridge.address, off, why, fix)
+        yield result("ACS", bridge.address, off, why, fix, passed=passed)
 
 
 def aspm(facts: HostFacts) -> Iterator[RuleResult]:
@@ -55,7 +57,9 @@ def aspm(facts: HostFacts) -> Iterator[RuleResult]:
     if not isinstance(line, Unknown) and "pcie_aspm=off" in line.split():
         yield result("ASPM", "host", True, "pcie_aspm=off", fix)
         return
-    yield result("ASPM", "host", _links_stay_up(facts), f"the policy is {policy}", fix)
+    why = f"links may sleep: the policy is {policy}"
+    passed = f"links stay awake: the policy is {policy}"
+    yield result("ASPM", "host", _links_stay_up(facts), why, fix, passed=passed)
 
 
 def _links_stay_up(facts: HostFacts) -> bool | Unknown:
@@ -79,7 +83,8 @@ def hmm(facts: HostFacts) -> Iterator[RuleResult]:
         yield not_applicable("HMM", "host", "there are not two cards")
         return
     fix = "Write `options nvidia_uvm uvm_disable_hmm=1` to a file in /etc/modprobe.d, then reboot."
-    yield result("HMM", "host", facts.driver.hmm_disabled, "uvm_disable_hmm", fix)
+    why, passed = "nvidia_uvm runs with HMM", "nvidia_uvm runs without HMM"
+    yield result("HMM", "host", facts.driver.hmm_disabled, why, fix, passed=passed)
 
 
 def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[RuleResult]:
@@ -94,7 +99,9 @@ def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[RuleResult]:
         return
     good = version if isinstance(version, Unknown) else int(version.split(".")[0]) >= least
     fix = f"Install a driver of branch {least} or later."
-    yield result("driver", "host", good, f"{version} for CUDA {cuda} (needs {least})", fix)
+    why = f"{version} is too old for CUDA {cuda} (needs {least})"
+    passed = f"{version} for CUDA {cuda} (needs {least})"
+    yield result("driver", "host", good, why, fix, passed=passed)
 
 
 def xids(facts: HostFacts) -> Iterator[RuleResult]:
@@ -105,7 +112,7 @@ def xids(facts: HostFacts) -> Iterator[RuleResult]:
         return
     grave = [x for x in facts.xids if x.code in _GRAVE]
     listed = ", ".join(f"{x.code} at {x.address} ({x.times}x)" for x in grave)
-    yield result("Xid", "host", not grave, listed or "no severe one", fix)
+    yield result("Xid", "host", not grave, listed, fix, passed="no severe one")
 
 
 def tuning(facts: HostFacts) -> Iterator[RuleResult]:
@@ -114,13 +121,15 @@ def tuning(facts: HostFacts) -> Iterator[RuleResult]:
     names = [] if isinstance(governors, Unknown) else governors
     good = first_unknown(governors) or names == ["performance"]
     fix = "Set it to performance (`host_tuning`)."
-    yield result("governor", "host", good, ", ".join(names), fix)
+    why = f"the governor is {', '.join(names)}"
+    yield result("governor", "host", good, why, fix, passed="the governor is performance")
     yield _locked_memory(facts)
     line = facts.kernel.command_line
     # some rigs set it (local-inference-lab/rtx6kpro); engines run code of model repositories
     safe = line if isinstance(line, Unknown) else "mitigations=off" not in line.split()
     fix = "Remove mitigations=off: it gains little and leaves the machine open to attacks."
-    yield result("mitigations", "host", safe, "the kernel's mitigations", fix)
+    why, passed = "the kernel was booted with mitigations=off", "the mitigations are on"
+    yield result("mitigations", "host", safe, why, fix, passed=passed)
 
 
 def _locked_memory(facts: HostFacts) -> RuleResult:

@@ -22,12 +22,17 @@ class RuleResult(Frozen):
     fix: str = ""
 
 
-def result(rule: str, subject: str, good: object, why: str, fix: str) -> RuleResult:
-    """Passed when good, failed with its fix when not; an unknown value is not judged."""
+def result(
+    rule: str, subject: str, good: object, why: str, fix: str, *, passed: str = ""
+) -> RuleResult:
+    """Passed when good, failed with its fix when not; an unknown value is not judged.
+
+    `why` is the reason of a failure; `passed` is the text where the rule holds.
+    """
     if isinstance(good, Unknown):
         return RuleResult(rule=rule, subject=subject, verdict="unknown", why=good.unknown)
     if good:
-        return RuleResult(rule=rule, subject=subject, verdict="passed", why=why)
+        return RuleResult(rule=rule, subject=subject, verdict="passed", why=passed or why)
     return RuleResult(rule=rule, subject=subject, verdict="failed", why=why, fix=fix)
 
 

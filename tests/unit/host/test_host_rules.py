@@ -69,6 +69,85 @@ def test_a_bad_card_fails_its_rule(rule: str, fields: dict[str, Any]) -> None:
     assert verdicts(blackwell(1), rule) == ["passed"]
 
 
+SEEN_CLOSED = {
+    "/proc/driver/nvidia/version": (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.58.03  Release Build\n"
+    )
+}
+# rule, a machine on which it must fail, the reason then, and the text of a good machine
+TEXTS = [
+    (
+        "open module",
+        changed(blackwell(2), files=SEEN_CLOSED),
+        "the proprietary module is loaded",
+        "the open module is loaded",
+    ),
+    (
+        "persistence",
+        blackwell(2, persistence_mode="Disabled"),
+        "persistence mode is off",
+        "persistence mode is on",
+    ),
+    (
+        "HMM",
+        changed(blackwell(2), files={"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "N\n"}),
+        "nvidia_uvm runs with HMM",
+        "nvidia_uvm runs without HMM",
+    ),
+    (
+        "mitigations",
+        changed(blackwell(2), files={"/proc/cmdline": "quiet mitigations=off\n"}),
+        "the kernel was booted with mitigations=off",
+        "the mitigations are on",
+    ),
+    (
+        "IOMMU",
+        blackwell(2, ACS_ON, "DMA-FQ"),
+        "the IOMMU translates addresses",
+        "the IOMMU is in mode passthrough",
+    ),
+    (
+        "ACS",
+        blackwell(2, ACS_ON, "DMA-FQ"),
+        "ACS redirects (control 0x001d)",
+        "ACS control is 0x0000",
+    ),
+    ("link width", blackwell(2, current_link_width="4x"), "only x4 of x16", "x16 of x16"),
+    (
+        "clocks",
+        blackwell(2, clocks_event_reason_hw_slowdown="Active"),
+        "held down by: hw_slowdown",
+        "not held down",
+    ),
+    (
+        "power",
+        blackwell(2, current_power_limit="700.00 W"),
+        "700.0 W is outside of what Workstation allows: 150.0 to 600.0",
+        "600.0 W; Workstation allows 150.0 to 600.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "bad", "why", "passed"), TEXTS, ids=[row[0] for row in TEXTS])
+def test_a_rule_that_fails_names_the_fault_and_not_the_text_of_a_pass(
+    rule: str, bad: Capture, why: str, passed: str
+) -> None:
+    def texts(capture: Capture, verdict: str) -> set[str]:
+        rows = [r for r in judge(facts(capture), "13.2") if r.rule == rule]
+        assert {r.verdict for r in rows} == {verdict}
+        return {r.why for r in rows}
+
+    assert texts(bad, "failed") == {why}
+    assert texts(blackwell(2, iommu="identity"), "passed") == {passed}
+
+
+def test_no_rule_passes_and_fails_with_one_text() -> None:
+    good = judge(facts(blackwell(4, iommu="identity")), "13.2")
+    bad = [r for row in TEXTS for r in judge(facts(row[1]), "13.3") if r.verdict == "failed"]
+    assert len({r.rule for r in bad}) > len(TEXTS)
+    assert {(r.rule, r.why) for r in good} & {(r.rule, r.why) for r in bad} == set()
+
+
 @pytest.mark.parametrize(("rule", "fields"), BAD)
 def test_a_card_that_does_not_say_is_unknown(rule: str, fields: dict[str, Any]) -> None:
     if rule == "clocks":
