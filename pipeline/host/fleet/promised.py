@@ -103,6 +103,7 @@ class TuningPromise(Frozen):
     keep_driver: bool
     files: dict[str, str]
     gone: list[str]  # files of settings that are not asked for
+    swap: Literal["keep", "off"] = "keep"
 
 
 class RegistryPromise(Frozen):
@@ -114,6 +115,8 @@ class RegistryPromise(Frozen):
     storage: str
     home: str
     passwords_sha256: str
+    certificate: str = ""  # on the controller, as the next one; empty: the role made them
+    ca: str = ""
 
 
 class WeightsPromise(Frozen):

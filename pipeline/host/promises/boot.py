@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from pipeline.host.promises.checks import Host, arguments_of, texts_in
-from pipeline.host.promises.outcome import Broken
+from pipeline.host.promises.outcome import Broken, Undecided
 from pipeline.model import Frozen
 
 # of these the last one counts; others, such as console=, may be given several times
@@ -44,6 +45,109 @@ def overriding_file(rows: Sequence[tuple[str, list[str]]], wanted: Sequence[str]
         return None
     later = rows[names.index(GRUB) + 1 :]
     return next((path for path, arguments in later if without_effect(wanted, arguments)), None)
+
+
+# GRUB_DEFAULT as GRUB's settings files have it
+_DEFAULT = (
+    "for f in /etc/default/grub /etc/default/grub.d/*.cfg; do"
+    ' [ ! -e "$f" ] || . "$f" >/dev/null 2>&1; done; printf %s "$GRUB_DEFAULT"'
+)
+_ENTRY = re.compile(r"^\s*(menuentry|submenu)\s+(['\"])(.*?)\2(?:.*?_option\s+'([^']*)')?.*\{\s*$")
+
+
+class BootEntry(Frozen):
+    """An entry of GRUB's menu, or a menu of entries, and the kernel that it starts."""
+
+    names: tuple[str, ...]  # its title, and the id by which grub-set-default names it
+    kernel: str
+    entries: tuple[BootEntry, ...] = ()
+
+
+def boot_entries(text: str) -> tuple[BootEntry, ...]:
+    """The menu in grub.cfg; entries without a kernel of Linux have an empty one."""
+    # of each open menu: its names, its kernel, its entries
+    stack: list[tuple[tuple[str, ...], list[str], list[BootEntry]]] = [((), [], [])]
+    for line in text.splitlines():
+        entry = _ENTRY.match(line)
+        kernel = re.match(r"\s*linux\S*\s+\S*?vmlinu[xz]-(\S+)", line)
+        if entry:
+            stack.append(((entry[3], entry[4] or ""), [], []))
+        elif kernel:
+            stack[-1][1].append(kernel[1])
+        elif line.strip() == "}" and len(stack) > 1:
+            names, kernels, inner = stack.pop()
+            first = kernels[0] if kernels else (inner[0].kernel if inner else "")
+            stack[-1][2].append(BootEntry(names=names, kernel=first, entries=tuple(inner)))
+    return tuple(stack[0][2])
+
+
+def chosen_kernel(entries: Sequence[BootEntry], choice: str) -> str | None:
+    """The kernel of an entry that GRUB_DEFAULT names: `0`, `1>2`, a title, an id; None: no such."""
+    found: BootEntry | None = None
+    for part in (choice or "0").split(">"):
+        inner = entries if found is None else found.entries
+        at = int(part) if part.isdigit() else None
+        matches = [e for i, e in enumerate(inner) if i == at or part in e.names]
+        if not matches:
+            return None
+        found = matches[0]
+    return found.kernel if found else None
+
+
+def next_choices(host: Host, grub_cfg: str) -> dict[str, str]:
+    """What GRUB will start, by where that is written: now, and after the next update-grub."""
+    lines = host.run("grub-editenv /boot/grub/grubenv list 2>/dev/null").stdout.splitlines()
+    env = dict(line.partition("=")[::2] for line in lines)
+    saved = env.get("saved_entry", "")
+    if env.get("next_entry"):
+        return {"next_entry of grubenv": env["next_entry"]}
+    made = [x for x in re.findall(r'set default="([^"]*)"', grub_cfg) if x != "${next_entry}"]
+    setting = str(host.run("/bin/sh -c %s", _DEFAULT).stdout).strip()
+    choices = {"/boot/grub/grub.cfg": made[-1] if made else "", "GRUB_DEFAULT": setting}
+    return {
+        where: saved if choice in ("saved", "${saved_entry}") else choice
+        for where, choice in choices.items()
+    }
+
+
+# prints modprobe's files in an initramfs, each below its name, and whether it has the driver
+READ_INITRAMFS = r"""
+import re, subprocess, sys
+data, at = open(sys.argv[1], "rb").read(), 0
+tools = {
+    b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x02\x21\x4c\x18": "lz4", b"BZh": "bzip2", b"\x89LZO": "lzop",
+}
+while at < len(data):
+    tool = next((t for magic, t in tools.items() if data.startswith(magic, at)), None)
+    if tool:
+        done = subprocess.run([tool, "-dc"], input=data[at:], stdout=subprocess.PIPE)
+        data, at = done.stdout, 0
+        if not data: sys.exit("%s does not read it" % tool)
+    elif data[at:at + 4] == b"\0\0\0\0": at += 4
+    elif data[at:at + 6] in (b"070701", b"070702"):
+        size, length = (int(data[at + 6 + 8 * n:at + 14 + 8 * n], 16) for n in (6, 11))
+        name = data[at + 110:at + 109 + length].decode(errors="replace")
+        start = (at + 110 + length + 3) & ~3
+        if re.search(r"modprobe\.d/[^/]*\.conf$", name):
+            text = data[start:start + size].decode("ascii", "replace").replace("\x1e", "")
+            print("\x1e/%s\n%s" % (name.lstrip("./"), text))
+        elif re.search(r"/nvidia\.ko(\.\w+)?$", name): print("\x1edriver\n")
+        at = (start + size + 3) & ~3
+    else: break
+print("\x1eend\n")
+"""
+
+
+def initramfs_settings(host: Host, path: str) -> tuple[list[ModuleLine], bool]:
+    """modprobe's lines in an initramfs, and whether it holds the driver's module."""
+    done = host.run("python3 -c %s %s", READ_INITRAMFS, path)
+    texts = dict(x.partition("\n")[::2] for x in done.stdout.split("\x1e") if x)
+    if done.rc != 0 or "end" not in texts:
+        raise Undecided(f"{path} cannot be read: {done.stderr.strip()[-100:]}")
+    files = {p: t for p, t in texts.items() if p.startswith("/")}
+    rows = [r for p, t in files.items() for r in parse_lines(p, t)]
+    return [r.model_copy(update={"path": f"{path}:{r.path}"}) for r in rows], "driver" in texts
 
 
 class ModuleLine(Frozen):

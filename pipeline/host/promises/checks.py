@@ -77,23 +77,27 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
     return {path: text for path, _, text in parts}
 
 
+def shown(host: Host, unit: str, *properties: str) -> dict[str, str]:
+    """Properties of a unit as systemd has them now; of systemd itself where no unit is named."""
+    output = host.run(f"systemctl show {unit} --property={','.join(properties)}".replace("  ", " "))
+    return dict(line.partition("=")[::2] for line in output.stdout.splitlines())
+
+
 def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> None:
     """Nothing changes a unit as it was shipped: no drop-in but ours, no file in its place."""
-    properties = "FragmentPath,DropInPaths,NeedDaemonReload"
-    output = host.run(f"systemctl show {name} --property={properties}").stdout
-    shown = dict(line.partition("=")[::2] for line in output.splitlines())
-    if not shown.get("FragmentPath"):
+    unit = shown(host, name, "FragmentPath", "DropInPaths", "NeedDaemonReload")
+    if not unit.get("FragmentPath"):
         raise Broken(f"{name} does not exist")
-    files = shown.get("DropInPaths", "").split()
+    files = unit.get("DropInPaths", "").split()
     # a file of that name in /etc takes the place of the package's
     own = f"/etc/systemd/system/{name}"
-    if shown["FragmentPath"] == own and not name.startswith("sm120-"):
+    if unit["FragmentPath"] == own and not name.startswith("sm120-"):
         files.append(own)
     wrong = [x for x in files if x not in ours and not x.startswith(_SHIPPED)]
     fix = f"rm {' '.join(wrong)}; systemctl daemon-reload; systemctl restart {name}"
     require_none(wrong, f"{name} is changed by", fix)
     # also where a drop-in was added or removed
-    if shown.get("NeedDaemonReload") == "yes":
+    if unit.get("NeedDaemonReload") == "yes":
         raise Broken(
             f"the files of {name} changed after systemd read them",
             f"Read them with `systemctl cat {name}`, then daemon-reload and restart it.",

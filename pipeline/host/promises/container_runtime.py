@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,33 @@ from pipeline.host.promises.checks import (
     require_text,
     require_unit,
     require_untouched_unit,
+    shown,
     text_of,
     texts_in,
 )
-from pipeline.host.promises.outcome import Broken, not_applicable, require, require_none
+from pipeline.host.promises.outcome import Broken, known, not_applicable, require, require_none
 
 _DAEMON = "/etc/docker/daemon.json"
 # a name in the middle, so that a site can override ours with a later file
 _PODMAN = "/etc/containers/containers.conf.d/60-sm120.conf"
 # where the toolkit's unit writes it, and where people write it by hand
-_SPECS = "/var/run/cdi/nvidia.yaml /etc/cdi/nvidia.yaml /run/cdi/nvidia.yaml"
+_SPECS = ("/etc/cdi/*.yaml", "/etc/cdi/*.json", "/run/cdi/*.yaml", "/run/cdi/*.json")
+# libraries of the driver carry its version in their names
+_DRIVER_FILE = re.compile(r"lib(?:cuda|nvidia-[\w-]+)\.so\.(\d{3}\.\d+(?:\.\d+)?)\b")
+# A container inherits what its flags do not set: least limits of the daemons that start it.
+# systemd's own default for locked memory is 8 MiB; an engine with eight GPUs opens thousands of
+# files.
+_LEAST = {"MEMLOCK": 8 << 20, "NOFILE": 16384}
+_LIMIT = re.compile(r"^\s*(?:Default)?Limit(MEMLOCK|NOFILE)\s*=\s*(\S+)", re.M)
+_UNITS = ("docker", "containerd")
+_UNIT_FILES = (
+    *("/etc/systemd/system.conf", "/etc/systemd/system.conf.d/*.conf"),
+    *("/run/systemd/system.conf.d/*.conf", "/usr/lib/systemd/system.conf.d/*.conf"),
+    *(f"{p}/system/service.d/*.conf" for p in ("/etc/systemd", "/run/systemd")),
+    *(f"{p}/system/{u}.service" for p in ("/etc/systemd", "/run/systemd") for u in _UNITS),
+    *(f"{p}/system/{u}.service.d/*.conf" for p in ("/etc/systemd", "/run/systemd") for u in _UNITS),
+)
+_TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 
 
 def missing_from(want: dict[str, Any], have: Any, path: str = "") -> list[str]:
@@ -100,6 +119,101 @@ def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) ->
     require(not other or other[1] == _DAEMON, f"Docker reads {other and other[1]} instead", fix)
 
 
+def test_no_limit_of_the_engine_is_lower_than_a_container_needs(
+    host: Host, wanted: RuntimePromise
+) -> None:
+    """Of the running daemons, of their units, and of systemd's defaults for the next start."""
+    if wanted.engine == "podman":
+        not_applicable("Podman has no daemon")
+    wrong = [
+        f"{path} has Limit{name}={value}"
+        for path, text in texts_in(host, *_UNIT_FILES).items()
+        for name, value in _LIMIT.findall(text)
+        if too_low(name, value)
+    ]
+    properties = [f"DefaultLimit{name}" for name in _LEAST]
+    wrong += [
+        f"systemd runs with {name}={value}"
+        for name, value in shown(host, "", *properties).items()
+        if too_low(name.removeprefix("DefaultLimit"), value)
+    ]
+    for unit in _UNITS:
+        command = shown(host, unit, "MainPID", "ExecStart")
+        flags = re.findall(r"--default-(?:ulimit|shm-size)[= ]\S+", command.get("ExecStart", ""))
+        wrong += [f"{unit} is started with {flag}" for flag in flags]
+        limits = host.run(f"cat /proc/{command.get('MainPID') or 0}/limits").stdout
+        rows = re.findall(r"^Max (open|locked) \S+ +\S+ +(\S+)", limits, re.M)
+        running = [({"open": "NOFILE", "locked": "MEMLOCK"}[kind], hard) for kind, hard in rows]
+        wrong += [f"{unit} runs with {n}={hard}" for n, hard in running if too_low(n, hard)]
+    fix = (
+        "Take the line out of that file, then `systemctl daemon-reexec` and, when no container "
+        "works, `systemctl restart docker`."
+    )
+    require_none(wrong, "too low", fix)
+
+
+def too_low(name: str, value: str) -> bool:
+    """Whether systemd's value (`64K`, `1024:4096`, `infinity`) is below what is needed."""
+    hard = value.rpartition(":")[2]
+    found = re.fullmatch(r"(\d+)([KMGTPE]?)", hard)
+    if name not in _LEAST or found is None:
+        return False
+    return int(found[1]) << (10 * "_KMGTPE".index(found[2] or "_")) < _LEAST[name]
+
+
+def test_the_toolkit_hands_the_cards_to_containers(host: Host) -> None:
+    """With no-cgroups a container sees the cards and may not open them."""
+    text = texts_in(host, _TOOLKIT).get(_TOOLKIT, "")
+    try:
+        settings = tomllib.loads(text).get("nvidia-container-cli", {})
+    except tomllib.TOMLDecodeError as error:
+        fix = f"Repair {_TOOLKIT}: `nvidia-ctk config --in-place` writes it anew."
+        raise Broken(f"{_TOOLKIT} is not TOML: {error}", fix) from None
+    wrong = ["no-cgroups = true"] if settings.get("no-cgroups") is True else []
+    # another root has the libraries of another driver
+    if settings.get("root", "/") not in ("", "/"):
+        wrong.append(f"root = {settings['root']}")
+    fix = f"Take it out of {_TOOLKIT}; containers that run keep it until they are started again."
+    require_none(wrong, f"{_TOOLKIT} has", fix)
+
+
+def test_the_private_registry_is_asked_over_tls_only(host: Host, wanted: RuntimePromise) -> None:
+    """What is listed as insecure is also asked without TLS, or with any certificate."""
+    if not wanted.registry:
+        not_applicable("no private registry is named")
+    if wanted.engine == "podman":
+        paths = ("/etc/containers/registries.conf", "/etc/containers/registries.conf.d/*.conf")
+        tables = {p: tomllib.loads(t) for p, t in texts_in(host, *paths).items()}
+        insecure = [
+            (p, str(row.get("location") or row.get("prefix", "")))
+            for p, table in tables.items()
+            for row in table.get("registry", [])
+            if row.get("insecure")
+        ]
+    else:
+        daemon = json.loads(texts_in(host, _DAEMON).get(_DAEMON) or "{}")
+        insecure = [(_DAEMON, str(x)) for x in daemon.get("insecure-registries", [])]
+        command = shown(host, "docker", "ExecStart").get("ExecStart", "")
+        found = re.findall(r"--insecure-registry[= ](\S+)", command)
+        insecure += [("docker.service", x) for x in found]
+    wrong = [f"{p} lists {x} as insecure" for p, x in insecure if covers(x, wanted.registry)]
+    fix = "Take it out, and restart Docker when no container works; the CA of the registry is here."
+    require_none(wrong, wanted.registry, fix)
+
+
+def covers(entry: str, registry: str) -> bool:
+    """Whether an entry of Docker's or Podman's list is for a registry: its name, or its network."""
+    name = registry.rpartition(":")[0] or registry
+    if entry.partition("/")[0] in (registry, name):
+        return True
+    try:
+        network = ipaddress.ip_network(entry, strict=False)
+        return ipaddress.ip_address(name) in network
+    except ValueError:
+        # every name may have an address of that network
+        return entry in ("0.0.0.0/0", "::/0")
+
+
 def test_cdi_is_made_again_after_each_change_of_the_driver(host: Host) -> None:
     """By the toolkit's own units: at each boot, and when the driver's modules change."""
     require_unit(host, "nvidia-cdi-refresh", running=False)
@@ -112,9 +226,20 @@ def test_cdi_names_the_cards(host: Host, facts: HostFacts) -> None:
     """Without a CDI file no container gets a card."""
     if not facts.pci.gpus:
         not_applicable("no GPU is on the bus of this host")
-    specs = host.run(f"cat {_SPECS} 2>/dev/null").stdout
+    specs = "".join(texts_in(host, *_SPECS).values())
     fix = "systemctl start nvidia-cdi-refresh, and look at its journal."
     require("nvidia.com/gpu" in specs, "no CDI file names nvidia.com/gpu", fix)
+
+
+def test_cdi_is_of_the_loaded_driver(host: Host, facts: HostFacts) -> None:
+    """A file of another driver names libraries that are gone, and no container starts."""
+    named = {p: set(_DRIVER_FILE.findall(t)) for p, t in texts_in(host, *_SPECS).items()}
+    if not any(named.values()):
+        not_applicable("no CDI file names a driver's library")
+    loaded = known(facts.driver.version)
+    wrong = [f"{p} is of driver {v}" for p, vs in named.items() for v in sorted(vs - {loaded})]
+    fix = "systemctl start nvidia-cdi-refresh; remove a file in /etc/cdi that it does not write."
+    require_none(wrong, f"loaded is {loaded}", fix)
 
 
 def test_the_private_registry_is_trusted_by_its_own_ca(host: Host, wanted: RuntimePromise) -> None:

@@ -13,6 +13,7 @@ from pipeline.host.promises.checks import (
     require_text,
     require_unit,
     require_untouched_unit,
+    texts_in,
 )
 from pipeline.host.promises.outcome import (
     Undecided,
@@ -29,6 +30,21 @@ OURS = "/etc/sysctl.d/60-sm120.conf"
 _HEAD = re.compile(r"# /\S*/sysctl\.d/\S+\.conf$")
 # prefixes of packages that the lock decides about
 _KEPT_AWAY = ("nvidia-", "libnvidia-", "cuda-", "libnccl")
+# what runs at boot or by the clock besides files of sysctl.d
+_STARTED = (
+    "/etc/rc.local /etc/rc.d /etc/init.d /etc/systemd/system /etc/cron.d /etc/crontab"
+    " /etc/cron.hourly /etc/cron.daily /etc/cron.weekly /etc/cron.monthly /var/spool/cron"
+    " /etc/udev/rules.d /etc/network /etc/networkd-dispatcher /etc/tuned /usr/local/bin"
+    " /usr/local/sbin"
+)
+# reserved memory that nothing but programs written for it can use; a tenth is felt
+_MOST_HUGE = 0.1
+_TIME = re.compile(r"^\s*(server|pool|peer|refclock)\s+\S", re.M)
+_CHRONY = (
+    *("/etc/chrony/chrony.conf", "/etc/chrony/conf.d/*.conf", "/etc/chrony/sources.d/*.sources"),
+    "/run/chrony-dhcp/*.sources",
+)
+_UPGRADE = r"(apt|apt-get|aptitude)\b.*\b(safe-|full-|dist-)?upgrade\b"
 
 
 def test_its_files_are_as_written(host: Host, wanted: TuningPromise) -> None:
@@ -63,6 +79,71 @@ def test_no_later_file_sets_the_kernel_knobs_otherwise(host: Host, wanted: Tunin
     files = sorted({path for n, (path, v) in got.items() if v != want[n]} - {OURS})
     fix = f"Take it out of {', '.join(files)}, which is read after ours; then sysctl --system."
     require_none(wrong, "at the next boot", fix if files else "")
+
+
+def test_nothing_started_at_boot_sets_the_kernel_knobs(host: Host, wanted: TuningPromise) -> None:
+    """Units, rc.local, cron and udev come after sysctl.d, and need no file of it."""
+    if not wanted.sysctls:
+        not_applicable("no knobs are set")
+    names = "|".join(re.escape(n).replace(r"\.", "[./]") for n in sorted(wanted.sysctls))
+    lines = _grep(host, names)
+    want = {n: " ".join(str(v).split()) for n, v in wanted.sysctls.items()}
+    wrong = [
+        f"{path}: {line}"
+        for path, line in lines
+        for name, value in want.items()
+        if name in line.replace("/", ".") and not _sets(line, name, value)
+    ]
+    fix = "Take it out of that file, or name the value in host_tuning_sysctls of the inventory."
+    require_none(wrong, "set after sysctl.d", fix)
+
+
+def _grep(host: Host, pattern: str) -> list[tuple[str, str]]:
+    """Lines of what is started at boot or by the clock, but for comments and our own files."""
+    output = host.run(f"grep -rIsE --regexp=%s {_STARTED}", pattern).stdout
+    rows = [line.partition(":")[::2] for line in output.splitlines()]
+    return [
+        (path, " ".join(line.split()))
+        for path, line in rows
+        if not line.lstrip().startswith(("#", ";")) and "/sm120-" not in path
+    ]
+
+
+def _sets(line: str, name: str, value: str) -> bool:
+    """Whether a line only repeats the value that is wanted."""
+    knob = re.escape(name).replace(r"\.", "[./]")
+    ways = (rf"{knob}\s*=\s*[\"']?{value}\b", rf"echo\s+[\"']?{value}[\"']?\s*>\s*\S*{knob}")
+    return any(re.search(way, line) for way in ways)
+
+
+def test_huge_pages_leave_memory_to_programs(host: Host, wanted: TuningPromise) -> None:
+    """Reserved now, or by a setting for the next boot."""
+    if "vm.nr_hugepages" in wanted.sysctls:
+        not_applicable("the inventory sets vm.nr_hugepages")
+    rows = (line.split() for line in host.run("cat /proc/meminfo").stdout.splitlines())
+    kib = {r[0].rstrip(":"): int(r[1]) for r in rows if len(r) > 1 and r[1].isdigit()}
+    if "MemTotal" not in kib:
+        raise Undecided("/proc/meminfo cannot be read")
+    total, page = kib["MemTotal"], kib.get("Hugepagesize", 2048)
+    found = [("the kernel", kib.get("Hugetlb", 0))]
+    settings = last_settings(host.run("/lib/systemd/systemd-sysctl --cat-config").stdout)
+    path, value = settings.get("vm.nr_hugepages", ("", "0"))
+    found.append((path, int(value) * page if value.isdigit() else 0))
+    wrong = [
+        f"{by} reserves {n >> 20} of {total >> 20} GiB" for by, n in found if n > total * _MOST_HUGE
+    ]
+    fix = "Set vm.nr_hugepages to 0; where a program needs them, name it in host_tuning_sysctls."
+    require_none(wrong, "huge pages", fix)
+
+
+def test_swap_stays_off(host: Host, wanted: TuningPromise) -> None:
+    """Now and at the next boot, where the inventory asks for it."""
+    if wanted.swap == "keep":
+        not_applicable("host_tuning_swap leaves it alone")
+    rows = [line.split()[0] for line in host.run("cat /proc/swaps").stdout.splitlines()[1:]]
+    require_none(rows, "in use", "swapoff -a")
+    state = host.run("systemctl is-enabled swap.target").stdout.strip()
+    require(state == "masked", f"the next boot may start swap.target ({state})")
 
 
 def last_settings(text: str) -> dict[str, tuple[str, str]]:
@@ -121,6 +202,14 @@ def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:
         not_applicable("time is kept by somebody else")
     require_packages(host, ["chrony"])
     require_unit(host, "chrony")
+    texts = texts_in(host, *_CHRONY)
+    fix = "Name a server in /etc/chrony/sources.d, then `chronyc reload sources`."
+    named = any(_TIME.search(text) for text in texts.values())
+    require(named or not texts, "chrony's settings name no server, pool or clock", fix)
+    done = host.run("chronyc -n sources")
+    asked = [line for line in done.stdout.splitlines() if line[:1] in ("^", "=", "#")]
+    # where chronyc is missing or chrony does not answer, the settings have to do
+    require(done.rc != 0 or asked, "the running chrony asks no server", fix)
 
 
 def test_updates_at_night_stay_away_from_the_driver(host: Host, wanted: TuningPromise) -> None:
@@ -130,3 +219,6 @@ def test_updates_at_night_stay_away_from_the_driver(host: Host, wanted: TuningPr
     output = host.run("apt-config dump Unattended-Upgrade::Package-Blacklist").stdout
     listed = re.findall(r'^\S+:: "([^"]+)";$', output, re.M)
     require_none([n for n in _KEPT_AWAY if n not in listed], "not on apt's list")
+    jobs = [f"{path}: {line}" for path, line in _grep(host, _UPGRADE)]
+    fix = "Remove the job; unattended-upgrades keeps what apt's list names at its version."
+    require_none(jobs, "a job upgrades everything", fix)

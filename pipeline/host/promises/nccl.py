@@ -9,7 +9,14 @@ from typing import Any
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import NcclPromise
 from pipeline.host.promises.checks import Host, require_gone, require_same_file, text_of, texts_in
-from pipeline.host.promises.outcome import Broken, known, not_applicable, require, require_none
+from pipeline.host.promises.outcome import (
+    Broken,
+    Undecided,
+    known,
+    not_applicable,
+    require,
+    require_none,
+)
 
 _CONF, _ENV = "/etc/nccl.conf", "/etc/sm120/nccl.env"
 _OURS = "# Written by the role nccl"
@@ -28,7 +35,52 @@ _ENVIRONMENTS = (
     *("/run/systemd/system.conf.d/*.conf", "/etc/systemd/user.conf"),
     *("/etc/systemd/user.conf.d/*.conf", "/etc/containers/containers.conf"),
     "/etc/containers/containers.conf.d/*.conf",
+    *("/etc/systemd/system/*.service", "/etc/systemd/system/*.service.d/*.conf"),
 )
+# what shells and PAM read in the home of each user
+_OF_HOMES = (
+    *(".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc", ".zshenv"),
+    *(".pam_environment", ".config/environment.d/*.conf"),
+)
+# libraries and folders that the linker takes before the system's, see ld.so(8)
+_LINKER = re.compile(
+    r"(?<![\w$])LD_(PRELOAD|AUDIT|LIBRARY_PATH)\s*(?:\s(?:DEFAULT|OVERRIDE))?=\s*[\"']?([^\"'\n;]*)"
+)
+# lists each libnccl that programs of the host would load or have loaded, and that no package
+# brought: from the linker's cache and folders, preloaded files, folders of variables, processes
+FOREIGN = r"""
+import glob, os, re, subprocess, sys
+ours, files, folders = sys.argv[1], sys.argv[2].split(), sys.argv[3].split()
+def known(path):
+    names = {path, os.path.realpath(path)}
+    names |= {n[4:] for n in names if n.startswith("/usr/")} | {"/usr" + n for n in names}
+    if ours in names: return True
+    done = subprocess.run(["dpkg", "-S", *names], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return bool(done.stdout)
+def text(path):
+    try: return open(path, errors="replace").read()
+    except OSError: return ""
+found = {}
+cache = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, text=True).stdout
+for path in re.findall(r"libnccl\.so\S* .*=> (\S+)", cache): found[path] = "in the linker's cache"
+for conf in ["/etc/ld.so.conf", *glob.glob("/etc/ld.so.conf.d/*.conf")]:
+    for folder in re.findall(r"^\s*(/\S+)", text(conf), re.M):
+        for path in glob.glob(folder + "/libnccl.so*"): found[path] = "by " + conf
+for folder in folders:
+    for path in glob.glob(folder + "/libnccl.so*"): found[path] = "by LD_LIBRARY_PATH"
+for path in files + text("/etc/ld.so.preload").split():
+    try: holds = "nccl" in path or b"ncclAllReduce" in open(path, "rb").read()
+    except OSError: holds = "nccl" in path
+    if holds: found[path] = "preloaded"
+mine = os.stat("/proc/1/ns/mnt").st_ino
+for place in glob.glob("/proc/[0-9]*"):
+    try: same = os.stat(place + "/ns/mnt").st_ino == mine
+    except OSError: continue
+    for path in set(re.findall(r"(/\S*libnccl\S*)$", text(place + "/maps"), re.M)) if same else ():
+        # an environment of Python brings its own, for its own programs
+        if "/site-packages/" not in path: found[path] = "in process " + place[6:]
+print("\n".join(sorted("%s (%s)" % row for row in found.items() if not known(row[0]))))
+"""
 
 
 def require_settings(host: Host, path: str, want: dict[str, Any]) -> None:
@@ -62,9 +114,7 @@ def test_no_home_has_settings_of_its_own(host: Host, wanted: NcclPromise) -> Non
     """~/.nccl.conf takes precedence over /etc/nccl.conf."""
     if not wanted.settings:
         not_applicable("no profile is chosen")
-    homes = {x.split(":")[5] for x in text_of(host, "/etc/passwd").splitlines() if x.count(":") > 5}
-    files = [f"{home}/.nccl.conf" for home in sorted(homes) if _PLAIN.fullmatch(home)]
-    wrong = overriding(texts_in(host, *files), wanted.settings)
+    wrong = overriding(texts_in(host, *in_homes(host, ".nccl.conf")), wanted.settings)
     fix = "Remove the file, or move what is needed to nccl_extra in the inventory."
     require_none(wrong, "takes precedence over /etc/nccl.conf", fix)
 
@@ -73,14 +123,57 @@ def test_no_environment_has_settings_of_its_own(host: Host, wanted: NcclPromise)
     """Variables take precedence over any file: of logins, of services, and of containers."""
     if not wanted.settings:
         not_applicable("no profile is chosen")
-    texts = texts_in(host, *_ENVIRONMENTS)
-    texts |= {"systemd's environment": host.run("systemctl show-environment").stdout}
-    wrong = overriding(texts, wanted.settings)
+    wrong = overriding(environments(host), wanted.settings)
     fix = (
         "Take the line out of the file (systemd: `systemctl unset-environment NAME`), or move it "
         "to nccl_extra in the inventory; programs that run have it until they are started again."
     )
     require_none(wrong, "takes precedence over /etc/nccl.conf", fix)
+
+
+def in_homes(host: Host, *names: str) -> list[str]:
+    """These files in the home of each user."""
+    homes = {x.split(":")[5] for x in text_of(host, "/etc/passwd").splitlines() if x.count(":") > 5}
+    return [f"{home}/{n}" for home in sorted(homes) if _PLAIN.fullmatch(home) for n in names]
+
+
+def environments(host: Host) -> dict[str, str]:
+    """Where variables of logins, services and containers come from."""
+    texts = texts_in(host, *_ENVIRONMENTS, *in_homes(host, *_OF_HOMES))
+    return texts | {"systemd's environment": host.run("systemctl show-environment").stdout}
+
+
+def test_no_other_library_takes_the_place_of_nccl(host: Host, wanted: NcclPromise) -> None:
+    """By the linker's cache and folders, by variables, by /etc/ld.so.preload; loaded or to be."""
+    lines = [
+        (name, value, path)
+        for path, text in environments(host).items()
+        for line in text.splitlines()
+        if not line.lstrip().startswith(("#", ";"))
+        for name, value in _LINKER.findall(line)
+    ]
+    paths = {
+        kind: [p for n, value, _ in lines if (n == "LIBRARY_PATH") == kind for p in plain(value)]
+        for kind in (False, True)
+    }
+    ours = wanted.patched_at if wanted.patched else "-"
+    done = host.run(
+        "python3 -c %s %s %s %s", FOREIGN, ours, " ".join(paths[False]), " ".join(paths[True])
+    )
+    if done.rc != 0:
+        raise Undecided(f"the host's libraries cannot be listed: {done.stderr.strip()[-100:]}")
+    named = sorted({path for _, value, path in lines if plain(value)})
+    origin = f"; {', '.join(named)} set LD_ variables" if named else ""
+    fix = (
+        "Take the folder or the variable out of the file that names it, run ldconfig, and start "
+        f"the programs again{origin}."
+    )
+    require_none(done.stdout.splitlines(), "no package brought", fix)
+
+
+def plain(value: str) -> list[str]:
+    """Absolute paths in the value of a variable of the linker."""
+    return [p for p in re.split(r"[:\s]+", value) if _PLAIN.fullmatch(p)]
 
 
 def overriding(texts: dict[str, str], want: dict[str, Any]) -> list[str]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
-from pipeline.host.promises.boot import ModuleLine, module_settings
+from pipeline.host.promises.boot import (
+    ModuleLine,
+    boot_entries,
+    chosen_kernel,
+    module_settings,
+    next_choices,
+)
 from pipeline.host.promises.checks import (
     Host,
     arguments_of,
@@ -16,6 +23,7 @@ from pipeline.host.promises.checks import (
     require_unit,
     require_untouched_unit,
     text_of,
+    texts_in,
 )
 from pipeline.host.promises.outcome import (
     Broken,
@@ -33,6 +41,14 @@ from pipeline.lock.host_model import TargetLock
 _LOADED = "/proc/driver/nvidia/version"
 _MODULES = {"nvidia", "nvidia_uvm"}
 ROLE_FILES = Path(__file__).resolve().parents[3] / "ansible" / "roles" / "nvidia_driver" / "files"
+_KEPT = "/var/lib/sm120/packages/driver"
+# modules that systemd or the initramfs load by name, whatever is blacklisted
+_LOADED_BY_NAME = (
+    *("/etc/modules", "/etc/initramfs-tools/modules"),
+    *(f"{p}/modules-load.d/*.conf" for p in ("/etc", "/run", "/usr/lib")),
+)
+# a module's own settings, and then those of the site, which DKMS reads after them
+_DKMS = ("/usr/src/nvidia-[0-9]*/dkms.conf", "/etc/dkms/nvidia.conf", "/etc/dkms/nvidia-*.conf")
 _BUILD = "Look at `dkms status` and `dmesg | grep -i nvrm`, then reboot."
 
 
@@ -78,6 +94,18 @@ def test_nouveau_is_kept_away(host: Host) -> None:
     require_text(host, "/etc/modprobe.d/sm120-nouveau.conf", want)
     loaded = host.run("grep -c '^nouveau ' /proc/modules").stdout.strip()
     require(loaded in ("", "0"), "nouveau is loaded", "Reboot the host.")
+    wrong = [
+        path
+        for path, text in texts_in(host, *_LOADED_BY_NAME).items()
+        if any(line.split()[:1] == ["nouveau"] for line in text.splitlines())
+    ]
+    wrong += [
+        f"booted with {a}"
+        for a in arguments_of(host, "/proc/cmdline")
+        if a.startswith("modules-load=") and "nouveau" in a.partition("=")[2].split(",")
+    ]
+    fix = "Take nouveau out of it (a kernel argument: out of GRUB's settings), then reboot."
+    require_none(wrong, "the next boot loads nouveau by", fix)
 
 
 def test_nothing_keeps_its_modules_from_loading(host: Host) -> None:
@@ -128,6 +156,46 @@ def test_dkms_can_build_it_for_the_running_kernel(host: Host, wanted: DriverProm
     require_packages(host, ["dkms", wanted.headers])
 
 
+def test_dkms_builds_it_for_each_new_kernel(host: Host) -> None:
+    """Without a person: else the host comes back from an update without its GPUs."""
+    # the flag that DKMS's own service and hook of kernels look for
+    flag = "/etc/dkms/no-autoinstall"
+    require(not host.file(flag).exists, f"{flag} switches it off", f"rm {flag}")
+    values = [
+        (path, value)
+        for path, text in texts_in(host, *_DKMS).items()
+        for value in re.findall(r"^\s*AUTOINSTALL=[\"']?([^\"'\s#]*)", text, re.M)
+    ]
+    off = [f"{p} has AUTOINSTALL={v}" for p, v in values[-1:] if v.lower() not in ("yes", "true")]
+    require_none(off, "DKMS builds nothing by itself", "Take that line out of the file.")
+    hook = "/etc/kernel/postinst.d/dkms"
+    lost = host.run(f"dpkg -L dkms | grep -qx {hook} && ! test -x {hook}").rc == 0
+    fix = f"apt-get install --reinstall -o Dpkg::Options::=--force-confmiss dkms; chmod 755 {hook}"
+    require(not lost, f"{hook}, which builds it with a kernel's installation, is off", fix)
+
+
+def test_the_packages_to_go_back_to_are_whole(host: Host) -> None:
+    """Of the driver that works and of the one before, by the digests of their locks."""
+    notes = texts_in(host, f"{_KEPT}/working.json", f"{_KEPT}/before.json")
+    if f"{_KEPT}/working.json" not in notes:
+        raise Broken(f"{_KEPT}/working.json is missing: `sm120 host rollback` has no way back")
+    lines = host.run(f"sha256sum {_KEPT}/*.deb 2>/dev/null").stdout.splitlines()
+    have = {line.split()[0] for line in lines if line.strip()}
+    lost = []
+    for path, text in notes.items():
+        try:
+            pins = json.loads(text)["pins"]
+            lost += [f"{p['name']} {p['version']}" for p in pins if p["sha256"] not in have]
+        except (ValueError, KeyError, TypeError):
+            fix = f"rm {path}, then run the playbook; it notes the driver that works now."
+            raise Broken(f"{path} is not the note that the role wrote", fix) from None
+    fix = (
+        "Run the playbook: it brings what the lock names. Packages of the driver before are gone "
+        f"where no mirror has them; then rm {_KEPT}/before.json."
+    )
+    require_none(lost, "missing or damaged", fix)
+
+
 def test_the_headers_that_follow_updates_are_installed(host: Host) -> None:
     """linux-headers-generic for linux-image-generic: else the next kernel has no driver."""
     script = (ROLE_FILES / "following_headers.sh").read_text(encoding="utf-8")
@@ -141,16 +209,27 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     """An update brought a kernel, and not its headers: the host comes back without its GPUs."""
     files = host.run("ls -v /boot").stdout.split()
     kernels = [f.removeprefix("vmlinuz-") for f in files if f.startswith("vmlinuz-")]
-    if not kernels:
+    grub = str(host.run("cat /boot/grub/grub.cfg").stdout)
+    entries = boot_entries(grub)
+    booted: dict[str, str] = {}
+    for where, choice in next_choices(host, grub).items():
+        kernel = chosen_kernel(entries, choice)
+        if kernel:
+            booted[kernel] = f" (by {where})" if choice not in ("", "0") else ""
+        elif choice not in ("", "0"):
+            fix = "Remove GRUB_DEFAULT (`grub-editenv - unset saved_entry`), then update-grub."
+            raise Broken(f"{where} chooses `{choice}`, and GRUB's menu has no such kernel", fix)
+    if not booted and not kernels:
         not_applicable("there is no kernel in /boot")
-    done = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernels[-1])
-    # of the shell: there is no such program
-    if done.rc == 127:
-        raise Undecided("modinfo is not installed")
-    version, want = done.stdout.strip(), locked_driver(lock)
-    fix = f"apt-get install linux-headers-{kernels[-1]}, look at `dkms status`, do not reboot yet."
-    has = f"driver {version}" if version else "no NVIDIA driver"
-    require(version == want, f"{kernels[-1]} has {has}, locked is {want}", fix)
+    for kernel, where in (booted or {kernels[-1]: ""}).items():
+        done = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernel)
+        # of the shell: there is no such program
+        if done.rc == 127:
+            raise Undecided("modinfo is not installed")
+        version, want = done.stdout.strip(), locked_driver(lock)
+        fix = f"apt-get install linux-headers-{kernel}, look at `dkms status`, do not reboot yet."
+        has = f"driver {version}" if version else "no NVIDIA driver"
+        require(version == want, f"{kernel}{where} has {has}, locked is {want}", fix)
 
 
 def test_no_other_driver_is_installed_beside_it(host: Host, lock: TargetLock) -> None:

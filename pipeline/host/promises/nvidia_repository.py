@@ -12,10 +12,14 @@ from pipeline.host.promises.outcome import require, require_none
 _SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
 # options of a source by which apt does not require a signature, see sources.list(5)
 _WITHOUT = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
+# and by which it takes an index of any age: an old one offers packages with known holes
+_DATES = ("check-date", "check-valid-until")
 _OPTIONS = re.compile(r"^\s*deb(?:-src)?\s+\[([^\]]*)\]")
 # settings of apt: unsigned sources, checks of certificates, another judge of signatures
 _ALLOWS = re.compile(r"::Allow(Unauthenticated|\w*Insecure\w*|Weak\w*)$", re.I)
-_CHECKS = re.compile(r"::Verify-(Peer|Host)$", re.I)
+_CHECKS = re.compile(r"::(Verify-(Peer|Host)|Check-(Date|Valid-Until))$", re.I)
+_AGE = re.compile(r"^Acquire::(Max-FutureTime|Min-ValidTime)$", re.I)
+_KEYS = "/etc/apt/trusted.gpg /etc/apt/trusted.gpg.d"
 _PROGRAM = re.compile(r"^APT::Key::gpgvcommand$", re.I)
 
 
@@ -56,7 +60,7 @@ def unsigned(path: str, text: str) -> list[str]:
     if not path.endswith(".sources"):
         options = [o for x in lines for group in _OPTIONS.findall(x.lower()) for o in group.split()]
         pairs = [o.partition("=") for o in options]
-        return ["".join(pair) for pair in pairs if pair[0] in _WITHOUT and _is_on(pair[2])]
+        return ["".join(pair) for pair in pairs if _loosens(pair[0], pair[2])]
     # a line that begins with a blank continues the field before it
     unfolded = re.sub(r"\n[ \t]+(?=\S)", " ", "\n".join(lines))
     stanzas = [_fields(part) for part in re.split(r"\n\s*\n", unfolded)]
@@ -64,9 +68,13 @@ def unsigned(path: str, text: str) -> list[str]:
         f"{name.title()}: {stanza[name]}"
         for stanza in stanzas
         if _is_on(stanza.get("enabled", "yes"))
-        for name in _WITHOUT
-        if _is_on(stanza.get(name, "no"))
+        for name in (*_WITHOUT, *_DATES)
+        if name in stanza and _loosens(name, stanza[name])
     ]
+
+
+def _loosens(option: str, value: str) -> bool:
+    return _is_on(value) if option in _WITHOUT else option in _DATES and not _is_on(value)
 
 
 def _fields(stanza: str) -> dict[str, str]:
@@ -85,9 +93,32 @@ def test_apt_checks_signatures_and_certificates(host: Host) -> None:
     wrong = [f"{n} is {v}" for n, v in output.items() if _ALLOWS.search(n) and _is_on(v)]
     wrong += [f"{n} is {v}" for n, v in output.items() if _CHECKS.search(n) and not _is_on(v)]
     wrong += [f"{n} is {v}" for n, v in output.items() if _PROGRAM.search(n) and v]
+    # more than a day: apt accepts an index that is dated that far off
+    wrong += [
+        f"{n} is {v}"
+        for n, v in output.items()
+        if _AGE.search(n) and v.isdigit() and int(v) > 86400
+    ]
     names = "|".join(x.split()[0].rpartition("::")[2] for x in wrong)
     fix = f"Take it out of the file that `grep -riE '{names}' /etc/apt/apt.conf*` names."
     require_none(wrong, "apt's settings", fix)
+
+
+def test_no_foreign_key_speaks_for_every_source(host: Host) -> None:
+    """A key in trusted.gpg.d may sign any source that names no key of its own."""
+    found = host.run(f"find {_KEYS} -type f -o -type l 2>/dev/null").stdout.split()
+    if not found:
+        return
+    owned = host.run(f"dpkg -S {' '.join(found)} 2>/dev/null").stdout
+    owners = dict(line.rpartition(": ")[::-2] for line in owned.splitlines())
+    foreign = [path for path in found if path not in owners]
+    fix = "Move it to /etc/apt/keyrings, and name it with Signed-By in the one source it is for."
+    require_none(foreign, "no package brought", fix)
+    packages = " ".join(sorted({p.partition(":")[0] for p in owners.values()}))
+    output = host.run(f"dpkg --verify {packages}").stdout
+    changed = [x.split()[-1] for x in output.splitlines() if x.split()[-1] in found]
+    fix = f"apt-get install --reinstall -o Dpkg::Options::=--force-confnew {packages}"
+    require_none(changed, "changed since its package brought it", fix)
 
 
 def test_what_the_host_had_before_is_noted(host: Host) -> None:

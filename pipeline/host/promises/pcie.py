@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import PciePromise
 from pipeline.host.promises.boot import (
     GRUB,
     ROLE_FILES,
     grub_arguments,
+    initramfs_settings,
     module_settings,
     other_values,
     overriding_file,
@@ -22,6 +25,7 @@ from pipeline.host.promises.checks import (
     require_unit,
     require_untouched_unit,
     text_of,
+    texts_in,
 )
 from pipeline.host.promises.outcome import (
     Undecided,
@@ -36,6 +40,15 @@ from pipeline.known import Unknown
 
 _MODPROBE = "/etc/modprobe.d/sm120-pcie.conf"
 _MIB = 1 << 20
+# a kernel's initramfs may load the driver before the disk is mounted, with settings of its own
+_INITRAMFS = "ls -v /boot | sed -n 's,^initrd.img-,/boot/initrd.img-,p' | tail -n 1"
+_POWER = re.compile(r"power/control\}?\s*=\s*[\"']?auto")
+# of display controllers by NVIDIA: what sysfs has now
+_POWER_NOW = (
+    "for d in /sys/bus/pci/devices/*; do"
+    ' case "$(cat $d/vendor 2>/dev/null) $(cat $d/class 2>/dev/null)" in "0x10de 0x03"*)'
+    ' echo "${d##*/} $(cat $d/power/control)";; esac; done'
+)
 _LATER = "{} is read after ours and overrides it: change or remove it, then update-grub and reboot."
 
 
@@ -105,6 +118,25 @@ def test_links_are_kept_awake(facts: HostFacts, wanted: PciePromise) -> None:
     require("pcie_aspm=off" in line.split(), "the kernel was booted without pcie_aspm=off")
 
 
+def test_no_rule_lets_the_cards_sleep(host: Host, wanted: PciePromise) -> None:
+    """Runtime power management suspends an idle card and its link; udev's rules switch it on."""
+    if not wanted.aspm_off:
+        not_applicable("the profile leaves ASPM alone")
+    states = [x.split() for x in host.run(_POWER_NOW).stdout.splitlines()]
+    wrong = [f"{x[0]} is set to auto" for x in states if x[1:] == ["auto"]]
+    paths = [f"{p}/udev/rules.d/*.rules" for p in ("/etc", "/run", "/usr/local/lib")]
+    wrong += [
+        f"{path} sets it"
+        for path, text in texts_in(host, *paths).items()
+        for line in text.replace("\\\n", " ").splitlines()
+        if not line.lstrip().startswith("#") and _POWER.search(line)
+        # for these cards, or for every device of the bus
+        if "10de" in line.lower() or "vendor" not in line
+    ]
+    fix = "Take the rule out; then `udevadm control --reload`, `udevadm trigger` or reboot."
+    require_none(wrong, "power/control", fix)
+
+
 def test_the_modules_options_are_written(host: Host, wanted: PciePromise) -> None:
     """In a file of our own."""
     if not wanted.module_lines:
@@ -122,6 +154,21 @@ def test_no_other_file_sets_the_modules_options(host: Host, wanted: PciePromise)
         f"Take the option out of that file: {_MODPROBE} sets it. Then update-initramfs -u, reboot."
     )
     require_none(wrong, "set otherwise", fix)
+
+
+def test_the_initramfs_has_the_same_options(host: Host, wanted: PciePromise) -> None:
+    """It keeps modprobe's files as they were when it was made."""
+    if not wanted.module_lines:
+        not_applicable("the profile sets no options")
+    path = host.run(_INITRAMFS).stdout.strip()
+    if not path:
+        not_applicable("there is no initramfs in /boot")
+    lines, has_driver = initramfs_settings(host, path)
+    wrong = other_values(lines, wanted.module_lines, _MODPROBE)
+    if has_driver and not any(line.path.endswith(_MODPROBE) for line in lines):
+        wrong.append(f"{path} has the driver and not {_MODPROBE}")
+    fix = "Look for other files in /etc/initramfs-tools; then update-initramfs -u -k all, reboot."
+    require_none(wrong, "before the disk is mounted", fix)
 
 
 @known_by("HMM")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.host.fleet.promised import RegistryPromise
-from pipeline.host.promises.checks import Host, require_unit, require_untouched_unit, text_of
-from pipeline.host.promises.outcome import Broken, require
+from pipeline.host.promises.checks import (
+    Host,
+    require_same_file,
+    require_unit,
+    require_untouched_unit,
+    text_of,
+)
+from pipeline.host.promises.outcome import Broken, Undecided, require, require_none
 from pipeline.proc import last_line
 
 # long enough to notice it and to renew
 _DAYS = 30
+# sha256sum of the certificates that the role made
+NOTE = "/var/lib/sm120/registry.sha256"
 _DROP_IN = "/etc/systemd/system/docker-registry.service.d/sm120.conf"
 # asks the registry as a client would: by its own name, trusting only its own CA, without a password
 _ASK = """
@@ -48,6 +58,39 @@ def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:
     done = host.run(f"openssl x509 -checkend {_DAYS * 86400} -noout -enddate -in {path}")
     fix = f"Remove {path} and run the playbook, or bring a new certificate."
     require(done.rc == 0, f"it ends within {_DAYS} days: {done.stdout.split(chr(10))[0]}", fix)
+
+
+def test_its_certificates_are_those_it_was_given(host: Host, wanted: RegistryPromise) -> None:
+    """The inventory's own, or those that the role made; clients trust whoever has the CA."""
+    if wanted.certificate:
+        return require_same_file(host, f"{wanted.home}/server.crt", Path(wanted.certificate))
+    if wanted.ca:
+        require_same_file(host, f"{wanted.home}/ca.crt", Path(wanted.ca))
+    if not host.file(NOTE).exists:
+        raise Undecided(f"{NOTE} is missing, to which they are compared: run the playbook")
+    lines = [line.split() for line in text_of(host, NOTE).splitlines()]
+    paths = {name: f"{wanted.home}/{name}" for _, name in (x for x in lines if len(x) == 2)}
+    require({*paths} >= {"ca.crt", "server.crt"}, f"{NOTE} lacks a certificate")
+    wrong = [paths[n] for digest, n in lines if host.file(paths[n]).sha256sum != digest]
+    fix = (
+        f"Find out who replaced it. If that was meant: rm {NOTE}, run the playbook, and give the "
+        "new CA to the clients."
+    )
+    require_none(wrong, "replaced since the role made it", fix)
+
+
+def test_its_key_and_its_images_are_nobody_elses(host: Host, wanted: RegistryPromise) -> None:
+    """Who reads the key can answer in its name; who writes the storage can change every image."""
+    key = f"{wanted.home}/server.key"
+    mode = host.file(key).mode if host.file(key).exists else 0
+    require(mode, f"{key} is missing")
+    fix = f"chmod 600 {key}, then a new key and certificate: remove both and run the playbook."
+    require(mode & 0o077 == 0, f"{key} is open to others ({mode:04o})", fix)
+    # the first levels: below them the registry made each folder itself
+    form = f"find {wanted.storage} -maxdepth 4 -perm -0002 ! -type l"
+    writable = host.run(form).stdout.split()
+    fix = f"chmod -R o-w {wanted.storage}, and verify the images that clients pull from it."
+    require_none(writable, "writable by everybody", fix)
 
 
 def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -> None:

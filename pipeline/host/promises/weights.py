@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from pipeline.errors import WeightsDamaged, WeightsUnknown
@@ -13,9 +14,46 @@ from pipeline.host.promises.checks import (
     require_untouched_unit,
     text_of,
 )
-from pipeline.host.promises.outcome import Broken, not_applicable, require, require_none
+from pipeline.host.promises.outcome import (
+    Broken,
+    Undecided,
+    not_applicable,
+    require,
+    require_none,
+)
 
 # of `sm120 weights verify`, which on the host is the controller's own version
+# Lists files of the tool's environment that are not as installed: ours by the wheel, others by
+# the RECORD that pip wrote, and what no package brought.
+CHANGED = r"""
+import base64, csv, glob, hashlib, json, os, sys, zipfile
+home, wheel = sys.argv[1:]
+def digest(data):
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+def bytes_of(path):
+    try: return open(path, "rb").read()
+    except OSError: return None
+wrong = []
+for site in glob.glob(home + "/venv/lib/python*/site-packages"):
+    want = {}
+    for record in glob.glob(site + "/*.dist-info/RECORD"):
+        for name, sign, _ in csv.reader(open(record, newline="")):
+            want[os.path.normpath(os.path.join(site, name))] = sign.partition("=")[2]
+    with zipfile.ZipFile(os.path.join(home, wheel)) as archive:
+        for name in archive.namelist():
+            if ".dist-info/" not in name and not name.endswith("/"):
+                want[os.path.join(site, name)] = digest(archive.read(name))
+    for path, sign in want.items():
+        data = bytes_of(path)
+        if data is None and "__pycache__" not in path: wrong.append(path + " is missing")
+        elif data is not None and sign and digest(data) != sign: wrong.append(path + " was changed")
+    for place, folders, files in os.walk(site):
+        folders[:] = [f for f in folders if f != "__pycache__"]
+        more = [os.path.join(place, f) for f in files]
+        # pip and setuptools of the environment itself have a RECORD too
+        wrong += [p + " is of no package" for p in more if p not in want]
+print(json.dumps(sorted(wrong)))
+"""
 _DAMAGED = (WeightsDamaged.exit_code, WeightsUnknown.exit_code)
 
 
@@ -26,6 +64,27 @@ def test_the_program_is_the_controllers_wheel_and_runs(host: Host, wanted: Weigh
     require_same_file(host, f"{wanted.home}/requirements.txt", Path(wanted.requirements))
     done = host.run(f"{wanted.command} --version")
     require(done.rc == 0, f"{wanted.command} does not run: {done.stderr.strip()[-100:]}")
+
+
+def test_the_installed_program_is_as_the_wheel_brought_it(
+    host: Host, wanted: WeightsPromise
+) -> None:
+    """It decides what damaged weights are, and root runs it each night."""
+    wheel = Path(wanted.wheel).name
+    # by the system's own Python: that of the environment is what is judged
+    done = host.run("python3 -I -c %s %s %s", CHANGED, wanted.home, wheel)
+    if done.rc != 0:
+        raise Undecided(f"its files cannot be compared: {done.stderr.strip()[-100:]}")
+    fix = f"Find out who changed it; then rm -r {wanted.home}/venv and run the playbook."
+    require_none(json.loads(done.stdout), "not as installed", fix)
+
+
+def test_nobody_else_can_change_the_weights(host: Host, wanted: WeightsPromise) -> None:
+    """Their folder and the sets in it."""
+    form = f"find {wanted.root} -maxdepth 2 -perm -0002 ! -type l"
+    writable = host.run(form).stdout.split()
+    fix = f"chmod -R o-w {wanted.root}, then `sm120 weights verify DIR --full` reads every byte."
+    require_none(writable, "writable by everybody", fix)
 
 
 def test_the_locks_on_the_host_are_the_controllers(host: Host, wanted: WeightsPromise) -> None:
