@@ -13,11 +13,69 @@ ROLES = Path(__file__).resolve().parent / "roles"
 _MARKUP = re.compile(r"[CBIMO]\(([^)]*)\)")
 
 
-def read_specs(role: Path) -> dict[str, Any]:
-    """The role's only entry point."""
-    text = (role / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
-    specs: dict[str, Any] = yaml.safe_load(text)["argument_specs"]["main"]
+# values for an example play, where the playbook has none from the lock
+_EXAMPLES = {
+    "nvidia_repository_url": "http://mirror.example/cuda/repos/debian12/x86_64/",
+    "nvidia_repository_key": "keys/nvidia.gpg",
+    "registry_name": "registry.example",
+    "registry_htpasswd": "{{ vault_registry_htpasswd }}",
+    "weights_wheel": "dist/sm120_pipeline-0.1.0-py3-none-any.whl",
+    "weights_requirements": "lockfiles/tool/run.txt",
+    "weights_checkout": "{{ playbook_dir }}/..",
+    "pinned_packages_part": "nccl",
+    "pinned_packages_pins": "{{ sm120_pins.nccl.debs }}",
+}
+# What `sm120 host verify` leaves out of a role's promises, and why.
+_NOT_JUDGED = {
+    "nccl": [
+        "NCCL in environments of Python (`site-packages`) and in images: they bring their own.",
+        "Variables that a program sets for itself, or a person in a running shell.",
+    ],
+    "host_tuning": [
+        "Swap, unless `host_tuning_swap` is `off`: Ubuntu's installer makes a swap file.",
+        "Scripts outside of the folders for boot, cron, udev and /usr/local that a unit calls.",
+        "Whether chrony is synchronised: that takes minutes after its first start.",
+    ],
+    "container_runtime": [
+        "Drop-ins of Docker's unit other than limits and flags: a proxy is set by one.",
+        "Insecure registries other than the one that the inventory names.",
+    ],
+    "nvidia_driver": [
+        "The order in which the firmware tries disks and boot loaders other than GRUB."
+    ],
+    "pcie": [
+        "Rules of udev that packages ship in /usr/lib; what sysfs has for each card is judged.",
+        "Modules that an initramfs of another kernel than the newest loads.",
+    ],
+    "registry": ["The layers below the first folders of its storage: clients verify digests."],
+    "weights": ["Group permissions below the folder of the weights: a site shares them so."],
+    "nvidia_repository": ["Keys that a source names itself by Signed-By: they speak for it alone."],
+}
+
+
+def read_specs(role: Path, entry: str = "main") -> dict[str, Any]:
+    """One entry point of a role."""
+    specs: dict[str, Any] = entry_points(role)[entry]
     return specs
+
+
+def entry_points(role: Path) -> dict[str, Any]:
+    """Every entry point by the name of its file in tasks/."""
+    text = (role / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
+    points: dict[str, Any] = yaml.safe_load(text)["argument_specs"]
+    return points
+
+
+def example(role: Path) -> str:
+    """A play that runs the role; values of the lock come by the variables of the playbook."""
+    (play,) = yaml.safe_load((ROLES.parent / "site.yml").read_text(encoding="utf-8"))
+    given = next((r.get("vars", {}) for r in play["roles"] if r["role"] == role.name), {})
+    needed = [n for n, o in read_specs(role)["options"].items() if o.get("required")]
+    values = {name: given.get(name, _EXAMPLES.get(name)) for name in needed}
+    entry = {"role": role.name, **({"vars": values} if values else {})}
+    head = {"name": f"Run {role.name}", "hosts": "gpus", "become": True}
+    body = {**head, "vars_files": ["vars/site.yml"], "roles": [entry]}
+    return yaml.safe_dump([body], sort_keys=False, width=200)
 
 
 def readme(role: Path) -> str:
@@ -30,9 +88,31 @@ def readme(role: Path) -> str:
         *(line for paragraph in paragraphs for line in (paragraph, "")),
         *("| variable | type | default | what it is |", "|---|---|---|---|", *rows, ""),
         *usage(role.name),
+        *(
+            "## Example",
+            "",
+            "A play in the folder `ansible/` of a checkout; with the collection installed,",
+        ),
+        *(f"the role is `sm120.hosts.{role.name}`:", ""),
+        *("```yaml", "---", example(role).rstrip(), "```", ""),
+        *others(role),
         "Written by `python ansible/role_readme.py` from `meta/argument_specs.yml`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def others(role: Path) -> list[str]:
+    """Entry points besides main, and what is not judged."""
+    points = {n: s for n, s in entry_points(role).items() if n != "main"}
+    rows = [
+        f"| `{name}` | {', '.join(f'`{o}`' for o in spec['options']) or 'none'} | "
+        f"{plain(spec['short_description'])} |"
+        for name, spec in points.items()
+    ]
+    table = ["| `tasks_from` | variables | what it does |", "|---|---|---|", *rows, ""]
+    notes = [f"- {text}" for text in _NOT_JUDGED.get(role.name, [])]
+    unjudged = ["## What `sm120 host verify` does not judge", "", *notes, ""]
+    return [*(table if rows else []), *(unjudged if notes else [])]
 
 
 def usage(name: str) -> list[str]:

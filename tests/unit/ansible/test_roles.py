@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline import __version__
 from pipeline.host.rules.cards import POWER_RANGES_W
 from pipeline.host.rules.machine import DRIVER_OF_CUDA
 from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment, ansible_program
@@ -156,3 +157,95 @@ def test_roles_and_rules_know_the_same_power_ranges_and_driver_branches() -> Non
     assert {**rules, "none": [0, 0]} == ranges
     spec = yaml_of(ROOT / "lockfiles" / "host.yaml")
     assert spec["cuda"]["oldest_branches"] == DRIVER_OF_CUDA
+
+
+def used_entries() -> set[tuple[str, str]]:
+    """Role and entry point of every include in our playbooks and roles."""
+    files = [
+        *sorted((ROOT / "ansible").glob("*.yml")),
+        *sorted((ROOT / "ansible").glob("roles/*/tasks/*.yml")),
+    ]
+    form = re.compile(r"name: (\S+)\n\s+tasks_from: (\w+)")
+    found = {pair for path in files for pair in form.findall(path.read_text(encoding="utf-8"))}
+    return {(n, e) for n, e in found if n in NAMES} | {(n, "promises") for n in PUBLIC}
+
+
+def test_every_entry_point_that_is_used_has_argument_specs() -> None:
+    specs = {role.name: load_writer().entry_points(role) for role in ROLES}
+    used = used_entries()
+    assert ("reboot", "note") in used
+    assert [pair for pair in sorted(used) if pair[1] not in specs[pair[0]]] == []
+    named = [(n, e) for n, points in specs.items() for e in points]
+    lost = [p for p in named if not (ROOT / f"ansible/roles/{p[0]}/tasks/{p[1]}.yml").is_file()]
+    assert lost == []
+
+
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_a_role_says_who_it_is_for(role: Path) -> None:
+    info = yaml_of(role / "meta" / "main.yml")["galaxy_info"]
+    assert info["license"] == "Apache-2.0"
+    assert {p["name"] for p in info["platforms"]} == {"Debian", "Ubuntu"}
+    short = load_writer().plain(specs_of(role)["short_description"])
+    assert info["description"] == short.replace("`", "")
+
+
+@pytest.fixture(scope="module")
+def collections(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the built collection was installed, without a network."""
+    place = tmp_path_factory.mktemp("collections")
+    galaxy = [ansible_program("ansible-galaxy"), "collection"]
+    env = ansible_environment()
+    for words in (
+        ["build", str(ROOT / "ansible"), "--output-path", str(place)],
+        ["install", "--offline", "-p", str(place), str(place / "sm120-hosts-0.1.0.tar.gz")],
+    ):
+        done = subprocess.run(
+            [*galaxy, *words], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_the_collection_installs_and_its_roles_are_those_of_the_checkout(collections: Path) -> None:
+    installed = collections / "ansible_collections" / "sm120" / "hosts"
+    ours = {
+        p.relative_to(ROOT / "ansible"): p.read_bytes()
+        for r in ROLES
+        for p in r.rglob("*")
+        if p.is_file()
+    }
+    theirs = {
+        p.relative_to(installed): p.read_bytes()
+        for p in (installed / "roles").rglob("*")
+        if p.is_file()
+    }
+    assert theirs == ours
+    assert not (installed / "site.yml").exists()
+    assert yaml_of(ROOT / "ansible" / "galaxy.yml")["version"] == __version__
+
+
+@pytest.mark.parametrize("name", ["the checkout's role", "the collection's role"])
+def test_the_example_of_each_readme_passes_the_syntax_check(
+    name: str, collections: Path, tmp_path: Path
+) -> None:
+    plays = []
+    for role in ROLES:
+        (play,) = yaml.safe_load(load_writer().example(role))
+        assert (
+            yaml.safe_dump([play], sort_keys=False, width=200) in (role / "README.md").read_text()
+        )
+        if name.startswith("the collection"):
+            play["roles"][0]["role"] = f"sm120.hosts.{role.name}"
+        assert None not in play["roles"][0].get("vars", {}).values(), role.name
+        plays.append(play)
+    book = tmp_path / "plays.yml"
+    book.write_text(yaml.safe_dump(plays))
+    env = {**ansible_environment(), "ANSIBLE_COLLECTIONS_PATH": str(collections)}
+    done = subprocess.run(
+        [ansible_program("ansible-playbook"), "--syntax-check", "-i", "gpus,", str(book)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
