@@ -49,7 +49,7 @@ MODULES: dict[str, ModuleType] = {
     "weights": weights,
 }
 # the part of the host lock that a role installs
-_PARTS = {
+PARTS = {
     "nvidia_driver": "driver",
     "cuda": "cuda",
     "container_runtime": "container_toolkit",
@@ -112,8 +112,8 @@ def _checks(role: str, roles: Roles) -> Iterator[tuple[Check, str]]:
     yield from ((check, "") for check in checks_in(MODULES[role]))
     if role != "host":
         yield owned.test_nobody_but_root_can_change_its_files, ""
-    if role in _PARTS and _installs_packages(role, roles):
-        yield from ((check, _PARTS[role]) for check in checks_in(pinned_packages))
+    if role in PARTS and installs_packages(role, roles):
+        yield from ((check, PARTS[role]) for check in checks_in(pinned_packages))
 
 
 def checks_in(module: ModuleType) -> list[Check]:
@@ -121,7 +121,8 @@ def checks_in(module: ModuleType) -> list[Check]:
     return [check for name, check in vars(module).items() if name.startswith("test_")]
 
 
-def _installs_packages(role: str, roles: Roles) -> bool:
+def installs_packages(role: str, roles: Roles) -> bool:
+    """Whether the role brings its part of the lock to the host."""
     if role == "cuda" and roles.cuda:
         return roles.cuda.toolkit
     return roles.nccl.library if role == "nccl" and roles.nccl else True
