@@ -344,6 +344,140 @@ PLANTED = [
 ]
 
 
+# what takes effect besides our own files: what is planted, what takes it back, the promise, its reason
+IN_EFFECT = [
+    (
+        "mkdir -p /opt/n; touch /opt/n/libnccl.so.2; echo LD_LIBRARY_PATH=/opt/n > /etc/profile.d/n.sh",
+        "rm -r /opt/n /etc/profile.d/n.sh",
+        "nccl: no other library takes the place of nccl",
+        "no package brought: /opt/n/libnccl.so.2 (by LD_LIBRARY_PATH)",
+    ),
+    (
+        "echo export NCCL_P2P_DISABLE=1 >> /home/ops/.bashrc",
+        "sed -i /NCCL_/d /home/ops/.bashrc",
+        "nccl: no environment has settings of its own",
+        "/home/ops/.bashrc has NCCL_P2P_DISABLE=1",
+    ),
+    (
+        "mkdir -p /etc/cdi; echo 'hostPath: /usr/lib/libcuda.so.570.86.10' > /etc/cdi/nvidia.yaml",
+        "rm -r /etc/cdi",
+        "container_runtime: cdi is of the loaded driver",
+        "/etc/cdi/nvidia.yaml is of driver 570.86.10",
+    ),
+    (
+        "mkdir -p /etc/systemd/system/docker.service.d; printf '[Service]\\nLimitNOFILE=1024\\n' >"
+        " /etc/systemd/system/docker.service.d/x.conf; systemctl daemon-reload;"
+        " systemctl restart docker",
+        "rm -r /etc/systemd/system/docker.service.d; systemctl daemon-reload;"
+        " systemctl restart docker",
+        "container_runtime: no limit of the engine is lower than a container needs",
+        "docker runs with NOFILE=1024",
+    ),
+    (
+        "mkdir -p /etc/nvidia-container-runtime; printf '[nvidia-container-cli]\\nno-cgroups = true"
+        "\\n' > /etc/nvidia-container-runtime/config.toml",
+        "rm -r /etc/nvidia-container-runtime",
+        "container_runtime: the toolkit hands the cards to containers",
+        "no-cgroups = true",
+    ),
+    (
+        "chmod 644 /etc/sm120-registry/server.key",
+        "chmod 600 /etc/sm120-registry/server.key",
+        "registry: its key and its images are nobody elses",
+        "/etc/sm120-registry/server.key is open to others (0644)",
+    ),
+    (
+        "cp -a /etc/sm120-registry/ca.crt /root/kept.crt; echo >> /etc/sm120-registry/ca.crt",
+        "mv /root/kept.crt /etc/sm120-registry/ca.crt",
+        "registry: its certificates are those it was given",
+        "replaced since the role made it: /etc/sm120-registry/ca.crt",
+    ),
+    (
+        "echo 'GRUB_DEFAULT=\"Advanced>Debian, with Linux 5.10.0-8\"' > /etc/default/grub.d/50-x.cfg",
+        "rm /etc/default/grub.d/50-x.cfg",
+        "nvidia_driver: the kernel that boots next has the driver",
+        "GRUB_DEFAULT chooses `Advanced>Debian, with Linux 5.10.0-8`",
+    ),
+    (
+        "echo nouveau > /etc/modules-load.d/x.conf",
+        "rm /etc/modules-load.d/x.conf",
+        "nvidia_driver: nouveau is kept away",
+        "the next boot loads nouveau by: /etc/modules-load.d/x.conf",
+    ),
+    (
+        "mkdir -p /etc/dkms; echo 'AUTOINSTALL=\"no\"' > /etc/dkms/nvidia.conf",
+        "rm -r /etc/dkms",
+        "nvidia_driver: dkms builds it for each new kernel",
+        "/etc/dkms/nvidia.conf has AUTOINSTALL=no",
+    ),
+    (
+        "touch /var/lib/sm120/packages/driver/before.json",
+        "rm /var/lib/sm120/packages/driver/before.json",
+        "nvidia_driver: the packages to go back to are whole",
+        "before.json is not the note that the role wrote",
+    ),
+    (
+        'mkdir -p /etc/udev/rules.d; echo \'ATTR{vendor}=="0x10de", ATTR{power/control}="auto"\' >'
+        " /etc/udev/rules.d/80-nv.rules",
+        "rm /etc/udev/rules.d/80-nv.rules",
+        "pcie: no rule lets the cards sleep",
+        "/etc/udev/rules.d/80-nv.rules sets it",
+    ),
+    (
+        "printf '#!/bin/sh\\necho 60 > /proc/sys/vm/swappiness\\n' > /etc/rc.local",
+        "rm /etc/rc.local",
+        "host_tuning: nothing started at boot sets the kernel knobs",
+        "/etc/rc.local: echo 60 > /proc/sys/vm/swappiness",
+    ),
+    (
+        "mkdir -p /etc/chrony; echo 'makestep 1 3' > /etc/chrony/chrony.conf",
+        "rm -r /etc/chrony",
+        "host_tuning: the clock is kept",
+        "chrony's settings name no server, pool or clock",
+    ),
+    (
+        "mkdir -p /etc/cron.d; echo '0 3 * * * root apt-get -y dist-upgrade' > /etc/cron.d/x",
+        "rm /etc/cron.d/x",
+        "host_tuning: updates at night stay away from the driver",
+        "a job upgrades everything: /etc/cron.d/x",
+    ),
+    (
+        "echo vm.nr_hugepages=900000 > /etc/sysctl.d/99-h.conf",
+        "rm /etc/sysctl.d/99-h.conf",
+        "host_tuning: huge pages leave memory to programs",
+        "/etc/sysctl.d/99-h.conf reserves",
+    ),
+    (
+        "echo 'Acquire::Check-Valid-Until \"false\";' > /etc/apt/apt.conf.d/99x",
+        "rm /etc/apt/apt.conf.d/99x",
+        "nvidia_repository: apt checks signatures and certificates",
+        "Acquire::Check-Valid-Until is false",
+    ),
+    (
+        "cp /usr/share/keyrings/system.gpg /etc/apt/trusted.gpg.d/x.gpg",
+        "rm /etc/apt/trusted.gpg.d/x.gpg",
+        "nvidia_repository: no foreign key speaks for every source",
+        "no package brought: /etc/apt/trusted.gpg.d/x.gpg",
+    ),
+]
+
+
+@pytest.mark.big
+def test_what_takes_effect_besides_our_files_is_found_with_its_reason(
+    site: Site, whole: dict[str, Any]
+) -> None:
+    for plant, _, _, _ in IN_EFFECT:
+        site.second.shell(plant)
+    result = verify(site, **whole)
+    for _, undo, _, _ in IN_EFFECT:
+        site.second.shell(undo)
+    assert result.rows("v1", "failed", "unknown") == set()
+    assert result.rows("v2", "failed", "unknown") == {promise for _, _, promise, _ in IN_EFFECT}
+    reasons = {f"{r['role']}: {r['promise']}": r["why"] for r in result.host("v2")["rows"]}
+    assert [why for _, _, promise, why in IN_EFFECT if why not in reasons[promise]] == []
+    assert verify(site, "--limit", "v2", **whole).rows("v2", "failed", "unknown") == set()
+
+
 @pytest.mark.big
 def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
     site: Site, whole: dict[str, Any]

@@ -174,16 +174,16 @@ def module_settings(host: Host) -> list[ModuleLine]:
     # of two files with one name modprobe reads only that of the first folder
     first = {PurePosixPath(path).name: path for path in reversed(texts)}
     rows = [row for path in first.values() for row in parse_lines(path, texts[path])]
-    return [*rows, *_kernel_arguments(arguments_of(host, "/proc/cmdline"))]
+    return [*rows, *kernel_options("/proc/cmdline", arguments_of(host, "/proc/cmdline"))]
 
 
-def _kernel_arguments(arguments: Sequence[str]) -> list[ModuleLine]:
+def kernel_options(path: str, arguments: Sequence[str]) -> list[ModuleLine]:
     """`nvidia_uvm.uvm_disable_hmm=0` on the kernel's command line is an option too."""
     # of `MODULE.OPTION=VALUE`; what has no dot is for the kernel itself
     parts = [(a, *a.partition("=")[0].rpartition(".")) for a in arguments]
     return [
         ModuleLine(
-            path="/proc/cmdline",
+            path=path,
             command="options",
             module=module.replace("-", "_"),
             rest=argument.removeprefix(f"{module}."),

@@ -34,8 +34,8 @@ _KEPT_AWAY = ("nvidia-", "libnvidia-", "cuda-", "libnccl")
 _STARTED = (
     "/etc/rc.local /etc/rc.d /etc/init.d /etc/systemd/system /etc/cron.d /etc/crontab"
     " /etc/cron.hourly /etc/cron.daily /etc/cron.weekly /etc/cron.monthly /var/spool/cron"
-    " /etc/udev/rules.d /etc/network /etc/networkd-dispatcher /etc/tuned /usr/local/bin"
-    " /usr/local/sbin"
+    " /etc/udev/rules.d /etc/tmpfiles.d /etc/network /etc/networkd-dispatcher /etc/tuned"
+    " /usr/local/bin /usr/local/sbin"
 )
 # reserved memory that nothing but programs written for it can use; a tenth is felt
 _MOST_HUGE = 0.1

@@ -104,6 +104,12 @@ def test_nouveau_is_kept_away(host: Host) -> None:
         for a in arguments_of(host, "/proc/cmdline")
         if a.startswith("modules-load=") and "nouveau" in a.partition("=")[2].split(",")
     ]
+    # `softdep nvidia pre: nouveau` and `alias pci:v000010DE* nouveau`
+    wrong += [
+        f"{row.path} ({row.command} {row.module})"
+        for row in module_settings(host)
+        if row.command in ("softdep", "alias", "install") and "nouveau" in row.rest.split()
+    ]
     fix = "Take nouveau out of it (a kernel argument: out of GRUB's settings), then reboot."
     require_none(wrong, "the next boot loads nouveau by", fix)
 

@@ -11,6 +11,7 @@ from pipeline.host.promises.boot import (
     ROLE_FILES,
     grub_arguments,
     initramfs_settings,
+    kernel_options,
     module_settings,
     other_values,
     overriding_file,
@@ -94,8 +95,11 @@ def test_no_other_file_of_grub_overrides_its_arguments(host: Host, wanted: PcieP
 
 def test_the_mitigations_are_on(host: Host) -> None:
     """Turning them off gains little and leaves the machine open to attacks."""
+    fix = "Take mitigations=off out of the boot loader's settings."
     bad = [w for w in arguments_of(host, "/proc/cmdline") if w == "mitigations=off"]
-    require_none(bad, "booted with", "Take mitigations=off out of the boot loader's settings.")
+    require_none(bad, "booted with", fix)
+    files = [path for path, arguments in grub_arguments(host) if "mitigations=off" in arguments]
+    require_none(files[:1], "the next update of GRUB boots with mitigations=off, by", fix)
 
 
 @known_by("IOMMU")
@@ -124,6 +128,13 @@ def test_no_rule_lets_the_cards_sleep(host: Host, wanted: PciePromise) -> None:
         not_applicable("the profile leaves ASPM alone")
     states = [x.split() for x in host.run(_POWER_NOW).stdout.splitlines()]
     wrong = [f"{x[0]} is set to auto" for x in states if x[1:] == ["auto"]]
+    # the driver's own runtime power management (its README, chapter 22)
+    wrong += [
+        f"{line.path} has NVreg_DynamicPowerManagement={value}"
+        for line in module_settings(host)
+        if line.module == "nvidia" and line.command == "options"
+        if (value := line.options.get("NVreg_DynamicPowerManagement", "0")) not in ("0", "0x00")
+    ]
     paths = [f"{p}/udev/rules.d/*.rules" for p in ("/etc", "/run", "/usr/local/lib")]
     wrong += [
         f"{path} sets it"
@@ -133,8 +144,8 @@ def test_no_rule_lets_the_cards_sleep(host: Host, wanted: PciePromise) -> None:
         # for these cards, or for every device of the bus
         if "10de" in line.lower() or "vendor" not in line
     ]
-    fix = "Take the rule out; then `udevadm control --reload`, `udevadm trigger` or reboot."
-    require_none(wrong, "power/control", fix)
+    fix = "Take it out; then `udevadm control --reload`, `udevadm trigger` or reboot."
+    require_none(wrong, "idle cards may sleep", fix)
 
 
 def test_the_modules_options_are_written(host: Host, wanted: PciePromise) -> None:
@@ -149,7 +160,9 @@ def test_no_other_file_sets_the_modules_options(host: Host, wanted: PciePromise)
     """Of two files that set one option, their names decide."""
     if not wanted.module_lines:
         not_applicable("the profile sets no options")
-    wrong = other_values(module_settings(host), wanted.module_lines, _MODPROBE)
+    grub = grub_arguments(host)[-1:]
+    later = [line for path, arguments in grub for line in kernel_options(path, arguments)]
+    wrong = other_values([*module_settings(host), *later], wanted.module_lines, _MODPROBE)
     fix = (
         f"Take the option out of that file: {_MODPROBE} sets it. Then update-initramfs -u, reboot."
     )

@@ -33,6 +33,10 @@ def test_they_are_held(host: Host, lock: TargetLock, part: str) -> None:
     names = list(pins_of(lock, part))
     have = installed(host, names)
     require_none([n for n in names if have.get(n, ("", ""))[1] != "hold"], "not held")
+    output = host.run("apt-config dump APT::Get::allow-change-held-packages").stdout
+    off = re.search(r'"(true|yes|1|on|enable|with)"', output, re.I)
+    fix = "Take it out of the file that `grep -ri change-held /etc/apt/apt.conf*` names."
+    require_none([output.strip()] if off else [], "apt's settings let every upgrade move them", fix)
 
 
 def test_apt_would_install_nothing_else(host: Host, lock: TargetLock, part: str) -> None:

@@ -105,7 +105,10 @@ def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -
 def test_its_settings_are_ours(host: Host, wanted: RegistryPromise) -> None:
     """Port, storage, TLS and passwords."""
     output = text_of(host, f"{wanted.home}/config.yml")
-    for setting in (f'addr: ":{wanted.port}"', f'rootdirectory: "{wanted.storage}"', "htpasswd:"):
+    for setting in (
+        *(f'addr: ":{wanted.port}"', f'rootdirectory: "{wanted.storage}"', "htpasswd:"),
+        *(f'path: "{wanted.home}/htpasswd"', f'certificate: "{wanted.home}/server.crt"'),
+    ):
         require(setting in output, f"{wanted.home}/config.yml lacks {setting}")
     unit = text_of(host, _DROP_IN)
     require(f"{wanted.home}/config.yml" in unit, "the unit does not use our settings")

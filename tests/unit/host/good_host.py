@@ -137,7 +137,10 @@ GOOD = FakeHost(
         "/proc/sys/vm/swappiness": "0\n",
         "/reg/htpasswd": "ops:hash\n",
         "/reg/server.crt": "certificate",
-        "/reg/config.yml": 'addr: ":5000"\nrootdirectory: "/images"\nhtpasswd: {}\n',
+        "/reg/config.yml": (
+            'addr: ":5000"\nrootdirectory: "/images"\ntls: {certificate: "/reg/server.crt"}\n'
+            'htpasswd: {path: "/reg/htpasswd"}\n'
+        ),
         "/etc/systemd/system/docker-registry.service.d/sm120.conf": "ExecStart=x /reg/config.yml\n",
         "/opt/sm120/checkout/lockfiles/weights/tiny.lock.yaml": "key",
         "/opt/sm120/requirements.txt": "key",

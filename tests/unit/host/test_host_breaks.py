@@ -20,12 +20,16 @@ from pipeline.host.promises import host_tuning as tuning
 from pipeline.host.promises import nccl, pcie, registry, weights
 from pipeline.host.promises import nvidia_driver as driver
 from pipeline.host.promises import nvidia_repository as repository
+from pipeline.host.promises import pinned_packages as pins
 from pipeline.host.promises.boot import READ_INITRAMFS, boot_entries, chosen_kernel
 from pipeline.host.promises.outcome import Broken, NotApplicable, Undecided
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     CMDLINE,
+    END,
     GOOD,
+    GRUB_ARGUMENTS,
+    GRUB_ROWS,
     LOCK,
     NCCL,
     PCIE,
@@ -278,13 +282,67 @@ BREAKS: list[tuple[str, Any, tuple[Any, ...], FakeHost, str]] = [
         "udev's power control",
         *(pcie.test_no_rule_lets_the_cards_sleep, (PCIE,)),
         holding("/etc/udev/rules.d/80-nv.rules", UDEV),
-        "power/control: /etc/udev/rules.d/80-nv.rules sets it",
+        "idle cards may sleep: /etc/udev/rules.d/80-nv.rules sets it",
     ),
     (
         "a card that may sleep now",
         *(pcie.test_no_rule_lets_the_cards_sleep, (PCIE,)),
         saying_here("for d in /sys", "0000:01:00.0 auto\n"),
-        "power/control: 0000:01:00.0 is set to auto",
+        "idle cards may sleep: 0000:01:00.0 is set to auto",
+    ),
+    (
+        "the driver's own power management",
+        *(pcie.test_no_rule_lets_the_cards_sleep, (PCIE,)),
+        holding("/etc/modprobe.d/pm.conf", "options nvidia NVreg_DynamicPowerManagement=0x02\n"),
+        "/etc/modprobe.d/pm.conf has NVreg_DynamicPowerManagement=0x02",
+    ),
+    (
+        "nouveau before the driver",
+        *(driver.test_nouveau_is_kept_away, ()),
+        holding("/etc/modprobe.d/soft.conf", "softdep nvidia pre: nouveau\n"),
+        "loads nouveau by: /etc/modprobe.d/soft.conf (softdep nvidia)",
+    ),
+    (
+        "nouveau for every card",
+        *(driver.test_nouveau_is_kept_away, ()),
+        holding("/etc/modprobe.d/al.conf", "alias pci:v000010DEd*sv*sd*bc03sc*i* nouveau\n"),
+        "loads nouveau by: /etc/modprobe.d/al.conf (alias pci:v000010DEd*sv*sd*bc03sc*i*)",
+    ),
+    (
+        "holds that apt ignores",
+        *(pins.test_they_are_held, (LOCK, "driver")),
+        saying_here(
+            "apt-config dump APT::Get::allow", 'APT::Get::allow-change-held-packages "true";\n'
+        ),
+        'apt\'s settings let every upgrade move them: APT::Get::allow-change-held-packages "true";',
+    ),
+    (
+        "a module's option by the next update of GRUB",
+        *(pcie.test_no_other_file_sets_the_modules_options, (PCIE,)),
+        saying_here(GRUB_ARGUMENTS, f"{GRUB_ROWS}/etc/default/grub.d/70-x.cfg\tquiet a.b=0\n{END}"),
+        "set otherwise: /etc/default/grub.d/70-x.cfg has b=0",
+    ),
+    (
+        "mitigations=off by the next update of GRUB",
+        *(pcie.test_the_mitigations_are_on, ()),
+        saying_here(
+            GRUB_ARGUMENTS, f"{GRUB_ROWS}/etc/default/grub.d/71.cfg\tmitigations=off\n{END}"
+        ),
+        "GRUB boots with mitigations=off, by: /etc/default/grub.d/71.cfg",
+    ),
+    (
+        "a knob set by tmpfiles.d",
+        *(tuning.test_nothing_started_at_boot_sets_the_kernel_knobs, (TUNING,)),
+        saying_here(GREP, "/etc/tmpfiles.d/x.conf:w /proc/sys/vm/swappiness - - - - 60\n"),
+        "/etc/tmpfiles.d/x.conf: w /proc/sys/vm/swappiness - - - - 60",
+    ),
+    (
+        "a registry with other passwords",
+        *(registry.test_its_settings_are_ours, (REGISTRY,)),
+        holding(
+            "/reg/config.yml", GOOD.files["/reg/config.yml"].replace("/reg/htpasswd", "/tmp/x")
+        ),
+        '/reg/config.yml lacks path: "/reg/htpasswd"',
     ),
     (
         "chrony without a server",
