@@ -344,13 +344,13 @@ PLANTED = [
 ]
 
 
-# what takes effect besides our own files: what is planted, what takes it back, the promise, its reason
+# what takes effect besides our files: what is planted, what takes it back, the promise, its reason
 IN_EFFECT = [
     (
-        "mkdir -p /opt/n; touch /opt/n/libnccl.so.2; echo LD_LIBRARY_PATH=/opt/n > /etc/profile.d/n.sh",
+        "mkdir /opt/n; touch /opt/n/libnccl.so; echo LD_LIBRARY_PATH=/opt/n > /etc/profile.d/n.sh",
         "rm -r /opt/n /etc/profile.d/n.sh",
         "nccl: no other library takes the place of nccl",
-        "no package brought: /opt/n/libnccl.so.2 (by LD_LIBRARY_PATH)",
+        "no package brought: /opt/n/libnccl.so (by LD_LIBRARY_PATH)",
     ),
     (
         "echo export NCCL_P2P_DISABLE=1 >> /home/ops/.bashrc",
@@ -393,10 +393,10 @@ IN_EFFECT = [
         "replaced since the role made it: /etc/sm120-registry/ca.crt",
     ),
     (
-        "echo 'GRUB_DEFAULT=\"Advanced>Debian, with Linux 5.10.0-8\"' > /etc/default/grub.d/50-x.cfg",
+        "echo 'GRUB_DEFAULT=\"Advanced>Linux 5.10.0-8\"' > /etc/default/grub.d/50-x.cfg",
         "rm /etc/default/grub.d/50-x.cfg",
         "nvidia_driver: the kernel that boots next has the driver",
-        "GRUB_DEFAULT chooses `Advanced>Debian, with Linux 5.10.0-8`",
+        "GRUB_DEFAULT chooses `Advanced>Linux 5.10.0-8`",
     ),
     (
         "echo nouveau > /etc/modules-load.d/x.conf",

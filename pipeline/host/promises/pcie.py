@@ -160,9 +160,18 @@ def test_no_other_file_sets_the_modules_options(host: Host, wanted: PciePromise)
     """Of two files that set one option, their names decide."""
     if not wanted.module_lines:
         not_applicable("the profile sets no options")
-    grub = grub_arguments(host)[-1:]
-    later = [line for path, arguments in grub for line in kernel_options(path, arguments)]
-    wrong = other_values([*module_settings(host), *later], wanted.module_lines, _MODPROBE)
+    rows = grub_arguments(host)
+    # each option of the next update of GRUB, by the first file that has it
+    later = {
+        argument: path
+        for path, row in reversed(rows)
+        for argument in row
+        if argument in rows[-1][1]
+    }
+    options = [
+        line for argument, path in later.items() for line in kernel_options(path, [argument])
+    ]
+    wrong = other_values([*module_settings(host), *options], wanted.module_lines, _MODPROBE)
     fix = (
         f"Take the option out of that file: {_MODPROBE} sets it. Then update-initramfs -u, reboot."
     )
