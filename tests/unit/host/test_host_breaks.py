@@ -1,6 +1,8 @@
 """What people plant on a host, one row for each: the promise that must fail, and its reason.
 
-Texts are those that systemd nodes print; every row has been planted on one.
+Texts are those that systemd nodes print. Most rows were planted on a node as well; not on one: an
+insecure registry, swap, a world-writable /models, a changed tool, an emptied note, grubenv, chrony
+without sources.
 """
 
 from __future__ import annotations
