@@ -16,6 +16,12 @@ ROOT = Path(__file__).resolve().parent
 LOCKS = ROOT / "lockfiles" / "tool"
 
 
+# said before anything is imported that an older Python does not have
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit(
+        "noxfile.py: needs Python 3.11 or newer, this is {}.{}.{}\n"
+        "       Name another: `python3.13 noxfile.py …`.".format(*sys.version_info)
+    )
 sys.path.insert(0, str(ROOT))  # nox loads this file from anywhere
 
 from pipeline import bootstrap as tool  # noqa: E402

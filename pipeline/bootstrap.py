@@ -7,35 +7,51 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 # Names the folder of wheels that `sm120 image collect --tool` made, for a machine without network.
 VARIABLE = "SM120_TOOL"
+# How often it says how far it is: on a terminal in one line, elsewhere in lines of a log.
+_LIVE_BEAT_S, _BEAT_S = 1.0, 15.0
 FOLDER = "tool"  # of that name it is found below a folder that --mirror names, too
 
 
 def environment(root: Path, group: str) -> Path:
-    """The programs of a hash-locked group, in `.nox/GROUP`; made once for each version of its lock.
+    """The programs of a hash-locked group, in `.nox/GROUP`; made anew for another lock or place.
 
     One environment serves all sessions of a group: a session of nox's own would be a copy each.
     """
     home, lock = root / ".nox" / group, root / "lockfiles" / "tool" / f"{group}.txt"
-    stamp = home / "locked"
-    wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        print(f"Making .nox/{group} from lockfiles/tool/{group}.txt …", file=sys.stderr, flush=True)
+    stamp, python = home / "locked", "python{}.{}".format(*sys.version_info)
+    pins = lock.read_bytes()
+    # programs in it name its path, so that those of a copy would run the original
+    wanted = f"{hashlib.sha256(pins).hexdigest()} {python} {home}"
+    if not stamp.exists() or stamp.read_text("utf-8", "replace") != wanted:
+        began, count = time.monotonic(), len(re.findall(rb"(?m)^\S+==", pins))
+        title = f"Making .nox/{group} from lockfiles/tool/{group}.txt: {count} packages"
+        print(title, file=sys.stderr, flush=True)
         wheels = tool_folder(sys.argv[1:], os.environ)
+        stamp.unlink(missing_ok=True)
         _run([sys.executable, "-m", "venv", "--clear", str(home)], group, _VENV)
         install = pip_install(home / "bin" / "python", wheels)
         hint = _IN_FOLDER.format(wheels) if wheels else _NO_FOLDER
-        _run([*install, "--require-hashes", "-r", str(lock)], group, hint)
+        _run([*install, "--require-hashes", "-r", str(lock)], group, hint, count)
         if group != "nox":  # the menu itself needs no package of ours
             _run([*install, "--no-deps", "--no-build-isolation", "-e", str(root)], group, hint)
-        stamp.write_text(wanted)
+            # Relative: below a folder whose name is not ASCII, Python before 3.13 does not start in
+            # the C locale if this file names it (https://github.com/python/cpython/issues/77102).
+            for file in home.glob("lib/python*/site-packages/pipeline.pth"):
+                file.write_text("../../../../..\n")
+        stamp.write_text(wanted, "utf-8")
+        print(f"  done in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return home / "bin"
 
 
@@ -63,18 +79,42 @@ def tool_folder(arguments: Sequence[str], variables: Mapping[str, str]) -> Path 
 
 def pip_install(python: Path, wheels: Path | None) -> list[str]:
     """The command that installs; from a folder of wheels it asks no index."""
-    command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
     return [*command, "--no-index", "--find-links", str(wheels)] if wheels else command
 
 
-def _run(command: list[str], group: str, hint: str) -> None:
-    """Run it to its end; where that is a failure, its last words and what to do, in few lines."""
-    done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
-    errors = done.stderr.decode(errors="replace")
-    if done.returncode:
-        reason = last_words(errors) or f"exit code {done.returncode}"
+def _run(command: list[str], group: str, hint: str, packages: int = 0) -> None:
+    """Run it to its end, saying how far it is; its last words and what to do where it failed."""
+    began, live = time.monotonic(), sys.stderr.isatty()
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(command, stdout=output, stderr=errors) as process:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(_LIVE_BEAT_S if live else _BEAT_S)
+                    break
+                output.seek(0)
+                state = f"  {how_far(output.read(), packages)}, {time.monotonic() - began:.0f} s"
+                start, end = ("\r", "\033[K") if live else ("", "\n")
+                print(f"{start}{state}", end=end, file=sys.stderr, flush=True)
+        if live:
+            print("\r", end="\033[K", file=sys.stderr)
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
+    if code:
+        reason = last_words(text) or f"exit code {code}"
         sys.exit(f"noxfile.py: .nox/{group} could not be made: {reason}\n       {hint}")
-    sys.stderr.write(errors)
+    sys.stderr.write(text)
+
+
+def how_far(output: bytes, packages: int) -> str:
+    """What pip is doing, by the lines that it has written."""
+    if not packages:
+        return "preparing"
+    if b"\nInstalling collected packages" in output:
+        return f"installing {packages} packages"
+    # of other platforms pip says "Ignoring"
+    seen = len(re.findall(rb"(?m)^(?:Collecting|Ignoring) ", output))
+    return f"fetching package {min(max(seen, 1), packages)} of {packages}"
 
 
 def last_words(errors: str) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.bench.metrics import Speculated
+from pipeline.bench.metrics import Speculated, added
 from pipeline.bench.model import Engine, EngineSeries
 
 _LINE = re.compile(r"^([a-z_]+:[a-zA-Z0-9_:]+)(?:\{[^}]*\})? ([-+0-9.eE]+)", re.M)
@@ -128,4 +128,4 @@ def speculated(engine: EngineSeries | None) -> Speculated:
         length = 1 + engine.counters.get("accepted_tokens", 0.0) / drafts
         return Speculated(round(length, 4), int(drafts))
     lengths = [value for value in engine.acceptance if value]
-    return Speculated(round(sum(lengths) / len(lengths), 4) if lengths else None, None)
+    return Speculated(round(added(lengths) / len(lengths), 4) if lengths else None, None)

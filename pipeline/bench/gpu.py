@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+from pipeline.bench.metrics import added
 from pipeline.bench.model import GpuSeries, Mark
 from pipeline.host.facts.model import Gpu
 from pipeline.host.facts.smi import read_gpus, read_log, text_at
@@ -104,7 +105,7 @@ def energy_j(series: Sequence[GpuSeries]) -> float | None:
         points = [(at, w) for at, w in zip(card.at_s, card.power_w, strict=True) if w is not None]
         if len(points) < 2:
             return None
-        total += sum((b - a) * (v + w) / 2 for (a, v), (b, w) in pairwise(points))
+        total += added((b - a) * (v + w) / 2 for (a, v), (b, w) in pairwise(points))
     return total if series else None
 
 

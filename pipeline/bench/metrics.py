@@ -6,7 +6,9 @@ speculation, which are sampled.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -275,6 +277,15 @@ def metrics_of(
             _rounded(energy_j / sums.output_tokens) if energy_j is not None and has_energy else None
         ),
     )
+
+
+def added(values: Iterable[float]) -> float:
+    """A sum from left to right, alike in every Python.
+
+    From 3.12 on `sum` makes up for what each addition of floats rounds away; what was signed by
+    3.11 is computed again by this.
+    """
+    return functools.reduce(operator.add, values, 0.0)
 
 
 def _rounded(value: float) -> float:

@@ -16,7 +16,7 @@ import click
 
 from pipeline import __version__, log
 from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
-from pipeline.errors import Interrupted, PipelineError
+from pipeline.errors import Interrupted, MissingTool, PipelineError
 from pipeline.files import explained
 
 
@@ -108,6 +108,7 @@ def main() -> None:
     stops, debug = _Stops(), "--debug" in sys.argv
     sys.stdout = cast(TextIO, log.Screen(sys.stdout))
     try:
+        require_own_code(Path(sys.argv[0]), Path(sys.prefix))
         _run()
     except (KeyboardInterrupt, click.Abort):
         _end(Interrupted("stopped"), debug)
@@ -116,6 +117,18 @@ def main() -> None:
         ours = as_ours(error)
         was_stopped = stops.asked and not isinstance(ours, Interrupted)
         _end(Interrupted("stopped") if was_stopped else ours, debug)
+
+
+def require_own_code(program: Path, prefix: Path) -> None:
+    """Refuse to run from a checkout that was copied with its `.nox`.
+
+    The first line of a program names the original's Python, which runs the original's code.
+    """
+    home = program.resolve().parent.parent
+    if home.parent.name == ".nox" and home != prefix.resolve():
+        message = f"{program} is a copy: it would run the code of {prefix.parent.parent}"
+        hint = "In this checkout, `python3 noxfile.py -s gate -- --help` makes its own environment."
+        raise MissingTool(message, hint)
 
 
 def _run() -> None:

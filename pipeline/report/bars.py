@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipeline.bench.metrics import added
 from pipeline.report.markup import Markup, element, plain_number
 from pipeline.report.scale import linear, tick_label
 
@@ -35,7 +36,7 @@ class Bar:
 def bar_chart(name: str, title: str, axis: str, bars: Sequence[Bar]) -> Markup:
     """Rows below each other, their parts in a row; `name` is unique on its page."""
     height = _TOP + _ROW * len(bars) + _BOTTOM
-    totals = [sum(part.value for part in bar.parts) for bar in bars]
+    totals = [added(part.value for part in bar.parts) for bar in bars]
     scale = linear(totals, _LEFT, _WIDTH - _RIGHT)
     bottom = height - _BOTTOM
     grid = "".join(f"M{plain_number(scale.at(t))} {_TOP}V{bottom}" for t in scale.ticks)

@@ -124,10 +124,10 @@ class Memory(_Sparse):
     @property
     def other(self) -> float | None:
         """What is left of the card: the engine's own buffers, the driver, other programs."""
-        known = (self.weights, self.kv, self.free)
-        if self.total is None or any(part is None for part in known):
+        total, weights, kv, free = self.total, self.weights, self.kv, self.free
+        if total is None or weights is None or kv is None or free is None:
             return None
-        return max(0.0, self.total - sum(part or 0.0 for part in known))
+        return max(0.0, total - (weights + kv + free))
 
 
 class Fact(_Sparse):

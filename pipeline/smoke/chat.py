@@ -248,7 +248,7 @@ def logprobs_fault(tokens: Sequence[Token]) -> str:
         if not all(math.isfinite(p) and p <= 1e-3 for p in values):
             return f"the token {token.text!r} has a logprob that is no log of a probability"
         # some servers name the chosen one twice
-        if sum(math.exp(p) for _, p in set(token.top)) > _MOST_CERTAIN:
+        if math.fsum(math.exp(p) for _, p in set(token.top)) > _MOST_CERTAIN:
             return f"at {token.text!r} the probabilities of all tokens are more than 1"
         # greedy: what was chosen is the most probable
         if token.top and token.logprob < max(p for _, p in token.top) - 1e-3:

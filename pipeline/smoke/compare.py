@@ -140,7 +140,7 @@ def _gap(token: Token, rest: str, tolerance: Tolerance, *, has_marks: bool) -> _
         # not among those that were named: less probable than the last of them
         return _Gap(token.logprob - min(p for _, p in token.top), False)
     # an end that is not named has at most what the named ones leave; and it is never a tie
-    left = 1 - sum(math.exp(p) for _, p in set(token.top))
+    left = 1 - math.fsum(math.exp(p) for _, p in set(token.top))
     return _Gap(max(token.logprob - math.log(max(left, 1e-6)), tolerance.near_nats), False)
 
 

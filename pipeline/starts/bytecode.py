@@ -24,14 +24,15 @@ def compile_bytecode(root: Path, to: Path) -> Path | None:
     if not folders:
         return None
     command = [
-        *(sys.executable, "-X", f"pycache_prefix={to}", "-m", "compileall", "-qq"),
+        *(sys.executable, "-m", "compileall", "-qq"),
         *("-j", str(len(os.sched_getaffinity(0))), "-r", str(_DEEPEST)),
         # the files' times differ in each unpacked copy
         *("--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"),
         *map(str, folders),
     ]
     with log.step("Compiling its Python files for the emulator"):
-        # some files are templates or for other versions: they are compiled inside, if at all
-        proc.read(command)
+        # some files are templates or for other versions: they are compiled inside, if at all;
+        # a variable, not -X: the workers of compileall inherit no -X option since Python 3.12
+        proc.read(command, env=proc.environment(**{VARIABLE: str(to)}))
     # below the prefix lies the whole path of each file
     return to / root.resolve().relative_to("/")

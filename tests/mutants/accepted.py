@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.model import Frozen
-from tests.mutants.changes import Mutant
+from tests.mutants.changes import Mutant, name_of
 from tests.mutants.trials import CannotTest
 
 FILE = Path(__file__).with_name("accepted.toml")
@@ -25,7 +25,7 @@ class Accepted(Frozen):
     @property
     def name(self) -> tuple[str, str, str, str]:
         """As a mutant is known."""
-        return self.file, self.function, self.before, self.after
+        return name_of(self.file, self.function, self.before, self.after)
 
 
 def read_accepted(path: Path = FILE) -> list[Accepted]:

@@ -60,7 +60,12 @@ class Mutant:
     @property
     def name(self) -> tuple[str, str, str, str]:
         """What it is whatever stands around it: no line number."""
-        return self.file, self.function, self.before, self.after
+        return name_of(self.file, self.function, self.before, self.after)
+
+
+def name_of(file: str, function: str, before: str, after: str) -> tuple[str, str, str, str]:
+    """A mutant's name: one for all versions of Python, which quote f-strings differently."""
+    return file, function, before.replace("'", '"'), after.replace("'", '"')
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -64,14 +68,23 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], Ran]:
     def prepare(word: str, errors: bytes) -> Ran:
         ran: Ran = []
 
-        def run(command: list[str], stderr: int, check: bool) -> subprocess.CompletedProcess[bytes]:
-            ran.append(command)
-            if "venv" in command:
-                Path(command[-1]).mkdir(parents=True, exist_ok=True)
-            failed = word in command
-            return subprocess.CompletedProcess(command, int(failed), b"", errors if failed else b"")
+        class Program(AbstractContextManager["Program"]):
+            def __init__(self, command: list[str], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+                ran.append(command)
+                if "venv" in command:
+                    packages = Path(command[-1], "lib/python3.1/site-packages")
+                    packages.mkdir(parents=True, exist_ok=True)
+                    (packages / "pipeline.pth").write_text("/as/pip/writes/it\n")
+                self.code = int(word in command)
+                stderr.write(errors if self.code else b"")
 
-        monkeypatch.setattr(subprocess, "run", run)
+            def __exit__(self, *_: object) -> None:
+                return
+
+            def wait(self, limit_s: float) -> int:
+                return self.code
+
+        monkeypatch.setattr(subprocess, "Popen", Program)
         monkeypatch.setattr(sys, "argv", ["noxfile.py"])
         return ran
 
@@ -92,6 +105,73 @@ def test_a_folder_of_wheels_is_all_that_pip_sees(
     assert "--require-hashes" in installs[0]
     bootstrap.environment(root, "run")
     assert len(ran) == 3, "made once for each version of its lock"
+
+
+def test_an_environment_is_made_anew_in_a_copy_of_its_checkout(
+    root: Path, tmp_path: Path, ends_with: Callable[[str, bytes], Ran]
+) -> None:
+    """Its programs begin with the path of the original's Python."""
+    ran = ends_with("nothing", b"")
+    bootstrap.environment(root, "run")
+    (copy := root / "copy").mkdir()
+    for folder in (".nox", "lockfiles"):
+        shutil.copytree(root / folder, copy / folder)
+    assert bootstrap.environment(copy, "run") == copy / ".nox" / "run" / "bin"
+    assert ran[3][-1] == str(copy / ".nox" / "run")
+    assert ran[5][-2:] == ["-e", str(copy)]
+    assert len(ran) == 6
+
+
+def test_an_environment_is_made_anew_for_another_python(
+    root: Path, ends_with: Callable[[str, bytes], Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = ends_with("nothing", b"")
+    bootstrap.environment(root, "nox")
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    bootstrap.environment(root, "nox")
+    assert len(ran) == 4
+
+
+def test_our_package_is_found_by_a_path_that_is_ascii_wherever_the_checkout_is(
+    root: Path, ends_with: Callable[[str, bytes], Ran]
+) -> None:
+    ends_with("nothing", b"")
+    home = bootstrap.environment(root, "run").parent
+    (file,) = home.rglob("pipeline.pth")
+    assert (file.parent / file.read_text("ascii").strip()).resolve() == root.resolve()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (b"", "fetching package 1 of 3"),
+        (b"Collecting a==1\n  Downloading a\nIgnoring b: markers\n", "fetching package 2 of 3"),
+        (b"Collecting a\nInstalling collected packages: a\n", "installing 3 packages"),
+    ],
+)
+def test_it_says_how_far_pip_is(output: bytes, said: str) -> None:
+    assert bootstrap.how_far(output, 3) == said
+    assert bootstrap.how_far(output, 0) == "preparing"
+
+
+def test_a_program_that_takes_long_says_so_while_it_runs(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "_BEAT_S", 0.2)
+    code = "import time; print('Collecting a', flush=True); time.sleep(1)"
+    bootstrap._run([sys.executable, "-c", code], "run", "", 7)
+    assert "  fetching package 1 of 7, 0 s\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("version", [(3, 9, 18), (3, 10, 2)])
+def test_an_older_python_is_refused_in_words(
+    version: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    with pytest.raises(
+        SystemExit, match="needs Python 3.11 or newer, this is {}.{}".format(*version)
+    ):
+        runpy.run_path(str(ROOT / "noxfile.py"))
 
 
 @pytest.mark.parametrize(

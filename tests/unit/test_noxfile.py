@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import tomllib
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
@@ -191,3 +192,17 @@ def test_what_is_not_built_by_default_exists_and_is_named(menu: ModuleType) -> N
         image, *platform = name.split(" --platform ")
         assert set(platform) <= set(checkout.spec(image).platforms)
         assert image not in menu.ENGINES or platform
+
+
+def test_locks_are_made_for_every_python_that_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    prefix = "Programming Language :: Python :: "
+    declared = [c.removeprefix(prefix) for c in project["project"]["classifiers"] if prefix in c]
+    assert declared == ["3.11", "3.12", "3.13", "3.14"]
+    least = declared[0]
+    assert project["project"]["requires-python"] == f">={least}"
+    assert project["tool"]["ruff"]["target-version"] == f"py{least.replace('.', '')}"
+    menu = (ROOT / "noxfile.py").read_text("utf-8")
+    assert f'"--python-version", "{least}"' in menu
+    assert "--universal" in menu
+    assert "{}.{}".format(*sys.version_info) in declared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ async def _probabilities(session: Session) -> str:
             differences.append(abs(want.logprob - got.logprob))
     if not differences:
         raise NotOffered("the baseline or the server has no logprobs")
-    mean, most = sum(differences) / len(differences), session.plan.tolerance.oracle_nats
+    mean, most = math.fsum(differences) / len(differences), session.plan.tolerance.oracle_nats
     found = f"{mean:.3f} nats apart on average over {len(differences)} tokens, {most} allowed"
     if mean > most:
         raise Unsound(found)

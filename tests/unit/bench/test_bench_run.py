@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import subprocess
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.bench import runner
+from pipeline.bench.gpu import energy_j
 from pipeline.bench.marks import Tally
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
@@ -52,6 +54,7 @@ from pipeline.model import sha256_of
 from pipeline.smoke.wire import Address
 from tests.testbed.bench_faults import BenchServer, bench_server
 from tests.unit.bench.example_run import FOLDER
+from tests.unit.host.machines import H200
 
 _LENGTHS = {
     "input": {"kind": "fixed", "tokens": 60},
@@ -146,9 +149,33 @@ def test_prompts_have_the_asked_length_by_the_servers_count(measured: Measured) 
     assert all(abs((row.input_tokens or 0) - 60) <= 2 for row in rows)
 
 
-def test_what_is_kept_is_what_was_computed(measured: Measured, tmp_path: Path) -> None:
+@pytest.fixture
+def with_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An nvidia-smi that answers as it did on a machine with an H200."""
+    text = json.loads(H200.read_bytes())["commands"]["nvidia-smi"]["out"]
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "answer.xml").write_text(text)
+    (programs / "nvidia-smi").write_text(f"#!/bin/sh\nexec cat '{programs}/answer.xml'\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture
+def without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.bench.sampler.shutil.which", lambda name: None)
+
+
+@pytest.mark.parametrize("card", ["with_a_card", "without_a_card"])
+def test_what_is_kept_is_what_was_computed(
+    request: pytest.FixtureRequest, measured: Measured, tmp_path: Path, card: str
+) -> None:
+    request.getfixturevalue(card)
     run, rows = measured()
-    assert metrics_of(rows) == run.cells[0].trials[0].metrics
+    trial = run.cells[0].trials[0]
+    energy = energy_j(trial.samples.gpus)
+    assert (energy is None) == (card == "without_a_card")
+    assert metrics_of(rows, energy_j=energy) == trial.metrics
     assert read_run(tmp_path) == run
 
 

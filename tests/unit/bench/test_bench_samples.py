@@ -74,6 +74,15 @@ def test_sglang_says_its_acceptance_length_itself() -> None:
     assert speculated(result) == (2.5, None)
 
 
+def test_sampled_numbers_are_the_same_in_every_python() -> None:
+    """`sum` of 3.11 gives 2.2913 and 0.9999999999999999, that of 3.12 gives 2.2912 and 1.0."""
+    lengths: list[float | None] = [2.94, 2.07, 1.48, 3.49, 1.14, 2.99, 3.21, 1.01]
+    said = _engine().model_copy(update={"acceptance": lengths})
+    assert speculated(said).acceptance_length == 2.2913
+    card = _card().model_copy(update={"at_s": list(range(11)), "power_w": [0.1] * 11})
+    assert energy_j([card]) == 0.9999999999999999
+
+
 def test_without_speculation_there_is_no_acceptance_length() -> None:
     assert speculated(None) == (None, None)
     assert speculated(_engine(drafts=0)) == (None, None)

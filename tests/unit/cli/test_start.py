@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.main import as_ours, cli
+from pipeline.cli.main import as_ours, cli, require_own_code
 from pipeline.cli.verbs import GROUPS, Verb, VerbGroup
+from pipeline.errors import MissingTool
 from pipeline.spec.checkout import Checkout
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import ROOT, Command, build_tiny
@@ -93,3 +94,21 @@ def test_a_place_that_cannot_be_made_is_named_without_the_name_of_a_class() -> N
     error = as_ours(FileNotFoundError(2, "No such file or directory", "/proc/x"))
     assert str(error) == "/proc/x: No such file or directory"
     assert "path" in error.hint
+
+
+def test_a_program_of_a_copied_checkout_says_whose_code_it_would_run(tmp_path: Path) -> None:
+    program = tmp_path / "copy/.nox/run/bin/sm120"
+    program.parent.mkdir(parents=True)
+    with pytest.raises(MissingTool, match=f"would run the code of {tmp_path}/original") as refused:
+        require_own_code(program, tmp_path / "original/.nox/run")
+    assert "noxfile.py" in refused.value.hint
+    require_own_code(program, tmp_path / "copy/.nox/run")
+
+
+def test_a_program_of_another_environment_may_be_linked_to(tmp_path: Path) -> None:
+    home = tmp_path / "original/.nox/run"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/sm120").touch()
+    (tmp_path / "sm120").symlink_to(home / "bin/sm120")
+    require_own_code(tmp_path / "sm120", home)
+    require_own_code(Path("/usr/local/bin/sm120"), Path("/usr"))

@@ -112,6 +112,13 @@ def test_every_mutant_of_the_pipeline_is_python() -> None:
         compile(changed_source(source, mutant), mutant.file, "exec")
 
 
+def test_a_mutant_has_one_name_whatever_python_quotes_its_text_with() -> None:
+    entry = read_accepted()[0].model_copy(update={"before": """f"{', '.join(a)}\""""})
+    later = entry.model_copy(update={"before": """f'{', '.join(a)}'"""})  # 3.12 and newer
+    assert entry.name == later.name
+    assert entry.name != entry.model_copy(update={"before": "f'{a}'"}).name
+
+
 @pytest.mark.parametrize("entry", read_accepted(), ids=lambda entry: entry.function)
 def test_an_accepted_mutant_is_one_of_the_code_as_it_is(entry: Accepted) -> None:
     source = (ROOT / entry.file).read_text(encoding="utf-8")
