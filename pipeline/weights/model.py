@@ -176,13 +176,13 @@ class WeightsLock(Sealed):
 
     @model_validator(mode="after")
     def _names_each_path_once(self) -> WeightsLock:
-        # on disks that ignore letter case the second file would overwrite the first
-        folded = [pin.path.casefold() for pin in self.files]
-        if len(set(folded)) != len(folded):
-            raise ValueError("two files have the same name (letter case aside)")
-        folders = {path.rpartition("/")[0] for path in folded}
+        # names that differ in letter case only are two files on most disks: a fetch asks its disk
+        paths = [pin.path for pin in self.files]
+        if len(set(paths)) != len(paths):
+            raise ValueError("two files have the same name")
+        folders = {path.rpartition("/")[0] for path in paths}
         parents = {f[: i or len(f)] for f in folders for i, c in enumerate(f + "/") if c == "/"}
-        if clash := parents & set(folded):
+        if clash := parents & set(paths):
             raise ValueError(f"{min(clash)}: is both a file and a folder")
         return self
 

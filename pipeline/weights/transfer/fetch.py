@@ -21,7 +21,7 @@ from pipeline.weights.disk.receipt import (
     set_back_mtime,
 )
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place, read_kept
+from pipeline.weights.place import STATE, Place, read_kept
 from pipeline.weights.transfer.partial_file import PartialFile, adopt
 from pipeline.weights.transfer.router import Router
 from pipeline.weights.transfer.routes import Route
@@ -107,7 +107,16 @@ def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
             )
     if place.root.exists() and not place.root.is_dir():
         raise StoreUnwritable(f"{place.root}: is not a folder")
+    folded: dict[str, str] = {}
     for pin in pins:
+        other = folded.setdefault(pin.path.casefold(), pin.path)
+        # such a disk finds our own folder under another spelling, too
+        if other != pin.path and (place.root / STATE.upper()).exists():
+            raise StoreUnwritable(
+                f"{place.root}: {other} and {pin.path} are one file on this disk,"
+                " which ignores letter case",
+                "Fetch to another disk (ext4, XFS), or name one under `exclude` in the spec.",
+            )
         if place.file(pin).is_dir() and not place.file(pin).is_symlink():
             raise StoreUnwritable(f"{place.file(pin)}: is a folder")
     folders = {path.parent for pin in pins for path in (place.file(pin), place.name(pin))}

@@ -70,10 +70,10 @@ def test_a_spec_that_fits_no_file_is_refused(bed: Bed) -> None:
         look_up(bed.spec(include=["*.gguf"]), bed.asker(), reader(bed))
 
 
-def test_names_that_clash_on_some_disks_are_refused(bed: Bed) -> None:
+def test_names_that_differ_in_letter_case_are_two_files(bed: Bed) -> None:
     bed.publish({"a.json": b"1", "A.json": b"2"})
-    with pytest.raises(HubBroken, match="same name"):
-        look_up(bed.spec(), bed.asker(), reader(bed))
+    lock = look_up(bed.spec(), bed.asker(), reader(bed)).lock
+    assert [pin.path for pin in lock.files] == ["A.json", "a.json"]
 
 
 def test_shards_that_an_index_names_and_the_repository_lacks_are_reported(bed: Bed) -> None:

@@ -512,6 +512,30 @@ def test_a_folder_of_another_set_is_refused(bed: Bed) -> None:
     assert (bed.folder / SMALL).read_bytes() == b"of the other set"
 
 
+_BY_CASE = {"a.json": b"small", "A.json": b"LARGE", "d/b.bin": b"1", "D/b.bin": b"2"}
+
+
+@pytest.mark.parametrize("hub_cache", [False, True])
+def test_names_that_differ_in_letter_case_are_fetched_side_by_side(
+    bed: Bed, hub_cache: bool
+) -> None:
+    bed.publish(_BY_CASE)
+    place = bed.place(hub_cache=hub_cache)
+    bed.fetch(place=place)
+    files = {pin.path: place.name(pin).read_bytes() for pin in place.lock.files}
+    assert files == _BY_CASE
+
+
+def test_a_disk_that_ignores_letter_case_is_asked_before_the_first_byte(bed: Bed) -> None:
+    bed.publish({"a.json": b"small", "A.json": b"LARGE"})
+    (bed.folder / ".SM120").mkdir(parents=True)  # such a disk finds .sm120 under this name, too
+    with pytest.raises(StoreUnwritable, match=r"A\.json and a\.json are one file on this disk"):
+        bed.fetch()
+    assert bed.hub.sent_bytes() == 0
+    bed.publish({"a.json": b"small"})
+    bed.fetch()
+
+
 def test_a_folder_under_a_files_name_is_refused(bed: Bed) -> None:
     (bed.folder / BIG).mkdir(parents=True)
     with pytest.raises(StoreUnwritable, match="is a folder"):
