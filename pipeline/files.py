@@ -280,7 +280,8 @@ def link_or_copy(source: Path, target: Path) -> None:
     """The same bytes under another name: a hard link where the disk allows it, else a copy."""
     try:
         # free of copies of gigabytes; not across disks, and not on every file system
-        os.link(source, target)
+        # newer Pythons follow a link by default (https://github.com/python/cpython/issues/81793)
+        os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copyfile(source, target)
 

@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import resource
-import ssl
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from pipeline.bench.loop import run_loop
 from pipeline.bench.model import Failure, RequestRow
 from pipeline.bench.plan import Job, Planned, Session, path_of, said_before, sessions, turn_body
 from pipeline.errors import PipelineError
+from pipeline.net.route import tls_context
 
 _RETRIED = (429, 503)
 _WATCH_S = 0.1
@@ -319,7 +319,7 @@ def _say(**message: Any) -> None:
 
 async def prepared(job: Job) -> tuple[Share, list[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
-    context = ssl.create_default_context() if job.is_tls else None
+    context = tls_context() if job.is_tls else None
     target = Target(job.host, job.port, job.base, context, tuple(job.headers.items()))
     share, todo = Share(job, target), list(sessions(job))
     await share.open_connections()

@@ -90,9 +90,13 @@ def read_proxy(address: str) -> Proxy:
 def tls_context(ca_file: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
     """A context that believes the CAs of a file, or of this machine."""
     try:
-        return ssl.create_default_context(cafile=ca_file or _bundled())
+        context = ssl.create_default_context(cafile=ca_file or _bundled())
     except (OSError, ssl.SSLError) as error:
         raise Untrusted(f"{ca_file}: is not a readable file of CA certificates") from error
+    # Python 3.13 began to refuse a CA without key usage, as `openssl req -x509` makes it: Docker,
+    # curl and older Pythons take it (https://docs.python.org/3/library/ssl.html#context-creation)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 def _bundled() -> str | None:

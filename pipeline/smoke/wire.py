@@ -7,7 +7,6 @@ and when each piece arrived is part of the result.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pipeline.errors import InputInvalid
 from pipeline.net.address import number_in, shown
+from pipeline.net.route import tls_context
 
 _MOST_HEAD_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
@@ -112,7 +112,7 @@ def _reason(error: Exception) -> str:
 async def _connected(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if address.socket:
         return await asyncio.open_unix_connection(address.socket, limit=_MOST_HEAD_BYTES)
-    context = ssl.create_default_context() if address.is_tls else None
+    context = tls_context() if address.is_tls else None
     return await asyncio.open_connection(
         address.host, address.port, ssl=context, limit=_MOST_HEAD_BYTES
     )

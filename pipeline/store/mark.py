@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -77,10 +78,14 @@ def write_mark(root: Path) -> None:
 def is_store(root: Path) -> bool:
     """Whether a folder has the mark of a store; a mark that is not ours is an error."""
     mark = root / MARK
-    if not mark.is_symlink() and not mark.exists():
-        return False
     try:
         is_plain = stat.S_ISREG(mark.lstat().st_mode)
+    except OSError as error:
+        # other reasons are raised: `Path.exists` hides them from Python 3.14 on
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    try:
         text = read_at_most(mark, _MOST_BYTES) if is_plain else None
         if text == b"":
             return False  # cut short while it was written

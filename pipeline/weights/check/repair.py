@@ -241,7 +241,7 @@ class _Repairer:
             partial.unlink(missing_ok=True)
             # not every disk has hard links (exFAT): then it is fetched
             with suppress(OSError):
-                os.link(path, partial)
+                os.link(path, partial, follow_symlinks=False)
 
     def _one(self, pin: FilePin) -> Repaired:
         new = self._new_file(pin)

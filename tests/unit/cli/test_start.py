@@ -102,13 +102,9 @@ def test_a_program_of_a_copied_checkout_says_whose_code_it_would_run(tmp_path: P
     with pytest.raises(MissingTool, match=f"would run the code of {tmp_path}/original") as refused:
         require_own_code(program, tmp_path / "original/.nox/run")
     assert "noxfile.py" in refused.value.hint
-    require_own_code(program, tmp_path / "copy/.nox/run")
-
-
-def test_a_program_of_another_environment_may_be_linked_to(tmp_path: Path) -> None:
-    home = tmp_path / "original/.nox/run"
-    (home / "bin").mkdir(parents=True)
-    (home / "bin/sm120").touch()
-    (tmp_path / "sm120").symlink_to(home / "bin/sm120")
-    require_own_code(tmp_path / "sm120", home)
+    # its own program, a link to it, and one that is in no checkout
+    program.touch()
+    (tmp_path / "sm120").symlink_to(program)
+    for own in (program, tmp_path / "sm120"):
+        require_own_code(own, tmp_path / "copy/.nox/run")
     require_own_code(Path("/usr/local/bin/sm120"), Path("/usr"))

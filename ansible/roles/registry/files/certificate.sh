@@ -7,6 +7,7 @@ cd "$1"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 openssl req -x509 -newkey rsa:3072 -nodes -days 3650 -subj "/CN=sm120 registry CA" \
+    -addext keyUsage=critical,keyCertSign,cRLSign \
     -keyout "$scratch/ca.key" -out ca.crt 2>/dev/null
 openssl req -newkey rsa:3072 -nodes -subj "/CN=$2" -keyout server.key -out "$scratch/request" 2>/dev/null
 echo "subjectAltName=$3" >"$scratch/names"
