@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import oci
+from pipeline import model, oci
 from pipeline.assemble import golden
 from pipeline.assemble.deflate import check_compressor
 from pipeline.assemble.entry import Entry, with_parents
@@ -81,9 +81,12 @@ class Built:
 @cache
 def code_digest() -> str:
     """The builder's own code: after an upgrade an image is put together again, in a second."""
-    # oci, too: it holds the media types, descriptors and tar constants that images are written with
+    # oci holds the media types, descriptors and tar constants that images are written with, model
+    # the function that writes their JSON. An edited comment counts: a false alarm costs a second, and
+    # what Python makes of a source without its comments differs between versions of Python.
     folders = (Path(__file__).parent, Path(oci.__file__).parent)
     sources = sorted(path for folder in folders for path in folder.glob("*.py"))
+    sources.append(Path(model.__file__))
     return sha256_of(b"".join(path.read_bytes() for path in sources))
 
 

@@ -75,7 +75,7 @@ class Answer:
         self._sock, self._since = connections.slot.sock, time.monotonic()
         # Below urllib3, whose own `readinto` makes a copy. And only `readinto`: the standard
         # library's `read` believes a chunk that claims to have -1 bytes, and reads for ever.
-        self._source: Any = getattr(raw, "_original_response", None)
+        self._source: Any = raw._original_response  # type: ignore[attr-defined]
 
     def require_known_coding(self) -> None:
         """Refuse a body whose framing would be taken for its content."""

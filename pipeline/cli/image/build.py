@@ -34,7 +34,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.signing import Signing
 from pipeline.cli.source.compile import compile_missing, missing_trees
-from pipeline.errors import StoreDamaged
+from pipeline.errors import StoreDamaged, UnknownImage
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
@@ -94,6 +94,9 @@ def build(
     plans = plans_of(checkout, names, platform)
     if not names:
         plans = _without_compiling(store, plans)
+        if not plans and not dry_run:
+            message = "there is no image to build that is not compiled first"
+            raise UnknownImage(message, "Name those to compile and build: `sm120 build IMAGE`.")
     if dry_run:
         return show_plan(plans, store, as_json)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from pipeline import model
 from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble import plan
-from pipeline.assemble.image import Built, build_images, find_built
+from pipeline.assemble.image import Built, build_images, code_digest, find_built
 from pipeline.assemble.plan import plan_image
 from pipeline.assemble.venv import record_row
 from pipeline.errors import (
@@ -468,3 +469,14 @@ def test_a_patch_is_not_taken_for_one_of_the_base(world: World) -> None:
     world.child.spec.pop("patches")
     built = built_mine(world, mine(EDIT))
     assert [x.image for x in placed_layers(built) if x.layer.title == "patches"] == ["mine"]
+
+
+def test_the_digest_of_our_code_holds_what_writes_the_json_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = code_digest.__wrapped__()
+    assert before == code_digest.__wrapped__()
+    other = tmp_path / "model.py"
+    other.write_text(Path(model.__file__).read_text().replace("sort_keys=True", "sort_keys=False"))
+    monkeypatch.setattr(model, "__file__", str(other))
+    assert code_digest.__wrapped__() != before

@@ -8,10 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.cli.images import plans_of
 from pipeline.source.box import Box, Running
+from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root
 from tests.compiled import HELLO, CopyingWay, compiled_checkout, source_spec
 from tests.unit.support import AMD64, Command, Ended
@@ -205,6 +208,21 @@ def test_kept_objects_are_no_proof_to_sign(desk: Desk) -> None:
     ended = desk.offline("image", "rebuild", "engine", "--keep-objects", "--attest")
     assert ended.code == 2
     assert "leave --keep-objects out" in ended.err
+
+
+def test_where_every_image_is_compiled_first_one_must_be_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine_alone(checkout: Checkout, names: Sequence[str], platform: str | None) -> Any:
+        return plans_of(checkout, ("engine",), platform)
+
+    monkeypatch.setattr("pipeline.cli.image.build.plans_of", engine_alone)
+    ended = desk.offline("build")
+    assert (ended.error, ended.code) == ("UnknownImage", 41)
+    assert "there is no image to build that is not compiled first" in ended.err
+    assert "engine for linux/amd64 is left out" in ended.err
+    assert "`sm120 build IMAGE`" in ended.err
+    assert desk.offline("build", "--dry-run").code == 0
 
 
 def test_without_a_name_only_what_needs_no_compiling_is_built(desk: Desk) -> None:
