@@ -113,6 +113,24 @@ def say(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
+_COLOURS = {
+    "red": ("31", "broken bad changed damaged failed invalid lost moved refused void wrong"),
+    "yellow": ("33", "incomplete skipped stale undecided unknown unproved unsigned warning"),
+    "green": ("32", "good identical passed proved right valid"),
+}
+_CODES = {word: code for code, words in _COLOURS.values() for word in words.split()}
+
+
+def coloured(text: str, word: str = "", stream: Any = None) -> str:
+    """A verdict in its colour, or a text in that of a word; plain wherever nobody looks.
+
+    NO_COLOR (https://no-color.org) and TERM=dumb turn it off.
+    """
+    code, out = _CODES.get(word or text), stream or sys.stdout
+    has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\033[{code}m{text}\033[0m" if code and has_colour and out.isatty() else text
+
+
 def size(number: float) -> str:
     """1234567 -> '1.2 MB', in the units download pages use."""
     # powers of 1000, as the Hub, registries and disks count; GiB are for memory alone
@@ -286,22 +304,39 @@ def progress(title: str, total_bytes: int) -> Iterator[Bar]:
         yield LineBar(title, total_bytes)
     else:
         title = printable(title)
-        # loaded only where it is shown
-        from rich import progress as rp
-        from rich.console import Console
+        from rich import progress as rp  # loaded only where it is shown
 
-        columns = (
-            rp.TextColumn("  {task.description}"),
-            rp.BarColumn(),
-            rp.DownloadColumn(),
-            rp.TransferSpeedColumn(),
-            rp.TimeRemainingColumn(),
-            # goes on where the rest takes long to move, or was counted too small
-            rp.TimeElapsedColumn(),
-        )
-        # transient: what stays on the screen is the line that `step` prints
-        with rp.Progress(*columns, console=Console(stderr=True), transient=True) as live:
-            yield RichBar(live, live.add_task(title, total=total_bytes))
+        sizes = (rp.DownloadColumn(), rp.TransferSpeedColumn())
+        with _live_bar(title, total_bytes, "  {task.description}", *sizes) as bar:
+            yield bar
+
+
+@contextmanager
+def _live_bar(title: str, total: int, text: str, *columns: Any) -> Iterator[Bar]:
+    from rich import progress as rp
+    from rich.console import Console
+    from rich.text import Text
+
+    start = time.monotonic()
+
+    class Times(rp.ProgressColumn):
+        """How long it took and will take.
+
+        Rich stops its clock at the total, which is often an estimate: the bar would look frozen.
+        """
+
+        def render(self, task: rp.Task) -> Text:
+            left = task.time_remaining
+            rest = "" if left is None else f", about {seconds(left)} left"
+            return Text(
+                f"{seconds(time.monotonic() - start)} so far"
+                + (", finishing" if task.finished else rest)
+            )
+
+    shown = (rp.TextColumn(text), rp.BarColumn(), *columns, Times())
+    # transient: what stays on the screen is the line that `step` prints
+    with rp.Progress(*shown, console=Console(stderr=True), transient=True) as live:
+        yield RichBar(live, live.add_task(title, total=total))
 
 
 class CountLine:
@@ -340,14 +375,9 @@ def counting(total: int, one: str) -> Iterator[Bar]:
     elif not sys.stderr.isatty():
         yield CountLine(total, one)
     else:
-        # loaded only where it is shown
-        from rich import progress as rp
-        from rich.console import Console
-
-        text = rp.TextColumn("  {task.completed} of {task.total} {task.description}")
-        columns = (text, rp.BarColumn(), rp.TimeElapsedColumn(), rp.TimeRemainingColumn())
-        with rp.Progress(*columns, console=Console(stderr=True), transient=True) as live:
-            yield RichBar(live, live.add_task(f"{one}s", total=total))
+        text = "  {task.completed} of {task.total} {task.description}"
+        with _live_bar(f"{one}s", total, text) as bar:
+            yield bar
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -385,7 +415,11 @@ def _table_width(head: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
 def _lines(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     widths = _widths(head, cells)
     lines = [head, ["-" * w for w in widths], *cells]
-    return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in lines]
+    # padded first: a colour has no width
+    return [
+        "  ".join(coloured(c.ljust(w), c) for c, w in zip(r, widths, strict=True)).rstrip()
+        for r in lines
+    ]
 
 
 def _folded(head: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> str:

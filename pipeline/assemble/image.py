@@ -82,8 +82,8 @@ class Built:
 def code_digest() -> str:
     """The builder's own code: after an upgrade an image is put together again, in a second."""
     # oci holds the media types, descriptors and tar constants that images are written with, model
-    # the function that writes their JSON. An edited comment counts: a false alarm costs a second, and
-    # what Python makes of a source without its comments differs between versions of Python.
+    # the function that writes their JSON. An edited comment counts: a false alarm costs a second,
+    # and what Python makes of a source without comments differs between versions of Python.
     folders = (Path(__file__).parent, Path(oci.__file__).parent)
     sources = sorted(path for folder in folders for path in folder.glob("*.py"))
     sources.append(Path(model.__file__))

@@ -158,6 +158,8 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
     pins = list({p.sha256: p for layer in work.missing for p in layer.pins}.values())
     verb = "Looking for" if fetcher.offline else "Fetching"
     title = f"{verb} {log.count(len(work.fetch), 'file')}, {log.size(work.fetch_bytes)}"
+    here_bytes = sum(p.size_bytes for p in pins) - work.fetch_bytes
+    title += f", checking {log.size(here_bytes)} that are here" if here_bytes > 0 else ""
     title += f", and writing {log.count(len(work.missing), 'layer')}"
     counts = shared_counts(work.missing)
     with log.step(title), _workers(store, counts) as pool:

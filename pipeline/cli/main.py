@@ -200,7 +200,8 @@ def _end(error: PipelineError, debug: bool) -> None:
             body = log.redacted(error.as_json(), logins=True)
             print(log.json_text(body), file=sys.stderr)
         else:
-            print(f"sm120: {_shown(' '.join(str(error).split()))}", file=sys.stderr)
+            name = log.coloured("sm120:", "failed", sys.stderr)
+            print(f"{name} {_shown(' '.join(str(error).split()))}", file=sys.stderr)
             if error.hint:
                 print(f"       {_shown(error.hint)}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -87,7 +87,8 @@ def uninstall(context: click.Context, keys: bool, yes: bool, dry_run: bool, as_j
     if is_agreed and served:
         raise AlreadyServed(f"nothing was removed: {', '.join(served)} is served", _STOP_FIRST)
     if is_agreed:
-        _remove(going, Store(root), loaded)
+        with log.watched(f"Removing {log.count(len(going), 'thing')}"):
+            _remove(going, Store(root), loaded)
     _end(items, stays, as_json, is_done=is_agreed, dry_run=dry_run)
 
 

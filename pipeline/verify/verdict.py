@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from pipeline import log
 from pipeline.errors import (
     EvidenceBroken,
     EvidenceIncomplete,
@@ -82,7 +83,7 @@ def show(node: Node, *, everything: bool = False) -> str:
 
 
 def _line(node: Node) -> str:
-    mark = node.verdict.value
+    mark = log.coloured(node.verdict.value)
     return f"{node.title}  {mark}" + (f": {node.message}" if node.message else "")
 
 

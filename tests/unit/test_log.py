@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import io
+import re
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -275,3 +279,61 @@ def test_nothing_is_counted_aloud_when_quiet(
         bar.advance(1)
     log.set_quiet(False)
     assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Not a fixture: pytest captures anew after those."""
+    screen = Terminal()
+    for name in ("NO_COLOR", "TERM", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, screen)
+    return screen
+
+
+def test_verdicts_have_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(monkeypatch)
+    assert log.coloured("failed") == "\x1b[31mfailed\x1b[0m"
+    assert log.coloured("valid") == "\x1b[32mvalid\x1b[0m"
+    assert log.coloured("a valid plan") == "a valid plan", "a word of a sentence is no verdict"
+    rows = log.table(["case", "verdict", "kernel"], [["failed-before", "passed", "k"]])
+    assert rows.splitlines()[-1] == "failed-before  \x1b[32mpassed \x1b[0m  k"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colours_gets_none(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    on_a_terminal(monkeypatch)
+    monkeypatch.setenv(name, value)
+    assert log.coloured("failed") == "failed"
+    assert "\x1b" not in log.table(["verdict"], [["failed"]])
+
+
+def test_a_pipe_gets_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(monkeypatch)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert log.coloured("failed") == "failed"
+    assert log.coloured("sm120:", "failed", sys.stderr) != "sm120:"
+
+
+@pytest.mark.parametrize("kind", ["progress", "counting"])
+def test_both_live_bars_label_their_times_and_their_clock_goes_on_at_the_total(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    terminal = on_a_terminal(monkeypatch)
+    with log.progress("read", 10) if kind == "progress" else log.counting(10, "case") as bar:
+        bar.advance(5)
+        time.sleep(0.3)
+        bar.advance(5)
+        time.sleep(1.2)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    clocks = [float(found) for found in re.findall(r"([0-9.]+) s so far, finishing", text)]
+    assert clocks[-1] - clocks[0] >= 0.4, "rich's own clock stops at the total"

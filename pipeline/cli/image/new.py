@@ -66,8 +66,11 @@ def new(
     files, patches. With --like it is a copy of the spec, to change versions in.
     """
     checkout = checkout_of(context)
-    if (base is None) == (like is None) or (like and (summary or requirements or platforms)):
-        raise click.UsageError("name one of --base and --like; only --base takes other options")
+    if (base is None) == (like is None):
+        raise click.UsageError("name one of --base and --like")
+    if like and (summary or requirements or platforms):
+        option = "--require" if requirements else "--platform" if platforms else "--summary"
+        raise click.UsageError(f"{option} goes with --base; a copy (--like) is changed in its file")
     if like:
         path = copy_image(checkout, name, like)
     else:

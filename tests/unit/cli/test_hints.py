@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline import log
+from pipeline.cli.context import own_name
 from pipeline.cli.weights.fit_text import _gib_text
 from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
@@ -345,3 +347,21 @@ def test_a_folder_that_holds_nothing_to_verify_may_have_been_meant_as_a_run(
     assert ended.code == 41
     assert "no run of a benchmark" in ended.err
     assert "`bench` made" in ended.err
+
+
+def test_hints_name_the_command_as_the_user_can_call_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / ".nox/run/bin/sm120"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOX_CURRENT_SESSION", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert own_name() == ".nox/run/bin/sm120"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert own_name() == "sm120"
+    # of a session's own PATH the user has nothing
+    monkeypatch.setenv("NOX_CURRENT_SESSION", "build-sm120")
+    assert own_name() == ".nox/run/bin/sm120"

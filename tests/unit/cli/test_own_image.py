@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.cli.context import host_platform
 from pipeline.spec.checkout import Checkout
-from tests.unit.support import Command, build_tiny
+from tests.unit.support import AMD64, Command, build_tiny
 
 REASONS = ("--no-upstream", "only of our own", "--no-gate", "changes no kernel")
 WHY = ("--why", "a test needs a reason that is long enough")
@@ -21,7 +21,6 @@ SITE = "/opt/venv/lib/python3.11/site-packages"
     [
         [],
         ["--base", "tiny", "--like", "tiny"],
-        ["--like", "tiny", "--require", "thing==1.0"],
     ],
 )
 @pytest.mark.usefixtures("checkout")
@@ -29,6 +28,16 @@ def test_a_new_image_stands_on_another_or_is_a_copy(sm120: Command, args: list[s
     ended = sm120("image", "new", "mine", *args)
     assert ended.code == 2
     assert "name one of --base and --like" in ended.err
+
+
+@pytest.mark.parametrize("option", ["--require", "--platform", "--summary"])
+@pytest.mark.usefixtures("checkout")
+def test_a_copy_takes_no_changes_on_the_command_line(sm120: Command, option: str) -> None:
+    value = {"--require": "thing==1.0", "--platform": AMD64, "--summary": "mine"}[option]
+    ended = sm120("image", "new", "mine", "--like", "tiny", option, value)
+    assert ended.code == 2
+    assert f"{option} goes with --base; a copy (--like) is changed in its file" in ended.err
+    assert "name one of" not in ended.err
 
 
 @pytest.mark.parametrize(
