@@ -13,6 +13,7 @@ from pipeline.cli.main import cli
 from pipeline.errors import PipelineError
 from tests.docs.commands import below
 from tests.docs.error_table import error_families, error_kinds
+from tests.docs.gate_table import with_cases
 from tests.docs.pages import DOCS, anchor
 from tests.docs.recipe_table import with_recipes
 from tests.docs.rooms import SHARED, arrows, drawing
@@ -45,7 +46,7 @@ stand before the verb: `sm120 --store DIR build sglang-k2`.
 
 
 # by name, so that collecting tests does not draw the house
-GENERATED = ("exit-codes.md", "cli.md", "architecture.md", "recipes.md")
+GENERATED = ("exit-codes.md", "cli.md", "architecture.md", "recipes.md", "gates.md")
 
 
 @cache
@@ -55,6 +56,7 @@ def generated() -> dict[Path, str]:
         DOCS / "exit-codes.md": _EXIT_CODES.replace("\n\n", f"\n\n{_NOTE}\n", 1) + _exit_codes(),
         DOCS / "cli.md": _CLI.replace("\n\n", f"\n\n{_NOTE}\n", 1) + "\n".join(_commands()),
         DOCS / "architecture.md": _architecture((DOCS / "architecture.md").read_text("utf-8")),
+        DOCS / "gates.md": with_cases((DOCS / "gates.md").read_text("utf-8")),
         DOCS / "recipes.md": with_recipes((DOCS / "recipes.md").read_text("utf-8")),
     }
 
