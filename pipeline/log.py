@@ -126,9 +126,12 @@ def coloured(text: str, word: str = "", stream: Any = None) -> str:
 
     NO_COLOR (https://no-color.org) and TERM=dumb turn it off.
     """
-    code, out = _CODES.get(word or text), stream or sys.stdout
-    has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return f"\033[{code}m{text}\033[0m" if code and has_colour and out.isatty() else text
+    code = _CODES.get(word or text)
+    if not code or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    # a table may go to either, so that both must be seen
+    is_seen = all(each.isatty() for each in ([stream] if stream else [sys.stdout, sys.stderr]))
+    return f"\033[{code}m{text}\033[0m" if is_seen else text
 
 
 def size(number: float) -> str:
