@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import pipeline
 from pipeline import log
@@ -25,6 +26,11 @@ from tests.unit.support import Command
 
 _CLEARED = ("PIP_", "UV_", "SM120_", "XDG_", "HF_")
 _NOWHERE = "http://127.0.0.1:9"
+# a busy machine is no fault of the code
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
