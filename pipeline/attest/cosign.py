@@ -1,8 +1,9 @@
 """Signatures and attestations in the form in which cosign finds them beside an image.
 
-cosign ignores `optional` of a signature's payload, so it can hold two things of ours: when a digest
-got its name, and the digest of its evidence set. With the time, a tag that was moved back to an
-older signed image is recognised; with the set, evidence that was removed later is missed.
+cosign ignores `optional` of a signature's payload, so it can hold three things of ours: when a
+digest got its name, the digest of its evidence set, and the index that the name was given to. With
+the time, a tag that was moved back to an older signed image is recognised; with the set, evidence
+that was removed later is missed; with the index, a tag that was moved to one platform of it.
 https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 """
 
@@ -26,6 +27,7 @@ SIGNATURE_NOTE = "dev.cosignproject.cosign/signature"
 SIGNATURE_MEDIA = "application/vnd.dev.cosign.simplesigning.v1+json"
 NAMED_AT = "sm120.named_at"
 NAMED_WITH = "sm120.evidence_set"
+NAMED_IN = "sm120.index"
 ENVELOPE_MEDIA = "application/vnd.dsse.envelope.v1+json"
 # an unsigned note that an image was published although its gates had not passed
 UNGATED_MEDIA = "application/vnd.sm120.ungated.v1+json"
@@ -66,13 +68,18 @@ class SignedName(Frozen):
     reference: str
     at: datetime | None
     evidence_set: Digest | None = None  # of the set's signed bytes
+    index: Digest | None = None  # the name is this index's; the digest is one image of it
 
 
 def signature_payload(
-    digest: str, reference: str, at: datetime | None = None, evidence_set: str | None = None
+    digest: str,
+    reference: str,
+    at: datetime | None = None,
+    evidence_set: str | None = None,
+    index: str | None = None,
 ) -> bytes:
     """`simple signing`: this digest has this name, with this set of evidence."""
-    extra = {NAMED_AT: stamp(at) if at else None, NAMED_WITH: evidence_set}
+    extra = {NAMED_AT: stamp(at) if at else None, NAMED_WITH: evidence_set, NAMED_IN: index}
     known = {key: value for key, value in extra.items() if value is not None}
     return canonical_json(
         {
@@ -96,6 +103,7 @@ def read_payload(data: bytes) -> SignedName:
         "reference": payload.critical.identity.reference,
         "at": None if named_at is None else read_stamp(named_at),
         "evidence_set": optional.get(NAMED_WITH),
+        "index": optional.get(NAMED_IN),
     }
     return as_model(SignedName, values, "payload")
 
@@ -106,9 +114,10 @@ def signature_attachment(
     signer: Signer,
     at: datetime | None = None,
     evidence_set: str | None = None,
+    index: str | None = None,
 ) -> Content:
     """An image's signature, for the tag `sha256-<hex>.sig`."""
-    payload = signature_payload(digest, reference, at, evidence_set)
+    payload = signature_payload(digest, reference, at, evidence_set, index)
     signature = base64.b64encode(signer.sign(payload)).decode()
     return Content(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
 

@@ -14,11 +14,19 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import yaml
-from pydantic import AwareDatetime, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    Field,
+    StrictBool,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from pipeline.attest.keys import PublicKey, key_id, public_pem, read_key_file, read_public
 from pipeline.attest.names import KINDS, Kind, kind_of
@@ -40,7 +48,8 @@ class Revoked(Frozen):
 
     since: AwareDatetime
     reason: Reason
-    compromised: bool
+    # a text such as 'no' is refused: what it means must not be guessed
+    compromised: StrictBool
 
 
 class TrustedKey(Frozen):
@@ -154,19 +163,29 @@ def with_named_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust |
 
 
 def both(first: Trust | None, second: Trust | None) -> Trust | None:
-    """Two trust files as one; where they contradict, the first wins, also with a revocation."""
+    """Two trust files as one; the first wins, but a key that either revokes is revoked."""
     if first is None or second is None:
         return first or second
-    return Trust(keys=_joined(first.keys, second.keys), bases={**second.bases, **first.bases})
+    keys = [_revoked_by(key, second.find(key.id)) for key in first.keys]
+    return Trust(keys=_joined(keys, second.keys), bases={**second.bases, **first.bases})
+
+
+def _revoked_by(key: TrustedKey, others: Sequence[TrustedKey]) -> TrustedKey:
+    """The key with the strictest of all revocations: stolen first, then the earliest."""
+    known = [each.revoked for each in (key, *others) if each.revoked]
+    strictest = min(known, key=lambda r: (not r.compromised, r.since), default=None)
+    return key.model_copy(update={"revoked": strictest})
 
 
 def _joined(known: Sequence[TrustedKey], more: Iterable[TrustedKey]) -> list[TrustedKey]:
+    """All keys, each once; one whose name is taken gets a number, and none is dropped."""
     joined = {key.id: key for key in known}
     for key in more:
         names = {each.name for each in joined.values()}
-        name = key.name if key.name not in names else f"{key.name}-own"
-        if key.id not in joined and name not in names:
-            joined[key.id] = key.model_copy(update={"name": name})
+        numbered = (f"{key.name[:70]}-own-{number}" for number in count(2))
+        free = chain([key.name, f"{key.name[:70]}-own"], numbered)
+        name = next(each for each in free if each not in names)
+        joined.setdefault(key.id, key.model_copy(update={"name": name}))
     return list(joined.values())
 
 

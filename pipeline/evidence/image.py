@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from pipeline import __version__, log
 from pipeline.assemble.image import Built, code_digest
-from pipeline.attest.envelope import Envelope
+from pipeline.attest.envelope import SUFFIX, Envelope
 from pipeline.attest.keys import Signer
 from pipeline.attest.names import BUILDER, CYCLONEDX, REBUILD, SPDX
 from pipeline.attest.predicates import DeclaredDifference, Rebuild
-from pipeline.attest.statement import Moment, Statement, make_statement
+from pipeline.attest.statement import Moment, Statement, make_statement, read_stamp
 from pipeline.attest.strict import plain
 from pipeline.errors import StoreDamaged
 from pipeline.evidence.bill import bill_of
@@ -94,8 +95,18 @@ def keep_all(
     subject = (built.name, built.platform, built.digest)
     # a build and a gate may state one image at the same time: the last set must list both's
     with store.locked(f"set-{folder.name}"):
+        _drop_future(folder, {*kept, SET}, when)
         every = set_statement(*subject, readable(folder).values(), when=when)
         return {**kept, SET: keep_set(store, folder, every, signers)}
+
+
+def _drop_future(folder: Path, own: Collection[str], when: Moment | None) -> None:
+    """Remove what is dated in the future and was not stated again: it would break the set."""
+    for name, envelope in readable(folder).items():
+        if when and name not in own and not envelope.statement.has_happened(read_stamp(when.at)):
+            path = folder / f"{name}{SUFFIX}"
+            path.unlink(missing_ok=True)
+            log.say(f"{path.name} is dated in the future, by a wrong clock, and was removed")
 
 
 def rebuild_statement(

@@ -44,7 +44,7 @@ from pipeline.evidence.inventory import (
 )
 from pipeline.model import Digest, Frozen, Identity, Name, Platform, Stamp
 from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import DEFAULT_ARCH
+from pipeline.spec.image import DEFAULT_ARCH, required_results
 from pipeline.spec.source import SourceSpec
 
 
@@ -68,19 +68,23 @@ class SpecMaterial(Frozen):
     series: dict[str, Any]
 
     @property
-    def gates(self) -> list[str]:
-        """The gates it asked for; patches are judged together with shared memory."""
+    def required_results(self) -> list[tuple[str, str]]:
+        """Each gate that it asked for, with each card that it must be judged for."""
         listed = self.spec.get("gates")
         gates = [str(g) for g in listed] if isinstance(listed, list) else []
-        return [*gates, "patches"] if "smem" in gates and self.series.get("patches") else gates
+        return required_results(gates, self._archs, patched=bool(self.series.get("patches")))
 
     @property
     def cards(self) -> list[str]:
         """The cards it was for, by machine code and by number: kernels are compiled for those."""
+        return [*self._archs, *(card.rstrip("af") for card in self._archs)]
+
+    @property
+    def _archs(self) -> list[str]:
         cuda = self.spec.get("cuda")
         listed = cuda.get("architectures") if isinstance(cuda, dict) else None
         named = [str(card) for card in listed] if isinstance(listed, list) else []
-        return [*named, *(card.rstrip("af") for card in named)] or [DEFAULT_ARCH]
+        return named or [DEFAULT_ARCH]
 
 
 class SourceMaterial(Frozen):

@@ -7,6 +7,7 @@ a build with nothing to do states nothing. It is a cache, not evidence: no verif
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,18 +21,17 @@ from pipeline.errors import StoreDamaged
 from pipeline.evidence.compiled import trees_of
 from pipeline.evidence.evidence_set import folder_of
 from pipeline.evidence.runs import FILE as RUNS
-from pipeline.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.model import Digest, Frozen, Stamp, canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from pipeline.attest.envelope import Envelope
     from pipeline.attest.keys import Signer
     from pipeline.attest.statement import Statement
 
 FILE = "stated.json"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # of a statement without a time
 UNSIGNED_FOREIGN = "is unsigned, and cannot be checked against the image"
 
 
@@ -41,6 +41,7 @@ class Stated(Frozen):
     inputs: Digest  # all that they were made from
     statements: list[str]
     signed_by: list[Digest]  # the keys that signed every one of them
+    latest: Stamp  # when the last of them was stated
 
     def is_whole(self, folder: Path) -> bool:
         # a memory that lists nothing must not pass for `all there`
@@ -50,11 +51,18 @@ class Stated(Frozen):
 
 
 def find_stated(checkout: Checkout, store: Store, built: Built) -> Stated | None:
-    """The statements that lie there, if all do and they were made from the same."""
+    """The statements beside an image, if all are there, of the same inputs, and not of the future.
+
+    What was stated while a clock was ahead is believed by nobody: the next build states it again.
+    """
+    from pipeline.attest.statement import CLOCKS_APART, read_stamp
+
     folder = folder_of(store, built)
     try:
         stated = Stated.model_validate_json(read_own(folder / FILE))
     except (OSError, StoreDamaged, ValidationError):
+        return None
+    if read_stamp(stated.latest) > datetime.now(UTC) + CLOCKS_APART:
         return None
     if stated.inputs != _inputs(checkout, store, built) or not stated.is_whole(folder):
         return None
@@ -68,17 +76,22 @@ def state_image(
     from pipeline.attest.statement import moment
     from pipeline.evidence.image import record_image
 
-    recorded = record_image(checkout, store, built, signers, moment())
+    # a bill in SPDX that was asked for once is stated again with the rest
+    has_spdx = (folder_of(store, built) / f"sbom-spdx{SUFFIX}").is_file()
+    recorded = record_image(checkout, store, built, signers, moment(), spdx=has_spdx)
     return _remember(checkout, store, built, recorded)
 
 
 def _remember(
     checkout: Checkout, store: Store, built: Built, recorded: Mapping[str, Envelope]
 ) -> Stated:
+    from pipeline.attest.statement import stamp
+
     stated = Stated(
         inputs=_inputs(checkout, store, built),
         statements=list(recorded),
         signed_by=signed_by_all(recorded.values()),
+        latest=max(stamp(e.statement.recorded or _EPOCH) for e in recorded.values()),
     )
     data = canonical_json(stated.model_dump()) + b"\n"
     store.write(folder_of(store, built) / FILE, data)

@@ -6,6 +6,7 @@ import re
 
 from pipeline.errors import ReferenceInvalid
 from pipeline.model import REPOSITORY, Frozen
+from pipeline.net.address import masked
 
 # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pulling-manifests
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -40,29 +41,36 @@ class Reference(Frozen):
 
 def parse_reference(text: str) -> Reference:
     """Read a name as written; the registry must be named, nothing is assumed."""
+    # who pastes an address with a password in it must not find it in a log
+    shown = masked(text)
     if not text.isascii() or not text.isprintable() or " " in text:
-        raise ReferenceInvalid(f"{text!r}: contains characters that are not allowed in a name")
+        raise ReferenceInvalid(f"{shown!r}: contains characters that are not allowed in a name")
     if "://" in text:
         raise ReferenceInvalid(
-            f"{text}: is an address, not a name",
+            f"{shown}: is an address, not a name",
             "Leave out what stands before the registry's name; --insecure-http is for plain HTTP.",
+        )
+    if shown != text:
+        raise ReferenceInvalid(
+            f"{shown}: has a user name or password in it",
+            "Leave it out, and log in with `docker login`.",
         )
     rest, at, digest = text.partition("@")
     registry, slash, path = rest.partition("/")
     if not slash:
-        raise ReferenceInvalid(f"{text}: names no repository after a registry")
+        raise ReferenceInvalid(f"{shown}: names no repository after a registry")
     if not _is_registry(registry):
-        raise ReferenceInvalid(f"{text}: does not begin with a registry")
+        raise ReferenceInvalid(f"{shown}: does not begin with a registry")
     repository, colon, tag = path.partition(":")
     if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _LONGEST:
         raise ReferenceInvalid(
-            f"{text}: {repository!r} is not a repository name"
+            f"{shown}: {repository!r} is not a repository name"
             " (lower case, digits and . _ - / between)"
         )
     if colon and not TAG.fullmatch(tag):
-        raise ReferenceInvalid(f"{text}: {tag!r} is not a tag")
+        raise ReferenceInvalid(f"{shown}: {tag!r} is not a tag")
     if at and not DIGEST.fullmatch(digest):
-        raise ReferenceInvalid(f"{text}: {digest!r} is not a sha256 digest")
+        raise ReferenceInvalid(f"{shown}: {digest!r} is not a sha256 digest")
     return Reference(
         registry=registry, repository=repository, tag=tag or None, digest=digest or None
     )
@@ -77,7 +85,9 @@ def parse_repository(text: str) -> Reference:
         own = error.hint if error.hint != ReferenceInvalid.hint else hint
         raise ReferenceInvalid(str(error), own) from error
     if reference.tag or reference.digest:
-        raise ReferenceInvalid(f"{text}: has a tag or digest, and a repository is wanted", hint)
+        raise ReferenceInvalid(
+            f"{reference}: has a tag or digest, and a repository is wanted", hint
+        )
     return reference
 
 

@@ -25,6 +25,7 @@ from pipeline.attest.cosign import (
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.keys import Signer, is_valid_signature
 from pipeline.attest.names import BILL_MEDIA
+from pipeline.attest.statement import CLOCKS_APART
 from pipeline.attest.strict import read_base64
 from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
 from pipeline.evidence.evidence_set import is_set
@@ -126,6 +127,10 @@ class Naming:
     signer: Signer
     at: datetime | None
     moves: bool  # the tag named another image before, or none
+    index: str | None = None  # the index that the tag names, where it is one
+    # later than all names of the future, where there are: one of two clocks is wrong, and who
+    # verifies believes the name that is not in the future by theirs
+    later: datetime | None = None
 
     def is_signed(self, digest: str, names: Sequence[SignedName], evidence_set: str | None) -> bool:
         """Whether the key has signed this already; a tag that moves is always signed again.
@@ -135,29 +140,44 @@ class Naming:
         # the time of the move is what a verifier compares
         if self.moves and self.at:
             return False
-        same = [n for n in names if n.digest == digest and n.reference == self.reference]
+        given = (digest, self.reference, self.index_over(digest))
+        same = [n for n in names if (n.digest, n.reference, n.index) == given]
+        # no verifier believes a name of the future
+        same = [n for n in same if not (n.at and self.at) or n.at <= self.at + CLOCKS_APART]
         last = max(same, key=lambda n: n.at.timestamp() if n.at else 0, default=None)
         return last is not None and last.evidence_set == evidence_set
 
+    def index_over(self, digest: str) -> str | None:
+        """The index that an image is named in; none for what the tag itself names."""
+        return self.index if digest != self.index else None
+
 
 def plan_naming(
-    repository: Repository, root: str, tag: str, bundle: EvidenceBundle, names: Sequence[SignedName]
+    repository: Repository,
+    root: Document,
+    tag: str,
+    bundle: EvidenceBundle,
+    names: Sequence[SignedName],
 ) -> Naming | None:
     """The name that an image will get, dated later than every earlier name under this tag.
 
-    Later also where a clock was set back: a verifier takes the latest name for the true one.
+    Later also where a clock was set back: a verifier takes the latest name for the true one. Where
+    earlier names are of the future, either their clock was ahead or ours is behind: both times are
+    signed, so that the name holds in either case.
     """
     if bundle.signer is None:
         return None
     now, current = bundle.now, repository.find_manifest(tag)
-    moves = current is None or current.digest != root
+    moves = current is None or current.digest != root.digest
     earlier = list(names)
     if current is not None and moves:
         earlier += read_cosign_tags(repository, current.digest, bundle.signer).names
-    times = [name.at for name in earlier if name.at]
-    if now is not None and times:
-        now = max(now, max(times) + timedelta(seconds=1))
-    return Naming(f"{repository}:{tag}", bundle.signer, now, moves)
+    index, later = root.digest if root.kind == "index" else None, None
+    if now is not None and (times := [n.at + timedelta(seconds=1) for n in earlier if n.at]):
+        near = [at for at in times if at <= now + CLOCKS_APART]
+        later = max(times) if len(near) < len(times) else None
+        now = max([now, *near])
+    return Naming(f"{repository}:{tag}", bundle.signer, now, moves, index, later)
 
 
 def for_cosign(
@@ -172,8 +192,10 @@ def for_cosign(
         evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
         new = []
         if not naming.is_signed(subject.digest, there.names, evidence_set):
-            signed = (naming.reference, naming.signer, naming.at, evidence_set)
-            new = [signature_attachment(subject.digest, *signed)]
+            times = [naming.at, *([naming.later] if naming.later else [])]
+            given = (evidence_set, naming.index_over(subject.digest))
+            who = (subject.digest, naming.reference, naming.signer)
+            new = [signature_attachment(*who, at, *given) for at in times]
         attachments.append(_under_tag(subject, "sig", there.signatures, new))
     return attachments
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pipeline.assemble.image import Built
 from pipeline.errors import PublishRefused, StoreDamaged
 from pipeline.gate.evidence import Evidence, evidence_path, read_evidence
 from pipeline.model import Frozen
-from pipeline.spec.image import ImageSpec
+from pipeline.spec.image import ImageSpec, required_results
 from pipeline.store.store import Store
 
 _GOOD = ("passed", "accepted")
@@ -49,7 +48,12 @@ def gate_state(
     meant = {card for each in spec.promised_archs for card in (each, each.rstrip("af"))}
     counted = [result for result in gates.results if result.arch in meant]
     wrong = [_line(result) for result in counted if result.verdict not in _GOOD]
-    wrong += [f"{name}: not run" for name in _not_run(spec, counted, patched)]
+    judged = {(result.gate, result.arch) for result in counted}
+    wrong += [
+        f"{gate} on {card}: not run"
+        for gate, card in required_results(spec.gates, spec.promised_archs, patched=patched)
+        if (gate, card) not in judged
+    ]
     if wrong:
         return _not_passed(built, "; ".join(wrong))
     message = "; ".join(_line(result) for result in counted)
@@ -58,19 +62,6 @@ def gate_state(
 
 def _line(result: Evidence) -> str:
     return f"{result.gate} on {result.arch}: {result.verdict}"
-
-
-def _not_run(spec: ImageSpec, results: Sequence[Evidence], patched: bool) -> list[str]:
-    """Gates without a result; machine code is judged for every card that the image promises."""
-    judged = {result.gate for result in results}
-    # patches are proved together with the shared-memory gate
-    wanted = [*spec.gates, *(["patches"] if patched and "smem" in spec.gates else [])]
-    missing = [gate for gate in wanted if gate not in judged]
-    # shared memory and numerics are judged for one card, machine code for each
-    if "arch" in spec.gates and "arch" in judged:
-        on = {result.arch for result in results if result.gate == "arch"}
-        missing += [f"arch on {card}" for card in spec.promised_archs if card not in on]
-    return missing
 
 
 def _not_passed(built: Built, message: str) -> GateState:

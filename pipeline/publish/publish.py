@@ -200,9 +200,9 @@ def _attach_all(
 ) -> list[AttachedArtifact]:
     repository, shipment = order.repository, order.shipment
     tags = _cosign_tags(order, bundle)
-    root = shipment.root.digest
-    names = tags[root].names if root in tags else ()
-    naming = plan_naming(repository, root, order.tag, bundle, names)
+    # also of each platform: the name of one may have been signed again with newer evidence
+    names = [name for each in tags.values() for name in each.names]
+    naming = plan_naming(repository, shipment.root, order.tag, bundle, names)
     images = {image.digest for image in shipment.images.values()}
     attached: list[AttachedArtifact] = []
     for platform, subject in [(None, shipment.root), *shipment.images.items()]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -131,6 +132,20 @@ class CompiledSpec(Frozen):
 
     source: Name
     build: Name
+
+
+def required_results(
+    gates: Sequence[str], archs: Sequence[str], *, patched: bool
+) -> list[tuple[str, str]]:
+    """Each gate of an image with the card that it must be judged for.
+
+    Machine code is judged for every card that the image promises; kernels are compiled for the
+    first, whichever variant of its machine code is promised.
+    """
+    # patches are proved together with the shared-memory gate
+    wanted = [*gates, *(["patches"] if patched and "smem" in gates else [])]
+    main = archs[0].rstrip("af")
+    return [(gate, card) for gate in wanted for card in (archs if gate == "arch" else [main])]
 
 
 class ImageSpec(Frozen):

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.attest.envelope import SUFFIX
+from pipeline.attest.names import HOST_FACTS
 from pipeline.bench.model import Run
 from pipeline.errors import EvidenceBroken, PipelineError, StoreDamaged, WeightsUnknown
 from pipeline.evidence.evidence_set import kept
@@ -21,8 +22,8 @@ from pipeline.store.store import Store, read_image_record
 from pipeline.verify.artifact import open_file, open_image, open_layout, read_index
 from pipeline.verify.chain import Judge, judge_attached
 from pipeline.verify.evidence import attached_in, beside, gather
-from pipeline.verify.host_facts import HOST, NOT_GIVEN
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.host_facts import HOST
+from pipeline.verify.verdict import Code, Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.verify.weights import judge_weights
 from pipeline.weights.model import WeightsLock, kept_locks
@@ -172,7 +173,8 @@ def _recipe(run: Run, behind: Behind, judge: Judge) -> Node:
 
 def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     if digest is None:
-        return _missing(HOST, NOT_GIVEN)
+        message = "no facts of the host were given"
+        return _leaf(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN))
     path = next((p for p in _facts_files(behind, judge) if sha256_of_file(p) == digest), None)
     if path is None:
         for other in _facts_files(behind, judge):
@@ -188,8 +190,10 @@ def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     about = path.with_name(path.name.removesuffix(SUFFIX))
     if not about.is_file():
         return _missing(f"{HOST} {path.name}", "the facts are not beside their statement")
-    walked = walk(open_file(about), gather(beside(about)), judge.trust, judge.checkout, judge.now)
-    return replace(walked, node=replace(walked.node, title=f"{HOST} {walked.node.title}"))
+    given = (judge.trust, judge.checkout, judge.now)
+    walked = walk(open_file(about), gather(beside(about)), *given, only=HOST_FACTS)
+    node = replace(walked.node, title=f"{HOST} {walked.node.title}", subject=str(about))
+    return replace(walked, node=node)
 
 
 def _facts_files(behind: Behind, judge: Judge) -> Iterator[Path]:

@@ -61,22 +61,27 @@ def judge_attached(
     names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += judge_commitment(names, walked.sets, is_named=is_named)
-    nodes += [_bill(bill, walked.counted) for bill in attached.bills]
+    nodes += [_bill(bill, walked.opened) for bill in attached.bills]
     nodes += [_note(note) for note in attached.notes]
     nodes += _skipped([*attached.skipped, *doubts])
     node = replace(walked.node, children=(*walked.node.children, *nodes))
     return replace(walked, node=node)
 
 
-def _bill(bill: AttachedBlob, counted: Sequence[Opened]) -> Node:
-    """An unsigned SBOM counts only as a copy of one that was signed."""
+def _bill(bill: AttachedBlob, opened: Sequence[tuple[Opened, str]]) -> Node:
+    """An unsigned SBOM counts only as a copy of one that was signed.
+
+    A registry keeps the copy of each bill that was ever published, also of one replaced since.
+    """
     title = f"unsigned SBOM {bill.name}"
-    for each in counted:
+    for each, passed_over in opened:
         statement = each.envelope.statement
         if BILL_MEDIA.get(statement.predicate_type) == bill.media_type and (
             # published with a newline at the end, see publish/evidence.py
             canonical_json(statement.predicate) == bill.data.strip()
         ):
+            if passed_over:
+                return Node(title, message=f"a copy of {each.item.name}, which does not count now")
             # as far as the statement itself is believed
             verdict = worst(check.verdict for check in each.checks)
             return Node(title, verdict, f"the same as in {each.item.name}")
@@ -145,7 +150,9 @@ def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
         return judge_tag(reference, digest, names, others)
     # only what was verified is remembered: a forged name must not block the true one
     if memory and node.verdict is Verdict.VALID:
-        memory.remember(reference, [n for n in names if n.digest == digest])
+        # of an index also what was signed of each image in it
+        own = {digest, *(image.digest for image in remote.images)}
+        memory.remember(reference, digest, [n for n in names if n.digest in own])
     return node
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from shlex import quote
 
-from pipeline.verify.verdict import Node, Verdict
-from pipeline.verify.walk import NO_EVIDENCE
+from pipeline.verify.verdict import Code, Node, Verdict
 
 HOST = "host facts"
-NOT_GIVEN = "no facts of the host were given"
 _MEASURE_AGAIN = (
     "Facts of the host cannot be added to a finished run. `sm120 host facts --json > facts.json`,"
     " `sm120 host attest facts.json`, then measure again with"
@@ -22,17 +20,9 @@ _PUT_BESIDE = (
 
 def how_to_add_facts(node: Node) -> str:
     """What gives a run the facts of its host, or their statement; empty where none are missing."""
-    facts = _missing(node)
+    facts = node.find(lambda n: n.title.startswith(HOST) and n.own is Verdict.INCOMPLETE)
     if facts is None:
         return ""
-    if facts.message == NO_EVIDENCE:
-        # behind the path stands the digest
-        path = facts.title.removeprefix(f"{HOST} ").rpartition(" ")[0]
-        return f"`sm120 host attest {quote(path)}` states the facts of the host."
-    return _MEASURE_AGAIN if facts.message == NOT_GIVEN else _PUT_BESIDE
-
-
-def _missing(node: Node) -> Node | None:
-    if node.title.startswith(HOST) and node.own is Verdict.INCOMPLETE:
-        return node
-    return next((found for child in node.children if (found := _missing(child))), None)
+    if facts.code is Code.NO_EVIDENCE:
+        return f"`sm120 host attest {quote(facts.subject)}` states the facts of the host."
+    return _MEASURE_AGAIN if facts.code is Code.FACTS_NOT_GIVEN else _PUT_BESIDE

@@ -128,19 +128,15 @@ def judge_tag(
     """Whether a trusted key signed that this tag is this image.
 
     `others` are other images' names: those that the tag was seen on, or all that the registry has.
+    An image of an index has the tag's name, too, but the tag must be on the index.
     """
     title = f"tag {reference.rpartition(':')[2]}"
     ours = [n for n in names if n.digest == digest]
-    ours_here = newest(n for n in ours if n.reference == reference)
-    if ours_here is not None:
-        # the same image under the same tag, but named again with newer evidence
-        stripped = [n for n in others if n.reference == reference and n.digest == digest]
-        last = newest(n for n in stripped if n.evidence_set and n.is_later_than(ours_here))
-        if last is not None:
-            message = f"older evidence was put back: {last.key} gave it this name again{last.when}"
-            message += f", with the set {last.evidence_set}"
-            return Node(title, Verdict.MOVED, f"{message}, and what is here is older")
-    other = newest(n for n in others if n.reference == reference and n.digest != digest)
+    ours_here = newest(n for n in ours if n.reference == reference and n.index is None)
+    if stripped := _put_back(reference, names, others):
+        return Node(title, Verdict.MOVED, stripped)
+    roots = [n for n in others if n.reference == reference and n.index is None]
+    other = newest(n for n in roots if n.digest != digest)
     if ours_here is None and other is None:
         # a signed copy from another registry, or under another tag, is the usual reason
         signed_as = ", ".join(sorted({plain(n.reference) for n in ours})) or "nothing"
@@ -149,12 +145,25 @@ def judge_tag(
     if other is not None and ours_here is None:
         message = f"moved after signing: {other.key} signed {other.digest} under it"
         return Node(title, Verdict.MOVED, f"{message}, now it names {digest}")
-    if other is not None and ours_here is not None and other.is_later_than(ours_here):
+    # at one time only an index and its images get a name, and a tag that was on one stays there
+    if other is not None and ours_here is not None and not ours_here.is_later_than(other):
         message = f"moved back: {other.key} signed {other.digest} under it{other.when}"
         return Node(title, Verdict.MOVED, f"{message}, and {digest} only{ours_here.when}")
     assert ours_here is not None
     message = f"names the digest that {ours_here.key} signed under it{ours_here.when}"
     return Node(title, message=message)
+
+
+def _put_back(reference: str, names: Sequence[TrustedName], seen: Sequence[TrustedName]) -> str:
+    """What was seen later: one of these images under the same tag, with newer evidence."""
+    for digest in dict.fromkeys(n.digest for n in names):
+        here = newest(n for n in names if (n.digest, n.reference) == (digest, reference))
+        again = [n for n in seen if (n.digest, n.reference) == (digest, reference)]
+        last = newest(n for n in again if n.evidence_set)
+        if here and last and last.is_later_than(here):
+            message = f"older evidence was put back: {last.key} gave {digest} this name again"
+            return f"{message}{last.when}, with the set {last.evidence_set}; the registry has less"
+    return ""
 
 
 class _Name(Frozen):
@@ -163,13 +172,15 @@ class _Name(Frozen):
     digest: Digest
     at: AwareDatetime
     evidence_set: Digest | None = None
+    index: Digest | None = None
 
 
 class _SeenTag(Frozen):
-    """One tag, and the newest name under it by each key."""
+    """One tag, and the newest name under it by each key; also of each image in an index."""
 
     reference: str
     names: dict[Digest, _Name] = {}
+    images: dict[Digest, dict[Digest, _Name]] = {}
 
 
 class Memory:
@@ -180,29 +191,40 @@ class Memory:
 
     def recall(self, reference: str, trust: Trust | None, now: datetime) -> list[TrustedName]:
         """The names seen under a tag whose keys are still trusted."""
+        seen = self._read(reference)
         return [
             TrustedName(**dict(name), reference=reference, key=key.name, key_id=key.id)
-            for key_id, name in self._read(reference).names.items()
+            for names in (seen.names, *seen.images.values())
+            for key_id, name in names.items()
             for key in (trust.find(key_id) if trust else [])
             if not key.objection(IMAGE_SIGNATURE, name.at, now)
         ]
 
-    def remember(self, reference: str, names: Sequence[TrustedName]) -> None:
-        """Keep each key's newest; a name without a time may be as old as any and is not kept."""
-        # a name without a time could be replayed for ever
+    def remember(self, reference: str, digest: str, names: Sequence[TrustedName]) -> None:
+        """Keep each key's newest for what the tag names, and for each image in it.
+
+        A name without a time could be replayed for ever, and is not kept.
+        """
         timed = [n for n in names if n.reference == reference and n.at]
         if not timed or not self._is_kept:
             return
         # two verifiers at once must not forget each other's newer name
         with self._store.locked("verified"):
-            newest_names = dict(self._read(reference).names)
+            before = self._read(reference)
+            newest_names, images = dict(before.names), {k: {**v} for k, v in before.images.items()}
             for name in timed:
-                before = newest_names.get(name.key_id)
-                if name.at and (before is None or before.at < name.at):
-                    newest_names[name.key_id] = _Name(
-                        digest=name.digest, at=name.at, evidence_set=name.evidence_set
+                is_root = name.digest == digest and name.index is None
+                kept = newest_names if is_root else images.setdefault(name.digest, {})
+                last = kept.get(name.key_id)
+                if name.at and (last is None or last.at < name.at):
+                    kept[name.key_id] = _Name(
+                        digest=name.digest,
+                        at=name.at,
+                        evidence_set=name.evidence_set,
+                        # earlier publishers did not sign which index an image was named in
+                        index=None if is_root else name.index or digest,
                     )
-            seen = _SeenTag(reference=reference, names=newest_names)
+            seen = _SeenTag(reference=reference, names=newest_names, images=images)
             data = canonical_json(seen.model_dump(mode="json"))
             self._store.write(self._path(reference), data)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.attest.names import Kind
-from pipeline.errors import SpecInvalid, TrustInvalid
+from pipeline.attest.names import PROVENANCE, Kind
+from pipeline.errors import RecordInvalid, SpecInvalid, TrustInvalid
+from pipeline.evidence.provenance import read_provenance
 from pipeline.model import Digest, Frozen, Name
 from pipeline.verify.signature import TrustedStatement
 from pipeline.verify.verdict import Node, Verdict
@@ -28,7 +30,8 @@ class Policy(Frozen):
     require: list[Kind] = []
     keys: list[Digest] | None = Field(default=None, description="only these keys count")
     signatures: Annotated[int, Field(ge=1, le=16)] = 1
-    max_age_days: Annotated[int, Field(ge=1)] | None = None
+    # a hundred years; what a date can no longer hold would be no bound
+    max_age_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
     gates: dict[Name, Least] = {}
 
 
@@ -73,7 +76,10 @@ def _young(policy: Policy, believed: TrustedStatement, now: datetime) -> Node:
 
 
 def _gate(gate: str, least: Least, counted: list[TrustedStatement]) -> Node:
-    results = [b.test for b in counted if b.test and b.test.gate == gate]
+    cards = _cards(counted)
+    tests = [b.test for b in counted if b.test and b.test.gate == gate]
+    # a result for a card that the image is not for decides nothing, here as in the chain
+    results = [test for test in tests if cards is None or test.card in cards]
     enough = ("passed",) if least == "passed" else ("passed", "accepted")
     # every result counts: one that failed is not outweighed by one that passed
     for result in results:
@@ -81,5 +87,18 @@ def _gate(gate: str, least: Least, counted: list[TrustedStatement]) -> Node:
             message = f"{result.verdict} on {result.card}, {least} is required"
             return Node(f"gate {gate}", Verdict.BROKEN, message)
     if not results:
-        return Node(f"gate {gate}", Verdict.BROKEN, "has no result that counts")
+        other = (
+            f" (for another card: {', '.join(sorted({t.card for t in tests}))})" if tests else ""
+        )
+        return Node(f"gate {gate}", Verdict.BROKEN, f"has no result that counts{other}")
     return Node(f"gate {gate}", message=", ".join(f"{r.verdict} on {r.card}" for r in results))
+
+
+def _cards(counted: list[TrustedStatement]) -> list[str] | None:
+    """The cards that the image is for, by its provenance; none where that is not there."""
+    for each in counted:
+        if each.statement.predicate_type == PROVENANCE:
+            with suppress(RecordInvalid):
+                external = read_provenance(each.statement.predicate).definition.external
+                return external.images[external.image].cards
+    return None

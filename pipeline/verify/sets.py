@@ -55,24 +55,38 @@ class SetJudge:
         """The digests of all sets that trusted keys signed."""
         return frozenset(x.payload for x in self._sets if x.is_believed)
 
-    def superseded(self, opened: Opened) -> str:
-        """Why a statement no longer counts; empty where it does."""
+    def passed_over(self, opened: Opened) -> str:
+        """Why a statement does not count, or no longer; empty where it does."""
         if opened.payload in self._named or opened in self._current:
             return ""
+        kind = opened.envelope.statement.predicate_type
+        # a statement of another gate or card does not replace a result
+        about = verdict_of(opened.envelope.statement)[0]
+        like = [c for c in self._named.values() if (c.predicate_type, c.about) == (kind, about)]
+        replaced = bool(like)
+        # that gates did not pass is never passed over: a later set without it would hide it
+        is_final = kind == UNGATED
+        if opened.is_ahead:
+            # its signer's clock was wrong, and that signer has stated the same again since
+            again = is_set(opened.envelope) or {c.payload for c in like} & {
+                x.payload for x in self._opened
+            }
+            may_go = again and self._states_again(opened) and not is_final
+            return "is dated in the future and does not count" if may_go else ""
         # untrusted beside trusted: judged as it is, and no set of ours speaks of it
         if opened not in self._counted:
             return ""
         if is_set(opened.envelope):
             return "an older set; the latest one counts" if opened in self._sets else ""
         older = {c.payload for x in self._sets for c in _statements(x)}
-        kind = opened.envelope.statement.predicate_type
-        # that gates did not pass is never superseded: a later set without it would hide it
-        if opened.payload not in older or kind == UNGATED:
+        if opened.payload not in older or is_final or not replaced:
             return ""
-        # a statement of another gate or card does not replace a result
-        about = verdict_of(opened.envelope.statement)[0]
-        replaced = any(c.predicate_type == kind and c.about == about for c in self._named.values())
-        return "replaced by a statement of the latest set" if replaced else ""
+        return "replaced by a statement of the latest set"
+
+    def _states_again(self, opened: Opened) -> bool:
+        """Whether a key that signed it also signed a set that counts."""
+        claimed = {signature.key_id for signature in opened.envelope.signatures}
+        return any(key.id in claimed for x in self._current for key in x.keys)
 
     def judge(self, made: Provenance | None) -> list[Node]:
         """What is missing, what was added, and whether a set records ungated publishing."""

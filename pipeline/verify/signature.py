@@ -14,10 +14,9 @@ from pipeline.errors import RecordInvalid
 from pipeline.evidence.gate_result import TestResult, read_test_result
 from pipeline.model import sha256_of
 from pipeline.verify.evidence import EvidenceItem
-from pipeline.verify.verdict import Node, Verdict, worst
+from pipeline.verify.verdict import Code, Node, Verdict, worst
 
 SIGNATURE = "signature"
-STRANGER = "a key that the trust file does not know"
 
 
 def judge_signatures(
@@ -28,9 +27,8 @@ def judge_signatures(
         return Node(SIGNATURE, Verdict.UNSIGNED, "nobody signed it"), []
     if trust is None:
         # not broken: the signature may be good, nobody here can tell
-        return Node(
-            SIGNATURE, Verdict.INCOMPLETE, f"{_by(envelope)}, and no key is trusted here"
-        ), []
+        message = f"{_by(envelope)}, and no key is trusted here"
+        return Node(SIGNATURE, Verdict.INCOMPLETE, message, code=Code.UNJUDGED_SIGNER), []
     believed: list[TrustedKey] = []
     doubts: list[str] = []
     is_known = False
@@ -51,9 +49,12 @@ def judge_signatures(
             believed.append(key)
     if not believed and not is_known and not judges_strangers(trust):
         message = f"{_by(envelope)}, and only your own keys are trusted here"
-        return Node(SIGNATURE, Verdict.INCOMPLETE, message), []
+        return Node(SIGNATURE, Verdict.INCOMPLETE, message, code=Code.UNJUDGED_SIGNER), []
     if not believed:
-        return Node(SIGNATURE, Verdict.BROKEN, "; ".join(doubts)), []
+        code = None if is_known else Code.STRANGER
+        if is_known and not envelope.statement.has_happened(now):
+            code = Code.AHEAD
+        return Node(SIGNATURE, Verdict.BROKEN, "; ".join(doubts), code=code), []
     message = f"by {', '.join(key.name for key in believed)}"
     stated_at = envelope.statement.recorded
     # of the statement: a signature has no time, and `new-key` also signs what is older than its key
@@ -76,7 +77,7 @@ def _signer(envelope: Envelope, signature: Signature, trust: Trust) -> TrustedKe
     """The trusted key that made a signature, or why there is none."""
     known = trust.find(signature.key_id)
     if not known:
-        return f"signed by {signature.key_id}, {STRANGER}"
+        return f"signed by {signature.key_id}, a key that the trust file does not know"
     # cosign leaves the key id out: then every trusted key is tried
     for key in known:
         if is_valid_signature(key.key, signature.sig, envelope.signed_bytes):
@@ -122,6 +123,11 @@ class Opened:
     @property
     def is_about_this(self) -> bool:
         return worst(c.verdict for c in self.checks) is not Verdict.BROKEN
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a trusted key signed it, and it is dated in the future."""
+        return any(check.code is Code.AHEAD for check in self.checks)
 
     @property
     def is_believed(self) -> bool:

@@ -25,7 +25,8 @@ def judge_statement(
     if item.envelope is None:
         return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
     statement = item.envelope.statement
-    title = f"{kind_of(statement.predicate_type)} ({item.name})"
+    kind = kind_of(statement.predicate_type)
+    title = f"{kind} ({item.name})"
     signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
     try:
         if statement.predicate_type != predicate_type:
@@ -39,4 +40,4 @@ def judge_statement(
     if signature.verdict is not Verdict.BROKEN:
         nodes += compare(statement, "signed" if item.envelope.signatures else "stated")
     believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
-    return Walk(Node(title, children=tuple(nodes)), believed)
+    return Walk(Node(title, children=tuple(nodes), subject=kind), believed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -31,6 +31,16 @@ class Verdict(Enum):
     BROKEN = "broken"
 
 
+class Code(Enum):
+    """What a check found, for code that decides by it; the message is for people."""
+
+    AHEAD = "dated-in-the-future"
+    STRANGER = "unknown-key"
+    UNJUDGED_SIGNER = "signer-not-judged"
+    NO_EVIDENCE = "no-evidence"
+    FACTS_NOT_GIVEN = "host-facts-not-given"
+
+
 # the order of the class, so that there is one place to change it
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
 _ERRORS: dict[Verdict, type[PipelineError]] = {
@@ -57,6 +67,8 @@ class Node:
     message: str = ""
     children: tuple[Node, ...] = ()
     is_folded: bool = False  # children that are valid are not shown one by one
+    code: Code | None = None
+    subject: str = ""  # what it is about, where code needs it: a kind of statement, a file
 
     @property
     def verdict(self) -> Verdict:
@@ -68,8 +80,16 @@ class Node:
             return self
         return next(c for c in self.children if c.verdict is self.verdict).culprit()
 
+    def find(self, is_wanted: Callable[[Node], bool]) -> Node | None:
+        """The first node of the tree that is wanted."""
+        if is_wanted(self):
+            return self
+        return next((found for c in self.children if (found := c.find(is_wanted))), None)
+
     def as_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"title": self.title, "verdict": self.verdict.value}
+        if self.code:
+            body["code"] = self.code.value
         if self.message:
             body["message"] = self.message
         if self.children:

@@ -35,9 +35,7 @@ from pipeline.verify.results import judge_bill, judge_results
 from pipeline.verify.sets import SetJudge
 from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
 from pipeline.verify.trees import may_differ
-from pipeline.verify.verdict import Node, Verdict
-
-NO_EVIDENCE = "there is no evidence for it"
+from pipeline.verify.verdict import Code, Node, Verdict
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,8 @@ class Walk:
     node: Node
     believed: tuple[TrustedStatement, ...]
     sets: frozenset[str] = frozenset()  # digests of the believed sets, also of older ones
-    counted: tuple[Opened, ...] = ()  # the current ones, also where nobody is trusted
+    # all that could be read, each with the reason why it is passed over, if it is
+    opened: tuple[tuple[Opened, str], ...] = ()
 
 
 def walk(
@@ -58,39 +57,45 @@ def walk(
     now: datetime,
     *,
     gates_may_wait: bool = False,
+    only: str | None = None,
 ) -> Walk:
     """All evidence of an artifact, judged.
 
+    `only`: the one predicate type that says anything about such an artifact. A key may be trusted
+    for other kinds alone, and must not vouch by a statement of those.
     `gates_may_wait`: an image that was built here and is not published yet. That its gates have
     not run is shown; a gate result that was removed is still missed by the set.
     """
     title = f"{artifact.title} {artifact.digest}"
     if not items:
-        return Walk(Node(title, Verdict.INCOMPLETE, NO_EVIDENCE), ())
+        message = "there is no evidence for it"
+        return Walk(Node(title, Verdict.INCOMPLETE, message, code=Code.NO_EVIDENCE), ())
     # a registry may hold one statement several times, with more and fewer signatures
     ordered = sorted(distinct(items), key=_is_secondary)
-    opened = [_open(x, artifact, trust, now) for x in ordered]
+    opened = [_open(x, artifact, trust, now, only) for x in ordered]
     counted = _counted(opened)
     made = _provenance(counted)
+    if made and checkout and made.definition.external.image not in checkout.images():
+        # a checkout of other images has nothing to compare this one with
+        checkout = None
     sets = SetJudge([x for x in opened if isinstance(x, Opened)], counted)
-    nodes = []
+    nodes: list[Node] = []
+    judged: list[tuple[Opened, str]] = []
     for each in opened:
         if isinstance(each, Node):
             nodes.append(each)
-        elif artifact.is_image and (message := sets.superseded(each)):
-            nodes.append(Node(_title(each), message=message))
+            continue
+        reason = sets.passed_over(each) if artifact.is_image else ""
+        judged.append((each, reason))
+        if reason:
+            nodes.append(_node(each, message=reason))
         else:
             nodes.append(_judge(each, artifact, made, checkout))
-    believed = tuple(
-        x.believed
-        for x in opened
-        if isinstance(x, Opened) and x.is_believed and not sets.superseded(x)
-    )
+    believed = tuple(x.believed for x, reason in judged if x.is_believed and not reason)
     if artifact.is_image:
         nodes += sets.judge(made)
         nodes += _missing(counted, made, gates_may_wait=gates_may_wait)
-    current = tuple(x for x in counted if not sets.superseded(x))
-    return Walk(Node(title, children=tuple(nodes)), believed, sets.believed, current)
+    return Walk(Node(title, children=tuple(nodes)), believed, sets.believed, tuple(judged))
 
 
 def _counted(opened: Sequence[Opened | Node]) -> list[Opened]:
@@ -110,11 +115,19 @@ def _is_secondary(item: EvidenceItem) -> bool:
 
 
 def _open(
-    item: EvidenceItem, artifact: Artifact, trust: Trust | None, now: datetime
+    item: EvidenceItem,
+    artifact: Artifact,
+    trust: Trust | None,
+    now: datetime,
+    only: str | None,
 ) -> Opened | Node:
     envelope = item.envelope
     if envelope is None:
         return Node(item.name, Verdict.BROKEN, item.error)
+    kind = envelope.statement.predicate_type
+    if only not in (None, kind):
+        message = f"is a statement of the kind {kind_of(kind)}, not {kind_of(only or '')}"
+        return Node(item.name, Verdict.BROKEN, message)
     signature, keys = judge_signatures(envelope, trust, now)
     checks = (signature, _subject(envelope, artifact))
     return Opened(item, envelope, checks, tuple(keys), trust)
@@ -142,22 +155,23 @@ def _provenance(counted: Sequence[Opened]) -> Provenance | None:
     return None
 
 
-def _title(opened: Opened) -> str:
-    return f"{kind_of(opened.envelope.statement.predicate_type)} ({opened.item.name})"
+def _node(opened: Opened, message: str = "", children: tuple[Node, ...] = ()) -> Node:
+    kind = kind_of(opened.envelope.statement.predicate_type)
+    return Node(f"{kind} ({opened.item.name})", message=message, children=children, subject=kind)
 
 
 def _judge(
     opened: Opened, artifact: Artifact, made: Provenance | None, checkout: Checkout | None
 ) -> Node:
     """The node of an envelope; its content is judged only where it is about this artifact."""
-    statement, title = opened.envelope.statement, _title(opened)
+    statement = opened.envelope.statement
     if not opened.is_about_this:
-        return Node(title, children=opened.checks)
+        return _node(opened, children=opened.checks)
     try:
         checks = _content(opened, statement, artifact, made, checkout)
     except RecordInvalid as error:
         checks = (Node("predicate", Verdict.BROKEN, str(error)),)
-    return Node(title, children=(*opened.checks, *checks))
+    return _node(opened, children=(*opened.checks, *checks))
 
 
 def _content(
@@ -252,12 +266,13 @@ def _missing(
     external = made.definition.external
     # whether it passed is judged with the statement; here only whether there is one
     tests = [x.believed.test for x in counted]
-    judged = {test.gate for test in tests if test}
-    missing = [g for g in external.images[external.image].gates if g not in judged]
+    judged = {(test.gate, test.card) for test in tests if test}
+    wanted = external.images[external.image].required_results
+    missing = [f"{gate} on {card}" for gate, card in wanted if (gate, card) not in judged]
     if missing and gates_may_wait:
         message = f"not run yet: {', '.join(missing)}"
         return [Node("gates", message=f"{message} (`sm120 build {external.image} --gate`)")]
     return [
-        Node(f"gate {gate}", Verdict.INCOMPLETE, "is required by the spec, but has no result")
-        for gate in missing
+        Node(f"gate {each}", Verdict.INCOMPLETE, "is required by the spec, but has no result")
+        for each in missing
     ]

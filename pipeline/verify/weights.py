@@ -25,7 +25,7 @@ from pipeline.verify.artifact import Artifact
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.signature import judge_signatures
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.verdict import Code, Node, Verdict
 from pipeline.verify.walk import Walk, walk
 from pipeline.weights.check.backing import Backing, checkout_backing
 from pipeline.weights.check.verify import VerifyOptions, verify
@@ -51,7 +51,8 @@ def judge_weights(
     if signature.exists():
         nodes.append(_signature(place, signature, judge))
     if items:
-        walked = walk(artifact, items, judge.trust, judge.checkout, judge.now)
+        given = (judge.trust, judge.checkout, judge.now)
+        walked = walk(artifact, items, *given, only=WEIGHTS)
         # the model signature was judged last, if there is one
         vouched = nodes[-1].title == SIGNATURE and nodes[-1].verdict is Verdict.VALID
         nodes += [_covered(x) if vouched else x for x in walked.node.children]
@@ -114,7 +115,8 @@ def _signature(place: Place, path: Path, judge: Judge) -> Node:
     except ModelSignatureInvalid as error:
         if judges_strangers(judge.trust):
             return Node(title, Verdict.BROKEN, str(error))
-        return Node(title, Verdict.INCOMPLETE, "no key that is trusted here made it")
+        message = "no key that is trusted here made it"
+        return Node(title, Verdict.INCOMPLETE, message, code=Code.UNJUDGED_SIGNER)
     try:
         # files that the receipt proves unchanged are not hashed again
         known = {p.path: p.sha256 for p in check_by_receipt(place).proved if p.sha256}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -48,6 +48,7 @@ from pipeline.errors import (
     WeightsUnknown,
 )
 from pipeline.evidence.evidence_set import kept
+from pipeline.net.address import masked
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.registry.access import Access
 from pipeline.report.head import is_report
@@ -56,14 +57,11 @@ from pipeline.verify.artifact import Artifact, open_file, open_image, open_layou
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
 from pipeline.verify.evidence import EvidenceItem, attached_in, beside, gather
 from pipeline.verify.host_facts import how_to_add_facts
-from pipeline.verify.materials import IN_A_CHECKOUT, MATERIALS
 from pipeline.verify.naming import Memory
 from pipeline.verify.policy import judge_policy, read_policy
 from pipeline.verify.remote import open_remote
-from pipeline.verify.signature import SIGNATURE, STRANGER
-from pipeline.verify.verdict import Node, Verdict, error_of, show
+from pipeline.verify.verdict import Code, Node, Verdict, error_of, show
 from pipeline.verify.walk import walk
-from pipeline.verify.weights import SIGNATURE as MODEL_SIGNATURE
 from pipeline.verify.weights import judge_weights
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
@@ -147,7 +145,7 @@ def verify(
     folders = (*folders, *own_recipes)
     # not compared with a spec: the image may be of somebody else's checkout
     chosen = named_platform(platform)
-    with log.step(f"Reading {artifact}"):
+    with log.step(f"Reading {masked(artifact)}"):
         if reference := _reference(artifact):
             # a digest cannot move; only what a tag named is worth remembering
             judge = replace(judge, memory=_memory(context) if reference.tag else None)
@@ -172,7 +170,7 @@ def verify(
             error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
         elif isinstance(error, EvidenceUnsigned):
             error.hint = _how_to_sign(chain.node) or error.hint
-        elif STRANGER in chain.node.culprit().message:
+        elif chain.node.culprit().code is Code.STRANGER:
             error.hint = f"Do not use it before you know whose key that is. If you do: {_TRUST}"
         raise error
     for each in asked:
@@ -190,15 +188,11 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
         )
     if not node.children:  # no tree shows what is missing
         return "Name its statements with --evidence."
-    if not judges_strangers(judge.trust) and _lacks(node, {SIGNATURE, MODEL_SIGNATURE}):
+    is_unjudged = node.find(lambda each: each.code is Code.UNJUDGED_SIGNER) is not None
+    if is_unjudged and not judges_strangers(judge.trust):
         return (
             "Nothing contradicts, but whether to believe the signer is yours to say: with the key,"
             f" {_TRUST}"
-        )
-    if judge.checkout is None and _lacks(node, {MATERIALS}):
-        compared = f"{', '.join(IN_A_CHECKOUT[:-1])} and {IN_A_CHECKOUT[-1]}"
-        return (
-            f"As far as can be told without a checkout. In one (--checkout) {compared} count, too."
         )
     if REQUESTS_FILE in node.culprit().message:
         return (
@@ -210,23 +204,17 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
 
 def _how_to_sign(node: Node) -> str:
     """Which commands state again what is no part of the store; a new key signs only that."""
-    again = [verb for kind, verb in _STATED_BY.items() if _is_unsigned(node, kind)]
+    again = []
+    for kind, verb in _STATED_BY.items():
+        about = (kind, Verdict.UNSIGNED)
+        if node.find(lambda each, about=about: (each.subject, each.verdict) == about):
+            again.append(verb)
     return (
         "A key signs what is stated after it was made: `sm120 evidence new-key NAME`, then the same"
         f" {' and '.join(again)} again."
         if again
         else ""
     )
-
-
-def _is_unsigned(node: Node, kind: str) -> bool:
-    is_one = node.title.startswith(f"{kind} (") and node.verdict is Verdict.UNSIGNED
-    return is_one or any(_is_unsigned(child, kind) for child in node.children)
-
-
-def _lacks(node: Node, titles: Collection[str]) -> bool:
-    is_one = node.title in titles and node.own is Verdict.INCOMPLETE
-    return is_one or any(_lacks(child, titles) for child in node.children)
 
 
 def _reference(artifact: str) -> Reference | None:
@@ -243,8 +231,9 @@ def _reference(artifact: str) -> Reference | None:
     try:
         return parse_reference(artifact)
     except ReferenceInvalid as error:
-        reason = str(error).removeprefix(f"{artifact}: ")
-        message = f"{artifact}: no such file or folder, and no image in a registry ({reason})"
+        reason = str(error).removeprefix(f"{masked(artifact)}: ")
+        name = masked(artifact)
+        message = f"{name}: no such file or folder, and no image in a registry ({reason})"
         raise ReferenceInvalid(message) from error
 
 

@@ -61,8 +61,8 @@ def test_passed_gates_let_an_image_go(store: Store, verdict: str) -> None:
         ("[]", "damaged"),
         ("{}", "damaged"),
         (record(OTHER, smem="passed", arch="passed"), "another image"),
-        (record(), "smem: not run"),
-        (record(smem="passed"), "arch: not run"),
+        (record(), "smem on sm_120: not run"),
+        (record(smem="passed"), "arch on sm_120: not run"),
         (record(smem="failed", arch="passed"), "smem on sm_120: failed"),
         (record(smem="passed", arch="unknown"), "arch on sm_120: unknown"),
         (record(smem="PASSED", arch="passed"), "damaged"),
@@ -85,7 +85,7 @@ def test_anything_else_does_not(store: Store, kept: Any, message: str) -> None:
 def test_patches_must_have_been_proved(store: Store) -> None:
     patched = spec("smem", patches="patches/series.yaml")
     keep(store, record(smem="passed"))
-    assert gate_state(store, patched, BUILT).message == "patches: not run"
+    assert gate_state(store, patched, BUILT).message == "patches on sm_120: not run"
     keep(store, record(smem="passed", patches="passed"))
     assert gate_state(store, patched, BUILT).state == "passed"
 
@@ -107,7 +107,7 @@ def test_a_card_that_the_image_is_not_for_decides_nothing(store: Store) -> None:
 def test_results_for_sm_120_say_nothing_of_an_image_for_another_card(store: Store) -> None:
     spark = spec("arch", cuda={"from": ["nvidia"], "architectures": ["sm_121"]})
     keep(store, record(arch="passed"))
-    assert gate_state(store, spark, BUILT).message == "arch: not run"
+    assert gate_state(store, spark, BUILT).message == "arch on sm_121: not run"
     kept = record(arch="failed")
     kept["results"].append(result("arch", "sm_121", "passed"))
     keep(store, kept)

@@ -333,7 +333,8 @@ def test_the_newest_name_is_remembered_in_whatever_order_names_are_seen(
     digests = {FIRST: "1", SECOND: "2", THIRD: "3"}
     names = [name_of(f"sha256:{digests[at] * 64}", at, key=key) for at in order]
     for seen in [names] if at_once else [[name] for name in names]:
-        memory.remember(reference, seen)
+        for name in seen:
+            memory.remember(reference, name.digest, [name])
     (kept,) = memory.recall(reference, world.trust, NOW)
     assert (kept.digest, kept.at) == (f"sha256:{'3' * 64}", THIRD)
 
@@ -341,7 +342,8 @@ def test_the_newest_name_is_remembered_in_whatever_order_names_are_seen(
 def test_of_two_names_at_one_time_the_first_seen_stays(world: World, memory: Memory) -> None:
     key, reference = world.trust.keys[0].id, "x.example/y:v1"
     for digit in "12":
-        memory.remember(reference, [name_of(f"sha256:{digit * 64}", FIRST, key=key)])
+        named = name_of(f"sha256:{digit * 64}", FIRST, key=key)
+        memory.remember(reference, named.digest, [named])
     assert memory.recall(reference, world.trust, NOW)[0].digest == f"sha256:{'1' * 64}"
 
 

@@ -559,7 +559,8 @@ def test_what_others_signed_under_cosigns_tag_stays(site: Site) -> None:
     repository = site.repository
     there = read_cosign_tags(repository, site.digest, other)
     bundle = EvidenceBundle(signer=other)
-    naming = plan_naming(repository, site.digest, "v1", bundle, there.names)
+    root = repository.manifest(site.digest)
+    naming = plan_naming(repository, root, "v1", bundle, there.names)
     made = for_cosign(repository.manifest("v1"), [], naming, there)
     assert len(made) == 1
     assert (len(made[0].kept), len(made[0].layers)) == (1, 1)

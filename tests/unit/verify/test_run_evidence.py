@@ -109,7 +109,7 @@ def test_a_failed_start_that_was_taken_away_is_missed(world: World) -> None:
 def test_a_start_does_not_replace_a_gate(world: World) -> None:
     node = world.judge(run=stated(world, a_start()), gate_smem_sm_120=None)
     assert node.verdict is Verdict.INCOMPLETE
-    assert node.culprit().title == "gate smem"
+    assert node.culprit().title == "gate smem on sm_120"
 
 
 def test_a_run_alone_is_judged_by_its_form_and_verdict(world: World) -> None:

@@ -164,7 +164,7 @@ def test_signed_bills_without_provenance_are_incomplete(world: World) -> None:
 def test_a_gate_that_is_asked_for_and_has_no_result_is_incomplete(world: World, gate: str) -> None:
     node = world.judge(**{f"gate_{gate}_sm_120": None})
     assert node.verdict is Verdict.INCOMPLETE
-    assert node.culprit().title == f"gate {gate}"
+    assert node.culprit().title == f"gate {gate} on sm_120"
 
 
 @pytest.mark.parametrize(
