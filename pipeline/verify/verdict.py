@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -80,11 +80,11 @@ class Node:
             return self
         return next(c for c in self.children if c.verdict is self.verdict).culprit()
 
-    def find(self, is_wanted: Callable[[Node], bool]) -> Node | None:
-        """The first node of the tree that is wanted."""
-        if is_wanted(self):
-            return self
-        return next((found for c in self.children if (found := c.find(is_wanted))), None)
+    def every(self) -> Iterator[Node]:
+        """This node and all below it, in the order in which they are shown."""
+        yield self
+        for child in self.children:
+            yield from child.every()
 
     def as_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"title": self.title, "verdict": self.verdict.value}

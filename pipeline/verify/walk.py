@@ -127,7 +127,9 @@ def _open(
     kind = envelope.statement.predicate_type
     if only not in (None, kind):
         message = f"is a statement of the kind {kind_of(kind)}, not {kind_of(only or '')}"
-        return Node(item.name, Verdict.BROKEN, message)
+        # who signed it claims to vouch by it; what nobody signed says nothing either way
+        verdict = Verdict.BROKEN if envelope.signatures else Verdict.UNSIGNED
+        return Node(item.name, verdict, message)
     signature, keys = judge_signatures(envelope, trust, now)
     checks = (signature, _subject(envelope, artifact))
     return Opened(item, envelope, checks, tuple(keys), trust)

@@ -188,7 +188,7 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
         )
     if not node.children:  # no tree shows what is missing
         return "Name its statements with --evidence."
-    is_unjudged = node.find(lambda each: each.code is Code.UNJUDGED_SIGNER) is not None
+    is_unjudged = any(each.code is Code.UNJUDGED_SIGNER for each in node.every())
     if is_unjudged and not judges_strangers(judge.trust):
         return (
             "Nothing contradicts, but whether to believe the signer is yours to say: with the key,"
@@ -204,11 +204,8 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
 
 def _how_to_sign(node: Node) -> str:
     """Which commands state again what is no part of the store; a new key signs only that."""
-    again = []
-    for kind, verb in _STATED_BY.items():
-        about = (kind, Verdict.UNSIGNED)
-        if node.find(lambda each, about=about: (each.subject, each.verdict) == about):
-            again.append(verb)
+    unsigned = {each.subject for each in node.every() if each.verdict is Verdict.UNSIGNED}
+    again = [verb for kind, verb in _STATED_BY.items() if kind in unsigned]
     return (
         "A key signs what is stated after it was made: `sm120 evidence new-key NAME`, then the same"
         f" {' and '.join(again)} again."

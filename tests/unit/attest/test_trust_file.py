@@ -22,6 +22,7 @@ from pipeline.attest.trust import (
     read_trust,
     remove_entry,
     trust_entry,
+    with_named_keys,
     with_own_keys,
 )
 from pipeline.errors import TrustInvalid
@@ -236,3 +237,41 @@ def test_of_two_trust_files_the_first_has_the_last_word(tmp_path: Path) -> None:
 )
 def test_a_key_is_named_after_its_file(file: str, name: str) -> None:
     assert key_name(Path(file)) == name
+
+
+STOLEN = "  revoked: {since: 2026-03-01T00:00:00Z, reason: was stolen, compromised: true}\n"
+
+
+def test_a_key_that_either_file_revokes_is_revoked(tmp_path: Path) -> None:
+    believing, revoking = read(tmp_path, FILE), read(tmp_path, FILE + STOLEN)
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    for pair in ((believing, revoking), (revoking, believing)):
+        joined = both(*pair)
+        assert joined
+        (key,) = joined.keys
+        assert "is revoked: was stolen" in key.objection(PROVENANCE, now, now)
+    replaced = STOLEN.replace("true", "false").replace("2026-03", "2026-02")
+    joined = both(read(tmp_path, FILE + replaced), revoking)
+    assert joined
+    assert joined.keys[0].revoked
+    assert joined.keys[0].revoked.compromised
+
+
+@pytest.mark.parametrize("text", ["'no'", "'true'", "0", "1.0"])
+def test_whether_a_key_was_stolen_is_no_text_and_no_number(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TrustInvalid, match=r"revoked\.compromised"):
+        read(tmp_path, FILE + STOLEN.replace("true", text))
+
+
+def test_of_keys_with_one_name_none_is_dropped(tmp_path: Path) -> None:
+    publics = [new_key().public_key() for _ in range(4)]
+    paths = []
+    for number, public in enumerate(publics):
+        paths.append(tmp_path / str(number) / "builder.pub")
+        paths[-1].parent.mkdir()
+        paths[-1].write_text(public_pem(public))
+    joined = with_named_keys(read(tmp_path, FILE), paths)
+    assert joined
+    assert {key.id for key in joined.keys} == {key_id(KEY), *map(key_id, publics)}
+    names = ["builder", "builder-own", "builder-own-2", "builder-own-3", "builder-own-4"]
+    assert [key.name for key in joined.keys] == names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,12 @@ from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner, key_id, new_key, public_pem
 from pipeline.attest.names import EVIDENCE_SET
 from pipeline.attest.predicates import check_predicate
-from pipeline.attest.statement import make_statement
+from pipeline.attest.statement import make_statement, moment
 from pipeline.attest.strict import MAX_DEPTH, read_json
 from pipeline.attest.trust import Trust, with_own_keys
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import folder_of, readable, verdict_of
+from pipeline.evidence.image import record_rebuild
 from pipeline.evidence.stated import FILE, find_stated, sign_stated, state_image
 from tests.unit.verify.world import World, make_world, trust_in, trusted
 
@@ -121,3 +122,26 @@ def test_what_the_trust_file_says_of_ones_own_key_counts(tmp_path: Path) -> None
     path.write_text(public_pem(mine.public_key()))
     listed = Trust.model_validate({"keys": [trusted(mine, "listed")], "bases": {}})
     assert with_own_keys(listed, [path]) == listed
+
+
+def test_what_was_stated_while_the_clock_was_ahead_is_stated_again(
+    stated_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, signer = stated_world, LocalSigner(stated_world.key)
+    given = (world.checkout, world.store, world.built)
+    ahead = moment(datetime.now(UTC) + timedelta(days=20))
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.attest.statement.moment", lambda: ahead)
+        stated = state_image(*given, [signer])
+    record_rebuild(world.store, world.built, signer, "", ahead)
+    assert stated.latest >= ahead.at
+    assert find_stated(*given) is None
+    again = state_image(*given, [signer])
+    assert again.latest < ahead.at
+    found = find_stated(*given)
+    assert found
+    assert found.statements == again.statements
+    now = datetime.now(UTC)
+    envelopes = readable(folder_of(world.store, world.built))
+    assert all(e.statement.has_happened(now) for e in envelopes.values())
+    assert not [name for name in envelopes if name.startswith("rebuild")]

@@ -92,3 +92,19 @@ def test_any_text_is_a_name_that_writes_itself_or_an_error(text: str) -> None:
     except ReferenceInvalid:
         return
     assert str(reference) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ann:s3cret@reg.example/app:v1",
+        "https://ann:s3cret@reg.example/app",
+        "ann:s3cret@reg.example/App",
+        "ann:s3cret@reg.example/app@sha256:1",
+    ],
+)
+def test_a_password_in_a_name_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(ReferenceInvalid) as caught:
+        parse_reference(text)
+    assert "s3cret" not in f"{caught.value} {caught.value.hint}"
+    assert "***@" in str(caught.value)

@@ -117,3 +117,18 @@ def test_a_good_policy_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("format: 1\nrequire: [provenance]\nmax_age_days: 90\n")
     assert read_policy(path) == Policy(require=["provenance"], max_age_days=90)
+
+
+@pytest.mark.parametrize("card", ["sm_90", "sm_121"])
+def test_a_result_for_another_card_satisfies_no_policy(world: World, card: str) -> None:
+    other = world.lie("gate-smem-sm_120", lambda b: b["predicate"].update(sm120_card=card))
+    walked = world.walk({**world.envelopes(), "gate-smem-sm_120": other})
+    node = judge_policy(Policy.model_validate({"gates": {"smem": "passed"}}), walked, NOW)
+    assert node.culprit().message == f"has no result that counts (for another card: {card})"
+
+
+@pytest.mark.parametrize("days", [0, 36_501, 10**30])
+def test_an_age_that_no_date_can_hold_is_refused(tmp_path: Path, days: int) -> None:
+    (tmp_path / "policy.yaml").write_text(f"max_age_days: {days}\n")
+    with pytest.raises(TrustInvalid, match="max_age_days"):
+        read_policy(tmp_path / "policy.yaml")

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.attest.envelope import enclose
 from pipeline.attest.keys import LocalSigner, new_key
-from pipeline.attest.names import HOST_FACTS
+from pipeline.attest.names import EVIDENCE_SET, HOST_FACTS, REPORT, kind_of
 from pipeline.attest.statement import make_statement
 from pipeline.attest.trust import OwnKeys, Trust
 from pipeline.spec.checkout import Checkout
@@ -199,3 +199,18 @@ def test_an_unsigned_record_takes_nothing_from_a_set_whose_signature_holds(
     (node,) = [n for n in walked.node.children if "note" in n.title]
     assert node.verdict is want
     assert ("the model signature vouches" in node.message) is (want is Verdict.VALID)
+
+
+@pytest.mark.parametrize("kind", [REPORT, EVIDENCE_SET, HOST_FACTS])
+def test_a_key_that_is_trusted_for_another_kind_does_not_vouch_for_weights(
+    place: Place, kind: str
+) -> None:
+    statement = make_statement("tiny", set_digest(place.lock), kind, {})
+    item = read_item("x", enclose(statement, [LocalSigner(KEY)]).dump())
+    trust = trust_in(trusted(KEY, **{"for": [kind_of(kind)]}))
+    walked = judge_weights(place, [], [item], replace(BY, trust=trust))
+    assert walked.node.verdict is Verdict.BROKEN
+    assert walked.node.culprit().message == (
+        f"is a statement of the kind {kind_of(kind)}, not weights"
+    )
+    assert walked.believed == ()

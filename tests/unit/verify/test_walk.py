@@ -14,6 +14,7 @@ from pipeline.attest.envelope import Signature, countersigned, enclose
 from pipeline.attest.keys import LocalSigner, key_id
 from pipeline.attest.names import REPORT, WEIGHTS
 from pipeline.attest.statement import make_statement
+from pipeline.attest.trust import OwnKeys
 from pipeline.evidence.gate_result import gate_predicate, gate_statements, read_test_result
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.verdict import CaseVerdict
@@ -22,7 +23,7 @@ from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import distinct, read_item
 from pipeline.verify.results import judge_tests
-from pipeline.verify.verdict import Node, Verdict, show
+from pipeline.verify.verdict import Code, Node, Verdict, show
 from pipeline.verify.walk import walk
 from tests.makers import AMD64
 from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
@@ -141,17 +142,43 @@ def test_without_a_trust_file_nothing_is_valid(world: World) -> None:
     assert walked.believed == ()
 
 
-def test_without_a_checkout_materials_are_incomplete(world: World) -> None:
-    node = world.walk(checkout=None).node
-    assert node.verdict is Verdict.INCOMPLETE
-    assert node.culprit().title == "materials"
-
-
-def test_a_checkout_without_the_image_is_incomplete(world: World, tmp_path: Path) -> None:
+def test_without_a_checkout_what_is_signed_counts_and_what_one_would_add_is_named(
+    world: World, tmp_path: Path
+) -> None:
     (tmp_path / "images").mkdir()
-    node = world.walk(checkout=Checkout(tmp_path)).node
+    for checkout in (None, Checkout(tmp_path)):
+        node = world.walk(checkout=checkout).node
+        assert node.verdict is Verdict.VALID, show(node)
+        (materials,) = [n for n in node.every() if n.title == "materials"]
+        assert "in a checkout of this image spec, locks, golden digest" in materials.message
+        assert not [n for n in node.every() if "no such lock" in n.message]
+
+
+def test_without_a_checkout_a_stranger_or_nobody_still_proves_nothing(world: World) -> None:
+    nobody = world.walk(checkout=None, trust=OwnKeys()).node
+    assert nobody.verdict is Verdict.INCOMPLETE
+    stranger = world.walk(checkout=None, trust=trust_in(trusted(world.other_key))).node
+    assert stranger.verdict is Verdict.BROKEN
+    assert stranger.culprit().code is Code.STRANGER
+
+
+def test_a_checkout_that_lost_the_lock_says_so_once(world: World, tmp_path: Path) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    checkout.lock_path("engine", AMD64).unlink()
+    node = world.walk(checkout=checkout).node
     assert node.verdict is Verdict.INCOMPLETE
-    assert "there is no image" in node.culprit().message
+    assert len([n for n in node.every() if n.own is Verdict.INCOMPLETE]) == 1
+
+
+@pytest.mark.parametrize("card", ["sm_90", "sm_121"])
+def test_a_gate_on_another_card_does_not_stand_for_the_promised_one(
+    world: World, card: str
+) -> None:
+    other = world.lie("gate-smem-sm_120", lambda b: b["predicate"].update(sm120_card=card))
+    node = world.judge(gate_smem_sm_120=other)
+    assert node.verdict is Verdict.INCOMPLETE
+    assert node.culprit().title == "gate smem on sm_120"
+    assert node.culprit().message == "is required by the spec, but has no result"
 
 
 def test_signed_bills_without_provenance_are_incomplete(world: World) -> None:
@@ -298,7 +325,7 @@ STALE: dict[str, tuple[Callable[[Checkout], None], str]] = {
     "spec": (edit_spec, "has changed since: summary"),
     "series": (edit_series, "series.yaml has changed since"),
     "patch": (edit_patch, "has changed since"),
-    "patch gone": (drop_patch, "is no longer there"),
+    "patch gone": (drop_patch, "is missing from this checkout"),
     "gate case": (edit_case, "has changed since: gates/smem-a.yaml"),
     "new gate case": (add_case, "has changed since: gates/smem-b.yaml"),
     "own file": (edit_own_file, "has changed since"),
