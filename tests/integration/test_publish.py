@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -223,6 +224,28 @@ def test_cosign_verifies_a_signature_that_was_attached_under_its_tag_and_no_othe
 
     assert verify(key) == 0
     assert verify(other) != 0
+
+
+def test_published_again_from_a_fresh_store_the_image_verifies_as_it_did(
+    bench: Bench, registry: Registry, keys: Path, tmp_path: Path
+) -> None:
+    """As CI does: each run builds in a store of its own, and signs with the same key."""
+    place = f"{registry.host_port}/ci/tiny"
+    key, mirror = ("--key", str(keys / "builder.pem")), str(bench.checkout.parent / "mirror")
+    fresh = Bench(bench.checkout, tmp_path / "store")
+    built = fresh.run("build", "tiny", "--offline", "--mirror", mirror)
+    assert built.returncode == 0, built.stderr
+    for store, tag in ((bench, "v1"), (fresh, "v2")):
+        published = store.run("publish", "tiny", f"{place}:{tag}", *key)
+        assert published.returncode == 0, published.stderr
+        time.sleep(1.1)  # statements have whole seconds
+    layout = tmp_path / "layout"
+    assert fresh.run("registry", "pull", f"{place}:v2", str(layout), "--evidence").returncode == 0
+    trust = ("--trust", str(keys / "trust.yaml"))
+    for what in (f"{place}:v1", f"{place}:v2", str(layout)):
+        judged = bench.run("verify", what, *trust)
+        assert judged.returncode == 0, judged.stdout + judged.stderr
+        assert "replaced by a statement of the latest set" in judged.stdout
 
 
 def signature(key: ec.EllipticCurvePrivateKey, place: str, digest: str) -> Attachment:

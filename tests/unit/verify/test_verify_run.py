@@ -14,6 +14,8 @@ import pytest
 
 from pipeline.attest.envelope import SUFFIX, enclose
 from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
+from pipeline.attest.names import EVIDENCE_SET, REPORT, kind_of
+from pipeline.attest.statement import make_statement
 from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
@@ -119,6 +121,24 @@ def test_what_is_missing_of_a_host_s_facts_is_answered_with_the_command_that_add
     assert "name their folder with --look-in" in how_to_add_facts(_judged(folder, world))
     write_run(folder, _with_inputs(read_run(folder), host=None))
     assert "cannot be added to a finished run" in how_to_add_facts(_judged(folder, world))
+
+
+@pytest.mark.parametrize("kind", [REPORT, EVIDENCE_SET])
+def test_a_key_that_is_trusted_for_another_kind_does_not_vouch_for_facts(
+    folder: Path, world: World, kind: str
+) -> None:
+    path, other = folder.parent / "facts.json", new_key()
+    statement = make_statement("facts.json", sha256_of(path.read_bytes()), kind, {})
+    path.with_name(f"{path.name}{SUFFIX}").write_bytes(
+        enclose(statement, [LocalSigner(other)]).dump()
+    )
+    believed = trusted(other, "reporter", **{"for": [kind_of(kind)]})
+    trust = trust_in(trusted(KEY, "bench"), trusted(world.key), believed)
+    facts = _find(_judged(folder, world, Judge(trust, world.checkout, NOW)), "host facts")
+    assert facts.verdict is Verdict.BROKEN
+    assert facts.culprit().message == (
+        f"is a statement of the kind {kind_of(kind)}, not host-facts"
+    )
 
 
 def test_facts_that_are_stated_need_no_advice() -> None:
