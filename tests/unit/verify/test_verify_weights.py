@@ -207,7 +207,7 @@ def test_a_key_that_is_trusted_for_another_kind_does_not_vouch_for_weights(
 ) -> None:
     statement = make_statement("tiny", set_digest(place.lock), kind, {})
     item = read_item("x", enclose(statement, [LocalSigner(KEY)]).dump())
-    trust = trust_in(trusted(KEY, **{"for": [kind_of(kind)]}))
+    trust = trust_in(trusted(KEY, "builder", **{"for": [kind_of(kind)]}))
     walked = judge_weights(place, [], [item], replace(BY, trust=trust))
     assert walked.node.verdict is Verdict.BROKEN
     assert walked.node.culprit().message == (
