@@ -143,8 +143,10 @@ def _judged(found: _Set, known: Collection[WeightsLock]) -> HostProof:
         return HostProof(good=False, why=f"the host has another lock of {found.name}")
     if here is None and not found.vouched_by:
         return HostProof(good=unknown(f"nothing vouches for the lock of {found.name} there"))
+    if not found.whole:
+        return HostProof(good=False, why=f"{found.name} is not whole there")
     why = f"{found.files} files are as locked, {found.files_read} read just now"
-    return HostProof(good=found.whole, why=why)
+    return HostProof(good=True, why=why)
 
 
 def _verify(tunnel: Tunnel, folder: str) -> Known[CommandResult]:

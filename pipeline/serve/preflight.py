@@ -69,6 +69,13 @@ class Plan:
 Check = Callable[[Plan, Machine], Iterator[RuleResult]]
 
 
+def _row(
+    check: str, subject: str, good: object, *, passed: str, failed: str, fix: str
+) -> RuleResult:
+    """A check with a text for each outcome: one text for both would be false in one of them."""
+    return result(check, subject, good, passed if good else failed, fix)
+
+
 def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """Nobody else listens there."""
     fix = "`ss -ltnp` shows which program it is; --port names another one."
@@ -76,16 +83,21 @@ def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         fix = f"`sm120 recipe stop {plan.port_holder}` ends it; --port names another port."
     problem = machine.port_problem
     free = problem if isinstance(problem, Unknown) else not problem
-    why = f"cannot be used: {problem}" if problem else "is free"
-    why += f": {plan.port_holder} is served there" if problem and plan.port_holder else ""
-    yield result("port", str(plan.port), free, why, fix)
+    failed = f"cannot be used: {problem}"
+    failed += f": {plan.port_holder} is served there" if plan.port_holder else ""
+    yield _row("port", str(plan.port), free, passed="is free", failed=failed, fix=fix)
 
 
 def image(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """It was built here from today's checkout."""
     name = plan.recipe.image or ""
-    yield result(
-        "image", name, plan.image_is_built, "is in the store", f"Run `sm120 build {name}` first."
+    yield _row(
+        "image",
+        name,
+        plan.image_is_built,
+        passed="is in the store",
+        failed="is not in the store as this checkout builds it",
+        fix=f"Run `sm120 build {name}` first.",
     )
 
 
@@ -96,8 +108,9 @@ def flags(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("flags", name, problems, "", "")
         return
     fix = f"`sm120 recipe flags {plan.recipe.image}` shows what the engine accepts."
-    why = problems[0] if problems else "the engine knows all of them"
-    yield result("flags", name, not problems, why, fix)
+    failed = problems[0] if problems else ""
+    passed = "the engine knows all of them"
+    yield _row("flags", name, not problems, passed=passed, failed=failed, fix=fix)
 
 
 def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -128,8 +141,14 @@ def _proved(where: WeightsFolder) -> RuleResult:
     if damage:
         return result("weights", damage[0], False, f"{len(damage)} files are damaged", fix)
     unproved = len(check.unknown)
-    why = f"{len(check.proved)} of {len(check.proved) + unproved} files are proved"
-    return result("weights", where.place.lock.name, not unproved, why, fix)
+    return _row(
+        "weights",
+        where.place.lock.name,
+        not unproved,
+        passed=f"{log.count(len(check.proved), 'file')} proved",
+        failed=f"{unproved} of {len(check.proved) + unproved} files are not proved",
+        fix=fix,
+    )
 
 
 def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -143,8 +162,14 @@ def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("cards", "all", gpus, "", "")
         return
     fix = "Take a recipe for this machine: `sm120 recipe list`."
-    why = f"{len(gpus)} of {wanted.cards}"
-    yield result("cards", "all", len(gpus) >= wanted.cards, why, fix)
+    yield _row(
+        "cards",
+        "all",
+        len(gpus) >= wanted.cards,
+        passed=f"{len(gpus)}, and the recipe needs {wanted.cards}",
+        failed=f"only {len(gpus)}, and the recipe needs {wanted.cards}",
+        fix=fix,
+    )
     for gpu in gpus[: wanted.cards]:
         yield from _card(plan, gpu, fix)
     if not isinstance(machine.facts, Unknown):
@@ -155,12 +180,14 @@ def _card(plan: Plan, gpu: Gpu, fix: str) -> Iterator[RuleResult]:
     wanted, subject = plan.recipe.hardware, f"GPU {gpu.index}"
     name = CARD_NAMES[wanted.card] if wanted.card else ""
     is_kind = gpu.name if isinstance(gpu.name, Unknown) else name in gpu.name
-    yield result("cards", subject, is_kind, f"{gpu.name}; the recipe is for {name}", fix)
+    passed, failed = f"is an {gpu.name}", f"is an {gpu.name}, and the recipe is for {name}"
+    yield _row("cards", subject, is_kind, passed=passed, failed=failed, fix=fix)
     if wanted.memory_gib:
         held = gpu.memory_bytes
         enough = held if isinstance(held, Unknown) else held >= wanted.memory_gib * _GIB * _SHORT
-        size = held if isinstance(held, Unknown) else f"{held / _GIB:.0f} GiB"
-        yield result("cards", subject, enough, f"{size} of {wanted.memory_gib} GiB", fix)
+        size = "" if isinstance(held, Unknown) else f"has {held / _GIB:.0f} GiB"
+        failed = f"{size}, and the recipe is for {wanted.memory_gib} GiB"
+        yield _row("cards", subject, enough, passed=size, failed=failed, fix=fix)
 
 
 def idle(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -174,8 +201,14 @@ def idle(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     fix = "`nvidia-smi` names the processes; `sm120 recipe stop` ends what was served here."
     for index, used in enumerate(machine.memory_used):
         if not plan.cards or index in plan.cards:
-            why = f"{used / _GIB:.1f} GiB are in use"
-            yield result("idle", f"GPU {index}", used < _IDLE_BYTES, why, fix)
+            yield _row(
+                "idle",
+                f"GPU {index}",
+                used < _IDLE_BYTES,
+                passed=f"is free: {used / _GIB:.1f} GiB in use",
+                failed=f"is busy: {used / _GIB:.1f} GiB in use",
+                fix=fix,
+            )
 
 
 def driver(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -224,9 +257,10 @@ def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     room = Room(len(used), min(size for size in sizes if isinstance(size, int)), _host(machine))
     short = shortfall(plan.fit, room)
     good = short if isinstance(short, Unknown) else not short
+    passed = "has room on each card"
     model = plan.recipe.model.weights or plan.recipe.model.repository or "MODEL"
     fix = f"`sm120 weights fit {model}` shows the sum, and which options would make it fit."
-    yield result("fit", name, good, str(short or "has room on each card"), fix)
+    yield _row("fit", name, good, passed=passed, failed=str(short), fix=fix)
 
 
 def _host(machine: Machine) -> int | None:
@@ -249,7 +283,9 @@ def topology(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         nodes = numa_nodes_of(machine.facts, used)
         good = nodes if isinstance(nodes, Unknown) else len(nodes) == 1
         fix = "Name cards of one node with --gpus; `nvidia-smi topo -m` shows them."
-        yield result("topology", "NUMA", good, f"the cards hang on {_listed(nodes)}", fix)
+        passed = f"all cards are on {_listed(nodes)}"
+        failed = f"the cards are on {_listed(nodes)}, and the recipe counts on one node"
+        yield _row("topology", "NUMA", good, passed=passed, failed=failed, fix=fix)
     if wanted.peer_to_peer:
         yield _peers(machine.facts, used)
 
@@ -286,8 +322,14 @@ def _peers(facts: HostFacts, gpus: Collection[Gpu]) -> RuleResult:
         why = unknown(f"nvidia-smi says nothing about GPUs {missing[0]}")
         return result("topology", "peers", why, "", "")
     refused = [pair for pair in pairs if claimed[pair] != "OK"]
-    said = f"GPUs {refused[0]}: {claimed[refused[0]]}" if refused else "claimed by the driver"
-    return result("topology", "peers", not refused, said, fix)
+    return _row(
+        "topology",
+        "peers",
+        not refused,
+        passed="claimed by the driver",
+        failed=f"GPUs {refused[0]}: {claimed[refused[0]]}" if refused else "",
+        fix=fix,
+    )
 
 
 def hugepages(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -298,9 +340,10 @@ def hugepages(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         return
     free = machine.hugepages_bytes
     good = free if isinstance(free, Unknown) else free >= wanted * _GIB
-    size = "" if isinstance(free, Unknown) else f"{free / _GIB:.1f} of {wanted} GiB are free"
+    size = "" if isinstance(free, Unknown) else f"{free / _GIB:.1f} GiB are free"
+    failed = f"only {size}, and the recipe needs {wanted} GiB"
     fix = "Boot with hugepages= on the kernel's command line, or raise vm.nr_hugepages."
-    yield result("hugepages", "host", good, size, fix)
+    yield _row("hugepages", "host", good, passed=size, failed=failed, fix=fix)
 
 
 def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
@@ -316,15 +359,17 @@ def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         held = machine.facts.memory_bytes
         least = wanted.host_memory_gib * _GIB * _SHORT
         good = first_unknown(held) or (isinstance(held, int) and held >= least)
-        size = held if isinstance(held, Unknown) else f"{held / _GIB:.0f} GiB"
+        size = "" if isinstance(held, Unknown) else f"{held / _GIB:.0f} GiB"
+        failed = f"only {size}, and the recipe needs {wanted.host_memory_gib} GiB"
         fix = "Take a recipe that keeps more on the cards, or a smaller quantization."
-        yield result("memory", "host", good, f"{size} of {wanted.host_memory_gib} GiB", fix)
+        yield _row("memory", "host", good, passed=size, failed=failed, fix=fix)
     if wanted.numa_nodes:
         nodes = machine.facts.cpu.numa_nodes
         same = first_unknown(nodes) or len(nodes) == wanted.numa_nodes  # type: ignore[arg-type]
-        count = 0 if isinstance(nodes, Unknown) else len(nodes)
+        count = log.count(0 if isinstance(nodes, Unknown) else len(nodes), "node")
+        failed = f"{count}, and the recipe counts on {wanted.numa_nodes}"
         fix = "The firmware sets it (NPS on AMD); the recipe's threads and pinning count on it."
-        yield result("memory", "NUMA", same, f"{count} nodes, wanted {wanted.numa_nodes}", fix)
+        yield _row("memory", "NUMA", same, passed=count, failed=failed, fix=fix)
 
 
 def processor(plan: Plan, machine: Machine) -> Iterator[RuleResult]:

@@ -72,7 +72,7 @@ def test_a_set_whose_lock_the_host_can_vouch_for_passes(tmp_path: Path) -> None:
             "damaged there: 1 changed",
         ),
         (said(code=WeightsDamaged.exit_code, err='{"message": 1}'), 'there: {"message": 1}'),
-        (verified(whole=False), "3 files"),
+        (verified(whole=False), "kimi is not whole there"),
     ],
 )
 def test_damage_there_fails(tmp_path: Path, answer: CommandResult, words: str) -> None:

@@ -87,7 +87,12 @@ def test_a_port_that_somebody_uses_is_found() -> None:
 
 
 def test_an_image_must_be_built() -> None:
-    assert verdicts("image", plan(recipe(), image_is_built=False)) == ["failed"]
+    (built,) = CHECKS["image"](plan(recipe()), NO_MACHINE)
+    (missing,) = CHECKS["image"](plan(recipe(), image_is_built=False), NO_MACHINE)
+    assert (built.verdict, built.why) == ("passed", "is in the store")
+    assert missing.verdict == "failed"
+    assert missing.why == "is not in the store as this checkout builds it"
+    assert missing.fix == "Run `sm120 build llama-cpp-cpu` first."
 
 
 def test_cards_as_the_recipe_says_pass() -> None:
@@ -355,3 +360,46 @@ def test_on_another_processor_it_is_not(found: Machine, verdict: str, why: str) 
     (row,) = CHECKS["processor"](plan(two_cards(processor="amd-zen-5")), found)
     assert row.verdict == verdict
     assert why in row.why
+
+
+def passing_and_failing(name: str) -> tuple[list[RuleResult], list[RuleResult]]:
+    """A check of a machine that is as the recipe wants it, and of one that is not."""
+    one = two_cards(same_numa_node=True, peer_to_peer=True, hugepages_gib=2)
+    host = two_cards(host_memory_gib=1, numa_nodes=1)
+    good, bad = machine(), machine(1, [40 * GIB], product_name="NVIDIA H200")
+    cases: dict[str, tuple[tuple[Plan, Machine], tuple[Plan, Machine]]] = {
+        "port": ((plan(one), good), (plan(one), replace(good, port_problem="is taken"))),
+        "image": ((plan(one), good), (plan(one, image_is_built=False), good)),
+        "flags": ((plan(one), good), (plan(one, flags=("--x: unknown",)), good)),
+        "cards": ((plan(one), good), (plan(two_cards(memory_gib=999)), bad)),
+        "idle": ((plan(one), good), (plan(one), bad)),
+        "topology": (
+            (plan(one), placed(1, 1)),
+            (plan(one), placed(0, 1, **{"nvidia-smi p2p": matrix(2, word="NS")})),
+        ),
+        "memory": (
+            (plan(host), placed(0, 0)),
+            (plan(two_cards(host_memory_gib=99999, numa_nodes=63)), placed(0, 0)),
+        ),
+        "hugepages": ((plan(one), replace(good, hugepages_bytes=2 * GIB)), (plan(one), good)),
+    }
+    (first, second) = cases[name]
+    return list(CHECKS[name](*first)), list(CHECKS[name](*second))
+
+
+@pytest.mark.parametrize(
+    "name", ["port", "image", "flags", "cards", "idle", "topology", "memory", "hugepages"]
+)
+def test_a_failed_row_never_has_the_text_of_one_that_passed(name: str) -> None:
+    passed, failed = passing_and_failing(name)
+    good = {row.why for row in passed if row.verdict == "passed"}
+    wrong = {row.why for row in failed if row.verdict == "failed"}
+    assert good
+    assert wrong
+    # a text that also holds of a row that passed does not say what is wrong
+    assert not good & wrong
+    assert all(any(sign in why for sign in FAULTY) for why in wrong), wrong
+
+
+# Words by which a reader sees that the row is about a fault.
+FAULTY = ("not", "only", "and the recipe", "cannot", "busy", "unknown", "NS")
