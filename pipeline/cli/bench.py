@@ -27,6 +27,7 @@ from pipeline.cli.options import (
     EXISTING_FILE,
     EXISTING_FOLDER,
     Numbers,
+    is_address,
     json_option,
 )
 from pipeline.cli.recipe.recipes import recipes_of, recipes_option
@@ -135,7 +136,7 @@ def run(
     server is read from SM120_API_KEY.
     """
     signing = Signing()  # first: a key that cannot be read must not be found out after an hour
-    is_url = "://" in target or ":" in target
+    is_url = is_address(target)
     recipe = None if is_url else recipes_of(context, folders).read(target)
     workloads = {name: changed(read_workload(name), **changes) for name in names or _named(recipe)}
     if dry_run:

@@ -129,6 +129,11 @@ class _Mirror(click.Path):
         return value
 
 
+def is_address(target: str) -> bool:
+    """Whether a RECIPE|URL is a server's address: names of recipes have neither sign."""
+    return ":" in target or "/" in target
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 offline_option = click.option(
     "--offline",

@@ -120,6 +120,7 @@ class Client:
         self, method: str, path: str, body: bytes, most_bytes: int | None
     ) -> tuple[Exchange, Raw]:
         headers = {"Content-Type": "application/json", **self.headers}
+        began = time.monotonic()
         try:
             raw = await send(
                 self.address,
@@ -132,7 +133,8 @@ class Client:
             )
         except Lost as error:
             data = b"".join(piece for _, piece in error.pieces)
-            self._keep(method, path, body, 0, data, self.limits.request_s, None, str(error))
+            seconds = time.monotonic() - began
+            self._keep(method, path, body, 0, data, seconds, None, str(error))
             kind = Unsound if error.pieces else Gone
             raise kind(str(error)) from error
         first = raw.pieces[0][0] if raw.pieces else None

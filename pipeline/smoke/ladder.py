@@ -14,13 +14,14 @@ from pipeline.smoke.rungs.answers import ANSWERS
 from pipeline.smoke.rungs.first import FIRST
 from pipeline.smoke.rungs.length import LENGTH
 from pipeline.smoke.rungs.memory import MEMORY
+from pipeline.smoke.rungs.pictures import PICTURES
 from pipeline.smoke.rungs.speculation import SPECULATION
 from pipeline.smoke.rungs.streams import STREAMS
 from pipeline.smoke.rungs.tools import TOOLS_RUNG
 from pipeline.smoke.session import CheckSpec, Rung, Session
 
 # In the order in which a person would trust a server: each rung leans on those before it.
-LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, SPECULATION)
+LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, PICTURES, SPECULATION)
 
 
 async def climb(
@@ -58,7 +59,9 @@ async def _climbed(session: Session, rung: Rung) -> RungResult:
     is_gone = False
     for spec in rung.checks(session):
         if is_gone:
-            checks.append(_check(spec, "skipped", "the server no longer answers"))
+            ever = any(exchange.status for exchange in session.client.exchanges)
+            why = "the server no longer answers" if ever else "the server does not answer"
+            checks.append(_check(spec, "skipped", why))
             continue
         check, is_gone = await _checked(session, rung, spec)
         checks.append(check)

@@ -613,14 +613,14 @@ FAULTS = [
     ),
     Fault(
         "blind to pictures",
-        "answers",
+        "pictures",
         text=_when(lambda a: a.picture is not None, _blind),
         needs="vision",
     ),
-    Fault("another request's picture", "answers", text=_first_picture(), needs="vision"),
+    Fault("another request's picture", "pictures", text=_first_picture(), needs="vision"),
     Fault(
         "pictures refused",
-        "answers",
+        "pictures",
         asked=_refuse(lambda a: a.picture is not None, 400),
         needs="vision",
     ),

@@ -14,8 +14,8 @@ from pipeline.recipe.launch import Overrides, speculates
 from pipeline.recipe.model import Recipe
 from pipeline.smoke.baseline import Baseline
 from pipeline.smoke.ladder import why_skipped
-from pipeline.smoke.rungs.answers import UNSEEN
 from pipeline.smoke.rungs.length import UNKNOWN_CONTEXT
+from pipeline.smoke.rungs.pictures import UNSEEN
 from pipeline.smoke.session import CheckSpec, Rung, Session
 
 # What only a server can say, by what a climb says where it does not.
@@ -48,8 +48,8 @@ def foresee(session: Session, recipe: Recipe, *, may_restart: bool) -> None:
 
 
 def leave_running(session: Session) -> None:
-    """The user asked that nothing is restarted, also not with a draft model."""
-    session.why_no_restart = session.why_no_drafting = "--no-restart"
+    """Nothing is restarted, also not with a draft model: people may be using the server."""
+    session.why_no_restart = session.why_no_drafting = "only with --restart"
 
 
 async def _never() -> None:

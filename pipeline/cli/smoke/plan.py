@@ -34,6 +34,7 @@ _OPTIONS = (
     click.option("--no-tools", is_flag=True, help="Expect no tool calls."),
     click.option("--reasoning", is_flag=True, help="Expect a model that thinks before it answers."),
     click.option("--vision", is_flag=True, help="Expect a model that sees pictures."),
+    click.option("--text-only", is_flag=True, help="Leave pictures out, also if the model sees."),
     click.option("--quick", is_flag=True, help="Climb in small steps, for a slow machine."),
     click.option("--streams", type=Numbers(), help="Concurrent requests, such as 1,2,8,64."),
     click.option("--contexts", type=Numbers(), help="Prompt lengths to walk, in tokens."),
@@ -55,7 +56,10 @@ _OPTIONS = (
         help="Seconds for one request; long prompts need more [default: 600].",
     ),
 )
-_NAMES = (*("no_quality", "no_tools", "reasoning", "vision", "quick", "request_limit_s"), *_FIELDS)
+_NAMES = (
+    *("no_quality", "no_tools", "reasoning", "vision", "text_only", "quick", "request_limit_s"),
+    *_FIELDS,
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class PlanOptions:
             values["tools"] = False
         if given["vision"]:
             values["vision"] = True
+        if given["text_only"]:
+            values["text_only"] = True
         if given["reasoning"]:
             values |= {"reasoning": True, "answer_tokens": THINKING_TOKENS}
         values |= {field: given[name] for name, field in _FIELDS.items() if given[name]}

@@ -13,7 +13,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, store_of
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, is_address, json_option
 from pipeline.cli.recipe.recipes import recipes_of, recipes_option, say_contrary
 from pipeline.cli.serve.job import Request
 from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
@@ -88,7 +88,12 @@ class Order:
 @click.option("--serve", "is_started", is_flag=True, help="Start the recipe first, stop it last.")
 @click.option("--weights", type=ANY_PATH, help="With --serve: folder of the weights.")
 @click.option("--draft", type=ANY_PATH, help="With --serve: the draft model's weights.")
-@click.option("--no-restart", is_flag=True, help="Never restart a recipe's server.")
+@click.option(
+    "--restart",
+    is_flag=True,
+    help="Restart the recipe's running server for the tests that need it.",
+)
+@click.option("--no-restart", is_flag=True, hidden=True)
 @engine_option
 @on_options
 @click.option("--up-to", type=click.Choice(_NAMES), default=_NAMES[-1], help="Last rung to climb.")
@@ -107,6 +112,7 @@ def smoke(
     is_started: bool,
     weights: Path | None,
     draft: Path | None,
+    restart: bool,
     no_restart: bool,
     engine: Wanted,
     on: OnHost | None,
@@ -119,15 +125,22 @@ def smoke(
 ) -> None:
     """Prove what a served model answers: from one answer to many streams and the whole context.
 
-    Of a RECIPE, what `sm120 serve` started is looked for, on another host with --on. It is
-    restarted on the way, and its draft model is turned on last: where that changes answers, it is
-    served without it again. The ladder stops at the first rung that fails. A key for the server is
-    read from SM120_API_KEY.
+    Of a RECIPE, it tests the server that `sm120 serve` started, on another host with --on. It
+    leaves that server running; with --restart it restarts it and turns its draft model on last:
+    where that changes answers, the recipe is served without it again. A server of --serve is
+    always restarted. The ladder stops at the first rung that fails. A key for the server is read
+    from SM120_API_KEY.
     """
+    if no_restart:
+        raise click.UsageError(
+            "--no-restart is what smoke does now: leave it out; --restart allows restarts"
+        )
     order = Order(LADDER[: _NAMES.index(up_to) + 1], keep, record, baseline, as_json, dry_run)
     if is_address(target):
-        if is_started or weights or draft or on:
-            raise click.UsageError("--serve, --weights, --draft and --on are for a recipe")
+        if is_started or weights or draft or on or restart:
+            raise click.UsageError(
+                "--serve, --weights, --draft, --restart and --on are for a recipe"
+            )
         recipe = recipes_of(context, folders).read(expected) if expected else None
         return _smoke_address(context, order, target, recipe, plan_options)
     if expected or ((weights or draft) and not is_started):
@@ -138,9 +151,12 @@ def smoke(
     recipes, signing = recipes_of(context, folders), Signing()
     recipe = recipes.read(target)
     if dry_run:
-        return _rehearse_recipe(order, recipe, plan_options, is_started, may_restart=not no_restart)
+        return _rehearse_recipe(
+            order, recipe, plan_options, is_started, may_restart=restart or is_started
+        )
+    # what was started for the climb alone is used by nobody else
     climb_it = functools.partial(
-        _smoke_recipe, order, recipes, plan_options, signing, may_restart=not no_restart
+        _smoke_recipe, order, recipes, plan_options, signing, may_restart=restart or is_started
     )
     holding = None if is_started else recipe.name
     with machine_on(context, on, engine, holding) as (site, containers):
@@ -150,11 +166,6 @@ def smoke(
                 climb_it(server, is_ours=True)
             return
         climb_it(find_server(containers, request, recipe))
-
-
-def is_address(target: str) -> bool:
-    """Whether a user means a server, rather than a recipe by its name."""
-    return ":" in target or "/" in target
 
 
 def _smoke_address(

@@ -9,7 +9,6 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.smoke.chat import Answer, Token, logprobs_fault, tokens_fault
 from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.compare import reference, said_by
-from pipeline.smoke.picture import picture_questions
 from pipeline.smoke.schema import violation
 from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
 from pipeline.smoke.tasks import (
@@ -33,8 +32,6 @@ _RIGHT_SHARE = 0.9
 _GRADED_SHARE = 0.75
 _LOGPROB_TOKENS = 16
 _RANDOM = "Write a random number between 1 and 1000000. Write nothing else."
-_SEEN_SHARE = 0.75  # of pictures; whoever does not look is right about one in three
-UNSEEN = "neither the recipe nor the server says that the model sees"
 
 
 async def _graded(session: Session, questions: Sequence[Question], least: float) -> str:
@@ -226,26 +223,6 @@ async def _stop(session: Session) -> str:
     return "stops at a stop word, whole and as a stream"
 
 
-async def _pictures(session: Session) -> str:
-    """Each in a request of its own, all at once: one that is taken for another shows, too."""
-    questions = picture_questions()
-    results = await session.ask_all([q.messages() for q in questions], len(questions))
-    answers = answers_of(results)
-    pairs = list(zip(questions, answers, strict=True))
-    wrong = [(q, a) for q, a in pairs if not q.is_right(a.text)]
-    if len(wrong) > (1 - _SEEN_SHARE) * len(pairs):
-        question, answer = wrong[0]
-        raise Unsound(
-            f"{len(wrong)} of {len(pairs)} pictures are not seen as they are;"
-            f" {question.prompt!r} is {question.want}, not {answer.text[:60]!r}"
-        )
-    return f"{len(pairs) - len(wrong)} of {len(pairs)} pictures are seen as they are"
-
-
-def _no_vision(session: Session) -> str:
-    return "" if session.plan.vision or session.sees else UNSEEN
-
-
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("logprobs", "mechanics", _logprobs),
@@ -260,7 +237,6 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("code", "quality", _code),
         CheckSpec("JSON by schema", "quality", json_by_schema),
         CheckSpec("stop words", "quality", _stop),
-        CheckSpec("pictures", "quality", _pictures, _no_vision),
     ]
 
 

@@ -15,7 +15,7 @@ from pipeline.host.rules.issues import known_issues
 from pipeline.smoke.ladder import LADDER
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import ModelServer, listening
-from tests.unit.support import Command
+from tests.unit.support import ROOT, Command
 
 SMALL = ["--quick", "--streams", "1,2", "--lengths", "4", "--pressure", "2"]
 
@@ -114,3 +114,26 @@ def test_what_cannot_be_climbed_is_refused_before_anything_is_sent(
     assert sm120("smoke", "http://127.0.0.1:9", "--streams", "0").code == 2
     unknown = ("--recipe", "nobody", "--recipes", tmp_path)
     assert sm120("smoke", "http://127.0.0.1:9", *unknown).error == "UnknownRecipe"
+
+
+@pytest.mark.parametrize(
+    ("target", "is_server"),
+    [
+        ("gpu1:8000", True),
+        ("http://gpu1", True),
+        ("gpu1/v1", True),
+        ("[::1]:8000/v1", True),
+        ("tiny-cpu", False),
+        ("qwen38-27b-nvfp4-sglang-1x", False),
+        ("gpu1.lan", False),
+    ],
+)
+def test_smoke_and_bench_take_the_same_words_for_an_address(
+    sm120: Command, target: str, is_server: bool
+) -> None:
+    for verb in ("smoke", "bench"):
+        ended = sm120("--checkout", ROOT, verb, target, "--dry-run")
+        if is_server:
+            assert f"to {target}" in ended.out or f"of {target}" in ended.out
+        else:
+            assert ended.error == ("UnknownRecipe" if target == "gpu1.lan" else "")

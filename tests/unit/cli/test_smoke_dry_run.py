@@ -67,14 +67,26 @@ def test_a_dry_run_is_of_what_was_chosen(sm120: Command) -> None:
     known = plan(sm120, URL, "--context", "4096")
     assert {"context 1024", "context 2048", "context 4096"} <= set(checks(known, "asked"))
     assert checks(known, "depends") == ["pictures"]
-    assert "restart" in checks(plan(sm120, "tiny-cpu", "--no-restart"), "skipped")
+    assert "restart" in checks(plan(sm120, "tiny-cpu"), "skipped")
+    assert "restart" in checks(plan(sm120, "tiny-cpu", "--restart"), "asked")
 
 
 def test_drafts_are_tried_where_the_recipe_is_served_with_them(sm120: Command) -> None:
-    drafting = plan(sm120, "qwen38-flash-next-nvfp4-sglang-1x-mtp")
+    drafting = plan(sm120, "qwen38-flash-next-nvfp4-sglang-1x-mtp", "--restart")
     wanted = {"draft model", "the baseline's answers", "streams with drafts"}
     assert wanted <= set(checks(drafting, "asked"))
-    assert wanted <= set(checks(plan(sm120, "kimi-k26-vllm-8x"), "skipped"))
+    assert wanted <= set(checks(plan(sm120, "kimi-k26-vllm-8x", "--restart"), "skipped"))
+
+
+def test_pictures_come_after_all_text_and_text_only_leaves_them_out(sm120: Command) -> None:
+    planned = plan(sm120, "kimi-k26-vllm-8x", "--serve")
+    asked = checks(planned, "asked")
+    assert "pictures" in asked
+    text = {"arithmetic", "scenarios", "64 at once", "context 65536", "pressure", "restart"}
+    assert text <= set(asked[: asked.index("pictures")])
+    without = plan(sm120, "kimi-k26-vllm-8x", "--serve", "--text-only")
+    (row,) = [row for row in without["checks"] if row["check"] == "pictures"]
+    assert (row["plan"], row["why"]) == ("skipped", "--text-only")
 
 
 def test_what_would_be_kept_or_recorded_is_named(sm120: Command) -> None:
@@ -106,4 +118,4 @@ def test_what_a_climb_refuses_is_refused(
 
 
 def test_another_host_is_not_reached(sm120: Command) -> None:
-    assert "restart" in checks(plan(sm120, "tiny-cpu", "--on", "rig1"), "asked")
+    assert "restart" in checks(plan(sm120, "tiny-cpu", "--on", "rig1", "--restart"), "asked")

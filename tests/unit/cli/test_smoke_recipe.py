@@ -54,7 +54,7 @@ def world(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
 
 def test_what_is_served_is_found_climbed_restarted_and_kept_with_its_digests(world: World) -> None:
     world.serve()
-    result = world.smoke("--json").json
+    result = world.smoke("--restart", "--json").json
     assert (result["verdict"], result["last_good"]) == ("passed", "memory")
     checks = {c["name"]: c for rung in result["rungs"] for c in rung["checks"]}
     assert checks["restart"]["verdict"] == "passed"
@@ -92,7 +92,7 @@ def test_a_failed_climb_is_kept_with_its_reason(world: World) -> None:
 def test_what_was_kept_from_before_a_restart_is_caught(world: World) -> None:
     world.serve()
     world.engine.model.fault = fault("stale KV after restart")
-    ended = world.smoke()
+    ended = world.smoke("--restart")
     assert ended.error == "SmokeFailed"
     assert "memory: restart" in ended.err
     assert "last good rung: length" in ended.out
@@ -103,7 +103,7 @@ def test_a_server_that_does_not_come_back_after_a_restart_fails_the_rung(
 ) -> None:
     world.serve()
     monkeypatch.setattr(world.engine, "start", lambda identity: world.engine.known.clear())
-    ended = world.smoke()
+    ended = world.smoke("--restart")
     assert ended.error == "SmokeFailed"
     assert "memory: restart: sm120-brainy: is gone after a restart" in ended.err
 
@@ -113,22 +113,32 @@ def test_a_server_that_goes_on_although_it_was_stopped_is_no_restart(
 ) -> None:
     world.serve()
     monkeypatch.setattr(world.engine, "stop", lambda identity, timeout_s: None)
-    assert "still answers" in world.smoke().err
+    assert "still answers" in world.smoke("--restart").err
 
 
 def test_without_leave_nothing_is_restarted(world: World) -> None:
     world.recipe(speculation=DRAFTS)
     world.serve("--enable-eagle3")
-    result = world.smoke("--no-restart", "--json").json
+    result = world.smoke("--json").json
+    assert result["verdict"] == "passed"
     skipped = {c["name"]: c["message"] for r in result["rungs"] for c in r["checks"]}
-    assert skipped["restart"] == skipped["draft model"] == "--no-restart"
+    assert skipped["restart"] == skipped["draft model"] == "only with --restart"
     assert world.engine.stopped == []
+    assert world.engine.model.is_drafting
+
+
+def test_the_old_word_for_no_restarts_answers_with_the_new_one(world: World) -> None:
+    for words in ((), ("--serve",)):
+        ended = world.smoke("--no-restart", *words)
+        assert ended.code == 2
+        assert "--restart allows restarts" in ended.err
+    assert world.engine.created == []
 
 
 def test_a_draft_model_is_turned_on_last_and_stays_where_it_changes_nothing(world: World) -> None:
     world.recipe(speculation=DRAFTS)
     world.serve("--enable-eagle3")
-    result = world.smoke("--json").json
+    result = world.smoke("--restart", "--json").json
     assert (result["verdict"], result["last_good"]) == ("passed", "speculation")
     assert world.engine.model.is_drafting
     assert world.timeline() == [
@@ -153,7 +163,7 @@ def test_a_draft_model_that_does_not_hold_is_taken_back(
     world.recipe(speculation=DRAFTS)
     world.serve("--enable-eagle3")
     world.engine.model.fault = fault(name)
-    ended = world.smoke()
+    ended = world.smoke("--restart")
     assert (ended.code, ended.error) == (92, "SmokeFailed")
     assert "speculation: " in ended.err
     assert "It is served without its draft model now." in ended.err
@@ -170,7 +180,7 @@ def test_a_rung_before_the_last_leaves_it_without_its_draft_model(world: World) 
     world.recipe(speculation=DRAFTS)
     world.serve("--enable-eagle3")
     world.engine.model.fault = fault("wrong arithmetic")
-    ended = world.smoke()
+    ended = world.smoke("--restart")
     assert "answers: arithmetic" in ended.err
     assert [row[2] for row in world.timeline()] == [True, False, None]
 
@@ -192,17 +202,6 @@ def test_a_recipe_can_be_started_for_the_climb_and_is_stopped_after_it(
     world.engine.model.fault = fault("content null")
     assert world.smoke("--serve").error == "SmokeFailed"
     assert world.engine.known == {}
-
-
-def test_what_is_started_for_a_climb_is_not_restarted_where_that_is_forbidden(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_module, "_refused", lambda checkout, launch: ())
-    world.recipe(engine="llama-cpp", model={"tiny": True, "file": "tiny.gguf", "name": "brain-1"})
-    world.engine.model.can_count_only = True
-    result = world.smoke("--serve", "--no-restart", "--json").json
-    (restart,) = [c for r in result["rungs"] for c in r["checks"] if c["name"] == "restart"]
-    assert (restart["verdict"], restart["message"]) == ("skipped", "--no-restart")
 
 
 def test_what_is_not_served_is_said_with_the_commands_that_start_it(world: World) -> None:
@@ -249,6 +248,7 @@ def test_a_climb_at_an_address_is_kept_where_a_recipe_is_named(world: World) -> 
     [
         ("http://127.0.0.1:9", "--serve"),
         ("http://127.0.0.1:9", "--weights", "."),
+        ("http://127.0.0.1:9", "--restart"),
         ("brainy", "--recipe", "brainy"),
         ("brainy", "--weights", "."),
     ],

@@ -20,7 +20,7 @@ from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
 from pipeline.smoke.record import EXCHANGES, RESULT, as_run, keep_climb
 from pipeline.smoke.session import Session
 from tests.testbed.model_faults import FAULTS
-from tests.testbed.model_server import Fault, ModelServer, listening
+from tests.testbed.model_server import Asked, Fault, ModelServer, listening
 from tests.unit.smoke.climbs import PLAN, climbed, open_session, recorded
 from tests.unit.support import ROOT
 
@@ -70,7 +70,19 @@ def test_nobody_at_the_address_fails_the_first_rung_at_once() -> None:
     result = asyncio.run(climb(session, "http://127.0.0.1:9", say=lambda _: None))
     verdicts = [check.verdict for check in result.rungs[0].checks]
     assert verdicts == ["failed", *["skipped"] * 4]
+    assert {check.message for check in result.rungs[0].checks[1:]} == {"the server does not answer"}
     assert (result.last_good, result.exchanges) == (None, 1)
+    # the time that passed, not the one that a request may take
+    assert session.client.exchanges[0].seconds < 5 < session.plan.limits.request_s
+
+
+def test_a_server_that_answered_before_it_went_is_said_to_answer_no_longer() -> None:
+    def gone(asked: Asked, data: bytes) -> bytes:
+        return b"" if asked.path == "/v1/models" else data
+
+    result = climbed(ModelServer(Fault("dies", raw=gone)))
+    messages = [check.message for check in result.rungs[0].checks if check.verdict == "skipped"]
+    assert set(messages) == {"the server no longer answers"}
 
 
 def test_quality_is_skipped_with_its_reason_where_the_model_cannot_think() -> None:
@@ -151,7 +163,7 @@ def test_a_statement_tells_what_passed_failed_and_was_skipped() -> None:
     for test in run.tests:
         named.setdefault(test.verdict, []).append(test.name)
     assert named["failed"] == ["answers: code"]
-    assert named["skipped"] == ["answers: logprobs", "answers: pictures"]
+    assert named["skipped"] == ["answers: logprobs"]
     assert "answers: arithmetic" in named["passed"]
 
 
