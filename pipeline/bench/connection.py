@@ -29,6 +29,7 @@ class Target:
     base: str = ""
     context: ssl.SSLContext | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    socket: str | None = None  # that leads there
 
     def request(self, path: str, body: bytes) -> bytes:
         """The bytes of a whole request."""
@@ -128,9 +129,12 @@ async def connect(target: Target, limit_s: float) -> Connection:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(limit_s):
-            _, connection = await loop.create_connection(
-                Connection, target.host, target.port, ssl=target.context
-            )
+            if target.socket:
+                _, connection = await loop.create_unix_connection(Connection, target.socket)
+            else:
+                _, connection = await loop.create_connection(
+                    Connection, target.host, target.port, ssl=target.context
+                )
     except TimeoutError as error:
         raise Failed("unconnected", f"no connection within {limit_s:g} s") from error
     except ConnectionRefusedError as error:

@@ -44,6 +44,7 @@ class Job(Frozen):
     port: int
     base: str = ""
     is_tls: bool = False
+    socket: str | None = None  # that leads to a server of another host
     headers: dict[str, str] = {}
     model: str
     workload: Workload

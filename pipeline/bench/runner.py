@@ -301,6 +301,7 @@ class Bench:
                 port=address.port,
                 base=address.base,
                 is_tls=address.is_tls,
+                socket=str(address.socket) if address.socket else None,
                 headers=dict(self.server.headers),
                 model=self._run.server.model,
                 workload=self.workload,

@@ -54,7 +54,7 @@ class Sampler:
             self._look()
 
     def _find_smi(self) -> str | None:
-        if self.server.address.host not in _LOOPBACK:
+        if self.server.address.socket or self.server.address.host not in _LOOPBACK:
             self.absent.append("GPUs: the server is on another machine")
             return None
         path = shutil.which("nvidia-smi")

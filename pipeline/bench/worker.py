@@ -320,7 +320,8 @@ def _say(**message: Any) -> None:
 async def prepared(job: Job) -> tuple[Share, list[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
     context = tls_context() if job.is_tls else None
-    target = Target(job.host, job.port, job.base, context, tuple(job.headers.items()))
+    headers = tuple(job.headers.items())
+    target = Target(job.host, job.port, job.base, context, headers, job.socket)
     share, todo = Share(job, target), list(sessions(job))
     await share.open_connections()
     return share, todo

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.recipe.recipes import recipes_of, recipes_option
 from pipeline.cli.result_statements import leave_run_statement
+from pipeline.cli.serve.on_host import OnHost, machine_of_all, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import BenchVoid, NothingServed, WorkloadInvalid
@@ -40,7 +43,7 @@ from pipeline.host.facts.drift import read_facts
 from pipeline.model import Digest
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import Begun
-from pipeline.serve.find_engine import Wanted, find_engines
+from pipeline.serve.find_engine import Wanted
 from pipeline.serve.run import attempts_of
 from pipeline.serve.status import ServedStatus, status_of
 from pipeline.smoke.wire import Address
@@ -110,6 +113,7 @@ class _Rates(click.ParamType[list[float]]):
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be asked, and ask nothing.")
 @engine_option
+@on_options
 @json_option
 @click.pass_context
 def run(
@@ -127,16 +131,20 @@ def run(
     out: Path | None,
     dry_run: bool,
     engine: Wanted,
+    on: OnHost | None,
     as_json: bool,
     **changes: Any,
 ) -> None:
     """Measure a server: throughput, latency, and how sure they are.
 
     Every raw request is kept. The same command goes on with a run that was stopped. A key for the
-    server is read from SM120_API_KEY.
+    server is read from SM120_API_KEY. A recipe that is served on another host (--on) is asked
+    through the SSH connection, which adds to each latency.
     """
     signing = Signing()  # first: a key that cannot be read must not be found out after an hour
     is_url = is_address(target)
+    if is_url and on:
+        raise click.UsageError("--on is for a recipe: an address names its host itself")
     recipe = None if is_url else recipes_of(context, folders).read(target)
     workloads = {name: changed(read_workload(name), **changes) for name in names or _named(recipe)}
     if dry_run:
@@ -149,6 +157,10 @@ def run(
     runs = []
     for name, workload in workloads.items():
         if workload.starts:
+            if on:
+                raise click.UsageError(
+                    f"{name}: starts are measured on the machine itself: leave --on out"
+                )
             begins = recipe_starter(context, require_recipe(recipe), engine, weights, _headers())
             folder = (out or Path("bench")) / workload.name
             with begins as (starter, begun):
@@ -157,22 +169,21 @@ def run(
             _show_starts(runs[-1], as_json)
             _state(folder, signing, as_json)
             continue
-        served = _served(context, recipe, engine) if recipe else None
-        url = _url(served) if served else target
-        bench = Bench(
-            server=Server(Address.read(url), url, _headers()),
-            workload=workload,
-            folder=(out or Path("bench")) / workload.name,
-            inputs=_inputs(workload, recipe, _begun(context, served), host_facts),
-            settings=Settings(
-                workers=workers,
-                self_test=not no_self_test,
-                prompt_file=prompt_file(name, workload),
-            ),
-            model=model or (served.model if served else None),
-            speculates=False if no_speculation else _speculates(recipe),
-        )
-        runs.append(bench.run())
+        with _server_of(context, recipe, target, engine, on) as (server, served):
+            bench = Bench(
+                server=server,
+                workload=workload,
+                folder=(out or Path("bench")) / workload.name,
+                inputs=_inputs(workload, recipe, _begun(context, served), host_facts),
+                settings=Settings(
+                    workers=workers,
+                    self_test=not no_self_test,
+                    prompt_file=prompt_file(name, workload),
+                ),
+                model=model or (served.model if served else None),
+                speculates=False if no_speculation else _speculates(recipe),
+            )
+            runs.append(bench.run())
         if not as_json:
             _show(runs[-1], bench.folder)
         _state(bench.folder, signing, as_json)
@@ -185,10 +196,6 @@ def _state(folder: Path, signing: Signing, as_json: bool) -> None:
     left = leave_run_statement(folder, signing)
     if not as_json:
         show_statement(left)
-
-
-def _url(served: ServedStatus) -> str:
-    return f"http://127.0.0.1:{served.port}"
 
 
 def _show_starts(run: Run, as_json: bool) -> None:
@@ -209,16 +216,30 @@ def _named(recipe: Recipe | None) -> Sequence[str]:
     return recipe.bench or [_TINY if recipe.model.tiny else _DEFAULT]
 
 
-def _served(context: click.Context, recipe: Recipe, engine: Wanted) -> ServedStatus:
-    found = [
-        each
-        for one in find_engines(engine)
-        for each in status_of(one, store_to_read(context))
-        if each.recipe == recipe.name and each.healthy
-    ]
-    if not found:
-        raise NothingServed(f"{recipe.name}: is not served on this machine, or does not answer")
-    return found[0]
+@contextmanager
+def _server_of(
+    context: click.Context, recipe: Recipe | None, target: str, engine: Wanted, on: OnHost | None
+) -> Iterator[tuple[Server, ServedStatus | None]]:
+    """The server to measure for as long as the block lasts: an address, or a recipe's."""
+    if recipe is None:
+        yield Server(Address.read(target), target, _headers()), None
+        return
+    with machine_of_all(context, on, engine) as (site, engines):
+        store = store_to_read(context)
+        found = [row for each in engines for row in status_of(each, store, site)]
+        served = next((row for row in found if row.recipe == recipe.name and row.healthy), None)
+        if served is None or served.port is None:
+            where = on.host if on else "this machine"
+            raise NothingServed(f"{recipe.name}: is not served on {where}, or does not answer")
+        url, door = f"http://127.0.0.1:{served.port}", site.door(served.port)
+        address = Address.read(url)
+        if isinstance(door, Path):
+            address, url = replace(address, socket=door), f"{url} on {site.host}, through SSH"
+            log.say(
+                f"Requests go through the SSH connection to {site.host}, which adds to each"
+                " latency: serve with --lan and measure the address to leave SSH out."
+            )
+        yield Server(address, url, _headers()), served
 
 
 def _begun(context: click.Context, served: ServedStatus | None) -> Begun | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from pipeline.errors import AlreadyServed, DockerUnavailable, KeyInvalid
 from pipeline.files import os_errors_explained, remove_tree
 from pipeline.model import Frozen
 from pipeline.oci.docker import LoadedTag, connect, own_tags, untag
-from pipeline.recipe.container import RECIPE_LABEL
+from pipeline.recipe.container import OWNER_LABEL, RECIPE_LABEL
+from pipeline.serve.facts import own_name
 from pipeline.serve.podman import Podman
 from pipeline.spec.checkout import Checkout
 from pipeline.store.remove import own_parts, remove_store, total_bytes
@@ -44,6 +45,7 @@ class Item(Frozen):
     where: str
     size_bytes: int
     goes: bool = True
+    kept_for: str = ""  # why it stays
 
 
 class Loaded(NamedTuple):
@@ -52,6 +54,7 @@ class Loaded(NamedTuple):
     what: What
     tags: list[LoadedTag]
     served: list[str]  # recipes whose engines run in it
+    of_others: list[str]  # the same of other users
     untag: Callable[[str], str]
 
 
@@ -71,7 +74,7 @@ def uninstall(context: click.Context, keys: bool, yes: bool, dry_run: bool, as_j
     root, checkout = context.obj["store"] or default_root(), checkout_or_none(context)
     loaded = _loaded()
     items = [
-        *_tag_items(loaded),
+        *_tag_items(loaded, Store(root).loaded_tags()),
         *_store_items(root),
         *_key_items(goes=keys),
         # last: this very program may run from one of them
@@ -81,6 +84,7 @@ def uninstall(context: click.Context, keys: bool, yes: bool, dry_run: bool, as_j
     stays = _what_stays(items, checkout) if items else []
     served = sorted(name for each in loaded for name in each.served)
     stays += [f"{name} is served: {_STOP_FIRST}" for name in served]
+    stays += [f"{text}, and stays" for each in loaded for text in each.of_others]
     if not as_json:
         _show(items, stays)
     is_agreed = bool(going) and not dry_run and (yes or (not as_json and _agrees(going)))
@@ -105,8 +109,15 @@ def _loaded() -> list[Loaded]:
 
 def _in_docker() -> Loaded:
     client = connect()
-    served = [row["Labels"][RECIPE_LABEL] for row in client.api.containers(filters=_OF_RECIPES)]
-    return Loaded("Docker tag", own_tags(client), served, partial(untag, client))
+    served: list[str] = []
+    of_others: list[str] = []
+    for row in client.api.containers(filters=_OF_RECIPES):
+        name, owner = row["Labels"][RECIPE_LABEL], row["Labels"].get(OWNER_LABEL, own_name())
+        if owner == own_name():
+            served.append(name)
+        else:
+            of_others.append(f"{name} is served by another user ({owner[:200]})")
+    return Loaded("Docker tag", own_tags(client), served, of_others, partial(untag, client))
 
 
 def _in_podman() -> Loaded:
@@ -116,7 +127,7 @@ def _in_podman() -> Loaded:
     # `created`: it may run all the same, where Podman forgot it
     may_run = [f for f in podman.containers() if f.running or f.status == "created"]
     served = [facts.labels[RECIPE_LABEL] for facts in may_run]
-    return Loaded("Podman tag", tags, served, podman.untag)
+    return Loaded("Podman tag", tags, served, [], podman.untag)
 
 
 def _store_items(root: Path) -> list[Item]:
@@ -124,12 +135,18 @@ def _store_items(root: Path) -> list[Item]:
     return [Item(what="store", where=str(root), size_bytes=total_bytes(root))] if parts else []
 
 
-def _tag_items(loaded: list[Loaded]) -> list[Item]:
-    return [
-        Item(what=each.what, where=tag.tag, size_bytes=tag.size_bytes)
-        for each in loaded
-        for tag in each.tags
-    ]
+def _tag_items(loaded: list[Loaded], noted: Set[str]) -> list[Item]:
+    """Docker may be shared: only what this store loaded into it goes. Podman is the user's own."""
+    items = []
+    for each in loaded:
+        for tag in each.tags:
+            is_own = each.what == "Podman tag" or tag.tag in noted
+            why = "" if is_own else "kept (loaded by another user, or by an older version)"
+            size = tag.size_bytes
+            items.append(
+                Item(what=each.what, where=tag.tag, size_bytes=size, goes=is_own, kept_for=why)
+            )
+    return items
 
 
 def _key_items(*, goes: bool) -> list[Item]:
@@ -178,7 +195,7 @@ def _what_stays(items: list[Item], checkout: Checkout | None) -> list[str]:
         folder = default_folder(os.environ)
         if link := next((p for p in (folder, folder.parent) if p.is_symlink()), None):
             lines.append(f"{link} is a link: the keys that it leads to stay.")
-    if any(not item.goes for item in items):
+    if any(item.what in _PRECIOUS and not item.goes for item in items):
         folder = shlex.quote(str(default_folder(os.environ).parent))
         lines.append(f"Keys and trust file stay: --keys removes them now, `rm -r {folder}` later.")
     here = Path(sys.prefix).resolve()
@@ -193,7 +210,12 @@ def _show(items: list[Item], stays: list[str]) -> None:
     if not items:
         return click.echo("nothing of this command is here")
     rows = [
-        [item.what, item.where, log.size(item.size_bytes), "" if item.goes else "kept (--keys)"]
+        [
+            item.what,
+            item.where,
+            log.size(item.size_bytes),
+            "" if item.goes else item.kept_for or "kept (--keys)",
+        ]
         for item in items
     ]
     click.echo("\n".join([log.table(["what", "where", "size", ""], rows), "", *stays]))
@@ -213,7 +235,8 @@ def _remove(going: list[Item], store: Store, loaded: list[Loaded]) -> None:
     for item in going:
         if item.what in untag and (why := untag[item.what](item.where)):
             refused.append(f"{item.where}: {why}")
-        elif item.what == "store":
+        # the store knows which tags are ours, and is needed again where one was refused
+        elif item.what == "store" and not refused:
             for path in remove_store(store):
                 log.say(f"{path}: is not the store's own, and stays")
         elif item.what in _PRECIOUS:
@@ -224,7 +247,7 @@ def _remove(going: list[Item], store: Store, loaded: list[Loaded]) -> None:
     if refused:
         raise DockerUnavailable(
             f"in use, and kept: {'; '.join(refused)}",
-            "All else but the environments is removed. `sm120 recipe stop RECIPE` ends a"
+            "The store and the environments are kept, too. `sm120 recipe stop RECIPE` ends a"
             " container; then try again.",
         )
 
@@ -246,4 +269,6 @@ def _end(
         click.echo(f"\n{log.count(sum(item.goes for item in items), 'thing')} removed")
     elif items:
         options = "--yes" if any(item.goes for item in items) else "--keys --yes"
-        click.echo("\nnothing was removed" + ("" if dry_run else f"; `{options}` removes it"))
+        can_go = any(item.goes or item.what in _PRECIOUS for item in items)
+        more = f"; `{options}` removes it" if can_go and not dry_run else ""
+        click.echo(f"\nnothing was removed{more}")

@@ -25,6 +25,8 @@ LONGEST_WAIT_S = 30.0
 # Some servers ask for hours, which nobody would take for progress; the Hub counts in windows of
 # five minutes.
 LONGEST_ASKED_S = 330.0
+# of all waits together that servers ask for in one exchange: two windows of the Hub
+_MOST_ASKED_S = 2 * LONGEST_ASKED_S
 _REPORT_FROM_S = 1.0  # shorter waits are not worth a line
 
 
@@ -108,13 +110,15 @@ class Patience:
 
     def retried(self, ask: Callable[[], Result], attempts: int | None = None) -> Result:
         """What `ask` returns as soon as it is not `Lost`; raises the last `Lost` otherwise."""
-        failures = 0
+        failures, asked_s = 0, 0.0
         while True:
             try:
                 return ask()
             except Lost as lost:
                 failures += 1
-                if failures >= most_attempts(lost, attempts):
+                asked_s += lost.wait_s or 0.0
+                # whoever asks for days, or again and again, is as good as down: nobody waits
+                if failures >= most_attempts(lost, attempts) or asked_s > _MOST_ASKED_S:
                     raise
                 self.pause(failures - 1, lost)
 

@@ -16,6 +16,8 @@ from pipeline.recipe.model import Port, Variable
 RECIPE_LABEL, IMAGE_LABEL = "sm120.recipe", "sm120.image"
 DIGEST_LABEL, ATTEMPT_LABEL = "sm120.digest", "sm120.attempt"
 PORT_LABEL, MODEL_LABEL = "sm120.port", "sm120.model"
+# Who started it: several users may share one Docker.
+OWNER_LABEL = "sm120.owner"
 # The home of the images' user. Not `.cache` below it: images have no such folder, so that a volume
 # there would belong to root.
 HOME = "/home/engine"

@@ -67,6 +67,7 @@ class Docker:
 
     def __init__(self, place: Path | None = None) -> None:
         self._client: DockerClient = docker.connect(place)
+        self._is_here = place is None
 
     def image(self, identity: str) -> ImageFacts | None:
         from docker.errors import ImageNotFound, NotFound
@@ -78,7 +79,10 @@ class Docker:
                 return None
 
     def load(self, store: Store, name: str, digest: str) -> None:
-        docker.load(store, name, digest, [docker.default_tag(name, digest)], self._client)
+        tag = docker.default_tag(name, digest)
+        docker.load(store, name, digest, [tag], self._client)
+        if self._is_here:
+            store.note_loaded([tag])
 
     def create(self, arguments: ContainerArguments) -> str:
         with _explained("create the container", ContainerRefused):

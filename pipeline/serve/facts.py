@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from pipeline.errors import ImageDiffers
+from pipeline.errors import AlreadyServed, ImageDiffers
 from pipeline.model import Frozen
 from pipeline.oci.record import ImageRecord
+from pipeline.recipe.container import OWNER_LABEL, RECIPE_LABEL
 
 
 class _Reported(Frozen):
@@ -37,6 +40,27 @@ class ContainerFacts(Frozen):
     exit_code: int
     out_of_memory: bool
     started_at: str
+
+
+def own_name() -> str:
+    """This user as the label of a container names one: user ids alone are 0 for many."""
+    return f"uid {os.getuid()}, {Path.home()}"
+
+
+def other_owner(facts: ContainerFacts) -> str:
+    """The other user who started a container; empty where it is ours, or nobody's by its label."""
+    owner = facts.labels.get(OWNER_LABEL, "")
+    return "" if owner == own_name() else "".join(c for c in owner if c.isprintable())[:200]
+
+
+def require_own(facts: ContainerFacts) -> None:
+    """Refuse to end or replace what another user serves."""
+    if owner := other_owner(facts):
+        recipe = facts.labels.get(RECIPE_LABEL, facts.name)
+        raise AlreadyServed(
+            f"{recipe}: its container {facts.name} is another user's ({owner})",
+            f"Nothing was done to it. Ask them to run `sm120 recipe stop {recipe}`.",
+        )
 
 
 class _RootFs(_Reported):

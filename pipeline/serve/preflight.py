@@ -119,7 +119,7 @@ def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     if where is None:
         fix = "Name their folder with --weights DIR."
         yield result("weights", plan.recipe.name, False, "no folder is named", fix)
-    elif plan.recipe.model.tiny and where.digest:
+    elif plan.recipe.model.tiny and where.digest and where.place is None:
         yield result("weights", "tiny model", True, "made on the spot", "")
     elif where.proof is not None:
         fix = f"On that host: `sm120 weights verify {where.folder}` (--repair where it is damaged)."

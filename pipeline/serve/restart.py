@@ -7,7 +7,7 @@ import time
 from pipeline import log
 from pipeline.errors import StartFailed
 from pipeline.serve.container_engine import ContainerEngine
-from pipeline.serve.facts import ContainerFacts
+from pipeline.serve.facts import ContainerFacts, require_own
 from pipeline.serve.health import Door, is_healthy
 
 _POLL_S = 0.3
@@ -16,6 +16,7 @@ STOP_S = 60  # engines let the requests that they work on finish
 
 def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_s: float) -> None:
     """End the engine of a container, start it again and wait until it answers."""
+    require_own(facts)
     with log.step(f"Restarting {facts.name}"):
         engine.stop(facts.id, STOP_S)
         if is_healthy(door):

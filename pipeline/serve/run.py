@@ -24,6 +24,7 @@ from pipeline.publish.gates import GateState
 from pipeline.recipe.container import (
     ATTEMPT_LABEL,
     LOOPBACK,
+    OWNER_LABEL,
     PORT_LABEL,
     RECIPE_LABEL,
     container_name,
@@ -32,7 +33,7 @@ from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, short_failure, stamp
 from pipeline.serve.container_engine import ContainerEngine, titles
-from pipeline.serve.facts import ContainerFacts
+from pipeline.serve.facts import ContainerFacts, own_name, require_own
 from pipeline.serve.fits import FitPlan
 from pipeline.serve.options import ServeOptions
 from pipeline.serve.preflight import Plan, require_ready, run_checks
@@ -108,7 +109,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             log_file=attempts.log_path(begun.id),
             cards=job.cards,
             address=job.address,
-            labels=((ATTEMPT_LABEL, begun.id),),
+            labels=((ATTEMPT_LABEL, begun.id), (OWNER_LABEL, own_name())),
             door=job.site.door(job.launch.port),
         )
         with job.site.guarded(container_name(job.recipe.name), begun.id):
@@ -207,6 +208,7 @@ def find_among(
 
 def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:
     """End a container and remove it; how long that took."""
+    require_own(facts)
     begun = time.monotonic()
     recipe = facts.labels.get(RECIPE_LABEL, facts.name)
     with log.step(f"Stopping {recipe}"):

@@ -30,7 +30,7 @@ from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Expectations
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.expected import ExpectedLog
-from pipeline.serve.facts import ImageFacts, require_same
+from pipeline.serve.facts import ImageFacts, require_own, require_same
 from pipeline.serve.health import Door, answers, is_healthy, served_models
 from pipeline.serve.log_reader import LogReader
 from pipeline.serve.progress import Progress, is_fatal, is_ready, read_progress
@@ -162,6 +162,7 @@ def make_room(engine: ContainerEngine, recipe: str) -> None:
             f"a container {left.name} is there that was not started by `sm120 serve`",
             f"Look at it, then `{engine.kind} rm {left.name}`.",
         )
+    require_own(left)
     if left.running:
         raise AlreadyServed(
             f"{recipe}: is served already, by the container {left.name}",

@@ -15,7 +15,7 @@ from pipeline.recipe.container import (
     RECIPE_LABEL,
 )
 from pipeline.serve.container_engine import ContainerEngine
-from pipeline.serve.facts import ContainerFacts, difference
+from pipeline.serve.facts import ContainerFacts, difference, other_owner
 from pipeline.serve.health import is_healthy
 from pipeline.serve.site import HERE, Site
 from pipeline.store.store import Store, read_image_record
@@ -37,6 +37,7 @@ class ServedStatus(Frozen):
     why: str
     attempt: str
     started_at: str
+    other_owner: str = ""  # another user who started it
 
     @property
     def is_forgotten(self) -> bool:
@@ -75,6 +76,7 @@ def _status(
         why=why,
         attempt=labels.get(ATTEMPT_LABEL, ""),
         started_at=facts.started_at,
+        other_owner=other_owner(facts),
     )
 
 

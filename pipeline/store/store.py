@@ -24,7 +24,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -145,6 +145,19 @@ class Store:
     def need_space(self, n_bytes: int) -> None:
         """Stop before the first byte if the disk cannot hold what is coming."""
         need_space(self.root, n_bytes)
+
+    def note_loaded(self, tags: Iterable[str]) -> None:
+        """Remember names that this store's images got in Docker, which others may share."""
+        for tag in tags:
+            name = sha256_of(tag.encode()).removeprefix("sha256:")[:32]
+            self.write(self.root / "loaded" / name, tag.encode())
+
+    def loaded_tags(self) -> set[str]:
+        """Those names; what was loaded by other users is not among them."""
+        with suppress(OSError):
+            files = sorted((self.root / "loaded").iterdir())
+            return {(read_plain(path, 1000) or b"").decode(errors="replace") for path in files}
+        return set()
 
     def write(self, path: Path, data: bytes) -> None:
         """A small file, whole or not there; what a kill leaves of it lies in tmp/ and is swept."""

@@ -66,6 +66,7 @@ def load(
         if dry_run:
             return _say_load(name, built, names, as_json)
         image_id = load_image(store, name, built.digest, names)
+        store.note_loaded(names)
     if as_json:
         return say_json({"image": name, "digest": built.digest, "id": image_id, "tags": names})
     others = f", also named {' and '.join(names[1:])}" if names[1:] else ""

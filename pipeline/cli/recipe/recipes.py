@@ -117,9 +117,18 @@ def override_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return packed
 
 
-def all_overrides(recipe: Recipe, options: Overrides) -> Overrides:
-    """Options first, then the variables that the recipe listens to."""
-    return read_overrides(options, os.environ, list(recipe.overrides))
+def all_overrides(recipe: Recipe, options: Overrides, weights: object = None) -> Overrides:
+    """Options first, then the variables that the recipe listens to; `weights` is --weights."""
+    if weights and options.model_path:
+        raise RecipeInvalid(
+            f"--weights {weights} and --model-path {options.model_path} both name the model",
+            "Leave one of them out.",
+        )
+    overrides = read_overrides(options, os.environ, list(recipe.overrides))
+    if weights and overrides.model_path:
+        log.say(f"MODEL_PATH={overrides.model_path} is not used: --weights names {weights}")
+        return overrides.model_copy(update={"model_path": None})
+    return overrides
 
 
 def image_digest(context: click.Context, recipe: Recipe, platform: str | None) -> str:

@@ -96,7 +96,7 @@ def render(
     all formats are made of.
     """
     recipe = recipes_of(context, folders).read(name)
-    overrides = all_overrides(recipe, overrides)
+    overrides = all_overrides(recipe, overrides, weights)
     say_contrary(recipe)
     if format_name == "shell" and recipe.image:
         _compare_engines(checkout_of(context), recipe)

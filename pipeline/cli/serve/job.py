@@ -107,10 +107,7 @@ def _with_nccl(request: Request, launch: Launch) -> Launch:
 
 
 def _overrides(recipe: Recipe, options: ServeOptions, *, is_here: bool) -> Overrides:
-    overrides = all_overrides(recipe, options.overrides)
-    if options.weights:
-        # the option names all of the weights, so the variable has nothing more to say
-        return overrides.model_copy(update={"model_path": None})
+    overrides = all_overrides(recipe, options.overrides, options.weights)
     path = Path(overrides.model_path or "")
     if is_here and path.is_absolute():
         # the folder by its real name, which tells a snapshot of a Hub cache; of a GGUF file that is
@@ -123,7 +120,7 @@ def _overrides(recipe: Recipe, options: ServeOptions, *, is_here: bool) -> Overr
 def _weights(request: Request, recipe: Recipe, overrides: Overrides) -> WeightsFolder | None:
     given = Path(overrides.model_path) if overrides.model_path else None
     tunnel = tunnel_of(request.site)
-    if recipe.model.tiny and given is None:
+    if recipe.model.tiny and given is None and not request.options.weights:
         if tunnel:
             return tiny_weights_on(tunnel, recipe, dry_run=request.dry_run)
         return tiny_weights(request.store, recipe, dry_run=request.dry_run)

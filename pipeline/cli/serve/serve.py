@@ -148,7 +148,10 @@ def _rehearse(job: Job, containers: ContainerEngine, as_json: bool) -> None:
     name = job.recipe.image or ""
     # where it is not built, a check has failed and says so
     image = default_tag(name, job.record.digest) if job.record else name
-    arguments = container_arguments(job.launch, image=image, cards=job.cards, address=job.address)
+    # where no folder is named, a check has failed and says so, with the same word in its fix
+    mounts = [m if m.host else m.model_copy(update={"host": "DIR"}) for m in job.launch.mounts]
+    launch = job.launch.model_copy(update={"mounts": mounts})
+    arguments = container_arguments(launch, image=image, cards=job.cards, address=job.address)
     command = [containers.kind, "run", *arguments.run_flags(), image, *arguments.arguments]
     if as_json:
         checks = [row.model_dump(mode="json") for row in rows]

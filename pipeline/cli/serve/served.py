@@ -15,6 +15,7 @@ from pipeline.errors import ImageDiffers, NothingServed
 from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.attempts import Attempt
 from pipeline.serve.container_engine import titles
+from pipeline.serve.facts import other_owner
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.restart import STOP_S
 from pipeline.serve.run import attempts_of, find_among
@@ -45,6 +46,8 @@ def status(context: click.Context, engine: Wanted, on: OnHost | None, as_json: b
     else:
         click.echo(f"nothing is served in {titles(engines)}")
     for row in rows:
+        if row.other_owner:
+            log.say(f"{row.container}: another user serves it ({row.other_owner})")
         if row.is_forgotten:
             log.say(
                 f"{row.container}: Podman has forgotten that it runs;"
@@ -107,13 +110,20 @@ def stop(
     on: OnHost | None,
     as_json: bool,
 ) -> None:
-    """End served recipes, and remove their containers."""
+    """End served recipes, and remove their containers.
+
+    What another user of the same Docker serves is named, and keeps running.
+    """
     if bool(recipes) == stop_all:
         raise click.UsageError("name recipes, or --all")
     store = store_of(context)
     with machine_of_all(context, on, engine) as (_, engines):
         all_served = [(each, facts) for each in engines for facts in each.containers()]
-        found = all_served if stop_all else [find_among(engines, name) for name in recipes]
+        own = [(each, facts) for each, facts in all_served if not other_owner(facts)]
+        found = own if stop_all else [find_among(engines, name) for name in recipes]
+        for _, facts in all_served if stop_all else ():
+            if owner := other_owner(facts):
+                log.say(f"{facts.name}: another user serves it ({owner}), so it keeps running")
         if not found:
             raise NothingServed(f"nothing is served in {titles(engines)}")
         seconds = {

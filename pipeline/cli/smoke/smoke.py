@@ -32,9 +32,10 @@ from pipeline.errors import ServerGone, SmokeFailed
 from pipeline.host.rules.issues import findings, match_rungs
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import Recipe
+from pipeline.serve.facts import require_own
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.options import ServeOptions
-from pipeline.serve.run import attempts_of, kept
+from pipeline.serve.run import attempts_of, find_served, kept
 from pipeline.smoke.baseline import baseline_questions, read_baseline, write_baseline
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.code import run_in_sandbox
@@ -206,6 +207,7 @@ def _smoke_recipe(
     """Climb, state the result, and take back a draft model that does not hold."""
     session = order.session(server.address(), _plan(server, options))
     if may_restart:
+        require_own(find_served(server.engine, server.recipe.name))
         server.connect(session)
         if server.drafts and not is_ours and SPECULATION in order.rungs and not order.record:
             log.say("Its draft model is turned off until the last rung.")

@@ -19,7 +19,7 @@ from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
 from pipeline.weights.check.copies import Source
 from pipeline.weights.disk.hashing import BLOCK_BYTES, mark_of, read_file
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer.partial_file import Span, merged, missing
+from pipeline.weights.transfer.partial_file import Span, merged, missing, write_at
 
 _MOST_BLOCKS = 16  # in one request: 64 MB, as a fetch asks for
 
@@ -104,7 +104,7 @@ class NewFile:
             for start, stop in ranges:
                 at = start
                 for data in self._pieces(source, start, stop):
-                    os.pwrite(handle, data, at)
+                    write_at(handle, data, at)
                     at += len(data)
             os.fsync(handle)
         finally:
@@ -201,7 +201,7 @@ class _Walk:
         for block in _blocks(self._ask(at, stop)):
             if not self._goes_on_with(at, block):
                 return None
-            os.pwrite(self._made, block, at)
+            write_at(self._made, block, at)
             at += len(block)
             self._bad_so_far += 1
         return at
@@ -253,5 +253,5 @@ def copy_range(taken: int, made: int, start: int, stop: int) -> None:
                 break
             start += count
     while start < stop and (data := os.pread(taken, min(stop - start, BLOCK_BYTES), start)):
-        os.pwrite(made, data, start)
+        write_at(made, data, start)
         start += len(data)

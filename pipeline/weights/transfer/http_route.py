@@ -38,6 +38,7 @@ _MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
 _STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
 _MAY_PASS = (408, 425, 429)  # besides 5xx
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")  # RFC 9110, 14.4
+_MOST_SAID = 200  # characters of a server's own reason
 _NUMBER = re.compile(r"\d{1,18}")
 
 
@@ -232,15 +233,18 @@ def check_answer(
 def _refusal(answer: Answer, pin: FilePin, login_hint: str) -> AttemptFailed | NotAvailable:
     """Whether another attempt may help, by the status."""
     status, code = answer.status, answer.header("X-Error-Code")
+    # the Hub, and whoever serves as it does, gives the reason for people in a header
+    said = "".join(c for c in answer.header("X-Error-Message") if c.isprintable())[:_MOST_SAID]
+    why = f": {said}" if said else ""
     if status >= 500 or status in _MAY_PASS:
         wait_s = asked_wait_s(answer.headers)
-        return AttemptFailed(f"{pin.path}: the server answers {status}", wait_s=wait_s)
+        return AttemptFailed(f"{pin.path}: the server answers {status}{why}", wait_s=wait_s)
     # the other codes are about the repository or the revision, so they hold for every file
-    is_of_file = status in (404, 410, 416) and code in ("", "EntryNotFound")
-    return NotAvailable(_error(status, code, pin, login_hint), only_this_file=is_of_file)
+    is_of_file = status in (404, 409, 410, 416) and code in ("", "EntryNotFound")
+    return NotAvailable(_error(status, code, why, pin, login_hint), only_this_file=is_of_file)
 
 
-def _error(status: int, code: str, pin: FilePin, login_hint: str) -> PipelineError:
+def _error(status: int, code: str, why: str, pin: FilePin, login_hint: str) -> PipelineError:
     if code == "GatedRepo":
         return HubRefused(f"{pin.path}: the repository is gated, and this user has no access")
     if code == "RevisionNotFound":
@@ -251,6 +255,8 @@ def _error(status: int, code: str, pin: FilePin, login_hint: str) -> PipelineErr
         reason = f"{pin.path}: the server answers {status}: this user has no access"
         return HubRefused(reason, login_hint)
     return HubRefused(
-        f"{pin.path}: the server answers {status} {code}".rstrip(),
-        "It has no such file at the locked commit; see `sm120 weights lock NAME --dry-run`.",
+        f"{pin.path}: the server answers {status} {code}".rstrip() + why,
+        "Name another source with --from, or ask whoever runs that server."
+        if why
+        else "It has no such file at the locked commit; see `sm120 weights lock NAME --dry-run`.",
     )

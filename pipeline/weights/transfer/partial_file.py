@@ -19,6 +19,14 @@ _READ_BYTES = 1 << 20  # large enough for the disk, small enough to stay in a co
 Span = tuple[int, int]  # from, up to
 
 
+def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
+    """All of the bytes: pwrite(2) may write fewer, as on a disk that is nearly full."""
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(handle, left, at)
+        left, at = left[count:], at + count
+
+
 class PartialFile:
     """A partial file, what of it is there, and which ranges threads are fetching."""
 
@@ -109,9 +117,7 @@ class PartialFile:
     def write(self, span: Span, at: int, piece: memoryview) -> None:
         """Put bytes in their place, and hash them if it is their turn."""
         with os_errors_explained(self.path):
-            written = 0
-            while written < len(piece):
-                written += os.pwrite(self._file, piece[written:], at + written)
+            write_at(self._file, piece, at)
         # hashed while they are in memory, if all before them is hashed; else `catch_up` reads them
         if span[0] <= self._front <= at and self._hash_turn.acquire(blocking=False):
             try:

@@ -41,7 +41,10 @@ REST_S = 60.0
 # One wrong file may be a fault on the way; a source of several is asked after the others.
 LIES = 2
 _MEASURED_BYTES = 1 << 20  # of a smaller range the time is mostly that of asking
-_LONGEST_DEFER_S = 600.0  # a server that asks for more is as good as down
+_LONGEST_DEFER_S = 600.0  # a server that asks for more, at once or in all, is as good as down
+# Answers that no sound server gives (another range, another length) are seldom a fault on the way:
+# a source of so many for one file, over all connections, is not asked for it again.
+WRONG_ANSWERS = 3
 # Which of several routes' errors helps the user most, first to last.
 _MOST_USEFUL = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
@@ -64,6 +67,7 @@ class Router:
         self._wrong: dict[str, set[int]] = {}  # who had a part in a file that arrived wrong
         self._suspects: dict[str, set[int]] = {}  # and who sent it alone
         self._deferred_until: dict[int, float] = {}
+        self._wrong_answers: dict[tuple[str, int], int] = {}
         self._guard = threading.Lock()
 
     def pick(self, pin: FilePin, turn: int, first: Route | None = None) -> Route:
@@ -164,6 +168,13 @@ class Router:
         with self._guard:
             self._missing.setdefault(pin.want, {})[self._routes.index(route)] = nothing
 
+    def answered_wrong(self, route: Route, pin: FilePin) -> bool:
+        """Count an answer that no sound server gives; whether that was one too many."""
+        with self._guard:
+            key = (pin.want, self._routes.index(route))
+            self._wrong_answers[key] = self._wrong_answers.get(key, 0) + 1
+            return self._wrong_answers[key] >= WRONG_ANSWERS
+
     def lacks_only(self, pin: FilePin) -> bool:
         """Whether no route has this one file, for reasons that do not concern other files."""
         with self._guard:
@@ -218,6 +229,7 @@ class Attempts:
     def __init__(self, router: Router, stop: threading.Event, first_wait_s: float) -> None:
         self._router, self._stop, self._first_wait_s = router, stop, first_wait_s
         self._failures = self._deferred = self._unreached = self._turn = 0
+        self._deferred_s = 0.0
         self._route: Route | None = None
         self._first: Route | None = None  # where the attempts at this range began
         self._pin: FilePin | None = None
@@ -249,6 +261,7 @@ class Attempts:
     def received(self, n_bytes: int) -> None:
         """Bytes came: the failures before them no longer count."""
         self._failures = self._deferred = self._unreached = 0
+        self._deferred_s = 0.0
         self._reasons.clear()
         if not self._received and self._route and self._pin:
             self._router.gave(self._route, self._pin)
@@ -273,9 +286,16 @@ class Attempts:
         self._reasons[name] = str(failure).removeprefix(f"{pin.path}: ")
         if failure.wait_s is not None and route is not None:
             self._deferred += 1
-            self._router.defer(route, failure.wait_s)
-            if self._deferred < DEFERRED_ATTEMPTS:
-                return
+            self._deferred_s += failure.wait_s
+            if self._deferred_s <= _LONGEST_DEFER_S:
+                self._router.defer(route, failure.wait_s)
+                if self._deferred < DEFERRED_ATTEMPTS:
+                    return
+        if failure.is_wrong and route is not None and self._router.answered_wrong(route, pin):
+            error = failure.error_type(str(failure))
+            is_of_file = isinstance(error, DigestMismatch)
+            nothing = NotAvailable(error, only_this_file=is_of_file)
+            return self._router.mark_missing(route, pin, nothing)
         self._failures += 1
         self._unreached = self._unreached + 1 if failure.is_unreached else 0
         if route is not None:

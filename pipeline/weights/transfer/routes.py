@@ -54,6 +54,7 @@ class AttemptFailed(Exception):
         # a stall has cost its time already, so the router leaves the route at once; see `Attempts`
         self.is_stall, self.is_unreached = is_stall, is_unreached
         self.wait_s, self.error_type = wait_s, error_type or not_delivered
+        self.is_wrong = error_type is not None  # an answer that no sound server gives
 
 
 class NotAvailable(Exception):

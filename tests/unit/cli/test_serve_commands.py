@@ -17,6 +17,7 @@ from pipeline.host.fleet.tunnel import Tunnel
 from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
 from pipeline.serve import run as run_module
 from pipeline.serve.attempts import AttemptList, Begun, stamp
+from pipeline.serve.facts import own_name
 from pipeline.serve.run import Job
 from pipeline.serve.site import There
 from pipeline.serve.start import Served
@@ -373,3 +374,72 @@ def test_an_inventory_without_a_host_and_a_host_that_is_none_are_refused(
 ) -> None:
     assert world.sm120(*words, "-i", "inventory.yml").code == 2
     assert world.sm120(*words, "--on", "-oProxyCommand=x").error == "HostUnreached"
+
+
+def test_a_dry_run_without_weights_mounts_no_nameless_folder(world: World) -> None:
+    world.recipe("kimi", engine="vllm", model={"repository": "org/kimi", "name": "kimi"})
+    ended = world.sm120("serve", "kimi", "--dry-run", "--skip-preflight", "flags")
+    assert ended.error == "PreflightFailed"
+    assert "--volume=DIR:/models:ro" in ended.out
+    assert "--volume=:" not in ended.out
+    assert "--weights DIR" in ended.err
+
+
+def test_weights_and_a_model_path_are_never_both_taken_in_silence(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"repository": "org/kimi", "name": "kimi"}
+    world.recipe("kimi", engine="vllm", model=model, overrides=["MODEL_PATH"])
+    other = tmp_path / "other"
+    other.mkdir()
+    words = ("kimi", "--weights", tmp_path)
+    monkeypatch.setenv("MODEL_PATH", str(other))
+    skips = ("--skip-preflight", "flags", "--skip-preflight", "weights")
+    for ended in (
+        world.sm120("serve", *words, "--dry-run", *skips),
+        world.sm120("render", *words, "--as", "shell"),
+    ):
+        assert f"MODEL_PATH={other} is not used: --weights names {tmp_path}" in ended.err
+        assert str(other) not in ended.out
+    both = world.sm120("serve", *words, "--model-path", other, "--dry-run")
+    assert both.error == "RecipeInvalid"
+    assert "both name the model" in both.err
+
+
+def test_a_tiny_recipe_is_served_with_the_weights_that_are_named(
+    world: World, tmp_path: Path
+) -> None:
+    world.recipe("one")
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    words = ("serve", "one", "--weights", tmp_path, "--dry-run", "--skip-preflight", "weights")
+    assert f"--volume={tmp_path}:/models:ro" in world.sm120(*words).out
+
+
+BOB = "uid 4711, /home/bob"
+
+
+def test_what_another_user_serves_is_named_and_neither_stopped_nor_replaced(world: World) -> None:
+    world.recipe("one")
+    labels = {"sm120.recipe": "one", "sm120.port": "1"}
+    world.engine.put("sm120-one", {**labels, "sm120.owner": BOB})
+    for words in (("recipe", "stop", "one"), ("serve", "one")):
+        ended = world.sm120(*words)
+        assert ended.error == "AlreadyServed"
+        assert f"its container sm120-one is another user's ({BOB})" in ended.err
+    every = world.sm120("recipe", "stop", "--all")
+    assert every.error == "NothingServed"
+    assert f"another user serves it ({BOB}), so it keeps running" in every.err
+    world.engine.ends_with = 0  # also what has ended is theirs to look at
+    world.engine.put("sm120-one", {**labels, "sm120.owner": BOB})
+    assert world.sm120("serve", "one").error == "AlreadyServed"
+    assert [*world.engine.known] == ["sm120-one"]
+    assert world.engine.stopped == []
+    assert BOB in world.sm120("recipe", "status").err
+
+
+def test_what_oneself_or_an_older_version_started_is_stopped(world: World) -> None:
+    world.recipe("one")
+    for owner in ({}, {"sm120.owner": own_name()}):
+        world.engine.put("sm120-one", {"sm120.recipe": "one", **owner})
+        assert world.sm120("recipe", "stop", "--all").code == 0
+        assert world.engine.known == {}

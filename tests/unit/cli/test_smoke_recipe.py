@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pipeline.bench.record import read_run
+from pipeline.cli import bench as bench_module
 from pipeline.cli.serve import job as job_module
+from pipeline.cli.serve.on_host import OnHost
 from pipeline.evidence.runs import ImageRuns, Run
+from pipeline.serve.site import Here
+from tests.testbed.bench_faults import FaultyConnection, Pacing
+from tests.testbed.bench_faults import World as StubWorld
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault
 from tests.unit.cli.live_recipe import LiveRecipe, live_recipe
@@ -261,3 +269,46 @@ def test_options_of_the_other_kind_of_target_are_refused(
 
 def test_a_recipe_that_nobody_knows_is_refused(world: World) -> None:
     assert world.sm120("smoke", "nobody").error == "UnknownRecipe"
+
+
+class NearSite(Here):
+    """This machine as another host's site sees it: its port is a socket here."""
+
+    host = "rig1"
+
+    def __init__(self, socket: Path, port: int) -> None:
+        self.socket, self.port = socket, port
+
+    def door(self, port: int) -> Path:
+        assert port == self.port
+        return self.socket
+
+
+def test_a_benchmark_of_a_recipe_on_another_host_goes_through_its_connection(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world.serve()
+    live, socket = world.engine.live, tmp_path / "door.sock"
+    loop = live._loop
+
+    stub = StubWorld(fault="", pacing=Pacing(0.01, 0.002))
+    making = loop.create_unix_server(lambda: FaultyConnection(stub), socket)
+    running = asyncio.run_coroutine_threadsafe(making, loop).result(30)
+
+    @contextmanager
+    def near(context: object, on: OnHost | None, wanted: object) -> Iterator[object]:
+        assert on is not None
+        yield NearSite(socket, live.port), [world.engine]
+
+    monkeypatch.setattr(bench_module, "machine_of_all", near)
+    monkeypatch.setattr("pipeline.serve.status.is_healthy", lambda door: door == socket)
+    small = ("--concurrency", "1", "--requests", "2", "--input", "60", "--output", "5")
+    words = ("--on", "rig1", *small, "--repeats", "1", "--model", "stub")
+    ended = world.sm120("bench", "brainy", *words, "--no-self-test", "--out", tmp_path / "out")
+    loop.call_soon_threadsafe(running.close)
+    assert "through the SSH connection to rig1" in ended.err
+    run = read_run(tmp_path / "out" / "quick")
+    assert run.server.url == f"http://127.0.0.1:{live.port} on rig1, through SSH"
+    assert run.cells[0].trials[0].metrics.completed == 2
+    wrong = world.sm120("bench", "gpu1:8000", "--on", "rig1")
+    assert (wrong.code, "--on is for a recipe" in wrong.err) == (2, True)

@@ -17,8 +17,10 @@ from docker.errors import APIError, ImageNotFound
 from pipeline import proc
 from pipeline.cli import uninstall as verb
 from pipeline.errors import DockerUnavailable
+from pipeline.serve.facts import own_name
 from pipeline.serve.podman import Podman
 from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
 from tests.unit.support import Command
 
 OURS, MOVING, CHOSEN = "sm120/vllm:7e106a76b933", "sm120/vllm:latest", "sm120/vllm:mine"
@@ -31,9 +33,11 @@ class FakeDocker:
     tags: list[str] = field(default_factory=lambda: [OURS, MOVING, CHOSEN, "postgres:16"])
     busy: tuple[str, ...] = ()
     served: list[str] = field(default_factory=list)
+    owner: str | None = None
 
     def containers(self, filters: dict[str, str]) -> list[dict[str, Any]]:
-        return [{"Labels": {filters["label"]: name}} for name in self.served]
+        owner = {"sm120.owner": self.owner} if self.owner else {}
+        return [{"Labels": {filters["label"]: name, **owner}} for name in self.served]
 
     @property
     def api(self) -> FakeDocker:
@@ -106,6 +110,7 @@ def machine(
 ) -> dict[str, Path]:
     """A store, a key, a trust file and an environment, and beside each what is not ours."""
     sm120("--store", store_root, "store", "trim")
+    Store(store_root).note_loaded([OURS, MOVING])
     sm120("evidence", "new-key", "me")
     keys = Path(os.environ["HOME"]) / ".config" / "sm120" / "keys"
     (keys / "notes.txt").write_text("mine")
@@ -172,7 +177,7 @@ def test_a_tag_that_a_container_uses_is_named(
     ended = sm120("--store", machine["store"], "uninstall", "--yes")
     assert ended.error == "DockerUnavailable"
     assert "container 123" in ended.err
-    assert not machine["store"].exists()
+    assert machine["store"].exists(), "it knows which tags are ours"
     assert machine["run"].exists(), "the command is needed again"
     docker.busy = ()
     assert sm120("--store", machine["store"], "uninstall", "--yes").code == 0
@@ -343,3 +348,25 @@ def test_keys_that_a_link_leads_to_stay_and_that_is_shown(
     assert done.code == 0
     assert {p.name for p in real.rglob("*")} == before
     assert f"{folder} is a link: the keys that it leads to stay." in done.out + done.err
+
+
+def test_what_another_user_serves_or_loaded_is_shown_and_stays(
+    machine: dict[str, Path], docker: FakeDocker, sm120: Command
+) -> None:
+    other = "sm120/sglang:0123456789ab"
+    docker.tags.append(other)
+    docker.served, docker.owner = ["kimi"], "uid 4711, /home/bob"
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert ended.code == 0, ended.err
+    assert "kimi is served by another user (uid 4711, /home/bob), and stays" in ended.out
+    assert "kept (loaded by another user, or by an older version)" in ended.out
+    assert docker.tags == [CHOSEN, "postgres:16", other]
+
+
+def test_what_oneself_serves_still_stops_it(
+    machine: dict[str, Path], docker: FakeDocker, sm120: Command
+) -> None:
+    docker.served, docker.owner = ["kimi"], own_name()
+    ended = sm120("--store", machine["store"], "uninstall", "--yes")
+    assert ended.error == "AlreadyServed"
+    assert OURS in docker.tags

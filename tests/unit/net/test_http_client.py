@@ -572,3 +572,17 @@ def test_the_watchdog_minds_short_limits_that_come_after_long_ones() -> None:
     time.sleep(0.2)
     assert cut == [2]
     assert (watch.end(1), watch.end(2), watch.end(3)) == (True, False, False)
+
+
+@pytest.mark.parametrize(("asked_s", "n_asked"), [(1e9, 1), (400.0, 2), (0.0, ATTEMPTS)])
+def test_a_server_that_asks_for_days_is_given_up_at_once(asked_s: float, n_asked: int) -> None:
+    asked: list[float] = []
+    patience = Patience(threading.Event(), 0.0)
+    patience.pause = lambda attempt, lost=None: asked.append(attempt)  # type: ignore[method-assign]
+
+    def busy() -> None:
+        raise Lost("answers 429", wait_s=asked_s)
+
+    with pytest.raises(Lost, match="429"):
+        patience.retried(busy)
+    assert len(asked) + 1 == n_asked

@@ -522,3 +522,37 @@ def test_files_repaired_at_once_below_a_linked_folder_set_that_link_aside_only(
         list(pool.map(install, targets))
     assert all(target.read_bytes() == b"whole" for target in targets)
     assert [p.name for p in (place.state / "aside").iterdir()] == ["1-deep"]
+
+
+def test_bytes_that_a_disk_takes_in_parts_are_all_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole, data = os.pwrite, random_bytes(3, BLOCK_BYTES + 7)
+    monkeypatch.setattr(os, "pwrite", lambda f, piece, at: whole(f, piece[: 1 << 20], at))
+    monkeypatch.setattr(os, "copy_file_range", _not_supported)
+    (tmp_path / "taken").write_bytes(data)
+    with rebuild.open_both(tmp_path / "taken", tmp_path / "made", len(data)) as (taken, made):
+        rebuild.copy_range(taken, made, 0, len(data))
+    assert (tmp_path / "made").read_bytes() == data
+
+
+def test_a_disk_that_is_full_in_mid_write_is_an_error_and_no_short_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(handle: int, piece: bytes, at: int) -> int:
+        if at:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return 100
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "copy_file_range", _not_supported)
+    (tmp_path / "taken").write_bytes(bytes(1000))
+    with (
+        rebuild.open_both(tmp_path / "taken", tmp_path / "made", 1000) as (taken, made),
+        pytest.raises(OSError, match="no space left"),
+    ):
+        rebuild.copy_range(taken, made, 0, 1000)
+
+
+def _not_supported(*_: object) -> int:
+    raise OSError(errno.EXDEV, "another disk")

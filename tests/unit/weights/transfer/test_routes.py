@@ -4,18 +4,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from pipeline.errors import DigestMismatch, HubRefused, OfflineMiss, SourceUnreachable
+from pipeline.errors import DigestMismatch, HubBroken, HubRefused, OfflineMiss, SourceUnreachable
 from pipeline.fetch.http import Client
 from pipeline.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer import xet_route
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
-from pipeline.weights.transfer.router import FAILURES, Attempts, Router
+from pipeline.weights.transfer.http_route import HttpRoute, HubRepository, check_answer
+from pipeline.weights.transfer.router import FAILURES, WRONG_ANSWERS, Attempts, Router
 from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, Route
 from pipeline.weights.transfer.workers import Throttle
 from pipeline.weights.transfer.xet_route import XetRoute, has_xet
@@ -396,3 +397,66 @@ def test_a_range_ends_with_the_reason_of_the_last_route(bed: Bed) -> None:
 )
 def test_a_pause_may_be_seconds_or_a_date(text: str, wanted: float | None) -> None:
     assert retry_after_s(text) == wanted
+
+
+class Wrong(Named):
+    asked = 0
+
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
+        self.asked += 1
+        raise AttemptFailed(f"{pin.path}: sent another range", error_type=HubBroken)
+
+
+def _ask_all(router: Router, connections: int, failure: AttemptFailed | None = None) -> None:
+    """Each connection in turn, until one of them gives up."""
+    for attempts in [Attempts(router, threading.Event(), 0.01) for _ in range(connections)] * 7:
+        try:
+            attempts.open(PIN, 0, 1)
+        except AttemptFailed as failed:
+            attempts.failed(PIN, failure or failed)
+
+
+def test_a_source_that_always_answers_wrong_is_given_up_after_three_requests_in_all() -> None:
+    hub, begun = Wrong("hub"), time.monotonic()
+    with pytest.raises(HubBroken, match="a: sent another range"):
+        _ask_all(Router([hub]), 8)
+    assert hub.asked == WRONG_ANSWERS
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("asked_s", [1e9, 601.0])
+def test_a_source_that_asks_for_days_is_not_waited_for(asked_s: float) -> None:
+    hub = Named("hub")
+    router, begun = Router([hub]), time.monotonic()
+    with pytest.raises(SourceUnreachable, match="busy"):
+        _ask_all(router, 1, AttemptFailed("a: busy", wait_s=asked_s))
+    assert router.wait_left_s(hub) <= 0
+    assert time.monotonic() - begun < 5
+
+
+def test_a_source_that_asks_for_a_moment_is_left_alone_for_it() -> None:
+    hub = Named("hub")
+    router = Router([hub])
+    attempts = Attempts(router, threading.Event(), 0.0)
+    with pytest.raises(AttemptFailed):
+        attempts.open(PIN, 0, 1)
+    attempts.failed(PIN, AttemptFailed("a: busy", wait_s=30.0))
+    assert 29 < router.wait_left_s(hub) <= 30
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("the file is refused: it is damaged", "409: the file is refused: it is damaged"),
+        ("a\x1b[2Jb", r"409: a\[2Jb"),
+        ("", "409$"),
+    ],
+)
+def test_what_a_server_says_of_a_file_that_it_refuses_is_said(said: str, shown: str) -> None:
+    answer = SimpleNamespace(
+        status=409, headers={}, header=lambda name: said if name == "X-Error-Message" else ""
+    )
+    with pytest.raises(NotAvailable, match=shown) as refused:
+        check_answer(cast(Any, answer), PIN, 0, 1)
+    assert refused.value.only_this_file
+    assert ("no such file" in refused.value.error.hint) == (not said)
