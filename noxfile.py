@@ -92,6 +92,21 @@ def platform_in(words: list[str]) -> list[str]:
     return [w for last, w in pairs if w.startswith("--platform") or last == "--platform"]
 
 
+def without_stages(words: list[str]) -> tuple[list[str], bool, list[str]]:
+    """What follows `--` without `--bench`, `--on HOST` and `-i FILE`; what is left of them."""
+    rest, where, is_measured = list[str](), list[str](), False
+    waiting = iter(words)
+    for word in waiting:
+        name, sign, _ = word.partition("=")
+        if name in ("--on", "-i", "--inventory"):
+            where += [word] if sign else [word, next(waiting, "")]
+        elif word == "--bench":
+            is_measured = True
+        else:
+            rest.append(word)
+    return rest, is_measured, where
+
+
 def without_smoke(words: list[str]) -> tuple[list[str], bool, str | None]:
     """What follows `--` without `--smoke [RECIPE]`; whether it was there, and its recipe."""
     rest: list[str] = []
@@ -112,39 +127,70 @@ def without_smoke(words: list[str]) -> tuple[list[str], bool, str | None]:
 
 @nox.session(name="build-sm120")
 def build_sm120(session: nox.Session) -> None:
-    """Build sglang-k2, sglang and vllm (after --: other images; --gate; --smoke [RECIPE])."""
-    words, is_smoked, recipe = without_smoke(session.posargs)
+    """Build sglang-k2, sglang and vllm (after --: IMAGE …; --smoke RECIPE --bench [--on HOST])."""
+    words, is_measured, where = without_stages(session.posargs)
+    words, is_smoked, recipe = without_smoke(words)
+    if (is_measured or where) and not recipe:
+        session.error("--bench and --on are for --smoke RECIPE")
     chosen = with_images(words)
-    run(session, "run", "sm120", "build", *chosen)
+    gate = ["--gate"] if recipe and "--gate" not in chosen else []
+    run(session, "run", "sm120", "build", *chosen, *gate)
     if is_smoked:
-        prove(session, chosen, recipe)
+        prove(session, chosen, recipe, where, is_measured=is_measured)
     if chosen != words:
         others = "".join(f"\n  {name}: {what}" for name, what in OTHERS.items())
         session.log(f"Not built, `nox -s build-sm120 -- IMAGE` builds them:{others}")
 
 
-def prove(session: nox.Session, words: list[str], recipe: str | None = None) -> None:
-    """Let built images prove themselves as far as this machine can: a start, then a ladder."""
+def prove(
+    session: nox.Session,
+    words: list[str],
+    recipe: str | None = None,
+    where: list[str] | None = None,
+    *,
+    is_measured: bool = False,
+) -> None:
+    """Let built images prove themselves as far as the machine can: a start, a ladder, a number."""
     images = names_in(words) or ENGINES
     run(session, "run", "sm120", "image", "test", *images, *platform_in(words))
     if recipe:
-        climb(session, recipe)
+        climb(session, recipe, where or [], is_measured=is_measured)
 
 
-def climb(session: nox.Session, recipe: str) -> None:
-    """Serve a recipe and let it prove its answers, where the machine is ready for it."""
-    sm120 = str(environment("run") / "sm120")
-    code = subprocess.run([sm120, "serve", recipe], check=False).returncode
+def climb(session: nox.Session, recipe: str, where: list[str], *, is_measured: bool) -> None:
+    """Serve a recipe, test its answers and measure it, where the machine is ready for it."""
+    # an inventory is read by Ansible, which only this environment has
+    group = "hosts" if any(w.startswith(("-i", "--inventory")) for w in where) else "run"
+    sm120 = str(environment(group) / "sm120")
+    code = subprocess.run([sm120, "serve", recipe, *where], check=False).returncode
     # docs/exit-codes.md: a container engine or a card that this machine has not
     if code in (42, 91):
-        session.log(f"This machine cannot serve {recipe}: its image is proved as far as it can be")
+        session.log(
+            f"This machine cannot serve {recipe}: its image is proved as far as it can be; the"
+            " ladder and the benchmark need `--on HOST`"
+        )
         return
     if code:
         session.error(f"{recipe} was not served")
     try:
-        run(session, "run", "sm120", "smoke", recipe)
+        run(session, group, "sm120", "smoke", recipe, "--restart", *where)
+        if is_measured:
+            out = ("--out", str(ROOT / "bench" / recipe))
+            run(session, group, "sm120", "bench", recipe, *out, *where)
     finally:
-        run(session, "run", "sm120", "recipe", "stop", recipe)
+        run(session, group, "sm120", "recipe", "stop", recipe, *where)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure a served recipe or any server (-- RECIPE [--on HOST] or URL …)."""
+    run(session, "run", "sm120", "bench", *(session.posargs or ("--help",)))
+
+
+@nox.session(name="sm120")
+def any_command(session: nox.Session) -> None:
+    """Any command, with Ansible at hand (-- serve RECIPE --on HOST -i INVENTORY …)."""
+    run(session, "hosts", "sm120", *(session.posargs or ("--help",)))
 
 
 @nox.session

@@ -6,12 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import log
 from pipeline.errors import RecipeInvalid, WeightsUnknown
 from pipeline.known import Known
 from pipeline.model import sha256_of
 from pipeline.recipe import tiny
 from pipeline.recipe.model import Recipe
 from pipeline.store.store import Store
+from pipeline.weights.disk.lock_folder import is_own
 from pipeline.weights.model import WeightsLock
 from pipeline.weights.place import Place, find_places
 
@@ -84,6 +86,10 @@ def _place(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -> Plac
     model = recipe.model
     own = [p for p in places if p.lock.name == model.weights]
     own = own or [p for p in places if p.lock.repository == model.repository]
+    if not own and len(places) == 1 and is_own(places[0].lock):
+        # the user locked these files, and names them for this recipe
+        log.say(f"{folder}: {places[0].lock.name} is a lock of your own files")
+        return places[0]
     if not own:
         names = ", ".join(p.lock.name for p in places)
         raise WeightsUnknown(

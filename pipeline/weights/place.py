@@ -312,4 +312,7 @@ def _hint_for(folder: Path) -> str:
         if cached := in_hub_cache(parent):
             named = cached.root / _SNAPSHOTS / cached.commit if cached.commit else cached.root
             return f"It lies in a Hub cache: name {named}."
-    return "Name the folder that `sm120 weights fetch --to` made."
+    return (
+        "Name the folder that `sm120 weights fetch --to` made, or lock your own files:"
+        f" `sm120 weights lock {folder.resolve()}`."
+    )

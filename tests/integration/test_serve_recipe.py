@@ -163,7 +163,7 @@ def test_a_served_recipe_climbs_the_ladder_is_restarted_and_stated(bench: Bench)
     bench.add("tiny-cpu", smoke={"tools": False, "streams": [1, 2, 8]})
     assert bench.serve("tiny-cpu").returncode == 0
     (before,) = bench.status()
-    result = bench.smoke("tiny-cpu")
+    result = bench.smoke("tiny-cpu", "--restart")
     assert (result["verdict"], result["last_good"]) == ("passed", "memory")
     checks = {c["name"]: c["verdict"] for r in result["rungs"] for c in r["checks"]}
     assert checks["restart"] == "passed"

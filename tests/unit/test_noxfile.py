@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from pipeline.host.fleet.playbook import ANSIBLE_HINT
 from pipeline.spec.checkout import Checkout
 from tests.unit.support import ROOT
 
@@ -94,9 +95,11 @@ def ran(menu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ..
     return commands
 
 
-def serve_ends_with(code: int, menu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def serve_ends_with(
+    code: int, menu: ModuleType, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> None:
     def run(command: list[str], check: bool) -> CompletedProcess[bytes]:
-        assert command == ["bin/sm120", "serve", "tiny-cpu"]
+        assert command == ["bin/sm120", "serve", "tiny-cpu", *more]
         return CompletedProcess(command, code)
 
     monkeypatch.setattr(menu.subprocess, "run", run)
@@ -118,10 +121,40 @@ def test_a_recipe_is_served_smoked_and_stopped_after_the_start(
     serve_ends_with(0, menu, monkeypatch)
     menu.build_sm120.func(FakeSession("llama-cpp-cpu", "--smoke", "tiny-cpu"))
     assert ran == [
-        ("sm120", "build", "llama-cpp-cpu"),
+        ("sm120", "build", "llama-cpp-cpu", "--gate"),
         ("sm120", "image", "test", "llama-cpp-cpu"),
-        ("sm120", "smoke", "tiny-cpu"),
+        ("sm120", "smoke", "tiny-cpu", "--restart"),
         ("sm120", "recipe", "stop", "tiny-cpu"),
+    ]
+
+
+def test_a_recipe_is_measured_after_its_ladder_also_on_another_host(
+    menu: ModuleType, ran: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ("--on", "rig1", "-i", "hosts.yaml")
+    serve_ends_with(0, menu, monkeypatch, *there)
+    words = ("llama-cpp-cpu", "--gate", "--smoke", "tiny-cpu", "--bench", *there)
+    menu.build_sm120.func(FakeSession(*words))
+    out = ("--out", str(ROOT / "bench" / "tiny-cpu"))
+    assert ran == [
+        ("sm120", "build", "llama-cpp-cpu", "--gate"),
+        ("sm120", "image", "test", "llama-cpp-cpu"),
+        ("sm120", "smoke", "tiny-cpu", "--restart", *there),
+        ("sm120", "bench", "tiny-cpu", *out, *there),
+        ("sm120", "recipe", "stop", "tiny-cpu", *there),
+    ]
+    for wrong in (("--bench",), ("--on", "rig1"), ("--smoke", "--bench")):
+        with pytest.raises(RuntimeError, match="are for --smoke RECIPE"):
+            menu.build_sm120.func(FakeSession(*wrong))
+
+
+def test_hints_name_sessions_that_exist(menu: ModuleType, ran: list[tuple[str, ...]]) -> None:
+    assert "`nox -s sm120 --`" in ANSIBLE_HINT
+    menu.any_command.func(FakeSession("serve", "tiny-cpu", "--on", "rig1", "-i", "hosts.yaml"))
+    menu.bench.func(FakeSession("tiny-cpu"))
+    assert ran == [
+        ("sm120", "serve", "tiny-cpu", "--on", "rig1", "-i", "hosts.yaml"),
+        ("sm120", "bench", "tiny-cpu"),
     ]
 
 

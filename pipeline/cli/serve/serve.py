@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 
 from pipeline import log
 from pipeline.cli.context import checkout_of, say_json, store_of, store_to_read
-from pipeline.cli.options import ANY_PATH, json_option
+from pipeline.cli.options import ANY_PATH, Numbers, json_option
 from pipeline.cli.recipe.recipes import (
     gpus_option,
     override_options,
@@ -21,6 +22,7 @@ from pipeline.cli.recipe.recipes import (
 from pipeline.cli.serve.job import Request, make_job
 from pipeline.cli.serve.on_host import OnHost, folder_on, machine_on, on_options
 from pipeline.cli.serve.options import engine_option
+from pipeline.cli.smoke.context_ladder import STEPS, serve_longest
 from pipeline.errors import BackendDiffers, RecipeInvalid, StartFailed
 from pipeline.oci.docker import default_tag
 from pipeline.recipe.container import container_arguments
@@ -71,6 +73,16 @@ _LONGEST_CHAIN = 8
     metavar="CHECK",
     help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
 )
+@click.option(
+    "--context-ladder",
+    is_flag=True,
+    help="Start with one context after the other, test each, and keep the last good one.",
+)
+@click.option(
+    "--contexts",
+    type=Numbers(),
+    help="Contexts of --context-ladder [default: the recipe's, else 65536,98304,131072,262144].",
+)
 @click.option("--with-fallback", is_flag=True, help="Where it fails, try the recipe's fallback.")
 @click.option(
     "--dry-run", is_flag=True, help="Check the machine and show the container; start nothing."
@@ -91,6 +103,8 @@ def serve(
     on: OnHost | None,
     timeout_s: int,
     skipped: tuple[str, ...],
+    context_ladder: bool,
+    contexts: list[int] | None,
     with_fallback: bool,
     dry_run: bool,
     as_json: bool,
@@ -99,6 +113,13 @@ def serve(
 
     The container stays when this command ends: see `status`, `logs` and `stop` of `sm120 recipe`.
     """
+    if contexts and not context_ladder:
+        raise click.UsageError("--contexts are those of --context-ladder")
+    if context_ladder and (overrides.max_model_len or with_fallback or dry_run):
+        raise click.UsageError(
+            "--context-ladder chooses the context itself: leave --max-model-len, --with-fallback"
+            " and --dry-run out"
+        )
     options = ServeOptions(
         overrides=overrides,
         weights=folder_on(on, weights, "--weights"),
@@ -115,6 +136,16 @@ def serve(
         request = Request(checkout_of(context), store, options, site, dry_run)
         if dry_run:
             return _rehearse(make_job(request, recipes.read(name)), containers, as_json)
+        if context_ladder:
+            recipe = recipes.read(name)
+            steps = contexts or (recipe.smoke.contexts if recipe.smoke.contexts[1:] else STEPS)
+            key = os.environ.get("SM120_API_KEY")
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            good, why = serve_longest(containers, request, recipe, steps, headers)
+            if as_json:
+                return say_json({"recipe": name, "context_tokens": good, "beyond": why})
+            click.echo(f"{name} is served with {good} tokens of context")
+            return click.echo(f"No more: {why}" if why else "That is the last step asked for.")
         recipe, served, attempt = _serve(containers, request, recipes, name, with_fallback)
     _show(recipe, served, attempt, on, as_json)
 

@@ -75,10 +75,12 @@ class RecipeServer:
     def serve_again(self, *, drafting: bool, after: str | None = None) -> None:
         """The same with the draft model or without it, in the place of what runs."""
         assert self.drafts is not None
-        _stop(self.engine, self.request, self.recipe)
+        stop_recipe(self.engine, self.request, self.recipe)
         options = self.drafts.drafting(drafting)
         after = after or (self.begun.id if self.begun else None)
-        self.begun = _start(self.engine, replace(self.request, options=options), self.recipe, after)
+        self.begun = start_recipe(
+            self.engine, replace(self.request, options=options), self.recipe, after
+        )
         self.status = _status(self.engine, self.request, self.recipe)
 
     def attempt(self) -> Begun:
@@ -142,14 +144,17 @@ def started_server(
     options = make_job(request, recipe).options or request.options
     drafts = options if speculates(recipe, options.overrides) else None
     first = replace(request, options=options.drafting(False) if drafts else options)
-    begun = _start(engine, first, recipe, None)
+    begun = start_recipe(engine, first, recipe, None)
     try:
         yield RecipeServer(engine, first, recipe, _status(engine, first, recipe), begun, drafts)
     finally:
-        _stop(engine, request, recipe)
+        stop_recipe(engine, request, recipe)
 
 
-def _start(engine: ContainerEngine, request: Request, recipe: Recipe, after: str | None) -> Begun:
+def start_recipe(
+    engine: ContainerEngine, request: Request, recipe: Recipe, after: str | None
+) -> Begun:
+    """Serve a recipe as `sm120 serve` does; its attempt."""
     with request.store.in_use():
         job = make_job(request, recipe, after)
         begun = new_attempt(job)
@@ -157,7 +162,8 @@ def _start(engine: ContainerEngine, request: Request, recipe: Recipe, after: str
     return begun
 
 
-def _stop(engine: ContainerEngine, request: Request, recipe: Recipe) -> None:
+def stop_recipe(engine: ContainerEngine, request: Request, recipe: Recipe) -> None:
+    """End what is served of a recipe."""
     # a start that failed has left nothing to end
     with suppress(NothingServed):
         stop(engine, request.store, find_served(engine, recipe.name), STOP_S)

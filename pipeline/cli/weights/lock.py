@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid
 from pipeline.fit.named import named_spec
 from pipeline.lock.sealed import read_or_none
 from pipeline.spec.checkout import Checkout
+from pipeline.weights.disk.lock_folder import lock_folder
 from pipeline.weights.locking import LockChange, LockResult, diff_locks
 from pipeline.weights.model import (
     WeightsSpec,
@@ -85,7 +87,7 @@ def _without_spec(checkout: Checkout, known: set[str]) -> list[dict[str, Any]]:
 
 
 @click.command("lock")
-@click.argument("names", metavar="NAME|ORG/MODEL[@REVISION]...", nargs=-1)
+@click.argument("names", metavar="NAME|ORG/MODEL[@REVISION]|FOLDER...", nargs=-1)
 @click.option("--save", metavar="NAME", help="Also write a spec of this name, for ORG/MODEL.")
 @click.option(
     "--include", multiple=True, metavar="PATTERN", help="Files for --save. Repeatable [default: *]."
@@ -117,7 +119,20 @@ def lock_sets(
 
     Any model can be named as on the Hub, such as Qwen/Qwen3-0.6B@main: it needs no spec. --save
     writes one, for some of its files (--include, --exclude) or to edit it.
+
+    A FOLDER of your own (./DIR or a whole path) is locked without the Hub: every file is hashed,
+    and the lock stays in the folder, so that it can be verified, served and shared.
     """
+    if own := [name for name in names if name.startswith((".", "/", "~"))]:
+        if len(own) < len(names) or save or include or exclude or check or dry_run:
+            raise click.UsageError("a folder is locked whole, by itself and without options")
+        locks = [lock_folder(Path(name).expanduser()) for name in own]
+        if as_json:
+            return say_json([_answer(LockResult(lock=lock, warnings=[]), []) for lock in locks])
+        for name, lock in zip(own, locks, strict=True):
+            count, size = log.count(len(lock.files), "file"), log.size(lock.size_bytes)
+            click.echo(f"{name}: {count}, {size}, locked as {lock.name}; {lock.seal}")
+        return None
     checkout = checkout_of(context)
     if check:
         return _check(checkout, names, as_json)

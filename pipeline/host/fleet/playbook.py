@@ -20,6 +20,9 @@ from pipeline.spec.checkout import Checkout
 _VAULT = (
     "Give the vault's right password with --ask-vault-pass, --vault-password-file or --vault-id."
 )
+ANSIBLE_HINT = (
+    "Run the same words after `nox -s sm120 --`, or install the group `hosts` of pyproject.toml."
+)
 # What ssh and Ansible need of the caller's environment; ANSIBLE_* is passed as well.
 _PASSED = ("SSH_AUTH_SOCK", "USER", "LOGNAME", "TERM", "VIRTUAL_ENV")
 
@@ -30,7 +33,7 @@ def ansible_program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     if beside.exists():
         return str(beside)
-    return proc.find_tool(name, "Run it by nox, or install the group `hosts` of pyproject.toml.")
+    return proc.find_tool(name, ANSIBLE_HINT)
 
 
 def ansible_environment(checkout: Checkout) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from pipeline.errors import MissingTool
 from pipeline.host.facts.model import HostFacts
+from pipeline.host.fleet.playbook import ANSIBLE_HINT
 from pipeline.host.fleet.promised import Promised, Roles
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import Row
@@ -87,8 +88,8 @@ def _testinfra(name: str, remote: Remote) -> Host:
         from testinfra.backend.base import BaseBackend
         from testinfra.host import Host as TestinfraHost
     except ImportError as error:
-        hint = "Run it by nox, or install the group `hosts` of pyproject.toml."
-        raise MissingTool(f"pytest-testinfra is not installed: {error}", hint) from error
+        message = f"pytest-testinfra is not installed: {error}"
+        raise MissingTool(message, ANSIBLE_HINT) from error
 
     class RootBackend(BaseBackend):  # type: ignore[misc]
         NAME = "sm120"

@@ -11,12 +11,13 @@ import pytest
 import yaml
 
 from pipeline.bench.record import read_run
+from pipeline.bench.stub import Pacing
 from pipeline.cli import bench as bench_module
 from pipeline.cli.serve import job as job_module
 from pipeline.cli.serve.on_host import OnHost
 from pipeline.evidence.runs import ImageRuns, Run
 from pipeline.serve.site import Here
-from tests.testbed.bench_faults import FaultyConnection, Pacing
+from tests.testbed.bench_faults import FaultyConnection
 from tests.testbed.bench_faults import World as StubWorld
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault
@@ -312,3 +313,42 @@ def test_a_benchmark_of_a_recipe_on_another_host_goes_through_its_connection(
     assert run.cells[0].trials[0].metrics.completed == 2
     wrong = world.sm120("bench", "gpu1:8000", "--on", "rig1")
     assert (wrong.code, "--on is for a recipe" in wrong.err) == (2, True)
+
+
+LADDER_WORDS = ("--context-ladder", "--contexts", "1024,2048,4096")
+
+
+def contexts_served(world: World) -> list[str]:
+    """The context of each container that was made, in order."""
+    words = [made.arguments for made in world.engine.created]
+    return [each[each.index("--max-model-len") + 1] for each in words]
+
+
+def test_a_ladder_of_contexts_keeps_the_last_good_one(world: World) -> None:
+    world.engine.model.context = 2048
+    ended = world.serve(*LADDER_WORDS)
+    assert ended.code == 0, ended.err
+    assert "brainy is served with 2048 tokens of context" in ended.out
+    assert "No more: 4096 tokens: context 4096: the recipe expects 4096 tokens" in ended.out
+    assert contexts_served(world) == ["1024", "2048", "4096", "2048"]
+    assert world.sm120("recipe", "status", "--json").json[0]["healthy"]
+    kinds = [(row["kind"], row["outcome"]) for row in world.attempts()]
+    assert kinds.count(("smoke", "passed")) == 2
+    assert kinds.count(("smoke", "failed")) == 1
+
+
+def test_a_ladder_whose_first_step_fails_leaves_nothing_served(world: World) -> None:
+    world.engine.model.fault = fault("content null")
+    ended = world.serve(*LADDER_WORDS)
+    assert ended.error == "SmokeFailed"
+    assert world.engine.known == {}
+    assert contexts_served(world) == ["1024"]
+
+
+def test_a_ladder_does_not_end_what_is_served_already(world: World) -> None:
+    world.serve()
+    ended = world.serve(*LADDER_WORDS)
+    assert ended.error == "AlreadyServed"
+    assert world.engine.stopped == []
+    for words in (("--contexts", "1024"), ("--context-ladder", "--max-model-len", "1024")):
+        assert world.serve(*words).code == 2
