@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.testbed.model_brain import chance
 from tests.testbed.model_eye import look_at
+from tests.testbed.model_faults_more import MORE_FAULTS
 from tests.testbed.model_server import Asked, Fault, Refusal, Reply, Token
 
 _LONG = 700  # tokens
@@ -907,4 +908,5 @@ FAULTS = [
         needs="drafts",
     ),
     Fault("draft model does not come up", "speculation", starts_drafting=False, needs="drafts"),
+    *MORE_FAULTS,
 ]

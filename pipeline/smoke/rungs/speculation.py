@@ -19,6 +19,7 @@ from pipeline.smoke.trusted import record_baseline
 _AT_ONCE = 2  # from two streams on, drafts corrupted answers: local-inference-lab/rtx6kpro#53
 _LOST_SHARE = 0.1
 _VLLM = "vllm:"  # how its metrics begin
+_MANY_DRAFTED = 50  # tokens; of fewer none may be accepted by chance
 _ORACLE_PROMPTS = 12
 _COUNTS = re.compile(
     r"^\S*spec_decode_num_(accepted|draft)_tokens(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$", re.M
@@ -108,6 +109,9 @@ async def _acceptance(session: Session) -> str:
         if session.is_drafting and _VLLM in text:
             raise Unsound("the draft model was turned on, and the server drafts nothing")
         raise NotOffered("the server counts no drafted tokens: nothing speculates here")
+    # right answers, and slower than without: a draft model of another model, or wrong weights
+    if not counts["accepted"] and counts["draft"] >= _MANY_DRAFTED:
+        raise Unsound(f"{counts['draft']} tokens were drafted, and none was accepted")
     return f"{counts['accepted'] / counts['draft']:.0%} of drafted tokens are accepted"
 
 
