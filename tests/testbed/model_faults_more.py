@@ -189,11 +189,6 @@ MORE_FAULTS = [
         text=_text(lambda a: "How many" in a.text, _digits_swapped),
     ),
     Fault(
-        "JSON in a code block",
-        "answers",
-        text=_text(lambda a: bool(a.body.get("response_format")), lambda t: f"```json\n{t}\n```"),
-    ),
-    Fault(
         "JSON with single quotes in streams",
         "answers",
         text=_text(
