@@ -94,10 +94,17 @@ class Order:
     is_flag=True,
     help="Restart the recipe's running server for the tests that need it.",
 )
-@click.option("--no-restart", is_flag=True, hidden=True)
+@click.option("--no-restart", is_flag=True, hidden=True, help="Answers with the new name.")
 @engine_option
 @on_options
-@click.option("--up-to", type=click.Choice(_NAMES), default=_NAMES[-1], help="Last rung to climb.")
+@click.option(
+    "--up-to",
+    type=click.Choice(_NAMES),
+    default=_NAMES[-1],
+    # all of them in one word would be wider than a terminal
+    metavar="RUNG",
+    help=f"Last rung: {', '.join(_NAMES)}.",
+)
 @click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
