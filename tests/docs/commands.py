@@ -38,7 +38,7 @@ _NAMES = {
     "RECIPE": {path.stem for path in (ROOT / "recipes").glob("*.yaml")},
 }
 # options that a session takes for itself
-_OF_SESSIONS = {"build-sm120": ("--smoke",)}
+_OF_SESSIONS = {"build-sm120": ("--smoke", "--bench", "--on", "-i")}
 
 
 def complaint(line: list[str]) -> str:
