@@ -196,8 +196,8 @@ def _what_stays(items: list[Item], checkout: Checkout | None) -> list[str]:
         if link := next((p for p in (folder, folder.parent) if p.is_symlink()), None):
             lines.append(f"{link} is a link: the keys that it leads to stay.")
     if any(item.what in _PRECIOUS and not item.goes for item in items):
-        folder = shlex.quote(str(default_folder(os.environ).parent))
-        lines.append(f"Keys and trust file stay: --keys removes them now, `rm -r {folder}` later.")
+        home = shlex.quote(str(default_folder(os.environ).parent))
+        lines.append(f"Keys and trust file stay: --keys removes them now, `rm -r {home}` later.")
     here = Path(sys.prefix).resolve()
     if own := [i.where for i in items if Path(i.where).resolve() == here]:
         lines.append(f"This command itself goes with {own[0]}.")

@@ -108,18 +108,21 @@ def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
 
 def disk_time_ns(place: Place) -> int | None:
     """Now, by the clock that stamps the files; None where nothing can be written."""
+    try:
+        place.require_own_state()
+    except StoreUnwritable:
+        return None
     return state_time_ns(place.state)
 
 
 def state_time_ns(state: Path) -> int | None:
     """The same by the folder of a place that has no lock yet."""
     try:
-        place.require_own_state()
         # a network disk stamps files by its server's clock, which may differ from ours by minutes
         state.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=state) as probe:
             return os.fstat(probe.fileno()).st_mtime_ns
-    except (OSError, StoreUnwritable):
+    except OSError:
         return None
 
 
