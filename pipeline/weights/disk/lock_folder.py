@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline import log
-from pipeline.errors import WeightsUnknown
+from pipeline.errors import StoreUnwritable, WeightsUnknown
 from pipeline.files import os_errors_explained
 from pipeline.model import canonical_json
 from pipeline.weights.disk import receipt
@@ -40,6 +40,11 @@ def lock_folder(folder: Path) -> WeightsLock:
         raise WeightsUnknown(
             f"{folder}: is a part of a Hub cache, whose files have a repository",
             "Lock that repository: `sm120 weights lock ORG/MODEL@COMMIT`.",
+        )
+    if (folder / STATE).is_symlink():
+        raise StoreUnwritable(
+            f"{folder / STATE}: is a link; this tool writes only into folders of its own",
+            "Remove the link, or replace it by the folder that it leads to.",
         )
     with os_errors_explained(folder):
         paths = _files(folder)

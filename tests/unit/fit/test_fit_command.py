@@ -425,6 +425,7 @@ def test_the_examples_of_the_help_and_the_readme_fit(sm120: Command, fit: Any) -
     pages = sm120("weights", "--help").out + (ROOT / "README.md").read_text()
     examples = re.findall(r"sm120 weights fit ([\w. -]+?) *(?:$|[`#])", pages, re.MULTILINE)
     assert len(examples) >= 3
+    shutil.copytree(ROOT / "recipes", sm120.cwd / "recipes")
     for example in examples:
         assert fit(*example.split()).code == 0, example
 

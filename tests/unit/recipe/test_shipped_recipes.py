@@ -133,13 +133,13 @@ def test_what_stands_behind_a_recipe_is_what_its_flags_come_from(name: str) -> N
     recipe = RECIPES.read(name)
     named = {*recipe.flags, *recipe.environment}
     kinds = {recipe.sources[source].kind for source in named}
-    kind = {"stated": "document", "reported": "report", "proved": "ours"}[recipe.backing]
+    kind = {"stated": "document", "reported": "report"}.get(recipe.backing, "ours")
     assert kind in kinds
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("tiny")])
 def test_only_what_was_run_here_is_proved(name: str) -> None:
-    assert RECIPES.read(name).backing in ("stated", "reported")
+    assert RECIPES.read(name).backing != "proved"
 
 
 @pytest.mark.parametrize("name", NAMES)

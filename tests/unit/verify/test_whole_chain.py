@@ -178,7 +178,7 @@ def _unsigned(story: Story) -> None:
     ("change", "verdict", "where"),
     [
         (_weight_byte, Verdict.BROKEN, "weights tiny"),
-        (_host_setting, Verdict.INCOMPLETE, "host facts"),
+        (_host_setting, Verdict.CHANGED, "host facts"),
         (_recipe, Verdict.STALE, f"recipe {RECIPE}"),
         (_layer, Verdict.BROKEN, "image engine linux/amd64"),
         (_image_gone, Verdict.INCOMPLETE, "image"),
