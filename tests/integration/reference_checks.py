@@ -89,7 +89,7 @@ def layouts(references: Any) -> None:
     assert torch.equal(references.paged_decode_attention(paged)["o"].want, want)
     unified = {"q": q, "k": paged_k, "v": paged_v, "softmax_scale": 0.25, "block_table": pages}
     unified.update(cu_seqlens_q=torch.tensor([0, 1]), seqused_k=torch.tensor([6]))
-    unified.update(k_descale=None, v_descale=None)
+    unified.update(k_descale=None, v_descale=None, window_size=(-1, -1), softcap=0)
     assert torch.equal(references.unified_attention(unified)["out"].want, want)
     # five cached and the sixth new
     extend = {**plain, "q_extend": q, "k_extend": keys[5:], "v_extend": values[5:]}

@@ -161,7 +161,7 @@ def test_a_grub_file_that_overrides_our_arguments_ends_the_run_without_a_reboot(
     site, _ = provisioned
     booted = site.first.shell("cat /proc/sys/kernel/random/boot_id")
     other = "/etc/default/grub.d/90-other.cfg"
-    site.first.shell(f"echo 'GRUB_CMDLINE_LINUX=quiet' >{other}")
+    site.first.shell(f"echo 'GRUB_CMDLINE_LINUX_DEFAULT=quiet' >{other}")
     run = site.run("--tags", "pcie", "--limit", "n1")
     site.first.shell(f"rm {other}")
     assert run.recap["n1"]["failed"] == 1

@@ -231,7 +231,7 @@ def test_published_again_from_a_fresh_store_the_image_verifies_as_it_did(
 ) -> None:
     """As CI does: each run builds in a store of its own, and signs with the same key."""
     place = f"{registry.host_port}/ci/tiny"
-    key, mirror = ("--key", str(keys / "builder.pem")), str(bench.checkout.parent / "mirror")
+    key, mirror = ("--key", str(keys / "builder.pem")), str(bench.store.parent / "mirror")
     fresh = Bench(bench.checkout, tmp_path / "store")
     built = fresh.run("build", "tiny", "--offline", "--mirror", mirror)
     assert built.returncode == 0, built.stderr

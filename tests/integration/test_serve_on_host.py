@@ -161,7 +161,8 @@ def test_a_recipe_on_another_host_climbs_the_ladder_and_is_restarted_there(rig: 
     failed(rig.run("smoke", "tiny-cpu", *recipes, "--json"), NothingServed)
     assert rig.serve("tiny-cpu").returncode == 0
     before = rig.node.shell("docker inspect --format '{{.State.StartedAt}}' sm120-tiny-cpu")
-    done = rig.run("smoke", "tiny-cpu", *recipes, "--quick", "--up-to", "memory", "--json")
+    ladder = ("smoke", "tiny-cpu", *recipes, "--quick", "--up-to", "memory", "--json")
+    done = rig.run(*ladder, "--restart")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["verdict"], result["last_good"]) == ("passed", "memory")

@@ -193,7 +193,9 @@ def test_links_that_stay_inside_are_kept_also_where_they_lead_to_nothing(
 def test_a_broken_sparse_map_is_one_clear_error(
     opened: Callable[..., archive.Unpacked], headers: dict[str, str]
 ) -> None:
-    with pytest.raises((CorruptArchive, HostileArchive), match=r"^source\.tar: "):
+    # some Pythons end such an archive before its first file: then it is one without a folder
+    errors = (CorruptArchive, HostileArchive, SpecInvalid)
+    with pytest.raises(errors, match=r"^source\.tar: "):
         opened(tar_of(pax("top/x", **headers)))
 
 
