@@ -2,23 +2,23 @@
 
 Every one of them is told the same: so many streams, prompts and answers of a hundred tokens. The
 stub knows when it wrote each token; what a client reports is compared with that. CPU is of the
-client's whole process tree; a second run with few requests tells how much of it was its start,
-which is taken away.
+client's whole process tree; a run with few requests tells how much of it was its start, which is
+subtracted.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.bench.self_test import stub, truth
-from tests.perf.measure import Report, run
+from tests.perf.measure import Cost, Report, in_turns, run, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 _STREAMS, _TOKENS = 256, 100
@@ -125,47 +125,44 @@ OTHERS = (
 )
 
 
-def compare_clients(report: Report, scratch: Path, environments: Path) -> None:
-    """CPU for a token, and how wrong TTFT and TPOT are read, of each."""
+def compare_clients(report: Report, scratch: Path, environments: Path, turns: int) -> None:
+    """Time and CPU for further requests, and how wrong TTFT and TPOT are read, of each."""
     home = _tokenizer_home(scratch / "hub")
-    ours = _measured(OURS, environments, scratch, home)
-    quiet = f"load of the machine before: {os.getloadavg()[0]:.1f}"
-    report.add(f"load client, {_STREAMS} streams ({quiet})", _sentence(ours))
-    for client in OTHERS:
+    able = []
+    for client in (OURS, *OTHERS):
         try:
-            theirs = _measured(client, environments, scratch, home)
+            # a first start reads its files from the disk, which costs CPU time as well
+            _run(client, environments, scratch / "first", home, _FEW)
         except (OSError, SystemExit, StopIteration, LookupError, ValueError) as error:
-            report.add(f"against {client.name}", "-", f"could not be measured: {error}")
-            continue
-        ratio = f"1/{theirs[0] / ours[0]:.1f} of its CPU"
-        report.add(f"against {client.name}", _sentence(ours), _sentence(theirs), ratio)
+            report.fact(f"load client {client.name}, not measured", str(error))
+        else:
+            able.append(client)
+    loads: dict[str, list[_Load]] = {client.name: [] for client in able}
 
+    def further(client: Client) -> Cost:
+        turn = scratch / f"turn-{len(loads[client.name])}"
+        few = _run(client, environments, turn, home, _FEW)
+        loads[client.name].append(many := _run(client, environments, turn, home, _MANY))
+        cost = many.cost
+        return Cost(cost.wall_s - few.cost.wall_s, cost.cpu_s - few.cost.cpu_s)
 
-def _sentence(measured: tuple[float, float, float]) -> str:
-    micros, ttft, tpot = measured
-    return f"{micros:.0f} µs a token, TTFT {ttft:+.1%}, TPOT {tpot:+.1%}"
+    costs = in_turns(turns, *(partial(further, client) for client in able))
+    for client, theirs in zip(able[1:], costs[1:], strict=True):
+        title = f"{_MANY - _FEW} further requests of {_TOKENS} tokens at {_STREAMS} streams"
+        report.compare(f"bench: {title}", costs[0], client.name, theirs)
+    for name, found in loads.items():
+        ttft = spread([100 * load.ttft_error for load in found], " %", 1)
+        tpot = spread([100 * load.tpot_error for load in found], " %", 1)
+        report.fact(f"{name}, error of what it reads", f"TTFT {ttft}, TPOT {tpot}")
 
 
 @dataclass(frozen=True)
 class _Load:
     """One run of a client."""
 
-    cpu_s: float
-    tokens: float
+    cost: Cost
     ttft_error: float
     tpot_error: float
-
-
-def _measured(
-    client: Client, environments: Path, scratch: Path, home: Path
-) -> tuple[float, float, float]:
-    """Microseconds of CPU for each further token, and the errors with many requests."""
-    # a first start reads its files from the disk, which costs CPU time as well
-    _run(client, environments, scratch / "first", home, _FEW)
-    few = _run(client, environments, scratch, home, _FEW)
-    many = _run(client, environments, scratch, home, _MANY)
-    micros = 1e6 * (many.cpu_s - few.cpu_s) / (many.tokens - few.tokens)
-    return micros, many.ttft_error, many.tpot_error
 
 
 def _run(client: Client, environments: Path, scratch: Path, home: Path, requests: int) -> _Load:
@@ -178,7 +175,7 @@ def _run(client: Client, environments: Path, scratch: Path, home: Path, requests
         true: Mapping[str, float] = truth(process)
     ttft, tpot = client.read(out)
     ttft_error, tpot_error = ttft / true["ttft_ms"] - 1, tpot / true["tpot_ms"] - 1
-    return _Load(cost.cpu_s, true["tokens"], ttft_error, tpot_error)
+    return _Load(cost, ttft_error, tpot_error)
 
 
 def _environment(client: Client, environments: Path) -> Path:

@@ -6,15 +6,13 @@ import json
 import re
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.model import sha256_of
 from pipeline.source.toolchain import unpacked_root
 from pipeline.store.store import open_store
 from tests.perf.edited import ROOT, copy_checkout
-from tests.perf.measure import Report
+from tests.perf.measure import Cost, Report, measured, run
 from tests.testbed.packages import CannotHave
 from tests.testbed.tiny_source import FILES, Bench, toolchain_deb
 
@@ -24,60 +22,51 @@ IK_LLAMA = "ik-llama"
 _PATCH = "patches/no-cpu-flash-attention.patch"
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """One build."""
-
-    wall_s: float
-    compiled: int
-    kept: int
-
-    def __str__(self) -> str:
-        return f"{self.wall_s:.1f} s, {self.compiled} compiled, {self.kept} kept"
-
-
-def measure_tiny(report: Report, scratch: Path) -> None:
-    """A source of a dozen files, compiled with this machine's own gcc."""
+def measure_tiny(report: Report, scratch: Path, turns: int) -> None:
+    """A source of a dozen files, compiled with this machine's own gcc: all, then one edited."""
     try:
         deb = toolchain_deb(scratch / "mirror", compiler=True)
     except CannotHave as reason:
-        report.add("edit one line of a source", "not measured here", str(reason))
+        report.fact("edit one line of a source, not measured", str(reason))
         return
     names = [f"part{number}" for number in range(_OBJECTS)]
     files = {f"{name}.c": f"int {name}(void) {{ return 1; }}\n" for name in names}
     script = FILES["build.sh"].replace("one two", " ".join(names))
     outputs = tuple(f"{name}.o" for name in names)
-    bench = Bench(scratch / "tiny", deb, {**files, "build.sh": script}, outputs)
-    bench.home.mkdir()
-    bench.write()
-    # unpacked once for both
-    unpacked_root(bench.store, bench._toolchain(bench.plan()))
-    clean = _tiny(bench)
-    bench.files["part3.c"] = bench.files["part3.c"].replace("1", "2")
-    bench.write()
-    _add(report, "tiny source", _tiny(bench), clean)
+    clean: list[Cost] = []
+    edited: list[Cost] = []
+    for turn in range(turns):
+        # an edit needs the clean build before it, so the order of the two cannot alternate
+        bench = Bench(scratch / f"tiny-{turn}", deb, {**files, "build.sh": script}, outputs)
+        bench.home.mkdir()
+        bench.write()
+        # unpacked once for both
+        unpacked_root(bench.store, bench._toolchain(bench.plan()))
+        clean.append(_compile_tiny(bench, compiled=_OBJECTS))
+        bench.files["part3.c"] = bench.files["part3.c"].replace("1", "2")
+        bench.write()
+        edited.append(_compile_tiny(bench, compiled=1))
+    more = f", 1 of {_OBJECTS} files compiled"
+    report.compare("edit one line of a tiny source", edited, "compile all of it", clean, more)
 
 
-def _tiny(bench: Bench) -> Compiled:
-    start = time.monotonic()
-    bench.compile()
-    objects = bench.tree().objects
-    return Compiled(time.monotonic() - start, objects.compiled, objects.kept)
+def _compile_tiny(bench: Bench, compiled: int) -> Cost:
+    with measured() as costs:
+        bench.compile()
+    assert bench.tree().objects.compiled == compiled
+    return costs[0]
 
 
 def measure_ik_llama(report: Report, scratch: Path) -> None:
-    """ik_llama.cpp for the CPU, in a store of its own: some twenty CPU-minutes."""
+    """ik_llama.cpp for the CPU, in a store of its own: some twenty CPU-minutes, once."""
     checkout, store = copy_checkout(scratch / "checkout"), open_store(scratch / "store")
-    clean = _build(checkout, store.root)
+    said = scratch / "built.json"
+    clean = run(_command(checkout, store.root), cwd=ROOT, out=said)
     _edit(checkout, store.root)
-    _add(report, f"{IK_LLAMA} cpu-avx2", _build(checkout, store.root), clean)
-
-
-def _build(checkout: Path, store: Path) -> Compiled:
-    start = time.monotonic()
-    done = subprocess.run(_command(checkout, store), cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    objects = json.loads(done.stdout)["objects"]
-    return Compiled(time.monotonic() - start, objects["compiled"], objects["kept"])
+    edited = run(_command(checkout, store.root), cwd=ROOT, out=said)
+    objects = json.loads(said.read_bytes())["objects"]
+    more = f", {objects['compiled']} compiled, {objects['kept']} kept"
+    report.compare(f"edit one line of {IK_LLAMA} cpu-avx2", [edited], "compile all", [clean], more)
 
 
 def _command(checkout: Path, store: Path) -> list[str]:
@@ -102,8 +91,3 @@ def _edit(checkout: Path, store: Path) -> None:
         raise RuntimeError(f"the edited patch was taken: {sha256_of(patch.read_bytes())}")
     text = spec.read_text(encoding="utf-8").replace(found[2], found[1])
     spec.write_text(text, encoding="utf-8")
-
-
-def _add(report: Report, what: str, edited: Compiled, clean: Compiled) -> None:
-    ratio = f"1/{clean.wall_s / edited.wall_s:.1f}"
-    report.add(f"edit one line of a source: {what}", str(edited), f"clean: {clean}", ratio)

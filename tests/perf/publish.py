@@ -1,115 +1,102 @@
 """Publishing side by side with `docker push` and `skopeo copy`: the same image, equal registries.
 
 Every push goes to a registry of its own, so that nothing is there already and no tool can use
-what it remembers. CPU is the client's: for Docker that is its daemon's too.
+what it remembers. CPU is the client's; Docker's daemon is counted apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from pipeline import log
 from pipeline.cli.context import host_platform
 from pipeline.store.store import Store, open_store
+from tests.perf.dockerfile import docker
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
-from tests.perf.measure import Report, run, tree_cpu_s
+from tests.perf.measure import TURNS, Cost, Report, in_turns, run
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
 from tests.testbed.registry import Registry, oci_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "llama-cpp-cpu"
-ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Push:
-    """One push."""
-
-    wall_s: float
-    cpu_s: float
-
-
-Ways = dict[str, Callable[[Registry], Push]]
+Pushes = dict[str, Callable[[Registry], Cost]]
 
 
 def compare_publish(
-    report: Report, store: Store, scratch: Path, rounds: int = ROUNDS, *, no_docker: bool = False
+    report: Report, store: Store, scratch: Path, turns: int, *, no_docker: bool = False
 ) -> None:
-    """All three, round by round, so that a busy moment of the machine hits all alike."""
+    """All three in turns, so that a busy moment of the machine hits all alike."""
     platform = host_platform()
     sm120(store, ROOT, "build", IMAGE, "--platform", platform)
-    size = store_size(store, IMAGE, platform)
-    found: dict[str, list[Push]] = {"ours": [], "skopeo copy": [], "docker push": []}
     with ExitStack() as stack:
-        ways: Ways = {"ours": lambda r: ours(store, r, IMAGE, platform)}
-        ways |= skopeo_way(store, scratch / "layout", IMAGE)
-        ways |= {} if no_docker else docker_way(store, scratch, stack, report)
-        warm_up(ways, scratch)
-        for tls in (False, True):
-            for number in range(rounds):
-                for name, push in ways.items():
-                    with oci_registry(scratch / f"{name}-{number}-{tls}", tls=tls) as registry:
-                        found[name].append(push(registry))
-                        print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
-            tell(report, found, size, "TLS" if tls else "http")
-            found = {name: [] for name in found}
-    compare_edit(report, store, scratch, platform)
+        pushes: Pushes = {"ours": lambda r: ours(store, r, IMAGE, platform)}
+        pushes |= with_skopeo(store, scratch / "layout", IMAGE)
+        pushes |= {} if no_docker else with_docker(store, scratch, stack, report)
+        for name in ("ours", "skopeo copy"):
+            # once unmeasured, but for Docker, which takes a minute: files are read
+            with oci_registry(scratch / f"{name}-warm") as registry:
+                pushes[name](registry)
+        push_in_turns(report, store, scratch, pushes, IMAGE, platform, turns)
+    compare_edit(report, store, scratch, platform, turns)
 
 
-def compare_engine(report: Report, store: Store, scratch: Path) -> None:
-    """An image of gigabytes, where starting a program no longer counts; once, without Docker."""
+def compare_engine(report: Report, store: Store, scratch: Path, turns: int) -> None:
+    """An image of gigabytes, where starting a program no longer counts; without Docker."""
     platform = "linux/amd64"
     sm120(store, ROOT, "build", ENGINE, "--platform", platform)
-    ways: Ways = {"ours": lambda r: ours(store, r, ENGINE, platform)}
-    ways |= skopeo_way(store, scratch / "engine-layout", ENGINE)
+    pushes: Pushes = {"ours": lambda r: ours(store, r, ENGINE, platform)}
+    pushes |= with_skopeo(store, scratch / "engine-layout", ENGINE)
+    push_in_turns(report, store, scratch, pushes, ENGINE, platform, turns)
+
+
+def push_in_turns(
+    report: Report,
+    store: Store,
+    scratch: Path,
+    pushes: Pushes,
+    image: str,
+    platform: str,
+    turns: int,
+) -> None:
+    """Each push to an empty registry of its own, over plain HTTP and over TLS."""
+    size = log.size(store_size(store, image, platform))
+    folders = count()
+
+    def side(push: Callable[[Registry], Cost], tls: bool) -> Cost:
+        folder = scratch / f"{image}-{next(folders)}"
+        with oci_registry(folder, tls=tls) as registry:
+            cost = push(registry)
+        shutil.rmtree(folder)  # gigabytes each
+        return cost
+
     for tls in (False, True):
-        found: dict[str, list[Push]] = {}
-        for name, push in ways.items():
-            with oci_registry(scratch / f"engine-{name}-{tls}", tls=tls) as registry:
-                found[name] = [push(registry)]
-        size = store_size(store, ENGINE, platform)
-        tell(report, found, size, "TLS" if tls else "http")
+        sides = [partial(side, push, tls) for push in pushes.values()]
+        costs = dict(zip(pushes, in_turns(turns, *sides), strict=True))
+        mine = costs.pop("ours")
+        for name, theirs in costs.items():
+            how = "TLS" if tls else "HTTP"
+            report.compare(f"publish {image}, {size}, over {how}", mine, name, theirs)
 
 
-def warm_up(ways: Ways, scratch: Path) -> None:
-    """Once unmeasured, but for Docker, which takes a minute: files are read, modules compiled."""
-    for name in ("ours", "skopeo copy"):
-        with oci_registry(scratch / f"{name}-warm") as registry:
-            ways[name](registry)
-
-
-def sm120(store: Store, checkout: Path, *args: str) -> None:
-    subprocess.run(
-        command(store, checkout, *args),
-        cwd=ROOT,
-        check=True,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-    )
+def sm120(store: Store, checkout: Path, *args: str, out: Path | None = None) -> Cost:
+    return run(command(store, checkout, *args), cwd=ROOT, out=out)
 
 
 def command(store: Store, checkout: Path, *args: str) -> list[str]:
     head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(checkout)]
     return [*head, "--store", str(store.root), *args]
-
-
-def environment() -> dict[str, str]:
-    """As a user has it: compiled modules are kept."""
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/sm120-perf-pycache"}
 
 
 def store_size(store: Store, image: str, platform: str) -> int:
@@ -118,22 +105,20 @@ def store_size(store: Store, image: str, platform: str) -> int:
     return record.size_bytes
 
 
-def ours(store: Store, registry: Registry, image: str, platform: str) -> Push:
+def ours(store: Store, registry: Registry, image: str, platform: str) -> Cost:
     ca = ("--ca", str(registry.ca_file)) if registry.ca_file else ()
     place = f"{registry.host_port}/perf:v1"
     # the others send no evidence either; gates are no matter here
     more = ("--platform", platform, "--no-evidence", "--force-ungated", "a measurement")
-    args = command(store, ROOT, "publish", image, place, *more, *ca)
-    cost = run(args, cwd=ROOT, env=environment())
-    return Push(cost.wall_s, cost.cpu_s)
+    return sm120(store, ROOT, "publish", image, place, *more, *ca)
 
 
-def skopeo_way(store: Store, layout: Path, image: str) -> Ways:
+def with_skopeo(store: Store, layout: Path, image: str) -> Pushes:
     """skopeo, from an OCI layout of the same blobs."""
     ensure_debian_packages(["skopeo"])
     sm120(store, ROOT, "image", "export", image, str(layout))
 
-    def push(registry: Registry) -> Push:
+    def push(registry: Registry) -> Cost:
         trust = ["--dest-tls-verify=false"]
         if registry.ca_file:
             # a folder with nothing but the CA: skopeo takes every key in it for a client's
@@ -141,65 +126,48 @@ def skopeo_way(store: Store, layout: Path, image: str) -> Ways:
             shutil.copyfile(registry.ca_file, Path(folder) / "ca.crt")
             trust = [f"--dest-cert-dir={folder}"]
         args = [find_program("skopeo"), "copy", "--quiet", "--preserve-digests", *trust]
-        cost = run([*args, f"oci:{layout}", f"docker://{registry.host_port}/perf:v1"])
-        return Push(cost.wall_s, cost.cpu_s)
+        return run([*args, f"oci:{layout}", f"docker://{registry.host_port}/perf:v1"])
 
     return {"skopeo copy": push}
 
 
-def docker_way(store: Store, scratch: Path, stack: ExitStack, report: Report) -> Ways:
+def with_docker(store: Store, scratch: Path, stack: ExitStack, report: Report) -> Pushes:
     """Docker, from its own storage, where the image was loaded before."""
     try:
         daemon = stack.enter_context(docker_daemon(scratch / "docker"))
     except CannotHave as reason:
-        report.add("docker push", "not measured here", str(reason))
+        report.fact("docker push, not measured", str(reason))
         return {}
     load = command(store, ROOT, "load", IMAGE, "--tag", "perf:v1")
     run(load, cwd=ROOT, env={"DOCKER_HOST": daemon.socket_url})
     return {"docker push": lambda registry: push_with_docker(daemon, registry)}
 
 
-def push_with_docker(daemon: DockerDaemon, registry: Registry) -> Push:
-    env = {"DOCKER_HOST": daemon.socket_url}
-    docker, place = find_program("docker"), f"{registry.host_port}/perf:v1"
-    run([docker, "tag", "perf:v1", place], env=env)
-    before = tree_cpu_s(daemon.pid)
-    cost = run([docker, "push", "--quiet", place], env=env)
-    # Docker compresses again what it unpacked when it was loaded
-    return Push(cost.wall_s, cost.cpu_s + tree_cpu_s(daemon.pid) - before)
+def push_with_docker(daemon: DockerDaemon, registry: Registry) -> Cost:
+    # the daemon compresses again what it unpacked when it was loaded
+    place = f"{registry.host_port}/perf:v1"
+    docker(daemon, "tag", "perf:v1", place)
+    return docker(daemon, "push", "--quiet", place)
 
 
-def tell(report: Report, found: dict[str, list[Push]], size: int, how: str) -> None:
-    wall = {n: statistics.median(p.wall_s for p in ps) for n, ps in found.items() if ps}
-    cpu = {n: statistics.median(p.cpu_s for p in ps) for n, ps in found.items() if ps}
-    for name in ("skopeo copy", "docker push"):
-        if name not in wall:
-            continue
-        report.add(
-            f"publish {log.size(size)} over {how}, median of {len(found['ours'])}",
-            f"{wall['ours']:.2f} s, {cpu['ours']:.2f} CPU s",
-            f"{name}: {wall[name]:.2f} s, {cpu[name]:.2f} CPU s",
-            f"{wall[name] / wall['ours']:.1f}× / {cpu[name] / cpu['ours']:.1f}× CPU",
-        )
-
-
-def compare_edit(report: Report, store: Store, scratch: Path, platform: str) -> None:
+def compare_edit(report: Report, store: Store, scratch: Path, platform: str, turns: int) -> None:
     """One edited line of the image's own code, from the edit to the registry, signed."""
     checkout = copy_checkout(scratch / "edited")
     path = checkout / "images" / IMAGE / "serve.py"
 
-    def edit() -> None:
-        path.write_text(path.read_text(encoding="utf-8") + "# edited for a measurement\n")
+    def edit(turn: int) -> None:
+        path.write_text(path.read_text(encoding="utf-8") + f"# edited {turn}\n", encoding="utf-8")
 
-    measure_edit(report, store, scratch / "small", IMAGE, platform, checkout, edit)
+    measure_edit(report, store, scratch / "small", IMAGE, platform, checkout, edit, turns)
 
 
-def compare_engine_edit(report: Report, store: Store, scratch: Path) -> None:
+def compare_engine_edit(report: Report, store: Store, scratch: Path, turns: int) -> None:
     """One edited line of an engine's patch; the image of gigabytes is in the registry before."""
     checkout = copy_checkout(scratch / "edited-engine")
     measure_edit(
         *(report, store, scratch / "engine", ENGINE, "linux/amd64", checkout),
-        lambda: edit_patch(checkout, "edited for a measurement"),
+        lambda turn: edit_patch(checkout, f"edited {turn}"),
+        turns,
     )
 
 
@@ -210,54 +178,53 @@ def measure_edit(
     image: str,
     platform: str,
     checkout: Path,
-    edit: Callable[[], None],
+    edit: Callable[[int], None],
+    turns: int,
 ) -> None:
-    """Publish, edit, build and publish again: seconds, and every byte that was sent."""
+    """Publish; then edit, build and publish again: time, and every byte that was sent."""
     sm120(store, ROOT, "build", image, "--platform", platform)
     sm120(store, ROOT, "evidence", "new-key", "perf", "--to", str(scratch))
-    # no gate has seen the edited image; what is measured here is sending
+    # no gate has seen the edited image; what is measured is sending
     more = ("--platform", platform, "--key", str(scratch / "perf.pem"), "--force-ungated", "perf")
+    said, edits = scratch / "published.json", count()
     with oci_registry(scratch) as registry:
         place = f"{registry.host_port}/perf"
-        sm120(store, ROOT, "publish", image, f"{place}:v1", *more)
-        edit()
-        start = time.monotonic()
-        sm120(store, checkout, "build", image, "--platform", platform, "--accept")
-        said = subprocess.run(
-            command(store, checkout, "publish", image, f"{place}:v2", *more, "--json"),
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            env=environment(),
-        )
-        wall_s = time.monotonic() - start
-        done = json.loads(said.stdout)
-        sent, evidence = int(done["sent_bytes"]), int(done["attached_bytes"])
-        report.add(
-            f"one edited line of {image} → built, signed, published (< 1 MB sent)",
-            f"{wall_s:.2f} s, {log.size(sent + evidence)}: image {log.size(sent)} of"
-            f" {log.size(int(done['total_bytes']))}, evidence {log.size(evidence)}",
-        )
+        sm120(store, ROOT, "publish", image, f"{place}:first", *more)
+
+        def one() -> Cost:
+            edit(number := next(edits))
+            built = sm120(store, checkout, "build", image, "--platform", platform, "--accept")
+            args = ("publish", image, f"{place}:v{number}", *more, "--json")
+            return built + sm120(store, checkout, *args, out=said)
+
+        report.alone(f"{image}: edit one line, build, sign, publish", in_turns(turns, one)[0])
+    done = json.loads(said.read_bytes())
+    sent, evidence = int(done["sent_bytes"]), int(done["attached_bytes"])
+    report.fact(
+        f"{image}: bytes that an edit sends",
+        f"image {log.size(sent)} of {log.size(int(done['total_bytes']))},"
+        f" evidence {log.size(evidence)}",
+    )
     sm120(store, ROOT, "build", image, "--platform", platform)
 
 
 def main() -> None:
     """`python -m tests.perf.publish`: these rows alone, in some minutes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--no-docker", action="store_true", help="leave `docker push` out")
     parser.add_argument(
-        "--engine", action="store_true", help=f"also with {ENGINE}: 5 GB, sent five times"
+        "--engine", action="store_true", help=f"also with {ENGINE}: 5 GB, sent four times a turn"
     )
     options = parser.parse_args()
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         store = open_store()
-        compare_publish(report, store, place, options.rounds, no_docker=options.no_docker)
+        compare_publish(report, store, place, options.turns, no_docker=options.no_docker)
         if options.engine:
-            compare_engine(report, store, place)
-            compare_engine_edit(report, store, place)
+            compare_engine(report, store, place, options.turns)
+            compare_engine_edit(report, store, place, options.turns)
     print(report)
 
 

@@ -20,7 +20,7 @@ from pipeline.fetch.settings import Settings
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsSpec, lock_path, sealed, write_lock
-from tests.perf.measure import Cost, Report, run
+from tests.perf.measure import Cost, Report, in_turns, run
 from tests.testbed.hub import test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,29 +46,22 @@ class FetchSizes:
     peaks: tuple[int, int] = (200_000_000, 2_000_000_000)
 
 
-def measure_fetch(report: Report, scratch: Path, sizes: FetchSizes) -> None:
-    """CPU per byte against the stock client, then memory for a small and a large file."""
+def measure_fetch(report: Report, scratch: Path, sizes: FetchSizes, turns: int) -> None:
+    """Time and CPU against the stock client, then memory for a small and a large file."""
     source = scratch / "source"
     source.mkdir()
     for i in range(sizes.files):
         _write_random(source / f"model-{i}.safetensors", sizes.file_bytes)
     with _served(source, scratch) as url:
-        theirs = _stock(url, scratch)
-        ours = _ours(url, scratch)
-    total = sizes.files * sizes.file_bytes / 1e9
-    report.add(
-        f"fetch {total:.2f} GB over loopback, CPU a GB (ours hashes)",
-        f"{ours.cpu_s / total:.2f} s ({ours.wall_s:.1f} s wall, peak {log.size(ours.peak_bytes)})",
-        f"snapshot_download: {theirs.cpu_s / total:.2f} s ({theirs.wall_s:.1f} s wall,"
-        f" peak {log.size(theirs.peak_bytes)})",
-        f"1/{theirs.cpu_s / ours.cpu_s:.2f}",
-    )
+        ours, theirs = in_turns(turns, lambda: _ours(url, scratch), lambda: _stock(url, scratch))
+    total = log.size(sizes.files * sizes.file_bytes)
+    title = f"fetch {total} of weights over loopback (ours hashes and syncs)"
+    report.compare(title, ours, "snapshot_download", theirs)
     shutil.rmtree(source)
     peaks = [_peak(size, scratch) for size in sizes.peaks]
-    report.add(
-        f"fetch, most memory: one file of {', of '.join(map(log.size, sizes.peaks))} (flat)",
+    report.fact(
+        f"fetch, most memory with one file of {', of '.join(map(log.size, sizes.peaks))}",
         " and ".join(log.size(peak) for peak in peaks),
-        ratio=f"{peaks[1] / peaks[0]:.2f}",
     )
 
 
@@ -102,6 +95,7 @@ def _stock(url: str, scratch: Path) -> Cost:
 
 
 def _cost(command: list[str], env: Mapping[str, str], scratch: Path) -> Cost:
+    os.sync()  # what the side before left to be written is not this one's to wait for
     cost = run(command, env=env, cwd=ROOT)
     shutil.rmtree(scratch / "target")
     return cost

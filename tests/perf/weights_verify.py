@@ -1,4 +1,4 @@
-"""`weights verify` against hashlib's own rate and against `hf cache verify`, on the same files.
+"""`weights verify` beside `hf cache verify` and beside SHA-256 in memory, on the same files.
 
 python -m tests.perf.weights_verify [FOLDER]; needs 4.3 GB of disk, and memory to cache as much.
 """
@@ -8,22 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import log
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import receipt
-from pipeline.weights.disk.hashing import cores, read_file
 from pipeline.weights.model import FilePin, WeightsSpec, sealed
 from pipeline.weights.place import Place
-from tests.perf.measure import Cost, Report, run
+from tests.perf.measure import TURNS, Cost, Report, in_turns, measured, run
 from tests.testbed.hub import TestHub, test_hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,25 +29,21 @@ REPOSITORY = "org/perf"
 
 @dataclass(frozen=True)
 class VerifySizes:
-    """How much is verified, how many times, and how many small files by their receipt."""
+    """How much is verified, and how many small files by their receipt."""
 
     files: int = 10
     file_bytes: int = 430_000_000
-    rounds: int = 5
     small_files: int = 100
 
 
-def measure_verify(report: Report, scratch: Path, sizes: VerifySizes) -> None:
+def measure_verify(report: Report, scratch: Path, sizes: VerifySizes, turns: int) -> None:
     """All claims about verifying."""
-    load = os.getloadavg()[0]
-    report.add("verify: load of the machine before", f"{load:.1f} on {cores()} cores")
     with test_hub() as hub:
         place = make_place(scratch / "verified", hub, sizes)
-        compare_rates(report, place, hub, sizes.rounds)
-    compare_core(report, place, sizes)
+        compare_rates(report, place, hub, turns)
     measure_memory(report, place, scratch)
     measure_cold(report, place, sizes.file_bytes)
-    measure_receipt(report, scratch, sizes)
+    measure_receipt(report, scratch, sizes, turns)
 
 
 def make_place(folder: Path, hub: TestHub, sizes: VerifySizes) -> Place:
@@ -87,59 +80,18 @@ def write_random(path: Path, size_bytes: int) -> None:
             out.write(os.urandom(min(1 << 24, size_bytes - at)))
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Bytes a second, by the clock on the wall and by that of the CPU."""
-
-    wall: float
-    cpu: float
-
-
-def compare_rates(report: Report, place: Place, hub: TestHub, rounds: int) -> None:
-    """Whole commands, turn by turn, so that neighbours on the machine disturb all alike."""
+def compare_rates(report: Report, place: Place, hub: TestHub, turns: int) -> None:
+    """The whole command beside the Hub's own, and beside nothing but SHA-256 in memory."""
     total = place.lock.size_bytes
-    ours, theirs, one_core, inside = [], [], [], []
-    for _ in range(rounds):
-        one_core.append(hashlib_rate(total // cores()))  # as long as a core works below
-        inside.append(timed(lambda: verify(place, VerifyOptions(full=True)), total))
-        ours.append(of(total, run(sm120_verify(place), cwd=ROOT)))
-        theirs.append(of(total, hf_verify(place, hub)))
-    best, other = max(r.wall for r in ours), max(r.wall for r in theirs)
-    report.add(
-        f"verify {log.size(total)}, whole command (≥ 1.8×)",
-        f"{log.size(best)}/s",
-        f"hf cache verify: {log.size(other)}/s",
-        f"{best / other:.2f}×",
+    ours, theirs, pure = in_turns(
+        turns,
+        lambda: run(sm120_verify(place), cwd=ROOT),
+        lambda: hf_verify(place, hub),
+        lambda: hash_in_memory(total),
     )
-    report.add(
-        "  the same, CPU a GB",
-        f"{1e9 / max(r.cpu for r in ours):.2f} s",
-        f"hf cache verify: {1e9 / max(r.cpu for r in theirs):.2f} s",
-        f"{max(r.cpu for r in theirs) / max(r.cpu for r in ours):.2f}",
-    )
-    report.add(
-        "  the same, median of the turns",
-        f"{log.size(middle(ours))}/s",
-        f"hf cache verify: {log.size(middle(theirs))}/s",
-        f"{middle(ours) / middle(theirs):.2f}×",
-    )
-    for title, rates in ((" itself (≥ 0.9)", inside), (", whole command", ours)):
-        report.add(
-            f"verify{title}, against cores × hashlib in memory, median",
-            f"{log.size(middle(rates))}/s",
-            f"{cores()} × {log.size(middle(one_core))}/s",
-            f"{middle(rates) / (cores() * middle(one_core)):.2f}",
-        )
-
-
-def middle(rates: list[Rate]) -> float:
-    """The median by the wall clock."""
-    return statistics.median(rate.wall for rate in rates)
-
-
-def of(total: int, cost: Cost) -> Rate:
-    """What a command reached."""
-    return Rate(total / cost.wall_s, total / cost.cpu_s)
+    title = f"verify {log.size(total)} of weights, every byte read"
+    report.compare(title, ours, "hf cache verify", theirs)
+    report.compare(title, ours, "hashlib in memory, one thread", pure)
 
 
 def sm120_verify(place: Place) -> list[str]:
@@ -155,45 +107,13 @@ def hf_verify(place: Place, hub: TestHub) -> Cost:
     return run([program, *args, "--revision", place.lock.commit], env=env)
 
 
-def hashlib_rate(size_bytes: int) -> Rate:
-    """One core's SHA-256 of bytes that are in its cache: the most there is."""
-    data = os.urandom(1 << 20)
-
-    def hash_it() -> None:
-        total = hashlib.sha256()
+def hash_in_memory(size_bytes: int) -> Cost:
+    """SHA-256 of as many bytes that are in a core's cache: what no reader of files can beat."""
+    data, total = os.urandom(1 << 20), hashlib.sha256()
+    with measured() as costs:
         for _ in range(size_bytes >> 20):
             total.update(data)
-
-    return timed(hash_it, size_bytes)
-
-
-def timed(work: Callable[[], object], size_bytes: int) -> Rate:
-    """One thread's rate."""
-    start, cpu = time.monotonic(), time.thread_time()
-    work()
-    return Rate(size_bytes / (time.monotonic() - start), size_bytes / (time.thread_time() - cpu))
-
-
-def compare_core(report: Report, place: Place, sizes: VerifySizes) -> None:
-    """What one core does per second that it really works: neighbours do not count in this."""
-    path = place.file(place.lock.files[0])
-    pure, ours, plain = [], [], []
-    for _ in range(3 * sizes.rounds):
-        pure.append(hashlib_rate(1 << 27).cpu)
-        ours.append(timed(lambda: read_file(path, hashlib.sha256()), sizes.file_bytes).cpu)
-        plain.append(timed(lambda: file_digest(path), sizes.file_bytes).cpu)
-    report.add(
-        "one core, per CPU second: verify against hashlib in memory (≥ 0.9)",
-        f"{log.size(statistics.median(ours))}/s",
-        f"{log.size(statistics.median(pure))}/s",
-        f"{statistics.median(ours) / statistics.median(pure):.2f}",
-    )
-    report.add(
-        "one core, per CPU second: verify against hashlib.file_digest",
-        f"{log.size(statistics.median(ours))}/s",
-        f"{log.size(statistics.median(plain))}/s",
-        f"{statistics.median(ours) / statistics.median(plain):.2f}",
-    )
+    return costs[0]
 
 
 def file_digest(path: Path) -> str:
@@ -214,10 +134,9 @@ def measure_memory(report: Report, place: Place, scratch: Path) -> None:
     small = Place(folder, sealed(perf_spec(), place.lock.commit, pins))
     small.keep_lock()
     little = run([*sm120_verify(small)], cwd=ROOT)
-    report.add(
-        "verify: peak memory (flat)",
-        f"{log.size(place.lock.size_bytes)}: {log.size(big.peak_bytes)}",
-        f"30 MB: {log.size(little.peak_bytes)}",
+    report.fact(
+        f"verify, most memory with 30 MB and with {log.size(place.lock.size_bytes)}",
+        f"{log.size(little.peak_bytes)} and {log.size(big.peak_bytes)}",
     )
 
 
@@ -229,10 +148,10 @@ def measure_cold(report: Report, place: Place, file_bytes: int) -> None:
     cold = run(sm120_verify(place), cwd=ROOT)
     grown = max(0, cached_bytes() - before)
     dd = min(time_dd(place, n) for n in range(2))
-    report.add(
-        "verify from the disk, nothing cached",
-        f"{log.size(place.lock.size_bytes / cold.wall_s)}/s, page cache grew {log.size(grown)}",
-        f"dd iflag=direct, one file: {log.size(file_bytes / dd)}/s",
+    report.fact(
+        "verify from the disk, nothing cached (once)",
+        f"{log.size(place.lock.size_bytes / cold.wall_s)}/s, page cache grew {log.size(grown)};"
+        f" dd iflag=direct of one file: {log.size(file_bytes / dd)}/s",
     )
 
 
@@ -260,7 +179,7 @@ def time_dd(place: Place, number: int) -> float:
     return time.monotonic() - start
 
 
-def measure_receipt(report: Report, scratch: Path, sizes: VerifySizes) -> None:
+def measure_receipt(report: Report, scratch: Path, sizes: VerifySizes, turns: int) -> None:
     """Many small files that were verified before."""
     folder = scratch / "receipts"
     folder.mkdir()
@@ -274,21 +193,11 @@ def measure_receipt(report: Report, scratch: Path, sizes: VerifySizes) -> None:
     place.keep_lock()
     time.sleep(receipt._CLOCK_TICK_NS / 1e9 + 0.1)  # else the files would count as just written
     assert verify(place, VerifyOptions()).report.is_whole
-    times = []
-    for _ in range(sizes.rounds):
-        start = time.monotonic()
-        again = verify(place, VerifyOptions()).report
-        times.append(time.monotonic() - start)
-        assert (again.is_whole, again.files_read) == (True, 0)
-    whole = min(
-        run([sys.executable, "-m", "pipeline", "-q", "weights", "verify", str(folder)]).wall_s
-        for _ in range(sizes.rounds)
-    )
-    report.add(
-        f"verify again by receipt, {sizes.small_files} files (< 0.2 s)",
-        f"{min(times) * 1000:.0f} ms, worst of {sizes.rounds}: {max(times) * 1000:.0f} ms",
-        f"whole command, with Python's start: {whole:.2f} s",
-    )
+    again = verify(place, VerifyOptions()).report
+    assert (again.is_whole, again.files_read) == (True, 0)
+    command = [sys.executable, "-m", "pipeline", "-q", "weights", "verify", str(folder)]
+    costs = in_turns(turns, lambda: run(command, cwd=ROOT))[0]
+    report.alone(f"verify {sizes.small_files} files again by their receipt", costs)
 
 
 def main() -> None:
@@ -297,7 +206,7 @@ def main() -> None:
     scratch = Path(tempfile.mkdtemp(dir=parent))
     report = Report()
     try:
-        measure_verify(report, scratch, VerifySizes())
+        measure_verify(report, scratch, VerifySizes(), TURNS)
     finally:
         shutil.rmtree(scratch)
     print(report)

@@ -13,9 +13,11 @@ import pytest
 
 from pipeline.store.store import Store
 from tests.perf import __main__ as perf
-from tests.perf import measure
-from tests.perf.dockerfile import platform_options
-from tests.perf.measure import Report, run
+from tests.perf import dockerfile, measure
+from tests.perf.dockerfile import DOCKERFILE, docker, platform_options
+from tests.perf.measure import Cost, Report, in_turns, run
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.packages import CannotHave
 
 
 def parts(*arguments: str) -> list[str]:
@@ -81,8 +83,12 @@ def test_fetching_and_verifying_share_no_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folders: list[Path] = []
+
+    def _keep_folder(report: Report, scratch: Path, sizes: object, turns: int) -> None:
+        folders.append(scratch)
+
     for name in ("measure_fetch", "measure_verify"):
-        monkeypatch.setattr(perf, name, lambda report, scratch, sizes: folders.append(scratch))
+        monkeypatch.setattr(perf, name, _keep_folder)
     perf.measure_weights(Report(), Store(tmp_path), tmp_path, perf.read_options(["--quick"]))
     assert len(set(folders)) == 2
     assert all(folder.is_dir() and not any(folder.iterdir()) for folder in folders)
@@ -94,3 +100,97 @@ def test_pip_is_told_the_platforms_of_the_wheels_themselves() -> None:
     both = "--platform manylinux_2_27_x86_64 --platform manylinux_2_28_x86_64"
     assert platform_options(wheels) == both
     assert platform_options(wheels[:1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"), [([], 3), (["--quick"], 1), (["--quick", "--turns", "2"], 2)]
+)
+def test_every_side_runs_at_least_three_times_but_in_a_trial(
+    arguments: list[str], want: int
+) -> None:
+    assert perf.read_options(arguments).turns == want
+
+
+def test_no_turns_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        perf.read_options(["--turns", "0"])
+    assert "--turns: at least 1" in capsys.readouterr().err
+
+
+def test_each_turn_begins_with_another_side() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> Cost:
+        order.append(name)
+        return Cost(len(order), 1.0)
+
+    ours, theirs = in_turns(3, lambda: side("ours"), lambda: side("theirs"))
+    assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    # each cost belongs to its own side, whichever was first
+    assert [cost.wall_s for cost in ours] == [1, 4, 5]
+    assert [cost.wall_s for cost in theirs] == [2, 3, 6]
+
+
+def test_a_row_has_medians_spread_and_the_daemons_cpu_apart() -> None:
+    report = Report()
+    theirs = [Cost(4.0, 1.0, daemon_cpu_s=9.0)] * 3
+    report.compare("x", [Cost(1.0, 2.0), Cost(2.0, 4.0), Cost(9.0, 3.0)], "docker build", theirs)
+    rows = [line for line in str(report).splitlines() if line.startswith("| x ")]
+    ours = "| x | 3 | 2.00 s (1.00–9.00) | 3.00 s (2.00–4.00) "
+    other = "| docker build | 4.00 s (4.00–4.00) | 1.00 s (1.00–1.00), daemon 9.00 s (9.00–9.00) "
+    assert rows == [f"{ours}{other}| 0.50× (0.25–2.25) | 0.30× (0.20–0.40) |"]
+    assert "No row has a median ratio above 1." in str(report)
+
+
+@pytest.mark.parametrize(
+    ("walls", "words"),
+    [
+        ((3.0, 3.0, 3.0), "1.50× its wall time (in every turn)"),
+        ((1.0, 3.0, 3.0), "1.50× its wall time (not in every turn)"),
+    ],
+)
+def test_the_report_says_where_we_lose(walls: tuple[float, ...], words: str) -> None:
+    report = Report()
+    report.compare("fetch", [Cost(wall, 1.0) for wall in walls], "hf", [Cost(2.0, 2.0)] * 3)
+    text = str(report).splitlines()
+    at = text.index("Where we lose:")
+    assert text[at + 1 :] == [f"- fetch, against hf: {words}"]
+
+
+def test_cpu_of_other_processes_does_not_count() -> None:
+    busy = "while True: pass"
+    with subprocess.Popen([sys.executable, "-c", busy]) as neighbour:
+        cost = run([sys.executable, "-c", "import time; time.sleep(1)"])
+        neighbour.kill()
+    assert cost.wall_s >= 1
+    assert cost.all_cpu_s < 0.5
+
+
+def test_docker_builds_with_buildkit_and_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+
+    def note(args: list[str], *, env: dict[str, str]) -> Cost:
+        seen.append(env)
+        return Cost(1.0, 2.0)
+
+    cpu = iter((5.0, 12.0))
+    monkeypatch.setattr(dockerfile, "run", note)
+    monkeypatch.setattr(dockerfile, "find_program", lambda name: name)
+    monkeypatch.setattr(dockerfile, "tree_cpu_s", lambda pid: next(cpu))
+    daemon = DockerDaemon("unix:///s", "10.0.0.1", 7, Path("log"))
+    assert docker(daemon, "build", ".") == Cost(1.0, 2.0, daemon_cpu_s=7.0)
+    assert seen == [{"DOCKER_HOST": "unix:///s", "DOCKER_BUILDKIT": "1"}]
+    assert "COPY" not in DOCKERFILE
+    assert "--mount=type=bind,source=wheels" in DOCKERFILE
+
+
+def test_without_buildkit_nothing_is_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> Cost:
+        raise SystemExit("docker build: exit 1")
+
+    monkeypatch.setattr(dockerfile, "docker", fail)
+    daemon = DockerDaemon("unix:///s", "10.0.0.1", 7, Path("log"))
+    with pytest.raises(CannotHave, match="cannot use BuildKit here: docker build: exit 1"):
+        dockerfile.require_buildkit(daemon, tmp_path)
