@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.files import os_errors_explained
@@ -135,6 +136,10 @@ class PartialFile:
             # not synced: after a power cut some noted bytes may be gone, which the hash then shows
             os.write(self._journal, b"%d %d\n" % (start, stop))
             self._done = merged([*self._done, (start, stop)])
+        # starts writing these pages to the disk without waiting for it (mm/fadvise.c), so that
+        # the sync at the end finds little to do; dirty pages stay in memory until they are written
+        with suppress(OSError):
+            os.posix_fadvise(self._file, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def catch_up(self) -> None:
         """Hash what lies ready after the front, unless another thread is at it."""

@@ -58,6 +58,18 @@ def test_a_verify_of_weights_loads_neither_specs_nor_facts_of_hosts(tmp_path: Pa
     assert loaded.isdisjoint({"pipeline.spec.image", "pipeline.host.facts.model"})
 
 
+def test_a_second_verify_of_weights_reads_the_record_of_the_first_without_the_code_of_images(
+    tmp_path: Path,
+) -> None:
+    make_set(tmp_path, SMALL, {"model.safetensors": b"weights" * 1000})
+    modules_of("weights", "verify", str(tmp_path))
+    assert list(tmp_path.rglob("record.dsse.json"))
+    loaded = modules_of("weights", "verify", str(tmp_path))
+    assert "pipeline.verify.weights_backing" in loaded
+    # half of the CPU of such a command was their import
+    assert loaded.isdisjoint({"pipeline.verify.chain", "pipeline.assemble.image", "urllib3"})
+
+
 def test_a_build_with_nothing_to_do_loads_neither_gates_nor_recipes_nor_http(
     sm120: Command, checkout: Checkout
 ) -> None:

@@ -673,6 +673,35 @@ def test_a_partial_file_hashes_in_order_whatever_order_the_ranges_come_in(tmp_pa
     partial_file.forget()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_noted_bytes_go_to_the_disk_before_the_sync_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    begun: list[tuple[int, int]] = []
+
+    def begin_writing(file: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        begun.append((start, length))
+        if fails:
+            raise OSError("this file system takes no advice")
+
+    monkeypatch.setattr(os, "posix_fadvise", begin_writing)
+    data = big_bytes(1000)
+    pin = FilePin(path="a", size_bytes=1000, sha256=hashlib.sha256(data).hexdigest())
+    partial_file = PartialFile(pin, tmp_path, 500)
+    partial_file.begin()
+    for span in (partial_file.take(), partial_file.take()):
+        assert span is not None
+        partial_file.write(span, span[0], memoryview(data[slice(*span)]))
+        partial_file.note(*span)
+        partial_file.give_back([])
+    assert begun == [(0, 500), (500, 500)]
+    partial_file.catch_up()
+    assert partial_file.claim_end()
+    assert partial_file.digest == pin.want
+    partial_file.forget()
+
+
 def test_a_link_in_the_place_of_a_file_gives_way_to_the_file(bed: Bed, tmp_path: Path) -> None:
     place = bed.place()
     bed.fetch(place)
