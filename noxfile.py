@@ -308,7 +308,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def perf(session: nox.Session) -> None:
-    """Measure our claims side by side with the usual way, in one run."""
+    """Measure our commands beside those that people use, in turns."""
     run(session, "test", "python", "-m", "tests.perf", *session.posargs)
 
 
