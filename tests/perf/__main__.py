@@ -274,9 +274,9 @@ def compare_docker(
         dockerfile.write_context(context, base, theirs, pip_wheel)
         place = f"{registry.host_port}/theirs:perf"
         # --no-cache runs every step again; the context that was sent before stays in the daemon
-        build = partial(dockerfile.docker, daemon, "build", "-q", "-t", place, str(context))
+        args = ("build", "-q", "--no-cache", "-t", place, str(context))
         ours, others = in_turns(
-            turns, partial(build_cold, wheels, scratch), lambda: build("--no-cache")
+            turns, partial(build_cold, wheels, scratch), lambda: dockerfile.docker(daemon, *args)
         )
         size = log.size(sum(wheel.stat().st_size for wheel in theirs))
         title = f"docker build --no-cache ({len(theirs)} of {len(wheels)} wheels, {size})"
