@@ -155,6 +155,7 @@ def test_drift_is_found_where_it_is_and_repaired(
     assert site.first.shell("systemctl is-active sm120-governor") == "active\n"
 
 
+@pytest.mark.big
 def test_a_grub_file_that_overrides_our_arguments_ends_the_run_without_a_reboot(
     provisioned: tuple[Site, Run],
 ) -> None:
