@@ -25,6 +25,15 @@ _LOCK, _BEGUN = "lock.yaml", "begun.lock.yaml"
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
+def require_no_links(*folders: Path) -> None:
+    """Refuse folders of this tool that are links: it would write into somebody else's."""
+    if link := next((folder for folder in folders if folder.is_symlink()), None):
+        raise StoreUnwritable(
+            f"{link}: is a link; this tool writes only into folders of its own",
+            "Remove the link, or replace it by the folder that it leads to.",
+        )
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder that holds, or is going to hold, one locked set."""
@@ -41,12 +50,7 @@ class Place:
 
     def require_own_state(self) -> None:
         """Refuse a link among this tool's own folders: it would have us write into another's."""
-        folders = (self.root / STATE, self.state, self.partial_folder, self.aside_folder)
-        if link := next((folder for folder in folders if folder.is_symlink()), None):
-            raise StoreUnwritable(
-                f"{link}: is a link; this tool writes only into folders of its own",
-                "Remove the link, or replace it by the folder that it leads to.",
-            )
+        require_no_links(self.root / STATE, self.state, self.partial_folder, self.aside_folder)
 
     @property
     def lock_file(self) -> Path:

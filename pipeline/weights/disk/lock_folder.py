@@ -11,13 +11,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline import log
-from pipeline.errors import StoreUnwritable, WeightsUnknown
+from pipeline.errors import WeightsUnknown
 from pipeline.files import os_errors_explained
 from pipeline.model import canonical_json
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
 from pipeline.weights.model import FilePin, WeightsLock, sealed, spec_of
-from pipeline.weights.place import STATE, Place, in_hub_cache
+from pipeline.weights.place import STATE, Place, in_hub_cache, require_no_links
 
 # The organisation of such a lock: no repository of the Hub, and nobody publishes under it.
 LOCAL = "local"
@@ -41,11 +41,7 @@ def lock_folder(folder: Path) -> WeightsLock:
             f"{folder}: is a part of a Hub cache, whose files have a repository",
             "Lock that repository: `sm120 weights lock ORG/MODEL@COMMIT`.",
         )
-    if (folder / STATE).is_symlink():
-        raise StoreUnwritable(
-            f"{folder / STATE}: is a link; this tool writes only into folders of its own",
-            "Remove the link, or replace it by the folder that it leads to.",
-        )
+    require_no_links(folder / STATE)
     with os_errors_explained(folder):
         paths = _files(folder)
         since_ns = receipt.state_time_ns(folder / STATE)  # before the first file is read
