@@ -16,7 +16,7 @@ import click
 
 from pipeline import __version__, log
 from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
-from pipeline.errors import Interrupted, MissingTool, PipelineError
+from pipeline.errors import Interrupted, MissingTool, PipelineError, StoreUnwritable
 from pipeline.files import explained
 
 
@@ -106,8 +106,10 @@ def main() -> None:
     """Run a command line, and exit with the code of its error."""
     # read from argv: an error may come before click has parsed the options
     stops, debug = _Stops(), "--debug" in sys.argv
+    open_closed_streams()
     sys.stdout = cast(TextIO, log.Screen(sys.stdout))
     try:
+        require_working_folder()
         require_own_code(Path(sys.argv[0]), Path(sys.prefix))
         _run()
     except (KeyboardInterrupt, click.Abort):
@@ -117,6 +119,27 @@ def main() -> None:
         ours = as_ours(error)
         was_stopped = stops.asked and not isinstance(ours, Interrupted)
         _end(Interrupted("stopped") if was_stopped else ours, debug)
+
+
+def open_closed_streams() -> None:
+    """Point closed standard streams at nothing (`sm120 ... >&-`).
+
+    Otherwise the next file that is opened gets their number, and the store gets what we print.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            # the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+
+
+def require_working_folder() -> None:
+    """Paths without a root have no meaning in a folder that was deleted."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        message = "the working folder of this shell was deleted"
+        raise StoreUnwritable(message, "Change into another folder: `cd`.") from error
 
 
 def require_own_code(program: Path, prefix: Path) -> None:
@@ -174,7 +197,7 @@ def as_ours(error: Exception) -> PipelineError:
     if isinstance(error, OSError):
         try:
             # a full disk or a refused write may surface anywhere
-            return explained(error, Path(error.filename or "."))
+            return explained(error, Path(error.filename or "the output, or a file of this command"))
         except OSError:
             where = f"{error.filename}: " if error.filename else ""
             message = f"{where}{error.strerror or error}"
