@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.bench.engine_metrics import GAUGES
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import merged_flags
 from tests.docs.pages import DOCS, ROOT, Page
 from tests.docs.recipe_table import BEGIN, recipe_table, with_recipes
 
 PAGE = Page(DOCS / "recipes.md")
-SHORT, OWN = (block.text for block in PAGE.blocks if block.kind == "yaml")
+SHORT, OWN, SCRAPE = (block.text for block in PAGE.blocks if block.kind == "yaml")
 OURS = ROOT / "recipes"
 
 
@@ -35,6 +36,30 @@ def test_the_example_of_an_own_recipe_works_as_the_page_says(tmp_path: Path) -> 
     assert flags["gpu_memory_utilization"] == 0.88
     assert flags["max_num_batched_tokens"] == 8192  # as the recipe that it extends has it
     assert "load_format" not in flags
+
+
+def test_the_scrape_job_asks_the_ports_of_recipes_that_count_their_kv_cache() -> None:
+    for target in yaml.safe_load(SCRAPE)["scrape_configs"][0]["static_configs"]:
+        recipe = Recipes([OURS]).read(target["labels"]["recipe"])
+        assert target["targets"] == [f"127.0.0.1:{recipe.port}"]
+        assert recipe.engine == "vllm" or "enable_metrics" in merged_flags(recipe).given()
+
+
+def test_every_kimi_recipe_for_sglang_counts_its_kv_cache() -> None:
+    recipes = [Recipes([OURS]).read(path.stem) for path in OURS.glob("kimi-*.yaml")]
+    sglang = [recipe for recipe in recipes if recipe.engine == "sglang"]
+    assert len(sglang) >= 4
+    assert [r.name for r in sglang if "enable_metrics" not in merged_flags(r).given()] == []
+
+
+def test_the_page_names_the_metrics_that_a_benchmark_samples() -> None:
+    rows = {row.split("|")[1].strip(): row for row in PAGE.text.splitlines() if row[:1] == "|"}
+    for engine, prefix in (("vLLM", "vllm:"), ("SGLang", "sglang:")):
+        for ours in ("kv_use", "waiting"):
+            newest = next(name for name in GAUGES[ours] if name.startswith(prefix))
+            assert f"`{newest}`" in rows[engine]
+    waiting = next(name for name in GAUGES["waiting"] if name.startswith("llamacpp:"))
+    assert f"`{waiting}`" in rows["llama.cpp"]
 
 
 def test_every_recipe_has_one_row() -> None:
