@@ -98,7 +98,8 @@ def _row(case: CaseResult, limit: int) -> list[str]:
         return [case.name, "–", "–", str(limit), case.verdict, "–", "–", "–", "–", ""]
     record = worst.record
     # other numbers known at compile time (head sizes, flags) are in --json
-    blocks = " ".join(f"{k}={v}" for k, v in record.blocks.items() if "BLOCK" in k)
+    sizes = [f"{k}={v}" for k, v in record.blocks.items() if "BLOCK" in k]
+    blocks = " ".join([*sizes, *record.uses])
     numbers = [record.registers, record.spill_bytes, record.num_warps, record.num_stages]
     return [
         *(case.name, record.kernel, str(record.shared_bytes), str(limit), case.verdict),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,10 @@ KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
 NumericsVerdict = Literal["right", "wrong", "unknown"]
 
 
+# ptxas refuses an instruction or a form of it: no other size of block helps
+_LACKING = re.compile(r"(?:Feature|Instruction) '([^']+)' not supported on \.target '(sm_\w+)'")
+
+
 class Record(Frozen):
     """One kernel as Triton compiled it, or why it did not."""
 
@@ -33,6 +38,7 @@ class Record(Frozen):
     spill_bytes: int | None = None
     stack_bytes: int | None = None
     seconds: float | None = None
+    uses: list[str] = []  # TMA, or one program for each multiprocessor (persistent)
     faults: list[str] = []  # that this version of Triton is known to compile into it
     error: str | None = None
 
@@ -245,15 +251,19 @@ def _verdict(
     over = [k.record for k in kernels if k.verdict == "over"]
     if over:
         most = max(over, key=lambda r: r.shared_bytes or 0)
-        return "failed", f"{most.kernel} needs {most.shared_bytes} bytes"
+        means = f" ({', '.join(most.uses)})" if most.uses else ""
+        return "failed", f"{most.kernel}{means} needs {most.shared_bytes} bytes"
     for kernel in kernels:
         if kernel.record.faults and kernel.verdict != "spare":
             version = answer.versions.get("triton", "this version")
             shown = "; ".join(kernel.record.faults)
             return "failed", f"{kernel.record.kernel}: Triton {version}: {shown}"
+    broken = [k for k in kernels if k.verdict == "error"]
+    for kernel in broken:
+        if lacking := _LACKING.search(kernel.message):
+            return "failed", f"{kernel.record.kernel} uses {lacking[1]}, which {lacking[2]} lacks"
     if answer.ended != "called":
         return "unknown", unanswered(case, answer)
-    broken = [k for k in kernels if k.verdict == "error"]
     if broken:
         error = _placeless(broken[0].message)
         return "unknown", f"{broken[0].record.kernel} did not compile: {error}"

@@ -115,6 +115,7 @@ class Recorder:
             "faults": compiler_faults(
                 kernel.asm["ttir"], kernel.asm["ptx"], triton.__version__, self.card["arch"]
             ),
+            "uses": means_used(kernel.asm["ttir"], kernel.asm["ptx"]),
             "shared_bytes": kernel.metadata.shared,
             "num_warps": kernel.metadata.num_warps,
             "num_stages": kernel.metadata.num_stages,
@@ -146,6 +147,22 @@ def compiler_faults(ttir: str, ptx: str, triton: str, arch: str) -> list[str]:
     if "mapa." in ptx and not any("barrier.cluster.wait" in line for line in before_end):
         faults.append("a multi-CTA kernel ends while its peers read from it (triton#11730)")
     return faults
+
+
+def means_used(ttir: str, ptx: str) -> list[str]:
+    """TMA, and one program for each multiprocessor: what code for data-centre cards relies on.
+
+    Both run on SM12x, but their tiles are often too large for it; see sgl-project/sglang#16975.
+    """
+    used = []
+    # its loop over tiles begins with the program's own number
+    own = set(re.findall(r"(%\w+) = tt\.get_program_id ", ttir))
+    own |= {new for new, old in re.findall(r"(%\w+) = arith\.ext[su]i (%\w+) ", ttir) if old in own}
+    if own & set(re.findall(r"scf\.for %\w+ = (%\w+) to ", ttir)):
+        used.append("persistent")
+    if "cp.async.bulk.tensor" in ptx:
+        used.append("TMA")
+    return used
 
 
 def _blocks(src: Any) -> Json:
@@ -259,7 +276,7 @@ def kernel_key(src: Any, options: Json, arch: str) -> str:
 
     # the hash covers the kernel's source, its helpers and what it is specialised for
     # raised when more of a compiled kernel is looked at
-    parts = ["2", src.hash(), placeless(options), triton.__version__, arch]
+    parts = ["3", src.hash(), placeless(options), triton.__version__, arch]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

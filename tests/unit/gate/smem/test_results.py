@@ -212,3 +212,46 @@ def test_a_kernel_that_triton_compiles_wrong_has_failed_although_it_fits() -> No
     result = judge_case(case(), answer, card_for("sm_120"), [], cached=False)
     assert result.verdict == "failed"
     assert "Triton 3.8.0: a multi-CTA kernel ends early (triton#11730)" in result.message
+
+
+# printed by the ptxas of Triton 3.5.1 for a gather through a tensor descriptor
+REFUSED = (
+    "PTXASError: PTXAS error: Internal Triton PTX codegen error\n`ptxas` stderr:\nptxas"
+    " /tmp/tmpovh545a2.ptx, line 70; error   : Feature '.tile::gather4 with destination state"
+    " space as .shared::cluster' not supported on .target 'sm_120a'\n"
+)
+
+
+def test_an_instruction_that_the_card_lacks_has_failed_by_its_name() -> None:
+    result = judged(record(None, error=REFUSED), ended="raised")
+    assert result.verdict == "failed"
+    assert result.message.startswith("_fwd uses .tile::gather4 with destination state space as")
+    assert result.message.endswith("which sm_120a lacks")
+    alloc = "Instruction 'tcgen05.alloc' not supported on .target 'sm_120a'"
+    assert (
+        judged(record(None, error=alloc)).message == "_fwd uses tcgen05.alloc, which sm_120a lacks"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "PTXASError: ptxas fatal   : Memory allocation failure",
+        "CompilationError: at 3:4: descriptor block shape must have at least 16 bytes",
+        "NotImplementedError: Must use persistent kernel and be TMA-compliant for native MXFP",
+    ],
+)
+def test_any_other_error_of_the_compiler_stays_unknown(error: str) -> None:
+    assert judged(record(None, error=error)).verdict == "unknown"
+
+
+def test_an_instruction_that_one_of_several_configurations_uses_does_not_fail_the_others() -> None:
+    spare = record(None, error=REFUSED, group="tuned#0")
+    assert judged(spare, record(1000, group="tuned#0")).verdict == "passed"
+
+
+def test_a_kernel_over_the_limit_is_named_with_what_it_relies_on() -> None:
+    large = judged(record(LIMIT + 1, uses=["persistent", "TMA"]))
+    assert large.message == f"_fwd (persistent, TMA) needs {LIMIT + 1} bytes"
+    assert judged(record(LIMIT + 1)).message == f"_fwd needs {LIMIT + 1} bytes"
+    assert judged(record(1000, uses=["persistent", "TMA"])).verdict == "passed"

@@ -17,7 +17,7 @@ from pipeline.gate.worker.arguments import build
 from pipeline.gate.worker.calling import attempt, call
 from pipeline.gate.worker.engines import find, settle
 from pipeline.gate.worker.errors import FunctionGone, Stopped
-from pipeline.gate.worker.recorder import KeptKernels, compiler_faults, placeless
+from pipeline.gate.worker.recorder import KeptKernels, compiler_faults, means_used, placeless
 from pipeline.gate.worker.stand_ins import BarePackages, StandIns
 
 
@@ -270,3 +270,39 @@ def test_what_a_version_of_triton_compiles_wrong_is_found_in_its_own_output(
 ) -> None:
     faults = compiler_faults(ttir, ptx, version, arch)
     assert [fault in text for text in faults] == ([True] if fault else [])
+
+
+# lines of what Triton 3.5.1 and 3.8.0 make of small kernels for sm_120
+PID = "    %0 = tt.get_program_id x : i32 loc(#loc5)\n"
+OVER_TILES = "    scf.for %t = %0 to %2 step %c188_i32  : i32 {\n"
+WIDENED = (
+    "    %2 = arith.extsi %0 : i32 to i64 loc(#loc4)\n    scf.for %t = %2 to %n step %3  : i64 {\n"
+)
+COUNTED = "    %1 = tt.get_num_programs x : i32 loc(#loc3)\n    %2 = arith.extsi %1 : i32 to i64\n"
+LOAD_351 = (
+    "@%p22 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r30]"
+)
+LOAD_380 = "@%p5 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r19]"
+
+
+@pytest.mark.parametrize(
+    ("ttir", "ptx", "used"),
+    [
+        (PID + OVER_TILES, LOAD_351, ["persistent", "TMA"]),
+        (PID + WIDENED, "ret;", ["persistent"]),
+        (PID, LOAD_380, ["TMA"]),
+        # a loop over its own tile, one from another number, and one from the number of programs
+        (PID + "    scf.for %t = %c0_i32 to %n step %c1_i32  : i32 {\n", "ret;", []),
+        (PID.replace("%0", "%10") + OVER_TILES, "ret;", []),
+        (COUNTED + "    scf.for %t = %2 to %n step %3  : i64 {\n", "ret;", []),
+        # the program's number as the end or the step of a loop
+        (PID + "    scf.for %t = %c0_i32 to %0 step %c1_i32  : i32 {\n", "ret;", []),
+        # copies that are not of tensors, and asynchronous ones without TMA
+        (PID, "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd2]", []),
+        (PID, "cp.async.cg.shared.global [ %r1 + 0 ], [ %rd2 + 0 ], 0x10;", []),
+    ],
+)
+def test_a_kernel_that_is_persistent_or_uses_tma_is_told_by_what_triton_compiled(
+    ttir: str, ptx: str, used: list[str]
+) -> None:
+    assert means_used(ttir, ptx) == used
