@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.assemble.plan import plan_image
 from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
+from pipeline.gate.smem.image_gate import open_gate
 from pipeline.gate.smem.stub_libraries import shared_object
+from pipeline.sandbox.sandbox import find_sandbox
+from pipeline.store.store import open_store
+from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT, run_sm120
 
 AMD64 = ("--platform", "linux/amd64")
@@ -46,6 +51,67 @@ def test_sglang_0_5_8_needs_106496_bytes_without_our_patch_and_71680_with_it(
     after = gate(big_store, "sglang-k2")
     assert needs(after)["extend-mla-576-512"] == 71680
     assert after["verdict"] in ("passed", "accepted")
+
+
+def test_the_first_published_fix_can_be_chosen_and_fits_as_well(big_store: Path) -> None:
+    case = ("--case", "extend-mla-576-512")
+    chosen = gate(big_store, "sglang-k2", "--series", "pr-17908", *case)
+    assert chosen["patches"] == ["pr-17908-extend-attention-blocks.patch"]
+    assert (needs(chosen), chosen["verdict"]) == ({"extend-mla-576-512": 71680}, "passed")
+
+
+# One function of the engine, with a platform that is one kind of card; prints what it chooses.
+CHOOSES = """
+import ast, json, sys, types
+from pathlib import Path
+tree = ast.parse(Path(sys.argv[1]).read_text())
+(function,) = [n for n in tree.body if getattr(n, "name", "") == "_gpt_oss_overrides"]
+function.decorator_list = []
+class Platform:
+    def __getattr__(self, name):
+        return name == sys.argv[2]
+class Quiet:
+    def __getattr__(self, name):
+        return lambda *a: None
+names = dict(
+    Any=object, Dict=dict, logger=Quiet(), get_platform=Platform,
+    resolving_view=lambda args: args, is_attention_backend_not_set=lambda cfg: True,
+    is_cpu=lambda: False, is_mps=lambda: False, is_triton_kernels_available=lambda: True,
+    get_nvidia_driver_version=lambda: (580,), use_mlx=lambda: False, envs=None,
+)
+exec(compile(ast.Module([function], []), "gpt_oss.py", "exec"), names)
+cfg = types.SimpleNamespace(moe_runner_backend="auto", dtype="auto", ep_size=1, quantization=None)
+model = types.SimpleNamespace(quantization_config={"quant_method": sys.argv[3]})
+print(json.dumps(names["_gpt_oss_overrides"](cfg, model)))
+"""
+
+
+def test_sglang_0_5_23_has_experts_in_mxfp4_for_sm120_without_a_patch(big_store: Path) -> None:
+    # what sgl-project/sglang#16975 wanted, done otherwise: FlashInfer's CUTLASS kernel
+    context = gate_context(open_store(big_store))
+    with context.store.in_use():
+        opened = open_gate(context, plan_image(context.checkout, "sglang", "linux/amd64"))
+        folder, environment = opened.tree.folder, opened.environment
+        file = folder / "sglang/srt/arg_groups/model_overrides/gpt_oss.py"
+
+        def chosen(platform: str, method: str) -> str:
+            done = find_sandbox().run(
+                environment.command("-c", CHOOSES, str(file), platform, method),
+                read=[*environment.readable, folder],
+                env=environment.variables(),
+            )
+            return str(json.loads(done.stdout)["moe_runner_backend"])
+
+        assert chosen("is_sm120", "mxfp4") == "flashinfer_mxfp4"
+        # the path that #16975 changed is for other cards
+        assert chosen("is_sm90", "mxfp4") == "triton_kernel"
+        assert chosen("is_sm120", "none") == "triton_kernel"
+        quantization = (folder / "sglang/srt/layers/quantization/mxfp4.py").read_text()
+        assert (
+            'get_platform().is_sm120:\n                self._fi_kernel = "cutlass_sm120"'
+            in quantization
+        )
+        assert "def _apply_sm120_cutlass(" in quantization
 
 
 def test_vllm_mla_decode_with_fp8_cache_needs_102400_bytes_and_fits_unspilled_with_our_patch(

@@ -122,3 +122,26 @@ def test_the_schema_refuses_an_argument_that_the_gate_refuses(argument: Any) -> 
 def test_the_schema_accepts_short_and_long_arguments(argument: Any) -> None:
     rules = json.loads(schema(GateFile))
     assert problems(argument, rules["$defs"]["Argument"], rules) == []
+
+
+def blocks_of(patch: str, head: int) -> Any:
+    """What the branch for SM120 that a patch of sglang-k2 adds chooses for a size of head."""
+    text = (CHECKOUT.folder("sglang-k2") / "patches" / patch).read_text(encoding="utf-8")
+    added = [line[13:] for line in text.splitlines() if line.startswith("+            ")]
+    chosen: dict[str, Any] = {"Lq": head}
+    exec("\n".join(added), chosen)
+    return chosen["BLOCK_M"], chosen["BLOCK_N"]
+
+
+def test_the_first_published_fix_is_a_series_and_the_default_has_its_blocks_at_kimi_s_shape() -> (
+    None
+):
+    published, ours = (
+        "pr-17908-extend-attention-blocks.patch",
+        "0001-extend-attention-sm120-blocks.patch",
+    )
+    series = CHECKOUT.other_series(CHECKOUT.spec("sglang-k2"))["pr-17908"]
+    assert [patch.file for patch in series.patches] == [published]
+    document = {64: (64, 64), 128: (64, 64), 192: (32, 64), 256: (32, 64), 576: (32, 32)}
+    assert {head: blocks_of(published, head) for head in document} == document
+    assert blocks_of(ours, 576) == document[576]
