@@ -18,6 +18,7 @@ import pytest
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
 from pipeline.recipe.model import Change, Recipe
+from pipeline.report.reference import all_references
 from tests.unit.recipe.commands import (
     container_parts,
     launch_parts,
@@ -384,6 +385,16 @@ def test_an_explanation_of_nothing_and_one_that_is_missing_are_found() -> None:
         "left out without a word: --quantization nvfp4",
         "added without a word: --quantization modelopt_fp4",
     ]
+
+
+def test_every_document_behind_a_recipe_has_its_address() -> None:
+    page = (ROOT / "docs" / "where-it-comes-from.md").read_text()
+    sources = [s for name in RECIPES.names() for s in RECIPES.read(name).sources.values()]
+    links = {s.title: s.link or "no link" for s in sources if s.kind == "document"}
+    links |= {r.title: r.link or "no link" for r in all_references()}
+    assert len(links) >= 5  # of the documents
+    # a path in a repository may follow its name
+    assert {title: link for title, link in links.items() if link.split()[0] not in page} == {}
 
 
 def test_the_reader_of_commands_tells_flags_switches_and_words_apart() -> None:
