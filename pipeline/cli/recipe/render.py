@@ -62,6 +62,14 @@ from pipeline.spec.checkout import Checkout
     "--node", default="127.0.0.1", show_default=True, help="Address of the server, for --as env."
 )
 @click.option("--lan", is_flag=True, help="Let other machines connect, too.")
+@click.option(
+    "--detach", is_flag=True, help="Start the container in the background (docker, podman)."
+)
+@click.option(
+    "--no-cdi",
+    is_flag=True,
+    help="Ask for the cards with --gpus, for a Docker without CDI (docker, systemd, compose).",
+)
 @click.option("--claim", help="PersistentVolumeClaim with the weights, for --as kubernetes.")
 @override_options
 @recipes_option
@@ -81,6 +89,8 @@ def render(
     runner: str,
     node: str,
     lan: bool,
+    detach: bool,
+    no_cdi: bool,
     claim: str | None,
     overrides: Overrides,
     folders: tuple[Path, ...],
@@ -95,6 +105,12 @@ def render(
     same engine without a container, --as env what clients of the server set. --json prints what
     all formats are made of.
     """
+    # an option that has no effect would leave a user believing in it
+    if detach and format_name not in ("docker", "podman"):
+        raise click.UsageError(f"--detach is for docker and podman; this is {format_name}.")
+    engine = runner if format_name == "systemd" else format_name
+    if no_cdi and engine not in ("docker", "compose"):
+        raise click.UsageError(f"--no-cdi is for Docker; this is {engine}.")
     recipe = recipes_of(context, folders).read(name)
     overrides = all_overrides(recipe, overrides, weights)
     say_contrary(recipe)
@@ -120,8 +136,18 @@ def render(
     require_known_flags(checkout_of(context), launch)
     if as_json:
         return say_json(launch.model_dump(mode="json"))
-    chosen = {"gpus": gpus, "nccl": host_nccl, "runner": runner, "lan": lan, "claim": claim}
-    target = Target.model_validate({"image": _image(recipe, reference, digest), **chosen})
+    target = Target.model_validate(
+        {
+            "image": _image(recipe, reference, digest),
+            "gpus": gpus,
+            "nccl": host_nccl,
+            "runner": runner,
+            "lan": lan,
+            "cdi": not no_cdi,
+            "detached": detach,
+            "claim": claim,
+        }
+    )
     _write(rendered(launch, target, format_name), out)
 
 

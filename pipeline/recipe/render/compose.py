@@ -1,4 +1,4 @@
-"""A Compose file with the cards as CDI devices."""
+"""A Compose file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _service(launch: Launch, target: Target) -> dict[str, Any]:
         "env_file": [NCCL_SETTINGS] if target.nccl else None,
         "environment": dict(launch.environment),
         "volumes": _volumes(launch, target),
-        "deploy": _reservation(names) if names else None,
+        "deploy": _reservation(names, target) if names else None,
     }
     return {key: value for key, value in service.items() if value}
 
@@ -70,7 +70,12 @@ def _volumes(launch: Launch, target: Target) -> list[dict[str, Any]]:
     return volumes
 
 
-def _reservation(names: list[str]) -> dict[str, Any]:
+def _reservation(names: list[str], target: Target) -> dict[str, Any]:
     # `capabilities` says nothing to the driver cdi, but the Compose specification asks for it
-    device = {"driver": "cdi", "device_ids": names, "capabilities": ["gpu"]}
+    device: dict[str, Any] = {"driver": "cdi", "device_ids": names, "capabilities": ["gpu"]}
+    if not target.cdi:
+        chosen = (
+            {"count": "all"} if target.gpus is None else {"device_ids": list(map(str, target.gpus))}
+        )
+        device = {"driver": "nvidia", **chosen, "capabilities": ["gpu"]}
     return {"resources": {"reservations": {"devices": [device]}}}

@@ -20,13 +20,13 @@ from pipeline.recipe.render.target import (
 
 
 def render_docker(launch: Launch, target: Target) -> str:
-    """A command for Docker with CDI (25 or newer)."""
-    return shell_lines(run_words(launch, target, "docker", ["--rm"]))
+    """A command for Docker: with CDI 25 or newer."""
+    return shell_lines(run_words(launch, target, "docker", _kept(target)))
 
 
 def render_podman(launch: Launch, target: Target) -> str:
     """A command for Podman (4.1 or newer, which has CDI)."""
-    return shell_lines(run_words(launch, target, "podman", ["--rm"]))
+    return shell_lines(run_words(launch, target, "podman", _kept(target)))
 
 
 def run_words(launch: Launch, target: Target, runner: str, first: list[str]) -> list[list[str]]:
@@ -45,7 +45,7 @@ def options(launch: Launch, target: Target) -> list[list[str]]:
     """What both engines spell alike."""
     container, is_bare = launch.container, drops_rights(launch)
     return [
-        *(["--device", name] for name in devices(launch, target)),
+        *_cards(launch, target),
         ["-p", published(launch, target)],
         *([["--cap-drop=ALL"], ["--security-opt=no-new-privileges"]] if is_bare else []),
         *([f"--cap-add={name}"] for name in container.capabilities),
@@ -53,6 +53,20 @@ def options(launch: Launch, target: Target) -> list[list[str]]:
         *([["--env-file", NCCL_SETTINGS]] if target.nccl else []),
         *(["-e", f"{name}={value}"] for name, value in launch.environment.items()),
     ]
+
+
+def _kept(target: Target) -> list[str]:
+    """One in the background stays when it ends: nobody has seen its output yet."""
+    return ["-d"] if target.detached else ["--rm"]
+
+
+def _cards(launch: Launch, target: Target) -> list[list[str]]:
+    names = devices(launch, target)
+    if target.cdi or not names:
+        return [["--device", name] for name in names]
+    # Docker reads a list as CSV, so that it stands in quotes of its own
+    listed = ",".join(map(str, target.gpus or ()))
+    return [["--gpus", "all" if target.gpus is None else f'"device={listed}"']]
 
 
 def isolation(launch: Launch, target: Target) -> list[list[str]]:

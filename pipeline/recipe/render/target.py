@@ -34,6 +34,8 @@ class Target(Frozen):
     nccl: Literal["settings", "patched"] | None = None  # of the host, by the role nccl
     runner: Literal["docker", "podman"] = "docker"  # of a systemd unit
     lan: bool = False  # other machines may connect, too
+    cdi: bool = True  # Docker knows the cards by their CDI names
+    detached: bool = False  # a command starts the container and ends
     claim: str | None = None  # a PersistentVolumeClaim with the weights
 
     @property

@@ -99,6 +99,33 @@ def test_an_image_in_a_registry_is_named_by_its_digest(recipes: Path, sm120: Com
     assert "/data/small:/models:ro" in out
 
 
+def test_the_background_and_a_docker_without_cdi_are_options(recipes: Path, sm120: Command) -> None:
+    asked = ("--as", "docker", "--registry", REGISTRY, "--detach", "--no-cdi", "--lan")
+    out = render(sm120, *asked).out
+    assert out.startswith("docker run -d \\\n  --gpus all \\\n  -p 8000:8000 \\\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "asked", "engine"),
+    [
+        ("--detach", ("systemd",), "systemd"),
+        ("--detach", ("compose",), "compose"),
+        ("--detach", ("shell",), "shell"),
+        ("--no-cdi", ("podman",), "podman"),
+        ("--no-cdi", ("quadlet",), "quadlet"),
+        ("--no-cdi", ("kubernetes",), "kubernetes"),
+        ("--no-cdi", ("systemd", "--runner", "podman"), "podman"),
+    ],
+)
+def test_an_option_that_a_format_cannot_have_is_refused(
+    recipes: Path, sm120: Command, option: str, asked: tuple[str, ...], engine: str
+) -> None:
+    ended = render(sm120, "--registry", REGISTRY, option, "--as", *asked)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{option} is for" in ended.err
+    assert f"this is {engine}." in ended.err
+
+
 def test_an_image_that_was_built_here_has_the_name_that_load_gives_it(
     recipes: Path, sm120: Command
 ) -> None:

@@ -18,9 +18,6 @@ PROGRAMS = (
     "python3 -m sglang.launch_server",
     "vllm serve",
 )
-# How the container is kept, which no recipe says.
-_KEPT = {"-d", "--rm"}
-_ALL_CARDS = {"--gpus all", "--device nvidia.com/gpu=all"}
 
 
 def parts(command: str) -> list[str]:
@@ -28,7 +25,7 @@ def parts(command: str) -> list[str]:
     command = command.replace("\\\n", " ")
     if command.split() == [NOTHING]:
         return []
-    return [part for part in _parts(shlex.split(command)) if part not in _KEPT]
+    return list(_parts(shlex.split(command)))
 
 
 def launch_parts(launch: Launch, *, program: bool) -> list[str]:
@@ -37,17 +34,12 @@ def launch_parts(launch: Launch, *, program: bool) -> list[str]:
     return [*(f"{k}={v}" for k, v in launch.environment.items()), *_parts(words)]
 
 
-def container_parts(launch: Launch) -> list[str]:
-    """What a launch asks of a container engine, as `parts` reads it from a document."""
-    container = launch.container
-    return [
-        *(["all cards"] if launch.cards else []),
-        f"-p {launch.port}:{launch.port}",
-        *(["--ipc=host"] if container.ipc == "host" else []),
-        *(["--ulimit memlock=-1"] if container.memory_locked else []),
-        *(f"--cap-add={name}" for name in container.capabilities),
-        *(f"{m.inside} {'read-only' if m.read_only else 'writable'}" for m in launch.mounts),
-    ]
+def rendered_parts(text: str, launch: Launch, image: str, *, program: bool) -> list[str]:
+    """A printed `docker run` or `podman run`, with what the image starts in its place if asked."""
+    words = shlex.split(text.replace("\\\n", " "))
+    at = words.index(image)
+    started = [*(launch.program if program else []), *words[at + 1 :]]
+    return [*_parts(words[2:at]), *_parts(started)]
 
 
 def logged_parts(server_args: str) -> list[str]:
@@ -96,10 +88,10 @@ def _next_part(rest: list[str]) -> str:
     value = rest.pop(0)
     if word == "-e":
         return value
-    if f"{word} {value}" in _ALL_CARDS:
-        return "all cards"
     if word == "-v" and (mount := re.fullmatch(r".*:(/\w+):ro(,Z)?", value)):
         return f"{mount[1]} read-only"
+    if word == "-v" and (volume := re.fullmatch(r"sm120-.*:(/[\w/]+)", value)):
+        return f"{volume[1]} kept"
     return _part(word, value)
 
 

@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline.recipe.find import Recipes
+from pipeline.recipe.hub_cache import with_whole_repositories
 from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
 from pipeline.recipe.model import Change, Recipe
+from pipeline.recipe.render.formats import render
+from pipeline.recipe.render.target import Target
 from pipeline.report.reference import all_references
 from tests.unit.recipe.commands import (
-    container_parts,
     launch_parts,
     logged_parts,
     parts,
+    rendered_parts,
     unexplained,
 )
+from tests.unit.recipe.render.launches import DIGEST
 from tests.unit.support import ROOT
 
 RECIPES = Recipes([ROOT / "recipes"])
@@ -259,11 +264,64 @@ def lambda_parts() -> list[str]:
     return [*parts(outer.replace("docker run", "")), *parts(install), *parts(serve)]
 
 
-def test_every_flag_of_lambda_s_guide_is_in_the_recipe_for_b200() -> None:
-    recipe = RECIPES.read("kimi-k26-vllm-b200")
-    launch = launched(recipe)
-    ours = [*launch_parts(launch, program=True), *container_parts(launch)]
+def lambda_launch() -> tuple[Recipe, Launch]:
+    """With the weights where the guide has them: in the Hub's cache of the user."""
+    recipe, cache = RECIPES.read("kimi-k26-vllm-b200"), "/home/you/.cache/huggingface/hub"
+    launch = plan_launch(
+        recipe,
+        Overrides(),
+        weights=f"{cache}/models--moonshotai--Kimi-K2.6/snapshots/1",
+        draft=f"{cache}/models--lightseekorg--kimi-k2.6-eagle3/snapshots/2",
+    )
+    return recipe, launch
+
+
+def test_every_word_of_lambda_s_command_is_printed_or_named_with_its_reason() -> None:
+    recipe, launch = lambda_launch()
+    target = Target(image="sm120/vllm:1")
+    text = render(launch, target, "docker")
+    ours = rendered_parts(text, launch, target.image, program=True)
     assert unexplained(recipe, lambda_parts(), ours) == []
+    # a word that is dropped or added is seen, whichever it is
+    for part in ours:
+        assert unexplained(recipe, lambda_parts(), [each for each in ours if each != part])
+    for part in lambda_parts():
+        rest = [each for each in lambda_parts() if each != part]
+        assert unexplained(recipe, rest, ours), part
+
+
+def test_options_print_what_lambda_s_command_has() -> None:
+    _, launch = lambda_launch()
+    as_asked = Target(image="sm120/vllm:1", detached=True, cdi=False, lan=True)
+    text = render(with_whole_repositories(launch), as_asked, "docker")
+    ours = rendered_parts(text, launch, as_asked.image, program=True)
+    outer = ["-d", "--gpus all", "--ipc=host", "-p 8001:8001"]
+    assert set(outer) <= set(lambda_parts())
+    assert set(outer) <= set(ours)
+    # the files of both snapshots are links to blobs, which the container sees, too
+    cache = "/home/you/.cache/huggingface/hub"
+    assert f"-v {cache}/models--moonshotai--Kimi-K2.6:/models:ro " in text
+    assert f"-v {cache}/models--lightseekorg--kimi-k2.6-eagle3:/draft:ro " in text
+    assert " /models/snapshots/1 " in text
+    assert '"model":"/draft/snapshots/2"' in text
+
+
+def test_what_lambda_s_command_sets_is_what_the_pinned_vllm_is() -> None:
+    flags, lock = (
+        yaml.safe_load((ROOT / "lockfiles" / name).read_text())
+        for name in ("flags/vllm.yaml", "images/vllm.amd64.lock.yaml")
+    )
+    # -e VLLM_USE_V1=1: nothing chooses another engine any more
+    assert not {"VLLM_USE_V0", "VLLM_USE_V1"} & set(flags["variables"])
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" in flags["variables"]
+    # pip install transformers==4.57.6: a newer one is installed
+    assert "transformers==4.57.6" in LAMBDA
+    versions = {wheel["name"]: wheel["version"] for wheel in lock["wheels"]}
+    assert versions["vllm"] == "0.32.0"
+    assert tuple(map(int, versions["transformers"].split("."))) >= (5, 16)
+    # --model moonshotai/Kimi-K2.6: as a plain word, of which it takes one
+    assert flags["plain_words"] == 1
+    assert lambda_launch()[1].arguments[0] == "/models"
 
 
 # "The Launch Command I Ended Up Keeping"
@@ -316,7 +374,9 @@ def article_launch(recipe: Recipe, folder: Path) -> Launch:
 
 
 def article_parts(launch: Launch) -> list[str]:
-    ours = [*launch_parts(launch, program=False), *container_parts(launch)]
+    image = f"registry.home.arpa/ik_llama.cpp@{DIGEST}"
+    text = render(launch, Target(image=image), "podman")
+    ours = rendered_parts(text, launch, image, program=False)
     return [part.replace("any-00001-of-00002", "*-00001-of-*") for part in ours]
 
 
@@ -401,7 +461,8 @@ def test_the_reader_of_commands_tells_flags_switches_and_words_apart() -> None:
     command = """docker run -d --gpus all -e A=b -v /x:/models:ro,Z image:tag -m /y --jinja \\
       --temp 0.60 --kw '{"b": 1, "a":2}' -ot "x(1|2)=CPU" """
     assert parts(command.replace("docker run", "")) == [
-        "all cards",
+        "-d",
+        "--gpus all",
         "A=b",
         "/models read-only",
         "image:tag",

@@ -325,6 +325,35 @@ def test_chosen_gpus_are_the_only_ones_in_compose() -> None:
     assert device["device_ids"] == ["nvidia.com/gpu=1", "nvidia.com/gpu=3"]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "words", "device"),
+    [
+        (None, "--gpus all", {"count": "all"}),
+        # Docker takes a list in quotes of its own
+        ([1, 3], """--gpus '"device=1,3"'""", {"device_ids": ["1", "3"]}),
+    ],
+)
+def test_a_docker_without_cdi_is_asked_for_the_same_cards(
+    gpus: list[int] | None, words: str, device: dict[str, Any]
+) -> None:
+    target = Target(image=IMAGE, gpus=gpus, cdi=False)
+    text = render(small_launch(), target, "docker")
+    assert f"  {words} \\\n" in text
+    assert "nvidia.com" not in text
+    reserved = engine_of(target)["deploy"]["resources"]["reservations"]["devices"]
+    assert reserved == [{"driver": "nvidia", **device, "capabilities": ["gpu"]}]
+    assert "gpus" not in render(
+        small_launch(cards=0), target.model_copy(update={"gpus": None}), "docker"
+    )
+
+
+@pytest.mark.parametrize("format_name", ["docker", "podman"])
+def test_a_container_in_the_background_is_kept_when_it_ends(format_name: str) -> None:
+    text = render(small_launch(), Target(image=IMAGE, detached=True), format_name)
+    assert text.startswith(f"{format_name} run -d \\\n")
+    assert "--rm" not in text
+
+
 @pytest.mark.parametrize("gpus", [[0], [0, 1, 2], [1, 1], []])
 @pytest.mark.parametrize("format_name", ["docker", "compose", "shell"])
 def test_another_number_of_gpus_than_the_recipe_needs_is_refused(
