@@ -17,6 +17,7 @@ from docker.models.containers import Container
 from pipeline.cli.context import host_platform
 from pipeline.oci.docker import default_tag
 from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.model import ContainerSpec
 from pipeline.recipe.render.formats import render
 from pipeline.recipe.render.target import Target
 from tests.integration.built import Built, build_image, sm120
@@ -122,6 +123,48 @@ def test_a_pasted_command_serves(
     launch = tiny_launch(tiny_model)
     with shell_command(docker_daemon, render(launch, Target(image=reference), "docker")):
         require_served(docker_daemon, reference, launch)
+
+
+# Docker's seccomp profile allows this call only where SYS_NICE is added, whoever the user is
+# (moby: profiles/seccomp/default_linux.go). 0, None, 0 asks for the policy that is there anyway.
+SET_MEMORY_POLICY = """
+import ctypes, os, platform
+number = {"x86_64": 238, "aarch64": 237}[platform.machine()]
+libc = ctypes.CDLL(None, use_errno=True)
+refused = libc.syscall(number, 0, None, 0)
+print(os.getuid(), os.strerror(ctypes.get_errno()) if refused else "allowed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "answer"),
+    [
+        (["SYS_NICE"], "1000 allowed"),
+        ([], "1000 Operation not permitted"),
+        (["SYS_PTRACE"], "1000 Operation not permitted"),
+    ],
+)
+def test_sys_nice_lets_an_engine_that_is_not_root_place_its_memory(
+    docker_daemon: DockerDaemon,
+    reference: str,
+    tiny_model: Path,
+    capabilities: list[str],
+    answer: str,
+) -> None:
+    spec = ContainerSpec(capabilities=capabilities)
+    launch = tiny_launch(tiny_model).model_copy(update={"container": spec})
+    text = render(launch, Target(image=reference, detached=True), "docker")
+    env = system_environment(DOCKER_HOST=docker_daemon.socket_url)
+    started = subprocess.run(
+        ["sh", "-c", text], env=env, check=True, capture_output=True, text=True
+    )
+    with closing(docker.DockerClient(base_url=docker_daemon.socket_url)) as client:
+        container = client.containers.get(started.stdout.strip())
+        try:
+            shown = container.exec_run(["python3", "-c", SET_MEMORY_POLICY]).output
+            assert shown.decode().strip() == answer
+        finally:
+            container.remove(force=True)
 
 
 def test_a_compose_file_serves(
