@@ -10,8 +10,11 @@ import pytest
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.hub_cache import with_whole_repositories
 from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.parser import check_flags
+from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
 from pipeline.recipe.render.formats import CONTAINED, render
 from pipeline.recipe.render.target import Target
+from pipeline.spec.checkout import Checkout
 from tests.unit.recipe.render.launches import DIGEST, TARGET
 from tests.unit.recipe.test_seed_commands import ARTICLE
 from tests.unit.support import ROOT
@@ -47,6 +50,28 @@ def test_podman_is_told_what_the_document_tells_it_but_for_the_images_digest() -
     assert got[:at] == want[:at]
     assert got[at] == image
     assert by_flag(got[at + 1 :]) == by_flag(want[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("word", "other", "problem"),
+    [
+        ("-ger", "-ger", ""),
+        ("-ger", "--grouped-experts", "--grouped-experts"),
+        ("-mla", "--mla", "--mla"),
+        ("512", "half", "half"),
+    ],
+)
+def test_the_ik_llama_that_is_compiled_here_takes_the_document_s_words_as_they_are(
+    word: str, other: str, problem: str
+) -> None:
+    words = document_words(ARTICLE)
+    given = words[words.index("registry.home.arpa/ik_llama.cpp:latest") + 1 :]
+    given[given.index(word)] = other
+    launch = plan_launch(RECIPES.read("kimi-k26-ik-llama-2x"), Overrides(), weights=WEIGHTS)
+    flags = find_parser_flags(flags_folder(Checkout(ROOT)), launch.engine, launch.image)
+    found = check_flags(launch.model_copy(update={"arguments": given}), flags)
+    assert len(found) == bool(problem)
+    assert all(problem in str(each) for each in found)
 
 
 @pytest.mark.parametrize("name", RECIPES.names())
