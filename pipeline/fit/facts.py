@@ -91,6 +91,8 @@ def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
         experts=model.moe.experts,
         active=model.moe.active,
         expert_width=model.moe.width,
+        heads=model.attention.heads,
+        head_values=model.attention.nope + model.attention.rope + model.attention.value,
     )
 
 

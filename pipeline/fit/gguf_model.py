@@ -30,6 +30,9 @@ class GgufModel:
     experts: int
     active: int
     expert_width: int
+    # of an MLA model whose keys and values are spelled out; 0 where its file does not say
+    heads: int = 0
+    head_values: int = 0  # a head's key and value
     bounds: tuple[str, ...] = ()  # what was not understood, and on which side it is counted
 
     @property
@@ -116,6 +119,8 @@ def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufMo
         experts=experts,
         active=number("expert_used_count") if experts else 0,
         expert_width=number("expert_feed_forward_length") if experts else 0,
+        heads=number("attention.head_count", 0) if is_mla else 0,
+        head_values=_spelled_out(number) if is_mla else 0,
         bounds=tuple(_bounds(metadata, family, states)),
     )
 
@@ -138,6 +143,15 @@ def _bounds(metadata: dict[str, Any], family: str, states: set[int]) -> Iterator
 
 def _latent(number: Any) -> int:
     return int(number("attention.kv_lora_rank") + number("rope.dimension_count"))
+
+
+def _spelled_out(number: Any) -> int:
+    """A head's key and value; newer files have the latent's sizes under the older names."""
+    key, value = (
+        number(f"attention.{what}_length_mla", number(f"attention.{what}_length", 0))
+        for what in ("key", "value")
+    )
+    return int(key + value)
 
 
 def _heads(

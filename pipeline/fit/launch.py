@@ -21,7 +21,9 @@ from pipeline.fit.units import GIB, gib
 def launch_lines(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
     """Flags for llama-server; a rule stands before the one it is an exception to."""
     cache = [] if batch.kv == "bf16" else ["-ctk q8_0", "-ctv q8_0"]
-    attention = ["-mla 3", f"-amb {ATTENTION_BATCH_MIB}"] if model.is_mla else ["-fa on"]
+    attention = [f"-mla {batch.mla}"] if model.is_mla else ["-fa on"]
+    if model.is_mla and batch.mla > 1:  # the others have nothing that this limits
+        attention.append(f"-amb {ATTENTION_BATCH_MIB}")
     return [
         # all layers on the cards; the -ot rules below take the experts back to the host
         "-ngl 999",
@@ -59,8 +61,8 @@ def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
         " with experts are dense and stay on theirs."
         if model.experts
         else "A dense model: every layer lies whole on one card, the embedding on the host.",
-        f"KV cache: {kv_token_bytes(model, batch.kv):,} bytes a token,"
-        f" {gib(kv_token_bytes(model, batch.kv) * batch.context)} for {batch.context:,} tokens.",
+        f"KV cache: {kv_token_bytes(model, batch):,} bytes a token,"
+        f" {gib(kv_token_bytes(model, batch) * batch.context)} for {batch.context:,} tokens.",
     ]
     if model.experts and batch.ubatch >= offload_from(model):
         notes.append(
@@ -86,7 +88,7 @@ def layout_json(model: GgufModel, batch: Batch, layout: Layout, machine: Machine
         ],
         "host_bytes": layout.host_bytes,
         "expert_layers": layout.expert_layers,
-        "kv_token_bytes": kv_token_bytes(model, batch.kv),
+        "kv_token_bytes": kv_token_bytes(model, batch),
         "launch": launch_lines(model, batch, layout),
         "notes": layout_notes(model, batch, layout),
     }

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+from pipeline.errors import ModelUnreadable
 from pipeline.fit.cache import KV_BYTES, Kv
 from pipeline.fit.gguf import Tensor
 from pipeline.fit.gguf_model import GgufModel
@@ -51,6 +53,7 @@ class Batch:
     kv: Kv
     ubatch: int = 512
     batch: int = 2048
+    mla: Literal[0, 1, 2, 3] = 3  # the engine's default
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,26 @@ def offload_from(model: GgufModel) -> int:
     return _OFFLOAD_TOKENS * share(model.experts, model.active) if model.active else _OFFLOAD_TOKENS
 
 
-def kv_token_bytes(model: GgufModel, kv: Kv) -> int:
+def kv_token_bytes(model: GgufModel, batch: Batch) -> int:
     """What a token costs on all cards together; `fp8` is q8_0 here: 34 bytes for 32 values."""
-    return _kept_bytes(sum(model.kv_values), kv)
+    return _kept_bytes(sum(_kept_values(model, batch)), batch.kv)
+
+
+def _kept_values(model: GgufModel, batch: Batch) -> list[int]:
+    """What each layer keeps of a token.
+
+    MLA's latent, or with -mla 0 a key and a value for each head. -mla 1, 2 and 3 keep the same:
+    with flash attention, which is the default, -mla 1 needs no transposed copy (ik_llama.cpp:
+    llama_model::cache_size).
+    """
+    if batch.mla or not model.is_mla:
+        return model.kv_values
+    if not model.heads or not model.head_values:
+        raise ModelUnreadable(
+            "-mla 0: the file does not say how many heads the model has, or how large they are",
+            "Ask for -mla 1 or 3, which keep the latent.",
+        )
+    return [model.heads * model.head_values if values else 0 for values in model.kv_values]
 
 
 def _kept_bytes(values: int, kv: Kv) -> int:
@@ -89,10 +109,17 @@ def buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: in
     the same bytes to one moment after the other: MLA's keys and values spelled out for as many
     heads as -amb allows, with their float16 copy; the active experts' inner states and outputs,
     with one layer of the host's experts where the batch is large enough to copy them; the logits.
+    -mla 1 spells nothing out, and its queries and their results are as wide as the latent; -mla 0
+    has the keys and values of the step alone.
     """
     tokens, context = batch.ubatch, share(batch.context, _CACHE_STEP) * _CACHE_STEP
     always = context * tokens * 2 + tokens * model.hidden * 4 * 4
-    attention = ATTENTION_BATCH_MIB * MIB * 3 // 2 if model.is_mla else 0
+    attention = 0
+    if model.is_mla:
+        attention = {
+            0: tokens * model.heads * model.head_values * 4,
+            1: tokens * model.heads * 2 * max(model.kv_values, default=0) * 4,
+        }.get(batch.mla, ATTENTION_BATCH_MIB * MIB * 3 // 2)
     experts = tokens * model.active * (model.hidden + 3 * model.expert_width) * 4
     copied = host_experts if tokens >= offload_from(model) else 0
     logits = model.vocabulary * tokens * 4 if last else 0
@@ -112,7 +139,7 @@ def loads_of(
     for device in devices:
         own = sum(
             values
-            for i, values in enumerate(model.kv_values)
+            for i, values in enumerate(_kept_values(model, batch))
             if home_of(f"blk.{i}.", model.layers, devices) == device
         )
         last = device == devices[-1]

@@ -97,6 +97,8 @@ def _hybrid_ways(
         yield f"--ram {host}GiB"
     if batch.kv == "bf16" and fits(asked=replace(batch, kv="fp8")):
         yield "--kv fp8"
+    if batch.mla != 1 and fits(asked=replace(batch, mla=1)):
+        yield "--mla 1"
     fewer = _halves(batch.context // 2)
     if tokens := _first(fewer, lambda n: fits(asked=replace(batch, context=n))):
         yield f"--ctx {_tokens(tokens)}"

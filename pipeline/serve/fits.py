@@ -182,7 +182,8 @@ def _short_of_layout(model: GgufModel, flags: LlamaFlags, room: Room) -> Known[s
     if context > model.context:
         raise DoesNotFit(f"{context} tokens: the model knows only {model.context} positions")
     # llama.cpp's own defaults: github.com/ggml-org/llama.cpp
-    batch = Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048)
+    mla = 3 if flags.mla is None else flags.mla
+    batch = Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048, mla)
     # no headroom of ours: what a document's command leaves free is the document's choice
     cards = Cards(room.cards, room.card_bytes, 0, room.host_bytes)
     rules = (

@@ -105,6 +105,13 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     help="Micro-batch size, -ub (ik_llama).",
 )
 @click.option(
+    "--mla",
+    type=click.Choice(["0", "1", "2", "3"]),
+    default="3",
+    show_default=True,
+    help="What an MLA model keeps of a token, -mla (ik_llama): 0 keys and values, else the latent.",
+)
+@click.option(
     "--headroom",
     type=Size(),
     default="2GiB",
@@ -197,6 +204,7 @@ _ONLY: dict[str, tuple[str, ...]] = {
     "ram": ("ik_llama",),
     "batch": ("ik_llama",),
     "ubatch": ("ik_llama",),
+    "mla": ("ik_llama",),
     "headroom": ("ik_llama",),
     "check_ot": ("ik_llama",),
 }
@@ -251,7 +259,10 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
     cards = shown_bytes(options["vram"])
     machine = Machine(options["gpus"], cards, options["headroom"], options["ram"])
-    batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"])
+    if options["mla"] != "3" and not model.is_mla:
+        raise click.UsageError(f"--mla {options['mla']}: {source.name} is no MLA model.")
+    mla: Any = int(options["mla"])
+    batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"], mla)
     # no memory helps here, so that the table would mislead
     if batch.context > model.context:
         raise DoesNotFit(

@@ -81,6 +81,31 @@ def test_experts_are_placed_and_the_lines_are_printed(fit: Any) -> None:
     assert answer["rules"][-1] == "exps=CPU"
 
 
+def test_mla_modes_are_calculated_and_printed(fit: Any) -> None:
+    flags = ("--gpus", "2", "--ctx", "32k", "--check-ot", "exps=CPU")
+    answers = {n: fit("kimi-k2.6-iq3-k", *flags, "--mla", n, "--json").json for n in "013"}
+    tokens = {n: answer["kv_token_bytes"] for n, answer in answers.items()}
+    assert tokens == {"0": 61 * 64 * 320 * 2, "1": 61 * 576 * 2, "3": 61 * 576 * 2}
+    assert {n: [line for line in a["launch"] if "m" in line] for n, a in answers.items()} == {
+        "0": ["-mla 0"],
+        "1": ["-mla 1"],
+        "3": ["-mla 3", "-amb 512"],
+    }
+    ended = fit("kimi-k2.6-iq3-k", "--gpus", "2", "--ctx", "128k", "--mla", "0")
+    assert ended.error == "DoesNotFit"
+    assert "--mla 1" in ended.err
+
+
+def test_a_model_with_other_attention_has_no_mla_modes(fit: Any, tmp_path: Path) -> None:
+    path = tmp_path / "dense.gguf"
+    path.write_bytes(gguf(LLAMA, TENSORS, DATA))
+    assert fit(path, "--gpus", "1", "--ctx", "4096").code == 0
+    for mode in "012":
+        ended = fit(path, "--gpus", "1", "--ctx", "4096", "--mla", mode)
+        assert ended.code == 2
+        assert f"--mla {mode}: " in ended.err
+
+
 def test_a_users_own_lines_are_judged(fit: Any) -> None:
     lines = ("--check-ot", r"blk\.([1-9]|1[0-9])\.ffn.*=CUDA0", "--check-ot", "exps=CPU")
     ended = fit("kimi-k2.6-iq3-k", "--gpus", "2", *lines)
@@ -369,6 +394,8 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
         (("kimi-k2.6", "--ubatch", "512"), 2, "--ubatch is for ik_llama"),
         (("kimi-k2.6", "--batch", "2048"), 2, "--batch is for ik_llama"),
         (("kimi-k2.6", "--headroom", "2GiB"), 2, "--headroom is for ik_llama"),
+        (("kimi-k2.6", "--mla", "1"), 2, "--mla is for ik_llama"),
+        (("kimi-k2.6-iq3-k", "--mla", "4"), 2, "'4' is not one of"),
         (("kimi-k2.6", "--max-seqs", "8"), 2, "--max-seqs is for vllm"),
         (("kimi-k2.6-iq3-k", "--tp", "2"), 2, "--tp is for sglang and vllm; this is ik_llama"),
         (("kimi-k2.6-iq3-k", "--prefill", "8192"), 2, "--prefill is for sglang and vllm"),

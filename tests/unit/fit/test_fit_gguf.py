@@ -14,6 +14,7 @@ from pipeline.errors import ModelUnreadable
 from pipeline.fit.ggml import BY_NUMBER
 from pipeline.fit.gguf import read_header
 from pipeline.fit.gguf_model import read_gguf
+from pipeline.fit.loads import Batch, kv_token_bytes
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, F32, IQ4_KS, LLAMA, TENSORS, gguf, tensor, text
 
@@ -53,6 +54,44 @@ def test_an_mla_model_with_experts_is_understood(tmp_path: Path) -> None:
     model = read_gguf(path)
     assert (model.layers, model.hidden, model.kv_values) == (2, 64, [576, 576])
     assert (model.experts, model.active, model.expert_width) == (8, 2, 32)
+
+
+MLA = {key.replace("llama.", "deepseek2."): value for key, value in LLAMA.items()} | {
+    "general.architecture": "deepseek2",
+    "deepseek2.attention.kv_lora_rank": 512,
+    "deepseek2.rope.dimension_count": 64,
+}
+OLDER = {"deepseek2.attention.key_length": 192, "deepseek2.attention.value_length": 128}
+NEWER = {
+    "deepseek2.attention.head_count_kv": 1,
+    "deepseek2.attention.key_length": 576,
+    "deepseek2.attention.value_length": 512,
+    "deepseek2.attention.key_length_mla": 192,
+    "deepseek2.attention.value_length_mla": 128,
+}
+
+
+@pytest.mark.parametrize("lengths", [OLDER, NEWER])
+def test_the_heads_of_an_mla_model_are_read_from_older_and_newer_files(
+    lengths: dict[str, int], tmp_path: Path
+) -> None:
+    model = read_gguf(put(tmp_path, gguf(MLA | lengths, TENSORS, DATA)))
+    assert (model.kv_values, model.heads, model.head_values) == ([576], 4, 320)
+    full, latent = (kv_token_bytes(model, Batch(4096, "bf16", mla=mode)) for mode in (0, 1))
+    assert (full, latent) == (4 * 320 * 2, 576 * 2)
+
+
+@pytest.mark.parametrize("missing", ["head_count", "key_length and value_length"])
+def test_heads_that_a_file_does_not_name_are_asked_for_with_mla_0_alone(
+    missing: str, tmp_path: Path
+) -> None:
+    keys = dict(MLA) if "key" in missing else MLA | OLDER
+    if "key" not in missing:
+        del keys["deepseek2.attention.head_count"]
+    model = read_gguf(put(tmp_path, gguf(keys, TENSORS, DATA)))
+    assert kv_token_bytes(model, Batch(4096, "bf16", mla=3)) == 576 * 2
+    with pytest.raises(ModelUnreadable, match="-mla 0: the file does not say"):
+        kv_token_bytes(model, Batch(4096, "bf16", mla=0))
 
 
 def test_heads_that_share_keys_cost_their_own_number(tmp_path: Path) -> None:

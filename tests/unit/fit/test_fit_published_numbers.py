@@ -35,7 +35,7 @@ in sight.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -45,7 +45,7 @@ from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.loads import Batch, Machine, expert_bytes
 from pipeline.fit.override import read_overrides
 from pipeline.fit.parts import parts_of
-from pipeline.fit.placement import Layout, checked
+from pipeline.fit.placement import Layout, checked, shortage
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import GIB
 from tests.unit.fit.published import Case, answered, ours, published, table
@@ -143,9 +143,9 @@ def test_a_gguf_is_as_large_as_its_card_says(quant: str, theirs: float, bits: fl
     assert model.n_bytes * 8 / weights == pytest.approx(bits, abs=0.006)
 
 
-def layout(*rules: str, ubatch: int = 4096) -> Layout:
+def layout(*rules: str, ubatch: int = 4096, mla: Literal[0, 1, 2, 3] = 3) -> Layout:
     machine = Machine(2, shown_bytes(96 * GIB))
-    batch = Batch(131768, "bf16", ubatch, 8192)
+    batch = Batch(131768, "bf16", ubatch, 8192, mla)
     return checked(gguf("IQ3_K"), machine, batch, read_overrides(rules, machine.devices))
 
 
@@ -156,6 +156,22 @@ def cards(placed: Layout) -> list[float]:
 def test_experts_on_the_host_alone_leave_about_eleven_gib_on_each_card() -> None:
     used = cards(layout("exps=CPU", ubatch=512))
     assert abs(error(sum(used) / 2, 11, "no experts on cards, GiB")) < 1
+
+
+def test_the_article_s_three_mla_modes_take_memory_in_its_order() -> None:
+    # "Choosing -mla": 0 "Standard KV", "Highest"; 1 "Compressed latent KV", "Lowest"; 3 "Absorbed
+    # MLA", "Highest", at which "even at 132k context, the KV cache stays around 8.9 GiB"
+    full, lowest, absorbed = (layout("exps=CPU", ubatch=512, mla=mode).loads for mode in (0, 1, 3))
+    kv = [sum(load.kv_bytes for load in loads) / GIB for loads in (full, lowest, absorbed)]
+    assert abs(error(kv[2], 8.9, "KV cache with -mla 3, GiB")) < 4
+    assert kv[1] == kv[2]  # what -mla 3 has more is its buffer for keys and values
+    assert kv[0] / kv[2] == pytest.approx(64 * (192 + 128) / 576)  # 64 heads, beside one latent
+    for zero, one, three in zip(full, lowest, absorbed, strict=True):
+        assert one.n_bytes < three.n_bytes < zero.n_bytes
+        assert one.weights_bytes == three.weights_bytes == zero.weights_bytes
+    # the article's 96 GB cards have no room for the first
+    assert shortage(layout("exps=CPU", mla=0), Machine(2, shown_bytes(96 * GIB)))
+    assert not shortage(layout("exps=CPU", mla=1), Machine(2, shown_bytes(96 * GIB)))
 
 
 def test_the_layout_that_the_article_kept_is_in_the_thirties() -> None:

@@ -112,6 +112,15 @@ def test_what_is_not_calculated_is_unknown_and_never_fits(
     assert words in short.unknown
 
 
+@pytest.mark.parametrize(("mode", "fits"), [(0, False), (1, True), (2, True), (3, True)])
+def test_the_mla_mode_of_a_recipe_is_calculated(mode: int, fits: bool) -> None:
+    recipe = SHIPPED.read("kimi-k26-ik-llama-2x")
+    model = find_model(recipe, None, CHECKOUT)
+    plan = plan_fit(with_flags(recipe, mla=mode), Overrides(), model)
+    short = shortfall(plan, Room(2, CARD, 768 * GIB))
+    assert ("CUDA0 is short of" in str(short)) != fits
+
+
 def test_a_draft_that_nobody_calculates_is_unknown_but_what_does_not_fit_fails() -> None:
     assert isinstance(judged("kimi-k26-vllm-8x", enable_eagle3=True), Unknown)
     short = judged("kimi-k26-vllm-8x", Room(8, CARD // 2), enable_eagle3=True)
