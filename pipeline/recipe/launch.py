@@ -213,7 +213,9 @@ def _gguf_file(recipe: LlamaRecipe, weights: str) -> str:
     if len(parts) != 1:
         raise RecipeInvalid(
             f"{recipe.name}: {len(parts)} files of {folder} are a first part",
-            "Fetch the weights first, or name the first part with MODEL_PATH.",
+            "Fetch the weights, or lock them where `render` runs"
+            f" (`sm120 weights lock {recipe.model.weights or 'NAME'}`), or name the first part with"
+            " MODEL_PATH.",
         )
     return str(parts[0].relative_to(weights))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides, read_overrides
 from pipeline.recipe.model import Recipe
 from pipeline.serve.weights import tiny_weights
-from pipeline.weights.model import current_lock
+from pipeline.weights.model import WeightsLock, current_lock
 from pipeline.weights.place import new_place, user_cache
 
 recipes_option = click.option(
@@ -178,15 +179,36 @@ def _whole_path(folder: Path) -> str:
     return str(folder.resolve() if ".." in folder.parts else folder.absolute())
 
 
+def with_locked_file(context: click.Context, recipe: Recipe, weights: str) -> Recipe:
+    """The recipe with the first part that the lock of its weights names, where they are not here.
+
+    A command is often rendered on another machine than the one that has the weights.
+    """
+    model = recipe.model
+    if model.file or not model.folder or Path(weights, model.folder).is_dir():
+        return recipe
+    lock = _lock(context, model.weights)
+    first = f"{model.folder}/*-00001-of-*.gguf"
+    found = [file.path for file in lock.files if fnmatchcase(file.path, first)] if lock else []
+    # with none or several, the launch says what is missing
+    update = {"model": model.model_copy(update={"file": found[0]})} if len(found) == 1 else {}
+    return recipe.model_copy(update=update)
+
+
 def _cached(context: click.Context, name: str | None) -> Path | None:
     """A locked set in the cache of the Hub's client, where `weights fetch --hub-cache` puts it."""
+    # what is not locked has no known commit, and so no known folder
+    if (lock := _lock(context, name)) is None:
+        return None
+    folder = new_place(user_cache(), lock, hub_cache=True).snapshot
+    return folder if folder.is_dir() else None
+
+
+def _lock(context: click.Context, name: str | None) -> WeightsLock | None:
     checkout = checkout_or_none(context)
     if checkout is None or name is None:
         return None
     try:
-        lock = current_lock(checkout, name)
-    # what is not locked has no known commit, and so no known folder
+        return current_lock(checkout, name)
     except (LockUnusable, WeightsUnknown):
         return None
-    folder = new_place(user_cache(), lock, hub_cache=True).snapshot
-    return folder if folder.is_dir() else None

@@ -19,6 +19,7 @@ from pipeline.cli.recipe.recipes import (
     recipes_option,
     say_contrary,
     weights_folder,
+    with_locked_file,
 )
 from pipeline.errors import RecipeInvalid
 from pipeline.files import write_bytes
@@ -124,11 +125,13 @@ def render(
     contained, digest = format_name in CONTAINED, None
     if contained and recipe.image:
         digest = (reference and reference.digest) or image_digest(context, recipe, platform)
+    # a model that is named otherwise needs no folder
+    folder = "" if overrides.model_path else weights_folder(context, recipe, weights)
+    recipe = with_locked_file(context, recipe, folder)
     launch = plan_launch(
         recipe if contained else recipe.model_copy(update={"image": None}),
         overrides,
-        # a model that is named otherwise needs no folder
-        weights="" if overrides.model_path else weights_folder(context, recipe, weights),
+        weights=folder,
         draft=draft_folder(context, recipe, draft),
         digest=digest,
     )

@@ -316,15 +316,67 @@ def test_locked_weights_are_found_in_the_hubs_cache(
     assert launch["arguments"][0] == f"/models/snapshots/{COMMIT}"
 
 
-def lock_weights(checkout: Checkout) -> None:
+SPLIT: dict[str, Any] = {
+    "name": "split-2x",
+    "extends": "small-2x",
+    "engine": "ik-llama",
+    "image": "tiny",
+    "model": {"repository": "example/small", "weights": "small", "folder": "Q4_X", "name": "small"},
+    "flags": {"guide": {"ctx_size": 4096, "tensor_parallel_size": None, "max_model_len": None}},
+    "overrides": ["PORT"],
+}
+
+
+def render_split(recipes: Path, sm120: Command) -> Any:
+    write(recipes, SPLIT)
+    shipped = read_parser_flags(flags_folder(Checkout(ROOT)) / "ik-llama.yaml")
+    checkout = Checkout(recipes.parent)
+    write_parser_flags(flags_folder(checkout), shipped.model_copy(update={"image": "tiny"}))
+    asked = ("--as", "docker", "--registry", REGISTRY, "--weights", "/on/another/host")
+    return sm120("render", "split-2x", *asked)
+
+
+def test_the_first_part_of_weights_on_another_host_is_read_from_their_lock(
+    recipes: Path, sm120: Command, checkout: Checkout
+) -> None:
+    names = [f"Q4_X/small-{n:05}-of-00002.gguf" for n in (1, 2)]
+    lock_weights(checkout, *names, "IQ3_K/small-00001-of-00009.gguf", "README.md")
+    out = render_split(recipes, sm120).out
+    assert "  -v /on/another/host:/models:ro \\\n" in out
+    assert "  -m /models/Q4_X/small-00001-of-00002.gguf \\\n" in out
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["Q4_X/small-00002-of-00002.gguf"],
+        ["IQ3_K/small-00001-of-00002.gguf"],
+        ["Q4_X/a-00001-of-00002.gguf", "Q4_X/b-00001-of-00002.gguf"],
+    ],
+)
+def test_a_lock_that_names_no_one_first_part_does_not_help(
+    recipes: Path, sm120: Command, checkout: Checkout, names: list[str]
+) -> None:
+    if names:
+        lock_weights(checkout, *names)
+    ended = render_split(recipes, sm120)
+    assert (ended.error, ended.out) == ("RecipeInvalid", "")
+    assert "0 files of /on/another/host/Q4_X are a first part" in ended.err
+    assert "sm120 weights lock small" in ended.err
+
+
+def lock_weights(checkout: Checkout, *names: str) -> None:
     """A locked set `small`."""
     about = {"name": "small", "repository": "example/small", "about": "Weights that tests know."}
     spec = WeightsSpec.model_validate({**about, "format": "safetensors", "quant": "bf16"})
     path = spec_path(checkout, "small")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True)))
-    pin = FilePin(path="model.safetensors", size_bytes=1, sha256="a" * 64)
-    write_lock(lock_path(checkout, "small"), sealed(spec, COMMIT, [pin]))
+    pins = [
+        FilePin(path=name, size_bytes=1, sha256="a" * 64) for name in names or ["model.safetensors"]
+    ]
+    write_lock(lock_path(checkout, "small"), sealed(spec, COMMIT, pins))
 
 
 def test_a_recipe_that_needs_patches_is_refused_outside_of_its_image(
