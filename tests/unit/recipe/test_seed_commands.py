@@ -9,6 +9,7 @@ Blackwell".
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.fit.facts import fact_of
+from pipeline.fit.parts import parts_of
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.hub_cache import with_whole_repositories
 from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
@@ -445,6 +448,25 @@ def test_an_explanation_of_nothing_and_one_that_is_missing_are_found() -> None:
         "left out without a word: --quantization nvfp4",
         "added without a word: --quantization modelopt_fp4",
     ]
+
+
+def test_what_the_readme_runs_first_is_the_command_of_a_document() -> None:
+    text = (ROOT / "README.md").read_text().partition("\n## Run it\n")[2]
+    block = text.partition("```sh\n")[2].partition("```")[0]
+    told = re.search(r"sm120 serve (\S+) --weights (\S+)", block)
+    assert told is not None
+    recipe = RECIPES.read(told[1])
+    document = next(s for s in recipe.sources.values() if s.kind == "document")
+    assert recipe.backing == "stated"
+    assert f"({document.link})" in text
+    # the weights of this recipe, fetched to where it is given them; its port; the same name in all
+    assert f"sm120 weights fetch {recipe.model.weights} --to {told[2]} " in block
+    assert f"http://localhost:{recipe.port}/v1/models" in block
+    assert {name for name in RECIPES.names() if f" {name} " in text} == {recipe.name}
+    fact = fact_of(recipe.model.repository)
+    assert fact is not None
+    size = sum(part.file_bytes() for part in parts_of(fact.architecture()))
+    assert f"# {size / 1e9:.0f} GB, resumable" in block
 
 
 def test_every_document_behind_a_recipe_has_its_address() -> None:
