@@ -161,7 +161,7 @@ def test_sys_nice_lets_an_engine_that_is_not_root_place_its_memory(
     with closing(docker.DockerClient(base_url=docker_daemon.socket_url)) as client:
         container = client.containers.get(started.stdout.strip())
         try:
-            shown = container.exec_run(["python3", "-c", SET_MEMORY_POLICY]).output
+            shown: Any = container.exec_run(["python3", "-c", SET_MEMORY_POLICY]).output
             assert shown.decode().strip() == answer
         finally:
             container.remove(force=True)

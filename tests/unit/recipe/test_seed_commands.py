@@ -463,7 +463,7 @@ def test_what_the_readme_runs_first_is_the_command_of_a_document() -> None:
     assert f"sm120 weights fetch {recipe.model.weights} --to {told[2]} " in block
     assert f"http://localhost:{recipe.port}/v1/models" in block
     assert {name for name in RECIPES.names() if f" {name} " in text} == {recipe.name}
-    fact = fact_of(recipe.model.repository)
+    fact = fact_of(str(recipe.model.repository))
     assert fact is not None
     size = sum(part.file_bytes() for part in parts_of(fact.architecture()))
     assert f"# {size / 1e9:.0f} GB, resumable" in block
