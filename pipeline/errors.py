@@ -564,6 +564,11 @@ class RecordInvalid(EvidenceInvalid):
     hint = "Nothing in it was believed. Get the evidence again from where it was made."
 
 
+class LayerRefused(EvidenceInvalid):
+    meaning = "a compiled layer in a registry has no trusted signature, or is of another tree"
+    hint = "The store does not keep it. Ask who published it, or compile: leave --layers-from out."
+
+
 class ModelSignatureInvalid(EvidenceInvalid):
     meaning = "the signature of a weights set is missing, wrong, by another key or over other bytes"
     hint = "Do not use the set. Fetch it again, or ask its signer for the right key."

@@ -27,6 +27,7 @@ REPORT = f"{_OWN}:predicate:report:v2"
 UNGATED = f"{_OWN}:predicate:ungated:v1"
 EVIDENCE_SET = f"{_OWN}:predicate:evidence-set:v1"
 OBJECTS = f"{_OWN}:predicate:objects:v1"  # about the manifest of an export of compiled objects
+COMPILED_TREE = f"{_OWN}:predicate:compiled-tree:v1"  # about the layer of a compiled tree
 # cosign's own signature over an image's digest; not a statement, but a key may be for it alone
 IMAGE_SIGNATURE = "cosign container image signature"
 
@@ -46,6 +47,7 @@ KINDS = {
     "ungated": UNGATED,
     "evidence-set": EVIDENCE_SET,
     "objects": OBJECTS,
+    "compiled-tree": COMPILED_TREE,
     "image-signature": IMAGE_SIGNATURE,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +13,18 @@ import click
 
 from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fit.units import read_card_size, read_size, read_tokens
+from pipeline.oci.reference import Reference, parse_repository
 from pipeline.registry.access import Access
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """Where compiled layers may be taken from, and whose signature counts."""
+
+    repository: Reference
+    trust_path: Path | None
 
 
 class _AnyPath(click.Path):
@@ -215,8 +225,29 @@ def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Comma
 def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How a registry is reached; the command gets it as `access` and `jobs`."""
     with_jobs = jobs_option("Parallel transfers.", most=32, default=4)
-    reached: Callable[..., Any] = with_jobs(_access_options(command))
+    reached: Callable[..., Any] = with_jobs(access_options(command))
     return reached
+
+
+def layers_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Where compiled layers may be taken from; the command gets it as `layers`."""
+
+    @click.option(
+        "--layers-from",
+        "place",
+        metavar="REGISTRY/REPO",
+        envvar="SM120_LAYERS_FROM",
+        help="Take what `sm120 source publish` put there, if a trusted key signed it, instead of"
+        " compiling it [SM120_LAYERS_FROM].",
+    )
+    @trust_option
+    @functools.wraps(command)
+    def packed(*args: Any, place: str | None, trust_path: Path | None, **rest: Any) -> Any:
+        # an unset variable of a CI job is empty
+        layers = LayerSettings(parse_repository(place), trust_path) if place else None
+        return command(*args, layers=layers, **rest)
+
+    return packed
 
 
 def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,7 +261,7 @@ def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="SM120_BASE_REGISTRIES",
         help="Registry of foreign base images. Repeatable, in order [SM120_BASE_REGISTRIES].",
     )
-    @_access_options
+    @access_options
     @functools.wraps(command)
     def packed(*args: Any, registries: tuple[str, ...], access: Access, **rest: Any) -> Any:
         return command(*args, bases=BaseSettings(registries=registries, access=access), **rest)
@@ -238,7 +269,9 @@ def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return packed
 
 
-def _access_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a registry is reached; the command gets it as `access`."""
+
     @click.option(
         "--ca",
         type=EXISTING_FILE,

@@ -88,6 +88,7 @@ SOURCE = {
     "lock": Verb("source.sources:lock", "Look up archives of sources; write their locks."),
     "build": Verb("source.compile:build_source", "Compile a source into the store."),
     "export": Verb("source.export:export", "Write a compiled source's files into a folder."),
+    "publish": Verb("source.publish:publish", "Push a compiled source's layer to a registry."),
     "export-objects": Verb("source.share:export_to", "Write compiled objects for others."),
     "import-objects": Verb("source.share:import_from", "Take over objects of another machine."),
 }

@@ -42,11 +42,17 @@ class ImageTree:
 
     @property
     def objects_text(self) -> str:
-        return objects_text(self.made.objects.model_dump(mode="json"))
+        return objects_text(self.made.model_dump(mode="json", include={"objects", "taken"}))
 
 
-def objects_text(objects: Mapping[str, Any]) -> str:
+def objects_text(run: Mapping[str, Any]) -> str:
     """Where the objects of a tree came from, as far as it is known."""
+    objects, taken = run["objects"], run.get("taken")
+    if taken:
+        signed_by = ", ".join(str(x)[:19] + "…" for x in taken["signed_by"])
+        there = objects_text({"objects": objects})
+        text = f"compiled on another machine, by a statement that {signed_by} signed"
+        return plain(f"{text}; there: {there}")
     compiled, kept = int(objects["compiled"]), int(objects["kept"])
     imported = int(objects.get("imported", 0))
     if not compiled and not kept and not imported:

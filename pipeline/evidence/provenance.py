@@ -359,7 +359,7 @@ def _tree(tree: ImageTree) -> Resource:
         inputs=plan.inputs,
         toolchain=made.toolchain,
         version=plain(made.version),
-        run=made.model_dump(mode="json", exclude=known),
+        run=made.model_dump(mode="json", exclude=known, exclude_none=True),
         origin=tree.objects_text,
     )
 

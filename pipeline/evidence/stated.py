@@ -125,7 +125,7 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     if runs:
         inputs.append(runs)
     if trees := trees_of(store, built):
-        inputs.append([tree.made.model_dump(mode="json") for tree in trees])
+        inputs.append([tree.made.model_dump(mode="json", exclude_none=True) for tree in trees])
     return sha256_of(canonical_json(inputs))
 
 

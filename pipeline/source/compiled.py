@@ -17,13 +17,14 @@ from pipeline.assemble.plan import TreePlan
 from pipeline.errors import (
     DigestMismatch,
     DiskFull,
+    LayerRefused,
     SandboxUnavailable,
     StepFailed,
     StoreDamaged,
     UnknownSource,
 )
 from pipeline.files import os_errors_explained
-from pipeline.model import Frozen
+from pipeline.model import Digest, Frozen
 from pipeline.oci import docker
 from pipeline.oci.record import Kind, LayerRecord, WrittenLayer
 from pipeline.source.archive import unpack
@@ -61,6 +62,13 @@ _REASONS = (_NO_SPACE, "error:", "rror: ", "Killed", "memory exhausted", "alloca
 _EPOCH = "315532800"
 
 
+class TakenLayer(Frozen):
+    """Whose word stands for a layer that was compiled on another machine."""
+
+    statement: Digest  # of the signed bytes
+    signed_by: list[Digest]  # the trusted keys
+
+
 class CompiledTree(Frozen):
     """What is remembered of a compiled tree beside its layer."""
 
@@ -75,6 +83,11 @@ class CompiledTree(Frozen):
     objects: ObjectCounts
     version: str
     code: MachineCode = MachineCode()
+    taken: TakenLayer | None = None  # none: it was compiled in this store
+
+    def dump(self) -> bytes:
+        """As the store keeps it."""
+        return self.model_dump_json(exclude_none=True).encode()
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,7 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
         log.say(f"  {text} damaged, and compiled again")
     outputs = declared_outputs(plan, folders[BUILD])
     code = judge_outputs(compiler.way, box, plan, outputs)
-    written = _write_outputs(store, plan, outputs)
+    written = write_outputs(store, plan, outputs)
     tree = CompiledTree(
         key=plan.key,
         source=plan.source.name,
@@ -142,7 +155,7 @@ def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path
         code=code,
     )
     # before the layer gets its key: a tree that is there always says how it was made
-    store.write(tree_path(store, plan.key), tree.model_dump_json().encode())
+    store.write(tree_path(store, plan.key), tree.dump())
     record = store.keep_layer(plan.key, written)
     log.say(f"  {objects_text(tree.objects)}")
     return record
@@ -281,8 +294,13 @@ def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
         raise StoreDamaged(f"{plan.title}: the record of how it was compiled is damaged") from error
 
 
-def _write_outputs(store: Store, plan: TreePlan, files: Mapping[str, Path]) -> WrittenLayer:
-    """The declared outputs as a layer; what is not declared stays out."""
+def write_outputs(
+    store: Store, plan: TreePlan, files: Mapping[str, Path], must_be: str = ""
+) -> WrittenLayer:
+    """The declared outputs as a layer; what is not declared stays out.
+
+    With `must_be`, a layer of another digest is an error, and is not kept.
+    """
     entries = []
     for output in plan.outputs:
         path = files[output.source]
@@ -293,6 +311,11 @@ def _write_outputs(store: Store, plan: TreePlan, files: Mapping[str, Path]) -> W
     with store.new_blob() as blob:
         with os_errors_explained(blob.path), blob.path.open("wb") as out:
             written = write_layer(with_parents(entries), out)
+        if must_be not in ("", written.record.digest):
+            raise LayerRefused(
+                f"{plan.title}: {must_be} holds more than the files of this tree, or packs them"
+                f" otherwise: they give {written.record.digest}"
+            )
         blob.keep(written.record.digest)
     return written
 

@@ -54,7 +54,9 @@ def source_leftovers(store: Store) -> list[Path]:
 
 def _has_layer(store: Store, note: Path) -> bool:
     try:
-        data = read_own(store.root / "layers" / note.name)
+        # a tree's signed statement lies beside its record
+        key = note.name.partition(".")[0]
+        data = read_own(store.root / "layers" / f"{key}.json")
         record = LayerRecord.model_validate_json(data)
     except (FileNotFoundError, StoreDamaged, ValueError):
         return False

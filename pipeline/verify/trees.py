@@ -162,13 +162,12 @@ class _TreeJudge:
         tree = self._trees.get(tree_urn(source, build))
         if tree is None:
             return Node(title, Verdict.BROKEN, "is in the spec, but its record is missing")
-        objects = tree.annotations["run"]["objects"]
         children = (
             self._layer(tree, image),
             self._inputs(tree, source, build),
             self._made_from(tree, source),
             self._made_in(tree, source, build),
-            Node("objects", message=objects_text(objects)),
+            Node("objects", message=objects_text(tree.annotations["run"])),
         )
         return Node(title, message=f"layer sha256:{tree.sha256[:12]}…", children=children)
 

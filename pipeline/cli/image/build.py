@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,16 @@ from pipeline.cli.image.plan import show_plan
 from pipeline.cli.image_statements import evidence_table, leave_statements
 from pipeline.cli.images import plans_of
 from pipeline.cli.options import (
+    LayerSettings,
     base_options,
     json_option,
+    layers_options,
     mirror_option,
     offline_option,
     platform_option,
 )
 from pipeline.cli.signing import Signing
-from pipeline.cli.source.compile import compile_missing, missing_trees
+from pipeline.cli.source.compile import compile_missing, missing_trees, offered_layers
 from pipeline.errors import StoreDamaged, UnknownImage
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     "--dry-run", is_flag=True, help="Show what would be fetched and built, as `sm120 plan` does."
 )
 @mirror_option
+@layers_options
 @offline_option
 @base_options
 @json_option
@@ -75,6 +79,7 @@ def build(
     gated: bool,
     dry_run: bool,
     mirrors: tuple[str, ...],
+    layers: LayerSettings | None,
     offline: bool,
     bases: BaseSettings,
     as_json: bool,
@@ -85,6 +90,11 @@ def build(
     digest that differs from the committed one is an error. With --gate, so is an image that does
     not fit its card; the image is kept, with the results of its gates.
 
+    What an image needs compiled is compiled here, for minutes or hours. With --layers-from, what
+    another machine compiled and signed is fetched instead: by its digest, and only if a key that
+    you trust signed it for exactly this source, these patches and this toolchain. A layer that
+    fails a check ends the build; one that is not there is compiled.
+
     What each image is made of, and the results of its gates, are stated beside it: signed where
     there is a key, unsigned otherwise. `sm120 verify IMAGE` checks them.
     """
@@ -92,13 +102,15 @@ def build(
     checkout, signing = checkout_of(context), Signing()
     store = store_to_read(context) if dry_run else store_of(context)
     plans = plans_of(checkout, names, platform)
+    trees = missing_trees(store, plans)
+    offered = offered_layers(context, trees, layers, bases.access, offline=offline)
     if not names:
-        plans = _without_compiling(store, plans)
+        plans = _without_compiling(store, plans, offered)
         if not plans and not dry_run:
             message = "there is no image to build that is not compiled first"
             raise UnknownImage(message, "Name those to compile and build: `sm120 build IMAGE`.")
     if dry_run:
-        return show_plan(plans, store, as_json)
+        return show_plan(plans, store, as_json, offered)
 
     # a function: a build with nothing to fetch reads no settings and runs no pip
     def fetcher() -> Fetcher:
@@ -107,7 +119,7 @@ def build(
         return make_fetcher(store, mirrors, offline, bases)
 
     with store.in_use():
-        compile_missing(checkout, store, plans, fetcher)
+        compile_missing(checkout, store, plans, fetcher, offered)
         built = build_images(
             checkout,
             store,
@@ -183,11 +195,13 @@ def _mentions(path: Path, *words: str) -> bool:
     return False
 
 
-def _without_compiling(store: Store, plans: list[ImagePlan]) -> list[ImagePlan]:
+def _without_compiling(
+    store: Store, plans: list[ImagePlan], offered: Collection[str]
+) -> list[ImagePlan]:
     """Of all images, those that are not compiled for minutes or hours first."""
     ready: list[ImagePlan] = []
     for plan in plans:
-        missing = missing_trees(store, [plan])
+        missing = [x for x in missing_trees(store, [plan]) if x.key not in offered]
         if not missing:
             ready.append(plan)
             continue

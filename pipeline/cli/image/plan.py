@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,12 +20,22 @@ from pipeline.assemble.plan import (
 )
 from pipeline.cli.context import checkout_of, say_json, store_to_read
 from pipeline.cli.images import plans_of
-from pipeline.cli.options import json_option, platform_option
-from pipeline.cli.source.compile import missing_archives, missing_trees
+from pipeline.cli.options import (
+    LayerSettings,
+    access_options,
+    json_option,
+    layers_options,
+    platform_option,
+)
+from pipeline.cli.source.compile import missing_archives, missing_trees, offered_layers
 from pipeline.errors import PipelineError
+from pipeline.registry.access import Access
 from pipeline.source.toolchain import NOT_HERE, why_not_here
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.verify.layers import OfferedLayer
 
 
 @click.command("list")
@@ -70,22 +82,34 @@ def _stale(checkout: Checkout, store: Store, name: str, platform: str) -> str:
 @click.command()
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @platform_option
+@layers_options
+@access_options
 @json_option
 @click.pass_context
 def plan(
-    context: click.Context, names: tuple[str, ...], platform: str | None, as_json: bool
+    context: click.Context,
+    names: tuple[str, ...],
+    platform: str | None,
+    layers: LayerSettings | None,
+    access: Access,
+    as_json: bool,
 ) -> None:
     """Show what a build would fetch, what is cached and how much disk it needs.
 
-    Nothing is fetched. Without IMAGE, all images are planned.
+    Nothing is fetched. Without IMAGE, all images are planned. With --layers-from, the registry is
+    asked what a build would take from it, and the signatures are checked.
     """
     checkout, store = checkout_of(context), store_to_read(context)
-    show_plan(plans_of(checkout, names, platform), store, as_json)
+    plans = plans_of(checkout, names, platform)
+    offered = offered_layers(context, missing_trees(store, plans), layers, access)
+    show_plan(plans, store, as_json, offered)
 
 
-def work_of(plans: list[ImagePlan], store: Store) -> tuple[Work, list[TreePlan]]:
+def work_of(
+    plans: list[ImagePlan], store: Store, offered: Collection[str] = ()
+) -> tuple[Work, list[TreePlan]]:
     """What a store lacks for images, and the trees that are compiled for them first."""
-    trees = missing_trees(store, plans)
+    trees = [tree for tree in missing_trees(store, plans) if tree.key not in offered]
     # what compiles them is built first, where it is missing
     work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
     return replace(work, fetch=(*work.fetch, *missing_archives(store, trees))), trees
@@ -105,9 +129,16 @@ def layer_rows(work: Work, trees: list[TreePlan]) -> list[list[str]]:
     return rows
 
 
-def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
+def show_plan(
+    plans: list[ImagePlan], store: Store, as_json: bool, offered: Mapping[str, OfferedLayer]
+) -> None:
     """What building these images would take."""
-    work, trees = work_of(plans, store)
+    work, trees = work_of(plans, store, offered)
+    taken = [
+        (tree, offered[tree.key]) for tree in missing_trees(store, plans) if tree.key in offered
+    ]
+    taken_bytes = sum(layer.record.size_bytes for _, layer in taken)
+    disk_bytes = work.disk_bytes + taken_bytes
     not_here = {tree.title: why for tree in trees if (why := why_not_here(tree))}
     if as_json:
         return say_json(
@@ -116,20 +147,35 @@ def show_plan(plans: list[ImagePlan], store: Store, as_json: bool) -> None:
                 "fetch_files": len(work.fetch),
                 "fetch_bytes": work.fetch_bytes,
                 "base_bytes": work.base_bytes,
-                "disk_bytes": work.disk_bytes,
+                "disk_bytes": disk_bytes,
                 "layers_missing": [x.title for x in work.missing],
                 "layers_cached": [x.title for x in work.cached],
                 "compile": [
                     {"tree": tree.title, "cpu_minutes": tree.build.cpu_minutes} for tree in trees
+                ],
+                "take": [
+                    {
+                        "tree": tree.title,
+                        "digest": layer.record.digest,
+                        "size_bytes": layer.record.size_bytes,
+                        "from": str(layer.repository),
+                        "signed_by": list(layer.signed_by),
+                    }
+                    for tree, layer in taken
                 ],
                 "not_here": list(not_here.values()),
             }
         )
     for why in not_here.values():
         click.echo(f"{why}.\n{NOT_HERE}\n")
-    click.echo(log.table(["layer", "size (about)", "state"], layer_rows(work, trees)))
+    rows = layer_rows(work, trees)
+    for tree, layer in taken:
+        state = f"to take from {layer.repository}, signed by {', '.join(layer.signed_by)}"
+        rows.append([tree.title, log.size(layer.record.size_bytes), state])
+    click.echo(log.table(["layer", "size (about)", "state"], rows))
     more = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
+    more += f", and {log.size(taken_bytes)} of compiled layers" if taken else ""
     click.echo(
         f"\n{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}{more};"
-        f" disk needed {log.size(work.disk_bytes)}; store {store.root}"
+        f" disk needed {log.size(disk_bytes)}; store {store.root}"
     )

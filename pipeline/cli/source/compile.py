@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from pipeline import log
+from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.plan import ImagePlan, TreePlan, plan_tree, work_for
 from pipeline.cli.context import (
@@ -17,10 +19,18 @@ from pipeline.cli.context import (
     store_of,
     store_to_read,
 )
-from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
-from pipeline.errors import SandboxUnavailable
+from pipeline.cli.options import (
+    LayerSettings,
+    json_option,
+    mirror_option,
+    offline_option,
+    platform_option,
+)
+from pipeline.cli.signing import trust_of
+from pipeline.errors import NotInRegistry, RegistryUnreachable, SandboxUnavailable
 from pipeline.lock.model import ArchivePin
 from pipeline.oci.record import LayerRecord
+from pipeline.registry.access import Access
 from pipeline.source.box import KINDS, Wanted, find_way
 from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, objects_text, read_tree
 from pipeline.source.toolchain import NOT_HERE, why_not_here
@@ -30,6 +40,7 @@ from pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher
+    from pipeline.verify.layers import OfferedLayer
 
 
 def compile_missing(
@@ -37,15 +48,61 @@ def compile_missing(
     store: Store,
     plans: Sequence[ImagePlan],
     fetcher: Callable[[], Fetcher],
-    *,
-    sandbox: Wanted = "auto",
-    jobs: int = 0,
+    offered: Mapping[str, OfferedLayer] | None = None,
 ) -> None:
-    """Compile every tree that the images need and the store lacks."""
-    if missing := missing_trees(store, plans):
-        compiler = make_compiler(checkout, store, fetcher, sandbox, jobs)
-        for tree in missing:
+    """Take or compile every tree that the images need and the store lacks."""
+    missing = missing_trees(store, plans)
+    for tree in missing:
+        if layer := (offered or {}).get(tree.key):
+            from pipeline.verify.layers import take_layer
+
+            try:
+                take_layer(store, tree, layer)
+            except (RegistryUnreachable, NotInRegistry) as error:
+                log.say(f"{tree.title} is compiled instead: {error}")
+    if left := [tree for tree in missing if store.layer(tree.key) is None]:
+        compiler = make_compiler(checkout, store, fetcher, "auto", 0)
+        for tree in left:
             compile_tree(compiler, tree)
+
+
+def offered_layers(
+    context: click.Context,
+    trees: Sequence[TreePlan],
+    layers: LayerSettings | None,
+    access: Access | None,
+    *,
+    offline: bool = False,
+) -> dict[str, OfferedLayer]:
+    """By its key, each tree whose layer a registry has and a trusted key signed.
+
+    Without --layers-from nobody is asked. A registry that is not there, or lacks a layer, costs
+    only the time to compile it; a layer that cannot be trusted is an error.
+    """
+    if layers is None or not trees:
+        return {}
+    place = layers.repository
+    offered: dict[str, OfferedLayer] = {}
+    if offline:
+        log.say(f"{place} is not asked for layers: --offline")
+        return {}
+    from pipeline.cli.registry.look import open_registry
+    from pipeline.verify.layers import find_layer
+
+    trust = trust_of(context, layers.trust_path)
+    golden = read_golden(checkout_of(context).golden_path)
+    try:
+        with open_registry(place, access or Access()) as repository:
+            for tree in trees:
+                found = find_layer(repository, tree, golden, trust, datetime.now(UTC))
+                if found is None:
+                    log.say(f"{tree.title}: {place} has no layer of it, so it is compiled")
+                else:
+                    offered[tree.key] = found
+    except RegistryUnreachable as error:
+        rest = ", ".join(tree.title for tree in trees if tree.key not in offered)
+        log.say(f"{rest}: compiled, as no layer can be looked for: {error}")
+    return offered
 
 
 def missing_trees(store: Store, plans: Sequence[ImagePlan]) -> list[TreePlan]:
@@ -169,6 +226,7 @@ def _text(tree: CompiledTree, record: LayerRecord) -> str:
         ["GPU code", ", ".join(tree.code.gpu) or "none"],
         ["instructions", ", ".join(tree.code.cpu) or "of every processor"],
         ["objects", objects_text(tree.objects)],
+        *([["compiled by", ", ".join(tree.taken.signed_by)]] if tree.taken else []),
         ["time", log.seconds(tree.seconds)],
         ["version", tree.version.replace("\n", "; ")],
     ]

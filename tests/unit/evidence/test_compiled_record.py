@@ -110,16 +110,23 @@ def test_a_tree_is_stated_by_its_layer_with_steps_and_origin(made: CompiledWorld
 
 
 def test_a_tree_says_where_its_objects_come_from() -> None:
-    text = objects_text({"compiled": 3, "kept": 0})
+    text = objects_text({"objects": {"compiled": 3, "kept": 0}})
     assert text == "3 objects compiled in this build, none taken from before"
-    text = objects_text({"compiled": 1, "kept": 310})
+    text = objects_text({"objects": {"compiled": 1, "kept": 310}})
     assert text.startswith("1 object compiled in this build; 310 taken from the object cache")
     brought = {"compiled": 0, "kept": 0, "imported": 311, "manifests": ["sha256:0123456789abcdef"]}
-    text = objects_text(brought)
+    text = objects_text({"objects": brought})
     assert "0 objects compiled in this build; 311 brought from another machine" in text
     assert "sha256:0123456789ab…" in text
-    assert "no export named" in objects_text({**brought, "manifests": []})
-    assert "no compiler" in objects_text({"compiled": 0, "kept": 0})
+    assert "no export named" in objects_text({"objects": {**brought, "manifests": []}})
+    assert "no compiler" in objects_text({"objects": {"compiled": 0, "kept": 0}})
+
+
+def test_a_tree_from_a_registry_says_whose_word_stands_for_it() -> None:
+    taken = {"statement": f"sha256:{'1' * 64}", "signed_by": ["sha256:0123456789abcdef"]}
+    text = objects_text({"objects": {"compiled": 3, "kept": 0}, "taken": taken})
+    assert text.startswith("compiled on another machine, by a statement that sha256:0123456789ab…")
+    assert text.endswith("there: 3 objects compiled in this build, none taken from before")
 
 
 def test_objects_from_a_cache_are_stated(fresh: CompiledWorld) -> None:

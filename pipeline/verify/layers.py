@@ -1,0 +1,139 @@
+"""A compiled layer in a registry: found by its tree's tag, believed by its signed statement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from pipeline import log
+from pipeline.assemble.golden import Golden
+from pipeline.assemble.plan import TreePlan
+from pipeline.attest.envelope import Envelope
+from pipeline.attest.names import COMPILED_TREE
+from pipeline.attest.statement import RECORDED
+from pipeline.attest.strict import as_model
+from pipeline.attest.trust import Trust, TrustedKey
+from pipeline.errors import LayerRefused, RecordInvalid
+from pipeline.model import canonical_json, sha256_of
+from pipeline.oci.document import Descriptor
+from pipeline.oci.record import LayerRecord
+from pipeline.publish.tree import TreeStatement, golden_objection, tree_tag
+from pipeline.registry.download import pull_blob
+from pipeline.registry.repository import Repository
+from pipeline.source.compiled import CompiledTree, TakenLayer
+from pipeline.source.taken import keep_taken
+from pipeline.store.store import Store
+from pipeline.verify.remote import RemoteImage, attached_to
+from pipeline.verify.signature import judge_signatures
+from pipeline.verify.verdict import Code, Node
+
+_TRUST = "`sm120 evidence trust-key FILE.pub` trusts a key; without --layers-from it is compiled."
+
+
+@dataclass(frozen=True)
+class OfferedLayer:
+    """The layer of a tree in a registry, as a trusted key states it; its bytes were not read."""
+
+    repository: Repository
+    record: LayerRecord
+    tree: CompiledTree
+    signed_by: tuple[str, ...]  # the keys' names in the trust file
+
+    @property
+    def blob(self) -> Descriptor:
+        record = self.record
+        return Descriptor(
+            media_type=record.media_type, digest=record.digest, size_bytes=record.size_bytes
+        )
+
+
+def find_layer(
+    repository: Repository, plan: TreePlan, golden: Golden, trust: Trust | None, now: datetime
+) -> OfferedLayer | None:
+    """The layer that a repository offers for a tree, if it has one; a trusted key must have signed.
+
+    Whoever may push can attach anything, so one good statement is enough; none is an error.
+    """
+    tag = tree_tag(plan)
+    document = repository.find_manifest(tag)
+    if document is None:
+        return None
+    place = f"{repository}:{tag}"
+    if document.kind != "manifest" or len(document.layers) != 1:
+        raise LayerRefused(f"{place}: is not the layer of a compiled tree")
+    remote = RemoteImage(repository, document, (document,), tag, document.digest)
+    problems: list[str] = []
+    is_strange = False
+    for item in attached_to(remote, document, jobs=1).items:
+        if item.envelope is None:
+            problems.append(item.error)
+            continue
+        node, keys = judge_signatures(item.envelope, trust, now)
+        is_strange |= node.code in (Code.STRANGER, Code.UNJUDGED_SIGNER)
+        try:
+            stated = _believed(item.envelope, node, keys)
+            _require_tree(stated, plan, golden, document.layers[0])
+        except (LayerRefused, RecordInvalid) as error:
+            problems.append(str(error))
+            continue
+        taken = TakenLayer(
+            statement=sha256_of(item.envelope.payload), signed_by=[key.id for key in keys]
+        )
+        tree = stated.tree.model_copy(update={"taken": taken})
+        names = tuple(key.name for key in keys)
+        return OfferedLayer(repository, stated.record, tree, names)
+    why = "; ".join(dict.fromkeys(problems)) or "nobody signed it"
+    raise LayerRefused(f"{place}: {why}", _TRUST if is_strange else "")
+
+
+def _believed(envelope: Envelope, node: Node, keys: list[TrustedKey]) -> TreeStatement:
+    """What trusted keys say of a layer; nothing in a statement counts before its signature."""
+    if not keys:
+        raise LayerRefused(node.message)
+    statement = envelope.statement
+    if statement.predicate_type != COMPILED_TREE:
+        raise LayerRefused("its statement is not about a compiled tree")
+    body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
+    stated = as_model(TreeStatement, body, "its statement", "the predicate")
+    if not statement.is_about(stated.record.digest) or stated.tree.layer != stated.record.digest:
+        raise LayerRefused("its statement names two different layers")
+    return stated
+
+
+def _require_tree(stated: TreeStatement, plan: TreePlan, golden: Golden, layer: Descriptor) -> None:
+    """The statement is about this layer, and about the very tree that the checkout asks for."""
+    tree, record = stated.tree, stated.record
+    if (layer.digest, layer.size_bytes) != (record.digest, record.size_bytes):
+        raise LayerRefused(f"the tag names {layer.digest}, and {record.digest} was signed")
+    # by bytes: what was signed went through JSON
+    want = {name: canonical_json(value) for name, value in plan.inputs.items()}
+    got = {name: canonical_json(value) for name, value in stated.inputs.items()}
+    if moved := sorted(k for k in {**want, **got} if want.get(k) != got.get(k)):
+        raise LayerRefused(f"was signed for another tree: {', '.join(moved)} differ")
+    names = (tree.key, tree.source, tree.build, tree.platform)
+    if names != (plan.key, plan.source.name, plan.name, plan.platform):
+        raise LayerRefused(f"was signed as {tree.source} ({tree.build}) for {tree.platform}")
+    if tree.taken:
+        raise LayerRefused("its signer did not compile it")
+    if objection := golden_objection(golden, plan, tree):
+        raise LayerRefused(objection)
+
+
+def take_layer(store: Store, plan: TreePlan, offered: OfferedLayer) -> LayerRecord:
+    """Fetch an offered layer, and keep it as if it had been compiled in this store."""
+    record, repository = offered.record, offered.repository
+    with store.locked(f"tree-{plan.key.removeprefix('sha256:')}"):
+        if known := store.layer(plan.key):
+            return known
+        # the blob, its files, and the blob that they give again
+        store.need_space(2 * record.size_bytes + record.unpacked_bytes)
+        partial = store.partial_path(record.digest.removeprefix("sha256:"))
+        with (
+            log.step(f"Fetching {plan.title}, {log.size(record.size_bytes)}, from {repository}"),
+            log.progress("fetched", record.size_bytes) as bar,
+        ):
+            pull_blob(repository, offered.blob, partial, bar)
+        try:
+            return keep_taken(store, plan, partial, record, offered.tree)
+        finally:
+            partial.unlink(missing_ok=True)
