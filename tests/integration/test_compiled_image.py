@@ -12,10 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import NotReproducible, SandboxUnavailable
+from pipeline.errors import (
+    LayerRefused,
+    NotReproducible,
+    RegistryBroken,
+    SandboxUnavailable,
+    SigningFailed,
+)
 from pipeline.model import sha256_of
 from pipeline.source.box import find_way
 from tests.makers import Image, make_checkout
+from tests.testbed.registry import Registry
 from tests.testbed.tiny_source import FILES, HERE, Bench, toolchain_deb, toolchain_image
 
 WHY = "it holds the moment at which it was compiled"
@@ -136,3 +143,45 @@ def test_objects_that_were_kept_are_said_to_be(desk: Desk, store: Path) -> None:
     assert desk.build() == digest
     walked = desk.run("verify", "engine")
     assert "0 objects compiled in this build; 3 taken from the object cache" in walked.stdout
+
+
+@pytest.mark.parametrize("desk", [(STILL, {})], indirect=True)
+def test_a_real_registry_brings_a_compiled_layer_to_an_empty_store_or_it_is_refused(
+    desk: Desk, registry: Registry
+) -> None:
+    digest = desk.build()
+    place = f"{registry.host_port}/team/layers"
+    words = ("source", "publish", "tiny", "plain", place, "--json")
+    assert desk.run(*words).returncode == SigningFailed.exit_code
+    assert desk.run("evidence", "new-key", "ann").returncode == 0
+    done = desk.run(*words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    layer = json.loads(done.stdout)["layer"]
+    assert json.loads(desk.run(*words).stdout)["sent_bytes"] == 0
+    # another machine
+    home = desk.bench.home
+    (home / "store").unlink()
+    nobody = home / "nobody.yaml"
+    nobody.write_text("format: 1\nkeys: []\n")
+
+    def take(*more: str) -> subprocess.CompletedProcess[str]:
+        mirrors = ["--mirror", str(desk.bench.deb.parent), "--mirror", str(home)]
+        return desk.run("build", "engine", "--layers-from", place, *mirrors, *more)
+
+    ended = take("--trust", str(nobody))
+    assert ended.returncode == LayerRefused.exit_code, ended.stderr
+    assert "keys are trusted here" in ended.stderr
+    hexes = layer.removeprefix("sha256:")
+    (blob,) = registry.storage.rglob(f"{hexes}/data")
+    whole = blob.read_bytes()
+    for bad in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        blob.write_bytes(bad)
+        ended = take()
+        assert ended.returncode == RegistryBroken.exit_code, ended.stderr
+        assert not list((home / "store" / "trees").glob("*"))
+    blob.write_bytes(whole)
+    ended = take("--json")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert json.loads(ended.stdout)[0]["digest"] == digest
+    assert not (home / "store" / "objects").exists(), "no compiler ran"
+    assert "compiled on another machine" in desk.run("verify", "engine").stdout

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.attest.keyring import default_folder
 from pipeline.errors import DockerUnavailable
 from tests import makers
+from tests.compiled import COPYING, compiled_checkout
 from tests.docs.walks import World
 from tests.testbed.deb_file import Item
 from tests.testbed.hub import test_hub
@@ -74,6 +76,33 @@ def stranger(demo: World, tmp_path: Path) -> World:
     assert sm120("publish", "demo", f"{here}/team/demo:v1", *key).code == 0
     shutil.copy(tmp_path / "theirs" / "builder.pub", tmp_path)
     return demo
+
+
+@pytest.fixture
+def compiler(sm120: Command, door: Door, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    """A machine that compiled a small source, with a key that signs, and a registry."""
+    sm120.cwd = compiled_checkout(tmp_path).root
+    monkeypatch.setenv("SM120_MIRRORS", str(tmp_path / "mirror"))
+    monkeypatch.setattr("pipeline.cli.source.compile.find_way", lambda _: COPYING)
+    monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "x86_64")
+    monkeypatch.setattr("pipeline.cli.source.publish.host_platform", lambda: makers.AMD64)
+    for name in ("tools", "engine"):
+        assert sm120("build", name, "--accept").code == 0
+    sm120("evidence", "new-key", "builder")
+    return World(sm120, {STORE: os.environ["SM120_STORE"], REGISTRY: door.host_port})
+
+
+@pytest.fixture
+def taker(compiler: World) -> World:
+    """Another machine: an empty store, and the builder's public key."""
+    for build in ("plain", "other"):
+        place = f"{compiler.names[REGISTRY]}/team/layers"
+        assert compiler.sm120("source", "publish", "hello", build, place).code == 0
+    shutil.rmtree(os.environ["SM120_STORE"])
+    keys = default_folder(os.environ)
+    shutil.copy(keys / "builder.pub", compiler.sm120.cwd)
+    shutil.rmtree(keys)
+    return World(compiler.sm120, {**compiler.names, "/home/you": os.environ["HOME"]})
 
 
 @pytest.fixture
