@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
@@ -180,9 +181,12 @@ def _explained(error: click.ClickException, words: Sequence[str]) -> click.Usage
     # click takes `-platform` for `-p` and seven more
     typed = [f"-{w.partition('=')[0]}" for w in words if w.startswith(name) and w[:2] != "--"]
     near = [option for option in here if typed and option.startswith(typed[0].lower())]
+    # click names every option that is near: `--layers-from`, too, for `--platfrom`
+    near = near or (get_close_matches(name, here, n=1) if name.startswith("--") else [])
     if not near:
         return None
-    return click.UsageError(f"No such option {typed[0][1:]!r}. Did you mean {near[0]!r}?", context)
+    shown = typed[0][1:] if typed else name
+    return click.UsageError(f"No such option {shown!r}. Did you mean {near[0]!r}?", context)
 
 
 def _options(context: click.Context) -> dict[str, click.Option]:

@@ -32,9 +32,9 @@ _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
     "perf": perf_options,
     "mutants": mutants_options,
 }
-# what stands for such an argument; `demo`, `mine` and `notes` are made by the pages themselves
+# what stands for such an argument; `demo`, `mine`, `notes` and `engine` are made by the pages
 _NAMES = {
-    "IMAGE": {*Checkout(ROOT).images(), "demo", "mine", "notes"},
+    "IMAGE": {*Checkout(ROOT).images(), "demo", "mine", "notes", "engine"},
     "RECIPE": {path.stem for path in (ROOT / "recipes").glob("*.yaml")},
 }
 # options that a session takes for itself

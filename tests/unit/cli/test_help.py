@@ -94,8 +94,8 @@ def test_a_list_of_commands_fits_a_screen_and_no_sentence_is_cut(
         ("pull", "`sm120 registry pull`"),
         ("image pull", "`sm120 registry pull`"),
         ("image trust", "`sm120 evidence trust-key`"),
-        # one command, although it stands in two groups
-        ("gate publish", "`sm120 publish`"),
+        # two commands, although one of them stands in two groups
+        ("gate publish", "`sm120 publish` or `sm120 source publish`"),
         (
             "lock",
             "`sm120 host lock` or `sm120 image lock` or `sm120 source lock`"
