@@ -113,6 +113,7 @@ def main() -> None:
         require_working_folder()
         require_own_code(Path(sys.argv[0]), Path(sys.prefix))
         _run()
+        sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         _end(Interrupted("stopped"), debug)
     except Exception as error:
@@ -219,6 +220,11 @@ def _end(error: PipelineError, debug: bool) -> None:
     # a second Ctrl-C must not cut off the message about the first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # the output has no room or no reader: Python would try again at its end, and exit with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with suppress(BrokenPipeError):
         if debug:
             print(_shown(traceback.format_exc()), file=sys.stderr)

@@ -138,7 +138,7 @@ def session_of(child: subprocess.Popen[str]) -> list[int]:
 
 
 def test_a_killed_download_goes_on_where_it_stopped(bench: Bench) -> None:
-    bench.server.bytes_per_s = 20_000_000
+    bench.server.bytes_per_s = 5_000_000
     chance = random.Random(1)
     kept = [0]
     for _ in range(4):

@@ -194,7 +194,7 @@ def test_a_rebuild_leaves_nothing_behind(store: Store, digest: str, sm120: Comma
 def test_a_file_that_vanishes_during_a_check_is_no_damage(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     paths = sorted(store.blob_path(store.put_blob(bytes([n]))) for n in range(4))
     seen: list[int] = []
 
@@ -210,7 +210,7 @@ def test_a_file_that_vanishes_during_a_check_is_no_damage(
 def test_a_file_that_vanishes_hides_no_damage_of_others(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     paths = sorted(store.blob_path(store.put_blob(bytes([n]))) for n in range(3))
     paths[-1].write_bytes(b"bad")
 
