@@ -90,6 +90,7 @@ def read_options(arguments: Sequence[str] | None) -> Namespace:
     for part, rows in (
         ("docker", "the Docker rows"),
         ("weights", "the weights rows"),
+        ("engine", "a build with nothing to do, and its largest layer"),
         ("publish", "the publishing rows"),
         ("sources", "the row of a compiled source"),
         ("bench", "the load clients"),

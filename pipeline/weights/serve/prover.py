@@ -26,7 +26,7 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
 SMALL_BYTES = 8 << 20  # such files are hashed again each time they are sent
-_WAIT_S = 2.0  # a request waits so long for its file to be hashed, then gets a 503
+_WAIT_S = 8.0  # a request waits so long for its file to be hashed, then gets a 503; hf waits 10 s
 _MOST_THREADS = 4  # hashing must leave cores for sending
 _RETRY_S = 1.0
 _MOST_RETRIES = 5  # without a request; each request for the file tries again
