@@ -24,6 +24,7 @@ WEIGHTS = f"{_OWN}:predicate:weights:v1"
 HOST_FACTS = f"{_OWN}:predicate:host-facts:v1"
 BENCHMARK_RUN = f"{_OWN}:predicate:benchmark-run:v2"
 REPORT = f"{_OWN}:predicate:report:v2"
+COMPILED_FILE = f"{_OWN}:predicate:compiled-file:v1"
 UNGATED = f"{_OWN}:predicate:ungated:v1"
 EVIDENCE_SET = f"{_OWN}:predicate:evidence-set:v1"
 OBJECTS = f"{_OWN}:predicate:objects:v1"  # about the manifest of an export of compiled objects
@@ -48,6 +49,7 @@ KINDS = {
     "evidence-set": EVIDENCE_SET,
     "objects": OBJECTS,
     "compiled-tree": COMPILED_TREE,
+    "compiled-file": COMPILED_FILE,
     "image-signature": IMAGE_SIGNATURE,
 }
 

@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 from pipeline.attest.fields import Fields, Pointer
 from pipeline.attest.names import (
     BENCHMARK_RUN,
+    COMPILED_FILE,
     EVIDENCE_SET,
     HOST_FACTS,
     REBUILD,
@@ -20,7 +21,17 @@ from pipeline.attest.names import (
 from pipeline.attest.statement import RECORDED
 from pipeline.attest.strict import as_model
 from pipeline.known import Known
-from pipeline.model import Count, Digest, Frozen, HubRepository, Identity, Platform, Sha1, Stamp
+from pipeline.model import (
+    Count,
+    Digest,
+    Frozen,
+    HubRepository,
+    Identity,
+    Name,
+    Platform,
+    Sha1,
+    Stamp,
+)
 
 Checksums = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{8})*$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
@@ -158,6 +169,17 @@ class Report(Frozen):
     fields: Fields
 
 
+class CompiledFile(Frozen):
+    """A file that `sm120 source export` wrote: of which source, compiled how, from what."""
+
+    source: Name
+    build: Name
+    platform: Platform
+    inputs: Digest  # of all that decides the compiled tree
+    layer: Digest  # that images have the tree in
+    tool: Tool
+
+
 class Ungated(Frozen):
     """An image that was published although its gates had not passed, and why."""
 
@@ -208,6 +230,7 @@ MODELS: dict[str, type[Frozen]] = {
     BENCHMARK_RUN: BenchmarkRun,
     REPORT: Report,
     UNGATED: Ungated,
+    COMPILED_FILE: CompiledFile,
     EVIDENCE_SET: EvidenceSet,
 }
 

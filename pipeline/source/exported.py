@@ -10,10 +10,12 @@ from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.store.store import Store
 
 
-def export_tree(store: Store, record: LayerRecord, below: str, folder: Path) -> list[FileRow]:
+def export_tree(store: Store, record: LayerRecord, below: str, folder: Path) -> dict[Path, FileRow]:
     """Write the files of a tree without the image's folders above them; each is hashed again."""
-    rows = [row for row in store.contents(record) if row.kind == Kind.FILE]
-    for row in rows:
+    written = {}
+    for row in store.contents(record):
+        if row.kind != Kind.FILE:
+            continue
         place = folder / PurePosixPath(row.path).relative_to(below.strip("/"))
         with os_errors_explained(place):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -21,4 +23,5 @@ def export_tree(store: Store, record: LayerRecord, below: str, folder: Path) -> 
                 for piece in read_pieces(store.blob_path(record.digest), row):
                     out.write(piece)
             place.chmod(row.mode)
-    return rows
+        written[place] = row
+    return written

@@ -8,8 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from pipeline import log
+from pipeline.assemble.plan import plan_tree
 from pipeline.attest.envelope import Envelope
 from pipeline.attest.names import (
+    COMPILED_FILE,
     CYCLONEDX,
     PROVENANCE,
     REBUILD,
@@ -19,15 +21,22 @@ from pipeline.attest.names import (
     WEIGHTS,
     kind_of,
 )
-from pipeline.attest.predicates import DeclaredDifference, Rebuild, Weights, check_predicate
+from pipeline.attest.predicates import (
+    CompiledFile,
+    DeclaredDifference,
+    Rebuild,
+    Weights,
+    check_predicate,
+)
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
-from pipeline.errors import RecordInvalid
+from pipeline.errors import PipelineError, RecordInvalid
 from pipeline.evidence.provenance import Provenance, read_provenance
 from pipeline.known import Unknown
 from pipeline.oci.document import TITLE
 from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import CompiledSpec
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.evidence import EvidenceItem, distinct
 from pipeline.verify.materials import judge_materials
@@ -198,6 +207,8 @@ def _content(
     check_predicate(kind, predicate)
     if kind == WEIGHTS:
         return (_weights(predicate),)
+    if kind == COMPILED_FILE:
+        return (_compiled(predicate, checkout),)
     if kind == UNGATED:
         message = f"published although its gates did not pass: {predicate['reason']}"
         return (Node("ungated", Verdict.INCOMPLETE, message),)
@@ -214,6 +225,23 @@ def _weights(predicate: dict[str, Any]) -> Node:
     return Node(
         title, verdict, f"{verification.result}: {'; '.join(verification.why) or 'no reason given'}"
     )
+
+
+def _compiled(predicate: dict[str, Any], checkout: Checkout | None) -> Node:
+    """Whether the checkout still compiles the file from the same inputs."""
+    made = CompiledFile.model_validate({k: v for k, v in predicate.items() if k != RECORDED})
+    title = f"compiled {made.source} ({made.build}) for {made.platform}"
+    if checkout is None or made.source not in checkout.sources():
+        return Node(title, message=f"inputs {made.inputs}")
+    try:
+        wanted = CompiledSpec(source=made.source, build=made.build)
+        now = plan_tree(checkout, wanted, made.platform).key
+    except PipelineError as error:
+        return Node(title, Verdict.INCOMPLETE, f"cannot be compared with the checkout: {error}")
+    if now != made.inputs:
+        message = "the checkout compiles it from other inputs now: export it again"
+        return Node(title, Verdict.STALE, message)
+    return Node(title, message="from the inputs that the checkout has")
 
 
 def _rebuild(

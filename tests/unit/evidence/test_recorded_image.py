@@ -61,6 +61,7 @@ SCHEMAS = {
     "report": "sha256:17111782bd3610c7ace1abb0f158a0d21fea33a6beae93c8ab22e8c02b6dffb1",
     "ungated": "sha256:4084bbb2bb47da7a43acabce347926f2c289dced4cd9b704b47465d39a5a7845",
     "evidence-set": "sha256:482959a6b15d7ce820eb2affa0a0b209b6b74799db428125f7caf03b8d84ef8f",
+    "compiled-file": "sha256:6d58a201f68f9a30279929826623a0e5c5f648177ca9663e0e73a77b3ffbcf29",
 }
 
 
