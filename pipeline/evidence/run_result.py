@@ -17,10 +17,14 @@ from pipeline.attest.statement import DigestSet, Moment, Statement, make_stateme
 from pipeline.attest.strict import as_model, plain
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.runs import Run, RunKind, RunTest, RunVerdict, TestVerdict, summary_of
+from pipeline.known import Unknown
+from pipeline.known import unknown as unknown_reason
 from pipeline.model import Frozen, Name
 
 _PASSED: Literal["PASSED"] = "PASSED"
 _FAILED: Literal["FAILED"] = "FAILED"
+# What a smoke of a recipe names by digest, and a smoke of an address cannot know.
+BEHIND = ("image", "weights", "recipe")
 
 
 class _Input(Frozen):
@@ -50,6 +54,10 @@ class RunResult(Frozen):
     why: list[_Reason] = Field(alias="sm120_why")
     machine: dict[str, str] = Field(alias="sm120_machine")
     made_by: dict[str, str] = Field(alias="sm120_madeBy")
+    # of an address alone: why each of `BEHIND` is not known
+    behind: dict[Literal["image", "weights", "recipe"], Unknown] | None = Field(
+        default=None, alias="sm120_behind"
+    )
     recorded: Moment | None = Field(default=None, alias="sm120_recorded")
 
     def summary(self) -> str:
@@ -74,6 +82,11 @@ def run_predicate(run: Run) -> dict[str, Any]:
     unknown = _reasons(run, "unknown")
     if run.verdict == "unknown" and not unknown:
         unknown = [_Reason(test=run.about, why="no test was run")]
+    why = unknown_reason("the server was named by its address, which does not say what it runs")
+    # not given at all to other runs: their statements stay the same bytes
+    behind: dict[str, Any] = (
+        {"sm120_behind": dict.fromkeys(BEHIND, why)} if run.kind == "address" else {}
+    )
     predicate = RunResult(
         result=_PASSED if run.verdict == "passed" else _FAILED,
         configuration=[
@@ -94,6 +107,7 @@ def run_predicate(run: Run) -> dict[str, Any]:
         ),
         sm120_machine={name: plain(value) for name, value in run.machine.items()},
         sm120_madeBy={name: plain(value) for name, value in run.made_by.items()},
+        **behind,
     )
     # the time is added where statements keep it: `sm120_recorded` is not written as null
     return predicate.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -127,6 +141,11 @@ def read_run_result(predicate: dict[str, Any]) -> RunResult:
         )
     if (result.kind == "smoke") != (result.recipe is not None):
         raise RecordInvalid("test result: a smoke run has a recipe, and no other run has one")
+    if (set(result.behind or ()) == set(BEHIND)) != (result.kind == "address"):
+        raise RecordInvalid(
+            f"test result: a smoke of an address says why {', '.join(BEHIND)} are not known, and no"
+            " other run does"
+        )
     _require_rung(result)
     return result
 
@@ -134,7 +153,7 @@ def read_run_result(predicate: dict[str, Any]) -> RunResult:
 def _require_rung(result: RunResult) -> None:
     """The rung that it claims must have passed tests, and none that failed."""
     if result.last_good is None:
-        if result.kind == "smoke" and result.verdict == "passed":
+        if result.kind != "start" and result.verdict == "passed":
             raise RecordInvalid("test result: a ladder passed, but no rung of it is named")
         return
     rung = f"{result.last_good}: "

@@ -20,12 +20,13 @@ from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name, Platform
 from pipeline.store.store import Store, read_own
 
-RunKind: TypeAlias = Literal["start", "smoke"]
+# `address`: a climb of a server of which only the address is known, and no image
+RunKind: TypeAlias = Literal["start", "smoke", "address"]
 # `skipped`: this image or model does not have it; `unknown`: it has, and nobody could judge it.
 TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
 RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
 FILE = "runs.json"
-OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a climb; among its inputs, other each time
+RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a climb; other each time
 MARK = "sm120_run"  # the field of a statement that tells runs from gates
 
 
@@ -93,6 +94,8 @@ class Run(Frozen):
 
 def about_run(kind: object, recipe: object) -> str:
     """The name of a run, as a set of evidence lists it."""
+    if kind == "address":
+        return "smoke of an address"
     return f"smoke with {recipe}" if kind == "smoke" else str(kind)
 
 
@@ -104,7 +107,8 @@ def summary_of(
         outcomes = {"passed": "starts", "failed": "does not start"}
         return outcomes.get(verdict, "not known whether it starts")
     reached = f"smoke up to {last_good}" if last_good else "no rung of the ladder"
-    return f"{reached} with {recipe}" + (f" ({verdict} after it)" if verdict != "passed" else "")
+    with_what = f"with {recipe}" if recipe else "of an address"
+    return f"{reached} {with_what}" + (f" ({verdict} after it)" if verdict != "passed" else "")
 
 
 class ImageRuns(Frozen):

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline import __version__
-from pipeline.evidence.runs import OUTPUTS, Run, RunTest
+from pipeline.evidence.runs import EXCHANGES, RESULT, Run, RunTest
 from pipeline.files import write_bytes
 from pipeline.log import redacted
 from pipeline.model import canonical_json, sha256_of
 from pipeline.smoke.model import Exchange, SmokeResult
-
-RESULT, EXCHANGES = OUTPUTS
 
 
 def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:
@@ -34,14 +32,17 @@ def as_run(
     result: SmokeResult,
     exchanges: Sequence[Exchange],
     *,
-    recipe: str,
+    recipe: str | None,
     inputs: Mapping[str, str],
     machine: Mapping[str, str],
 ) -> Run:
-    """A climb as it is stated of the image that served; `inputs` are digests of what else ran."""
+    """A climb as it is stated of the image that served; `inputs` are digests of what else ran.
+
+    Without a recipe it is of an address: nobody knows what served.
+    """
     files = {EXCHANGES: exchanges_file(exchanges), RESULT: _result_file(result)}
     return Run(
-        kind="smoke",
+        kind="smoke" if recipe else "address",
         recipe=recipe,
         last_good=result.last_good,
         inputs={**inputs, **{name: sha256_of(data) for name, data in files.items()}},

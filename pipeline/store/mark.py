@@ -25,7 +25,7 @@ FOLDERS = (
 OWN = (
     *(*FOLDERS, "gate", "gates", "published", "verified"),
     *("imports", "logs", "objects", "toolchains", "trees"),
-    *("attempts", "tiny", "loaded"),
+    *("attempts", "tiny", "loaded", "smoke"),
 )
 _MOST_BYTES = 4096  # anything larger under this name is not a mark of ours
 # A new disk has the one; the other is a mark cut short, or there is nothing more to ask.

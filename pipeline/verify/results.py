@@ -46,6 +46,9 @@ def judge_run(result: RunResult, checkout: Checkout | None) -> Node:
     if result.verdict == "failed":
         worst = Verdict.BROKEN if result.kind == "start" else Verdict.INCOMPLETE
         return Node(title, worst, f"{result.summary()}: failed: {', '.join(result.failed[:3])}")
+    if result.behind:
+        behind = [Node(k, Verdict.INCOMPLETE, v.unknown) for k, v in result.behind.items()]
+        return Node(title, message=counts, children=tuple(behind))
     moved = _moved_inputs(result, checkout) if checkout else []
     if moved:
         return Node(title, Verdict.STALE, f"{counts}, but has changed since: {', '.join(moved)}")

@@ -48,6 +48,7 @@ from pipeline.errors import (
     WeightsUnknown,
 )
 from pipeline.evidence.evidence_set import kept
+from pipeline.evidence.runs import RESULT
 from pipeline.net.address import masked
 from pipeline.oci.reference import Reference, parse_reference
 from pipeline.registry.access import Access
@@ -55,6 +56,7 @@ from pipeline.report.head import is_report
 from pipeline.store.store import Store
 from pipeline.verify.artifact import Artifact, open_file, open_image, open_layout
 from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
+from pipeline.verify.climbs import judge_climb
 from pipeline.verify.evidence import EvidenceItem, attached_in, beside, gather
 from pipeline.verify.host_facts import how_to_add_facts
 from pipeline.verify.naming import Memory
@@ -254,6 +256,8 @@ def _local(
     judge: Judge,
 ) -> Chain:
     path = Path(artifact)
+    if (path / RESULT).is_file():
+        path /= RESULT
     if path.is_dir() and not (path / RUN_FILE).is_file():
         if runs := runs_in(path):
             return _together(path, [_run(context, r, places, folders, judge) for r in runs])
@@ -269,6 +273,9 @@ def _local(
         if path.is_dir() or path.name == RUN_FILE:
             return _run(context, run_folder(path), places, folders, judge)
         items = gather(places or beside(path))
+        if path.name == RESULT:
+            walked = judge_climb(path, items, judge)
+            return Chain(walked.node, (walked,))
         if _is_report(path):
             return _report(context, path, items, folders, judge)
         walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
@@ -335,7 +342,7 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
         sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
     except WeightsUnknown as error:
         raise UnknownImage(
-            f"{path}: holds no OCI layout, no locked set of weights and no run of a benchmark",
+            f"{path}: holds no OCI layout, no locked set of weights, no benchmark, no smoke.json",
             "Name a folder that `image export`, `registry pull`, `weights fetch` or `bench` made.",
         ) from error
     walks = []

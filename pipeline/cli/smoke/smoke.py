@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +28,12 @@ from pipeline.cli.smoke.recipe_server import (
     smoke_attempt,
     started_server,
 )
-from pipeline.cli.smoke.state import state_climb
-from pipeline.errors import ServerGone, SmokeFailed
+from pipeline.cli.smoke.state import state_address, state_climb
+from pipeline.errors import DiskFull, ServerGone, SmokeFailed, StoreUnwritable
 from pipeline.host.rules.issues import findings, match_rungs
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import new_id
 from pipeline.serve.facts import require_own
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.options import ServeOptions
@@ -137,7 +139,8 @@ def smoke(
     leaves that server running; with --restart it restarts it and turns its draft model on last:
     where that changes answers, the recipe is served without it again. A server of --serve is
     always restarted. The ladder stops at the first rung that fails. A key for the server is read
-    from SM120_API_KEY.
+    from SM120_API_KEY. The result is stated and signed: of a recipe beside its image, of a URL
+    beside smoke.json, in the folder of --keep or in the store.
     """
     if no_restart:
         raise click.UsageError(
@@ -179,14 +182,25 @@ def smoke(
 def _smoke_address(
     context: click.Context, order: Order, url: str, recipe: Recipe | None, options: PlanOptions
 ) -> None:
+    signing = Signing()
     session = order.session(Address.read(url), options.plan(recipe))
     if order.dry_run:
         return order.rehearse(url, session)
-    if recipe is None:
-        return _require_passed(_climbed(order, session, url), session)
-    begun = smoke_attempt(recipe)
-    with kept(attempts_of(store_of(context)), begun, "passed"):
-        _require_passed(_climbed(order, session, url, {"attempt": begun.id}), session)
+    begun = smoke_attempt(recipe) if recipe else None
+    more = {"attempt": begun.id} if begun else {}
+    with kept(attempts_of(store_of(context)), begun, "passed") if begun else nullcontext():
+        result = _climbed(order, session, url, more)
+        if result is not None:
+            try:
+                folder = order.keep or store_of(context).root / "smoke" / new_id()
+                if not order.keep:
+                    keep_climb(folder, result, session.client.exchanges)
+            # a climb of hours is not thrown away because its result cannot be kept
+            except (StoreUnwritable, DiskFull) as error:
+                log.say(f"Nothing is stated: {error}")
+            else:
+                state_address(folder, session, result, recipe, signing)
+        _require_passed(result, session)
 
 
 def _rehearse_recipe(

@@ -1,19 +1,31 @@
-"""What a climb says about the image that served, stated and signed beside that image."""
+"""What a climb says about the image that served, stated and signed beside that image.
+
+Of an address there is no image: the statement is beside the result.
+"""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
+from pathlib import Path
 
 from pipeline import log
+from pipeline.attest.envelope import SUFFIX
+from pipeline.attest.names import TEST_RESULT
+from pipeline.attest.statement import moment, state_about, subject
+from pipeline.cli.file_statements import keep_beside
 from pipeline.cli.image_statements import leave_runs
 from pipeline.cli.images import find_image
 from pipeline.cli.signing import Signing
 from pipeline.cli.smoke.recipe_server import RecipeServer
 from pipeline.errors import UnknownImage
+from pipeline.evidence.run_result import run_predicate
+from pipeline.evidence.runs import OUTPUTS, RESULT
+from pipeline.files import sha256_of_file
 from pipeline.known import Unknown
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes
+from pipeline.recipe.model import Recipe
 from pipeline.serve.run import recipe_digest
 from pipeline.serve.site import HERE
 from pipeline.smoke.model import SmokeResult
@@ -42,6 +54,24 @@ def state_climb(
     )
     with store.in_use():
         leave_runs(checkout, store, built, [run], signing)
+
+
+def state_address(
+    folder: Path, session: Session, result: SmokeResult, recipe: Recipe | None, signing: Signing
+) -> None:
+    """State a climb of an address beside its result; what runs there is not known."""
+    run = as_run(
+        result,
+        session.client.exchanges,
+        recipe=None,
+        # what it was held to; the server may run anything else
+        inputs={f"expected/{recipe.name}": recipe_digest(recipe)} if recipe else {},
+        machine={"address": result.url},
+    )
+    subjects = [subject(name, sha256_of_file(folder / name)) for name in OUTPUTS]
+    statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
+    left = keep_beside(folder / f"{RESULT}{SUFFIX}", statement, signing)
+    log.say(f"statement: {left.file}, {left.state}")
 
 
 def _inputs(server: RecipeServer, recipes: Recipes) -> dict[str, str]:

@@ -137,3 +137,84 @@ def test_smoke_and_bench_take_the_same_words_for_an_address(
             assert f"to {target}" in ended.out or f"of {target}" in ended.out
         else:
             assert ended.error == ("UnknownRecipe" if target == "gpu1.lan" else "")
+
+
+CLIMB = ("--no-quality", *SMALL, "--up-to", "first-answer")
+
+
+@pytest.fixture
+def kept(sm120: Command, tmp_path: Path) -> Path:
+    """The folder of a climb of an address, with its signed statement."""
+    assert sm120("evidence", "new-key", "me").code == 0
+    with _running(ModelServer(can_count_only=True)) as url:
+        done = sm120("smoke", url, *CLIMB, "--keep", tmp_path / "kept")
+    assert done.code == 0, done.err
+    assert f"{tmp_path / 'kept' / 'smoke.json.dsse.json'}, signed by me" in done.err
+    return tmp_path / "kept"
+
+
+def test_a_smoke_of_an_address_is_stated_with_what_nobody_knows_of_it(
+    sm120: Command, kept: Path
+) -> None:
+    ended = sm120("verify", kept, "--json")
+    assert ended.error == "EvidenceIncomplete"
+    tree = json.loads(ended.out)
+    (stated, exchanges) = tree["children"]
+    assert exchanges == {
+        "title": "exchanges.jsonl",
+        "verdict": "valid",
+        "message": "these bytes",
+    }
+    signature, subject, climb = stated["children"]
+    assert (signature["verdict"], subject["verdict"]) == ("valid", "valid")
+    assert climb["title"] == "smoke of an address"
+    judged = {node["title"]: node["verdict"] for node in climb["children"]}
+    assert judged == dict.fromkeys(("image", "weights", "recipe"), "incomplete")
+    assert sm120("verify", kept / "smoke.json").error == "EvidenceIncomplete"
+
+
+@pytest.mark.parametrize("name", ["smoke.json", "exchanges.jsonl"])
+def test_a_changed_file_of_a_stated_climb_is_broken(sm120: Command, kept: Path, name: str) -> None:
+    path = kept / name
+    path.write_bytes(path.read_bytes().replace(b"127.0.0.1", b"127.0.0.2") + b" ")
+    assert sm120("verify", kept).error == "EvidenceBroken"
+
+
+def test_a_climb_that_another_key_signed_is_not_believed(
+    sm120: Command, kept: Path, tmp_path: Path
+) -> None:
+    assert sm120("evidence", "new-key", "other", "--to", tmp_path / "usb").code == 0
+    trust = tmp_path / "trust.yaml"
+    sm120("evidence", "trust-key", tmp_path / "usb" / "other.pub", "--to", trust)
+    assert sm120("verify", kept, "--trust", trust).error == "EvidenceBroken"
+
+
+def test_a_climb_whose_exchanges_are_gone_says_so(sm120: Command, kept: Path) -> None:
+    (kept / "exchanges.jsonl").unlink()
+    ended = sm120("verify", kept)
+    assert ended.error == "EvidenceIncomplete"
+    assert "exchanges.jsonl  incomplete: is not beside the result" in ended.out
+
+
+def test_a_smoke_of_an_address_without_a_folder_is_kept_in_the_store(
+    sm120: Command, tmp_path: Path
+) -> None:
+    fault = next(f for f in FAULTS if f.name == "content null")
+    with _running(ModelServer(fault)) as url:
+        done = sm120("--store", tmp_path / "store", "smoke", url, *CLIMB)
+    assert done.error == "SmokeFailed"
+    (path,) = (tmp_path / "store" / "smoke").glob("*/smoke.json.dsse.json")
+    assert f"statement: {path}, unsigned" in done.err
+    ended = sm120("verify", path.parent)
+    assert ended.error == "EvidenceIncomplete"
+    assert "failed: first-answer: one answer" in ended.out
+
+
+def test_a_climb_is_shown_also_where_the_store_cannot_keep_it(
+    sm120: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("a file in the place of the store")
+    with _running(ModelServer(can_count_only=True)) as url:
+        done = sm120("--store", tmp_path / "store", "smoke", url, *CLIMB)
+    assert done.code == 0, done.err
+    assert "Nothing is stated: " in done.err

@@ -241,3 +241,38 @@ def test_a_planted_run_is_not_signed(run_world: World) -> None:
     path = folder_of(world.store, world.built) / "run-start.dsse.json"
     path.write_bytes(enclose(planted, []).dump())
     assert sign_stated(*about, signer)["run-start"] == "does not match the image"
+
+
+def an_address() -> dict[str, Any]:
+    """A climb of an address, as it is stated."""
+    run = a_ladder().model_copy(update={"kind": "address", "recipe": None})
+    return run_predicate(Run.model_validate(run.model_dump()))
+
+
+def test_a_climb_of_an_address_states_that_image_weights_and_recipe_are_not_known() -> None:
+    result = read_run_result(an_address())
+    assert result.behind is not None
+    assert set(result.behind) == {"image", "weights", "recipe"}
+    assert "of an address" in result.summary()
+    assert "sm120_behind" not in run_predicate(a_ladder())
+
+
+@pytest.mark.parametrize("name", ["image", "weights", "recipe", None])
+def test_a_climb_of_an_address_that_leaves_out_what_it_does_not_know_is_refused(
+    name: str | None,
+) -> None:
+    predicate = an_address()
+    if name:
+        del predicate["sm120_behind"][name]
+    else:
+        del predicate["sm120_behind"]
+    with pytest.raises(RecordInvalid, match="not known"):
+        read_run_result(predicate)
+
+
+def test_a_climb_of_a_recipe_cannot_say_that_it_is_of_an_address() -> None:
+    behind = {"sm120_behind": an_address()["sm120_behind"]}
+    with pytest.raises(RecordInvalid, match="not known"):
+        read_run_result({**run_predicate(a_ladder()), **behind})
+    with pytest.raises(RecordInvalid):
+        read_run_result({**an_address(), "sm120_recipe": "tiny-cpu"})

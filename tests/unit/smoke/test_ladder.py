@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InputInvalid
-from pipeline.evidence.runs import Run
+from pipeline.evidence.runs import EXCHANGES, RESULT, Run
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import context_of
@@ -17,7 +17,7 @@ from pipeline.recipe.model import RecipeFile
 from pipeline.smoke.baseline import Baseline, read_baseline, write_baseline
 from pipeline.smoke.ladder import LADDER, climb
 from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
-from pipeline.smoke.record import EXCHANGES, RESULT, as_run, keep_climb
+from pipeline.smoke.record import as_run, keep_climb
 from pipeline.smoke.session import Session
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, listening
