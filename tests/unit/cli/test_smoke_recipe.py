@@ -20,7 +20,7 @@ from pipeline.serve.site import Here
 from tests.testbed.bench_faults import FaultyConnection
 from tests.testbed.bench_faults import World as StubWorld
 from tests.testbed.model_faults import FAULTS
-from tests.testbed.model_server import Fault
+from tests.testbed.model_server import Asked, Fault, Refusal
 from tests.unit.cli.live_recipe import LiveRecipe, live_recipe
 from tests.unit.support import Command, Ended
 
@@ -352,3 +352,51 @@ def test_a_ladder_does_not_end_what_is_served_already(world: World) -> None:
     assert world.engine.stopped == []
     for words in (("--contexts", "1024"), ("--context-ladder", "--max-model-len", "1024")):
         assert world.serve(*words).code == 2
+
+
+def _refuses_tools(asked: Asked) -> None:
+    if "tools" in asked.body:
+        raise Refusal(400, "tools are not supported by this server")
+
+
+def _has_no_messages(asked: Asked) -> None:
+    _refuses_tools(asked)
+    if asked.path == "/v1/messages":
+        raise Refusal(404, "Not Found")
+
+
+@pytest.mark.parametrize(
+    ("server", "more"),
+    [
+        (Fault(asked=_refuses_tools), ()),
+        # the whole rung is skipped
+        (Fault(asked=_has_no_messages), ("--no-quality",)),
+        (Fault(), ()),
+    ],
+    ids=["tools refused", "neither tools nor messages", "with tools"],
+)
+def test_a_recipe_without_tools_passes_whether_or_not_the_server_has_them(
+    world: World, server: Fault, more: tuple[str, ...]
+) -> None:
+    world.recipe(smoke={"streams": [1, 2], "tools": True})
+    path = world.sm120.cwd / "recipes" / "without-tools.yaml"
+    path.write_text("name: without-tools\nextends: brainy\nsmoke: {tools: false}\n")
+    world.engine.model.fault = server
+    skipped = ("--skip-preflight", "weights", "--skip-preflight", "flags")
+    world.sm120("serve", "without-tools", "--weights", world.weights, *skipped)
+    ended = world.sm120("smoke", "without-tools", *SMALL, *more, "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["verdict"], ended.json["last_good"]) == ("passed", "memory")
+    calls = {"scenarios", "parallel calls", "tool result", "tool calls at once"}
+    checks = [c for rung in ended.json["rungs"] for c in rung["checks"] if c["name"] in calls]
+    assert {c["name"]: c["verdict"] for c in checks} == dict.fromkeys(calls, "skipped")
+    (run,) = world.runs()
+    assert (run.recipe, run.verdict) == ("without-tools", "passed")
+
+
+def test_a_recipe_with_tools_fails_where_the_server_refuses_them(world: World) -> None:
+    world.engine.model.fault = Fault(asked=_refuses_tools)
+    world.serve()
+    ended = world.smoke()
+    assert ended.error == "SmokeFailed"
+    assert "tools are refused (--no-tools expects none)" in ended.err
