@@ -12,7 +12,7 @@ import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -173,28 +173,44 @@ STILL_AFTER_S, STILL_AT_MOST_S = 10.0, 60.0
 
 
 class Silence:
-    """Ends a silence: whatever takes long is seen to go on, also where nothing can be counted."""
+    """Ends a silence: whatever takes long is seen to go on, also where nothing can be counted.
 
-    def __init__(self, title: str) -> None:
-        self._title, self._patience_s = title, STILL_AFTER_S
+    A program that prints by itself is asked for its `title`, which is what it does now. It is empty
+    before it does anything, and a new one begins a new wait.
+    """
+
+    def __init__(self, title: str | Callable[[], str], after_s: float | None = None) -> None:
+        self._ask = title if callable(title) else lambda: title
+        self._after_s = STILL_AFTER_S if after_s is None else after_s
+        self._begin(self._ask())
+
+    def _begin(self, title: str) -> None:
+        self._title, self._patience_s = title, self._after_s
         self._start = _state["said_at"] = time.monotonic()
 
     def look(self) -> None:
         """Say that the step goes on, where nobody has said anything for long enough."""
+        if (title := self._ask()) != self._title:
+            self._begin(title)
         now = time.monotonic()
-        if now - _state["said_at"] < self._patience_s:
+        if not title or now - _state["said_at"] < self._patience_s:
             return
         self._patience_s = min(2 * self._patience_s, STILL_AT_MOST_S)
-        say(f"  {self._title}: still working after {seconds(now - self._start)}")
+        say(f"  {title}: still working after {seconds(now - self._start)}")
+
+
+def heard() -> None:
+    """Another program printed something: the silence begins anew."""
+    _state["said_at"] = time.monotonic()
 
 
 @contextmanager
-def watched(title: str) -> Iterator[None]:
+def watched(title: str | Callable[[], str], after_s: float | None = None) -> Iterator[None]:
     """For what is mostly quick: nothing is said of it, unless it takes long."""
     if _state["quiet"]:
         yield
         return
-    silence, ended = Silence(title), threading.Event()
+    silence, ended = Silence(title, after_s), threading.Event()
 
     def watch() -> None:
         while not ended.wait(1.0):

@@ -148,7 +148,8 @@ class Bench:
                 "Name another folder with --out.",
             )
         # before anything is added to it, and before a finished one is stated anew
-        require_as_measured(self.folder, run)
+        with log.watched(f"Reading the requests in {self.folder}"):
+            require_as_measured(self.folder, run)
         if run.state == "complete" and all(each.state == "good" for each in run.cells):
             return run
         log.say(f"Going on with the run in {self.folder}")
@@ -238,7 +239,8 @@ class Bench:
         # once in a cell, and once more where it is gone on with: the server may be a fresh one
         warmed, cold = (0, []) if cell.name in self._warm else self._warm_up(cell)
         self._warm.add(cell.name)
-        idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
+        with log.watched("Waiting until the server has ended all requests"):
+            idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
         tally, started = Tally(self.workload), stamp(datetime.now(UTC))
         # a server that failed in the warm-up is not measured: the trial is void without a request

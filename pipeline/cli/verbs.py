@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline import log
 from pipeline.cli.names import Kind, complete_names
 from pipeline.errors import UnknownName
 
@@ -24,6 +25,7 @@ class Verb(NamedTuple):
     where: str
     summary: str
     names: Kind | None = None  # what its first argument names, for shell completion
+    begins: str = ""  # said before its module is loaded, where that takes seconds
 
 
 _PLAN = Verb(
@@ -130,7 +132,10 @@ RECIPE = {
 }
 BENCH = {
     "run": Verb(
-        "bench:run", "Measure a served recipe or any server; the word may be left out.", "recipe"
+        "bench:run",
+        "Measure a served recipe or any server; the word may be left out.",
+        "recipe",
+        "Preparing to measure",
     ),
     "list": Verb("bench:list_workloads", "List the workloads that are shipped."),
     "compare": Verb("bench_results:compare", "Compare two results; a gate for CI."),
@@ -211,6 +216,10 @@ class VerbGroup(click.Group):
         is_option = word.startswith("-")
         if ctx.resilient_parsing and word in self.verbs and self.verbs[word].names:
             return word, _naming(ctx, self, args), args[1:]
+        begins = self.verbs[word].begins if word in self.verbs else ""
+        # who asks for the help or a plan waits for nothing else
+        if begins and not ctx.resilient_parsing and not {"-h", "--help", "--dry-run"} & {*args}:
+            log.say(begins)
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
             meant = " or ".join(f"`{each}`" for each in _meant(ctx, self, word))
             # click's own suggestion knows only verbs that are loaded, and no other group

@@ -99,6 +99,27 @@ def test_a_step_that_says_something_else_is_not_silent(
     assert "still" not in capsys.readouterr().err
 
 
+def test_a_program_that_prints_is_named_by_what_it_does_now(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = [""]
+    silence = log.Silence(lambda: task[0], 30.0)
+    said = []
+    # a password is asked for, a task that takes long, one that prints, and one that takes long
+    for second in range(1, 301):
+        clock(1)
+        task[0] = "" if second < 60 else "first" if second < 160 else "second"
+        if 160 <= second < 260:
+            log.heard()
+        silence.look()
+        said += [(second, line) for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        (90, "  first: still working after 30.0 s"),
+        (150, "  first: still working after 1 min 30 s"),
+        (289, "  second: still working after 2 min 9 s"),
+    ]
+
+
 def test_a_step_looks_for_its_own_silence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

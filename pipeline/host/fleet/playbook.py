@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline import proc
+from pipeline import log, proc
 from pipeline.errors import FleetUnready
 from pipeline.host.fleet.promised import Connection, Promised, read_promised
 from pipeline.spec.checkout import Checkout
@@ -68,11 +68,13 @@ def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> 
     # Ansible writes its recap to a log as well, and the terminal keeps its colours; the log is
     # readable by its owner alone and goes with the folder
     with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
-        log = Path(folder, "log")
-        code = subprocess.run(
-            [*command, *arguments], env={**env, "ANSIBLE_LOG_PATH": str(log)}, check=False
-        ).returncode
-        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+        written = Path(folder, "log")
+        # a task says nothing before it ends, and installing a driver takes minutes
+        with log.watched(_TaskReader(written).task, log.SAME_LINE_EVERY_S):
+            code = subprocess.run(
+                [*command, *arguments], env={**env, "ANSIBLE_LOG_PATH": str(written)}, check=False
+            ).returncode
+        lines = written.read_text("utf-8", "replace").splitlines() if written.exists() else []
     if code == 0:
         return Played(code, [], [], [])
     recap = {m["host"]: m for line in lines if (m := _RECAP.search(line))}
@@ -83,6 +85,30 @@ def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> 
     return Played(code, failed, [h for h in recap if h not in failed], untouched)
 
 
+class _TaskReader:
+    """Which task runs, by the log that Ansible writes line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read_bytes, self._task = path, 0, ""
+
+    def task(self) -> str:
+        """The last that began; empty before the first, as a password may be asked for."""
+        if not self._path.exists():
+            return ""
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            new = file.read()
+        if new:
+            log.heard()
+            # a line that is cut in two is read whole the next time
+            whole = new[: new.rfind(b"\n") + 1]
+            self._read_bytes += len(whole)
+            if named := _TASK.findall(whole.decode("utf-8", "replace")):
+                self._task = named[-1]
+        return self._task
+
+
+_TASK = re.compile(r"(?:TASK|RUNNING HANDLER) \[(.*)\] \*")
 _RECAP = re.compile(
     r"(?P<host>\S+)\s+: ok=\d+\s+changed=\d+"
     r"\s+unreachable=(?P<unreachable>\d+)\s+failed=(?P<failed>\d+)"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline import log
 from pipeline.host.fleet.playbook import Played, stream_playbook
 from pipeline.spec.checkout import Checkout
 
@@ -46,3 +49,25 @@ def test_a_playbook_that_does_not_load_touches_no_host(tmp_path: Path) -> None:
     ended = stream_playbook(Checkout(tmp_path), "play.yml", ["-i", str(tmp_path / "hosts")])
     assert (ended.failed, ended.done) == ([], [])
     assert ended.summary == f"ansible-playbook ended with code {ended.code} before any host"
+
+
+def test_a_task_that_takes_long_is_named_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "SAME_LINE_EVERY_S", 2.0)
+    play = """
+- hosts: all
+  connection: local
+  gather_facts: false
+  tasks:
+    - name: Install the driver
+      ansible.builtin.command: sleep 6
+"""
+    (tmp_path / "ansible").mkdir()
+    (tmp_path / "ansible" / "play.yml").write_text(play)
+    (tmp_path / "hosts").write_text(f"n1 ansible_python_interpreter={sys.executable}\n")
+    played = stream_playbook(Checkout(tmp_path), "play.yml", ["-i", str(tmp_path / "hosts")])
+    assert played.code == 0
+    assert re.search(
+        r"^  Install the driver: still working after [\d.]+ s$", capfd.readouterr().err, re.M
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,26 @@ from pipeline.bench.record import read_run
 from pipeline.bench.shipped import read_workload
 from pipeline.cli.bench import changed
 from tests.testbed.bench_faults import bench_server
-from tests.unit.support import Command
+from tests.unit.support import ROOT, Command
 
 _SMALL = ("--concurrency", "2", "--requests", "4", "--input", "60", "--output", "5")
 _FAST = ("--repeats", "1", "--no-self-test")
+
+
+def test_the_first_line_comes_before_the_modules_that_take_seconds_to_load() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "pipeline", "bench"]
+    ended = subprocess.run(
+        [*command, "http://127.0.0.1:9"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    lines = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()]
+    first = lines.index("Preparing to measure")
+    slow = ("pydantic", "pipeline.bench.runner", "pipeline.cli.serve.job")
+    assert [name for name in slow if lines.index(name) < first] == []
+
+
+def test_the_help_of_bench_is_its_help_alone(sm120: Command) -> None:
+    for more in (("--help",), ("run", "-h"), ("list",)):
+        assert sm120("bench", *more).err == ""
 
 
 def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
