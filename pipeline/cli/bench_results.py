@@ -110,7 +110,7 @@ def compare(
 
     A result is the folder of a run, or the one that --out named; or a file of vllm bench,
     sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench. A winner is named only where
-    it is surely ahead by --least percent: two runs of one server drift apart by a percent or more.
+    it is surely ahead by --least percent: two runs of one server differ, too.
 
     With --live, FIRST and SECOND are the addresses of two servers. They are measured in turns, one
     trial each, so that what drifts does so for both.

@@ -29,8 +29,9 @@ STATISTIC = (
     " or by pairs where the runs were measured in turns; a winner is named only where the change is"
     " surely more than the least difference, with 95 % confidence for all numbers together"
 )
-# Percent. Two runs of one server were seen 1 % apart: of 33 numbers that drift so, each by itself,
-# none is beyond the first by chance in 98 of 100 comparisons.
+# Percent. The first is computed, not measured: where each run drifts by a normal error of 1 %
+# (standard deviation), two runs differ by 1.41 %, and the chance that none of 33 independent
+# numbers differs by more than 5 % is 0.987.
 LEAST, LEAST_IN_TURNS = 5.0, 1.0
 _DOUBT = 0.05
 # Of mean answers: beyond it, who ends an answer early is quicker with it and serves more of them.
