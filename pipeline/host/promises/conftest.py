@@ -7,6 +7,7 @@ from the files that `--promises FOLDER` names. `sm120 host verify` runs the same
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from pipeline.host.facts import capture
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.source import Capture
-from pipeline.host.fleet.playbook import promises_of
+from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.host.fleet.promised import Promised, read_promised
 from pipeline.host.fleet.remote import one_line
 from pipeline.host.promises.checks import Host, locked_target
@@ -36,6 +37,14 @@ _OF_ROLES = ("owned", "pinned_packages")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the promises come from, if not from the inventory."""
     parser.addoption("--promises", help="folder of files that ansible/promises.yml wrote")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let testinfra find the Ansible of this environment, which need not be on the caller's path."""
+    hosts = config.getoption("--hosts", default=None) or ""
+    if "ansible://" in hosts:
+        place = Path(ansible_program("ansible-inventory")).parent
+        os.environ["PATH"] = f"{place}{os.pathsep}{os.environ['PATH']}"
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
