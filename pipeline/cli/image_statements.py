@@ -16,7 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.evidence.evidence_set import folder_of
 from pipeline.evidence.runs import Run, keep_runs
 from pipeline.evidence.stated import (
-    UNSIGNED_FOREIGN,
+    Problem,
     Stated,
     find_stated,
     sign_stated,
@@ -131,6 +131,6 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
     first, why = next(iter(wrong.items()))
     # made by us and wrong: stating it again is safe; what others left is for a person to look at
     fix = f"`sm120 evidence make {name}` replaces it"
-    if why == UNSIGNED_FOREIGN:
+    if why is Problem.UNSIGNED_FOREIGN:
         fix = f"look at it in {folder_of(store, built)}, and remove it"
-    return f"not signed: {plain(first)} {why} ({fix})".replace("\n", " ")
+    return f"not signed: {plain(first)} {why.value} ({fix})".replace("\n", " ")

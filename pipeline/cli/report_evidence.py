@@ -32,7 +32,7 @@ def evidence_links(named: Iterable[EvidenceLink], nodes: Iterable[Node]) -> list
 
 
 def _link(node: Node, named: Mapping[str, EvidenceLink]) -> EvidenceLink:
-    name = next((name for name in named if node.title.startswith(name)), node.title)
+    name = node.part if node.part in named else node.title
     digest = named[name].digest if name in named else None
     # of a tree only what decides is said; `sm120 verify` shows the rest
     decisive = node.culprit()

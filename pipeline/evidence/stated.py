@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,17 @@ if TYPE_CHECKING:
 
 FILE = "stated.json"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # of a statement without a time
-UNSIGNED_FOREIGN = "is unsigned, and cannot be checked against the image"
+
+
+class Problem(Enum):
+    """Why a statement is not signed; the value is for people."""
+
+    MISSING = "is missing"
+    UNREADABLE = "cannot be read"
+    OTHER = "does not match the image"
+    AHEAD = "is dated in the future"
+    UNSIGNED_FOREIGN = "is unsigned, and cannot be checked against the image"
+    OTHER_SET = "lists other statements than there are"
 
 
 class Stated(Frozen):
@@ -139,7 +150,9 @@ def _kept_digest(path: Path) -> str | None:
         return "damaged"  # reported, with what to do, when the image is stated again
 
 
-def sign_stated(checkout: Checkout, store: Store, built: Built, signer: Signer) -> dict[str, str]:
+def sign_stated(
+    checkout: Checkout, store: Store, built: Built, signer: Signer
+) -> dict[str, Problem]:
     """Sign the statements of an image if they still match it; the names of those that do not.
 
     Each that can be made again is compared with the kept one, all but the time. One that is
@@ -168,23 +181,23 @@ def _wrong(
     kept: Mapping[str, Envelope],
     true: Mapping[str, Statement],
     now: datetime,
-) -> dict[str, str]:
+) -> dict[str, Problem]:
     """Statements that do not match an image, or that cannot be checked."""
     from pipeline.evidence.evidence_set import NAME, set_statement
 
-    problems = dict.fromkeys(sorted(true.keys() - kept.keys()), "is missing")
+    problems = dict.fromkeys(sorted(true.keys() - kept.keys()), Problem.MISSING)
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
         if name not in kept:
-            problems[name] = "cannot be read"
+            problems[name] = Problem.UNREADABLE
         elif name in true and true[name].core() != kept[name].statement.core():
-            problems[name] = "does not match the image"
+            problems[name] = Problem.OTHER
         elif name in (*true, NAME) and not kept[name].statement.has_happened(now):
-            problems[name] = "is dated in the future"
+            problems[name] = Problem.AHEAD
         # a rebuild by somebody else is signed; what nobody signed may be planted
         elif name not in (*true, NAME) and not kept[name].signatures:
-            problems[name] = UNSIGNED_FOREIGN
+            problems[name] = Problem.UNSIGNED_FOREIGN
     every = set_statement(built.name, built.platform, built.digest, kept.values())
     if NAME in kept and kept[NAME].statement.core() != every.core():
-        problems[NAME] = "lists other statements than there are"
+        problems[NAME] = Problem.OTHER_SET
     return problems

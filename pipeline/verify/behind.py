@@ -45,15 +45,15 @@ class Behind:
 
 def judge_behind(run: Run, behind: Behind, judge: Judge) -> list[Walk]:
     """Each thing that the run names; what is not here is missing, and never valid."""
-    return [
-        _image(run.inputs.image, behind, judge),
-        _weights(run.inputs.weights, behind, judge),
-        _leaf(_recipe(run, behind, judge)),
-        _host(run.inputs.host, behind, judge),
-        _leaf(
-            Node("client", message=f"{run.client.name} {run.client.version} {run.client.digest}")
-        ),
-    ]
+    client = f"{run.client.name} {run.client.version} {run.client.digest}"
+    parts = {
+        "image": _image(run.inputs.image, behind, judge),
+        "weights": _weights(run.inputs.weights, behind, judge),
+        "recipe": _leaf(_recipe(run, behind, judge)),
+        HOST: _host(run.inputs.host, behind, judge),
+        "client": _leaf(Node("client", message=client)),
+    }
+    return [replace(w, node=replace(w.node, part=part)) for part, w in parts.items()]
 
 
 def _leaf(node: Node) -> Walk:

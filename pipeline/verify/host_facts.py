@@ -21,7 +21,7 @@ _PUT_BESIDE = (
 def how_to_add_facts(node: Node) -> str:
     """What gives a run the facts of its host, or their statement; empty where none are missing."""
     missing = (n for n in node.every() if n.own is Verdict.INCOMPLETE)
-    facts = next((n for n in missing if n.title.startswith(HOST)), None)
+    facts = next((n for n in missing if n.part == HOST), None)
     if facts is None:
         return ""
     if facts.code is Code.NO_EVIDENCE:

@@ -30,7 +30,7 @@ from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem, distinct
 from pipeline.verify.signature import TrustedStatement
 from pipeline.verify.statement import judge_statement
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.verdict import Code, Node, Verdict
 from pipeline.verify.walk import Walk
 
 _MOST_SHOWN = 10
@@ -98,7 +98,7 @@ def _compared(files: _Files, statement: Statement, how: str) -> list[Node]:
         nodes.append(changed_node("result", changed, f"{how} as", files.json))
     if files.requests is None:
         message = f"{REQUESTS_FILE} is not beside the run"
-        nodes.append(Node("requests", Verdict.INCOMPLETE, message))
+        nodes.append(Node("requests", Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS))
     elif statement.is_about(files.requests):
         nodes.append(Node("requests", message=f"every byte as {how}"))
     else:
@@ -143,7 +143,7 @@ def _numbers(files: _Files, run: Run, believed: Sequence[TrustedStatement]) -> N
     title = "numbers"
     if files.requests is None:
         message = f"cannot be computed again: {REQUESTS_FILE} is not beside the run"
-        return Node(title, Verdict.INCOMPLETE, message)
+        return Node(title, Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)
     try:
         trials = list(recomputed(files.folder, run))
         missing = left_out(files.folder, run)
@@ -190,5 +190,6 @@ def _workload(run: Run) -> Node:
     now, named = workload_digest(run.workload), run.inputs.workload
     if now != named:
         message = f"is {now}, the run names {named}"
-        return Node("workload", Verdict.CHANGED, message)
-    return Node(f"workload {run.workload.name}", message=f"{named}, part of the run")
+        return Node("workload", Verdict.CHANGED, message, part="workload")
+    message = f"{named}, part of the run"
+    return Node(f"workload {run.workload.name}", message=message, part="workload")

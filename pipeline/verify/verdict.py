@@ -39,6 +39,7 @@ class Code(Enum):
     UNJUDGED_SIGNER = "signer-not-judged"
     NO_EVIDENCE = "no-evidence"
     FACTS_NOT_GIVEN = "host-facts-not-given"
+    NO_REQUESTS = "raw-requests-missing"
 
 
 # the order of the class, so that there is one place to change it
@@ -69,6 +70,7 @@ class Node:
     is_folded: bool = False  # children that are valid are not shown one by one
     code: Code | None = None
     subject: str = ""  # what it is about, where code needs it: a kind of statement, a file
+    part: str = ""  # of a run, what it judges: `image`, `weights`, `recipe`, `host facts`, …
 
     @property
     def verdict(self) -> Verdict:

@@ -196,7 +196,7 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
             "Nothing contradicts, but whether to believe the signer is yours to say: with the key,"
             f" {_TRUST}"
         )
-    if REQUESTS_FILE in node.culprit().message:
+    if node.culprit().code is Code.NO_REQUESTS:
         return (
             f"Put the run's own {REQUESTS_FILE} back beside its {RUN_FILE}, from where it was"
             " measured."

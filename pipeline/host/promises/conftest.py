@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let testinfra find the Ansible of this environment, which need not be on the caller's path."""
+    """Let testinfra find the Ansible of this environment, also where it is not on the path."""
     hosts = config.getoption("--hosts", default=None) or ""
     if "ansible://" in hosts:
         place = Path(ansible_program("ansible-inventory")).parent

@@ -19,7 +19,7 @@ from pipeline.attest.trust import Trust, with_own_keys
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import folder_of, readable, verdict_of
 from pipeline.evidence.image import record_rebuild
-from pipeline.evidence.stated import FILE, find_stated, sign_stated, state_image
+from pipeline.evidence.stated import FILE, Problem, find_stated, sign_stated, state_image
 from tests.unit.verify.world import World, make_world, trust_in, trusted
 
 
@@ -58,7 +58,7 @@ def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: 
     lie = make_statement("engine", world.built.digest, "urn:of:others", {"it": "lies"})
     (folder / "note.dsse.json").write_bytes(enclose(lie, []).dump())
     wrong = sign_stated(*about, signer)
-    assert wrong.pop("note") == "is unsigned, and cannot be checked against the image"
+    assert wrong.pop("note") is Problem.UNSIGNED_FOREIGN
     assert set(wrong) <= {"evidence-set"}
     assert not any(e.signatures for e in readable(folder).values())
     (folder / "note.dsse.json").unlink()
@@ -68,7 +68,7 @@ def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: 
     assert signed.signed_by == [signer.key_id]
     (folder / "provenance.dsse.json").write_bytes(b"junk")
     wrong = sign_stated(*about, signer)
-    assert wrong["provenance"] == "cannot be read"
+    assert wrong["provenance"] is Problem.UNREADABLE
 
 
 def test_a_set_says_what_each_gate_and_each_rebuild_found(stated_world: World) -> None:
