@@ -1,0 +1,127 @@
+"""A server that repeats the key that it was sent gets it into no file and onto no terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.bench_faults import FaultyConnection, bench_server
+from tests.testbed.model_server import Asked, Fault, ModelServer, Refusal, listening
+from tests.unit.support import Command, Ended
+
+KEY = "sk-7f3aQz19LmWx42RtBn"
+_PART = 10  # characters of the key: whoever has so many of them has nearly all
+SMALL = ("--quick", "--streams", "1,2", "--lengths", "4", "--pressure", "2", "--no-quality")
+
+
+@pytest.fixture(autouse=True)
+def key(sm120: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's key is given, and there is one that signs."""
+    monkeypatch.setenv("SM120_API_KEY", KEY)
+    assert sm120("evidence", "new-key", "me").code == 0
+
+
+def require_no_key(folder: Path, done: Ended) -> None:
+    """Not in what was printed, not in a file, not in what a statement holds, and no part of it."""
+    found = {"the terminal": done.out + done.err}
+    for path in folder.rglob("*"):
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8", "replace")
+        if path.name.endswith(".dsse.json"):
+            text += base64.b64decode(json.loads(text)["payload"]).decode()
+        found[path.name] = text
+    parts = {KEY[at : at + _PART] for at in range(len(KEY) - _PART + 1)}
+    assert [name for name, text in found.items() if any(part in text for part in parts)] == []
+
+
+@contextmanager
+def model_server(fault: Fault) -> Iterator[str]:
+    address: list[str] = []
+    ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with listening(ModelServer(fault)) as url:
+            address.append(url)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def _refusal(before: int) -> Callable[[Asked], None]:
+    def asked(_: Asked) -> None:
+        raise Refusal(401, f"{'x' * before} wrong key: Bearer {KEY}")
+
+    return asked
+
+
+def _answered(asked: Asked, text: str) -> str:
+    return f"{KEY} {text}"
+
+
+# the second: what is cut short for a table or a record is cut within the key
+@pytest.mark.parametrize("before", [0, *range(40, 400, 20)])
+def test_a_refusal_with_the_key_is_kept_without_it_by_smoke(
+    sm120: Command, tmp_path: Path, before: int
+) -> None:
+    with model_server(Fault(asked=_refusal(before))) as url:
+        done = sm120("--debug", "smoke", url, *SMALL, "--keep", tmp_path / "kept")
+    assert done.error == "SmokeFailed"
+    assert (tmp_path / "kept" / "smoke.json.dsse.json").exists()
+    require_no_key(tmp_path / "kept", done)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_an_answer_and_a_stream_with_the_key_are_kept_without_it_by_smoke(
+    sm120: Command, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    with model_server(Fault(text=_answered)) as url:
+        done = sm120(
+            "--debug", "smoke", url, *SMALL, "--up-to", "tools", "--keep", tmp_path / "kept", *more
+        )
+    assert (tmp_path / "kept" / "exchanges.jsonl").exists()
+    require_no_key(tmp_path / "kept", done)
+
+
+BENCH = ("--requests", "2", "--input", "32", "--output", "4", "--repeats", "1", "--no-self-test")
+
+
+@pytest.mark.parametrize("before", [0, *range(40, 400, 20)])
+@pytest.mark.parametrize("where", ["refusal", "stream"])
+def test_a_server_that_repeats_the_key_is_measured_without_it(
+    sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, before: int
+) -> None:
+    text = f"{'x' * before} wrong key: Bearer {KEY}"
+
+    def fault(self: FaultyConnection, request: bytes, tokens: int) -> bool:
+        body = json.dumps({"error": {"message": text}}).encode()
+        if where == "refusal":
+            self.write_json(b"401 Unauthorized", body)
+        else:
+            data = b"data: " + body + b"\n\n"
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            self.transport.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        return True
+
+    monkeypatch.setattr(FaultyConnection, "fault_key", fault, raising=False)
+    with bench_server("key") as server:
+        words = ("--concurrency", "1", *BENCH, "--out", tmp_path / "bench")
+        done = sm120("--debug", "bench", server.url, *words)
+    assert done.error
+    require_no_key(tmp_path / "bench", done)
