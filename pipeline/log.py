@@ -59,20 +59,20 @@ def json_text(value: Any, **options: Any) -> str:
     return _ODD.sub(escaped, json.dumps(value, ensure_ascii=False, **options))
 
 
-def redacted(value: Any, *, logins: bool = False) -> Any:
+def redacted(value: Any, *, logins: bool = False, more: Sequence[str] = ()) -> Any:
     """A text, or JSON with texts in it, without the secrets that this process was given.
 
     A server may repeat the key that it was sent. With `logins`, names and passwords in addresses
-    go, too: what a user typed is quoted in errors.
+    go, too: what a user typed is quoted in errors. `more` are secrets that are not in the
+    environment. A text that is cut short is redacted before: half a key is found by nobody.
     """
     if isinstance(value, dict):
-        return {key: redacted(each, logins=logins) for key, each in value.items()}
+        return {key: redacted(each, logins=logins, more=more) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [redacted(each, logins=logins) for each in value]
+        return [redacted(each, logins=logins, more=more) for each in value]
     if not isinstance(value, str):
         return value
-    for name in _SECRETS:
-        secret = os.environ.get(name, "").strip()
+    for secret in (*(os.environ.get(name, "").strip() for name in _SECRETS), *more):
         if len(secret) >= _SHORTEST_SECRET:
             # as JSON and Python write it, too
             for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]):

@@ -211,7 +211,7 @@ class Answer:
         try:
             self._read_event(_loads(data), now)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            shown = data[:80].decode(errors="replace")
+            shown = data[:_MOST_REFUSAL_BYTES].decode(errors="replace")
             raise Malformed(f"an event of the stream cannot be read: {shown!r}") from error
 
     def _read_event(self, value: Any, now: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from pipeline import log
 from pipeline.bench.engine_metrics import Reading, read_metrics
 from pipeline.bench.model import Engine, ServerFacts
 from pipeline.bench.prompts import Scale, fit_scale, unique_text
@@ -134,7 +135,8 @@ class Server:
 
 
 def _shown(data: bytes) -> str:
-    return " ".join(data.decode(errors="replace").split())[:_SHOWN_CHARS]
+    text: str = log.redacted(" ".join(data.decode(errors="replace").split()))
+    return text[:_SHOWN_CHARS]
 
 
 def _json(raw: Raw) -> Any:

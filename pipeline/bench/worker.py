@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from pipeline import log
 from pipeline.bench.answer import Answer, loops
 from pipeline.bench.connection import Connection, Failed, Target, connect
 from pipeline.bench.loop import run_loop
@@ -158,7 +159,10 @@ class Share:
         try:
             await self._attempts(sent, request, keep_all)
         except Failed as error:
-            sent.failure, sent.message = error.kind, error.message[:_MESSAGE_CHARACTERS]
+            # before it is cut: a server may repeat the key, which is in no worker's environment
+            keys = [value.removeprefix("Bearer ") for value in self.job.headers.values()]
+            sent.failure = error.kind
+            sent.message = log.redacted(error.message, more=keys)[:_MESSAGE_CHARACTERS]
             self.failures += 1
         sent.end = sent.end or time.monotonic()
         self.done += 1
