@@ -101,6 +101,15 @@ def show_moves(
     click.echo(f"{log.table(head, rows)}\n\n{len(rows)} {verb}{about}")
 
 
+def say_bytes(data: bytes) -> None:
+    """Bytes of others on stdout: as they are for a program, and on a terminal nothing that acts."""
+    if sys.stdout.isatty():
+        click.echo(data.decode(errors="replace"), nl=False)
+    else:
+        click.echo(data, nl=False)
+    sys.stdout.flush()
+
+
 def say_json(value: Any) -> None:
     """A result for programs, on stdout."""
     # sorted: two results can be compared with diff

@@ -11,7 +11,7 @@ from pipeline.attest.names import KINDS
 from pipeline.attest.predicates import MODELS
 from pipeline.attest.statement import moment
 from pipeline.attest.strict import read_json
-from pipeline.cli.context import checkout_of, say_json, store_of, store_to_read
+from pipeline.cli.context import checkout_of, say_bytes, say_json, store_of, store_to_read
 from pipeline.cli.file_statements import attest_file
 from pipeline.cli.images import find_image
 from pipeline.cli.options import EXISTING_FILE, json_option, key_option, platform_option
@@ -121,4 +121,4 @@ def sbom(context: click.Context, name: str, form: str, platform: str | None) -> 
         built = find_image(checkout, store, name, platform)
         bill = bill_of(checkout, store, built)
     # as a file it ends with a newline already; another would change its digest
-    click.echo((cyclonedx_bytes if form == "cyclonedx" else spdx_bytes)(bill), nl=False)
+    say_bytes((cyclonedx_bytes if form == "cyclonedx" else spdx_bytes)(bill))

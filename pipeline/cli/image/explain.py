@@ -13,7 +13,7 @@ from pipeline.assemble.inside import FoundFile, list_inside, read_inside
 from pipeline.attest.names import KINDS
 from pipeline.attest.predicates import MODELS
 from pipeline.attest.trust import Trust
-from pipeline.cli.context import checkout_of, say_json, store_to_read
+from pipeline.cli.context import checkout_of, say_bytes, say_json, store_to_read
 from pipeline.cli.images import find_image
 from pipeline.cli.options import json_option, platform_option
 from pipeline.errors import MirrorUnknown
@@ -120,7 +120,7 @@ def cat(context: click.Context, name: str, path: str, platform: str | None) -> N
     """
     checkout, store = checkout_of(context), store_to_read(context)
     with store.in_use():
-        click.echo(read_inside(store, find_image(checkout, store, name, platform), path), nl=False)
+        say_bytes(read_inside(store, find_image(checkout, store, name, platform), path))
 
 
 @click.command()

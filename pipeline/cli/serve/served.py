@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from pipeline import log
-from pipeline.cli.context import say_json, store_of, store_to_read
+from pipeline.cli.context import say_bytes, say_json, store_of, store_to_read
 from pipeline.cli.options import json_option
 from pipeline.cli.serve.on_host import OnHost, machine_of_all, on_options
 from pipeline.cli.serve.options import engine_option
@@ -82,8 +80,7 @@ def logs(
     with machine_of_all(context, on, engine) as (_, engines):
         containers, facts = find_among(engines, recipe)
         for piece in containers.output(facts.id, follow=follow, tail=tail):
-            sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
+            say_bytes(piece)
 
 
 @click.command()
