@@ -158,12 +158,9 @@ def test_foreign_text_acts_on_no_terminal(sm120: Command, tmp_path: Path, path: 
     (folder / "config.json").write_text(made["json"])
     (folder / "manifest.json").write_text(made["json"])
     (folder / "odd.yaml").write_text(made["yaml"])
-    for place, text in (
-        ("etc/os-release", 'PRETTY_NAME="Debian \x1b[2J\x9b\u202e"\n'),
-        ("proc/cmdline", f"quiet {ODD}\n"),
-    ):
-        (folder / place).parent.mkdir()
-        (folder / place).write_text(text)
+    release = folder / "proc" / "sys" / "kernel" / "osrelease"
+    release.parent.mkdir(parents=True)
+    release.write_text(f"6.1 {ODD}\n")
     assert sm120("evidence", "new-key", "me").code == 0
     files = {kind: str(folder / f"f{ODD}.{kind}") for kind in made}
     words = [files.get(w[1:-1], str(folder)) if w[:1] == "{" else w for w in ROWS[path].words]
