@@ -87,8 +87,9 @@ def flags(
         engine = find_parser(plan_image(checkout, image, checkout.spec(image).platforms[0])).engine
         shown = find_parser_flags(folder, engine, image)
     else:
-        store, way = store_of(context), find_way("auto")
+        store = store_of(context)
         built = find_image(checkout, store, inside or image, platform)
+        way = find_way("auto")
         plan = plan_image(checkout, image, checkout.spec(image).platforms[0])
         shown = (
             read_wheel_flags(store, plan, wheel, built, way)

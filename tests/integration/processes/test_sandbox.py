@@ -497,7 +497,8 @@ def test_folders_without_end_are_removed_again(kind: str, tmp_path: Path) -> Non
 def test_folders_without_end_in_a_workers_folder_harm_no_store(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shuts = 'os.mkdir("x"); os.chmod("x", 0)'
+    # not by chmod, which is refused where namespaces are forbidden
+    shuts = 'os.mkdir("x", 0)'
     ends = 'say({"case": job["cases"][0]["name"], "ended": "called"})'
     kernels = 'os.chdir(job["cache"])'
     body = f"begin(job['cases'][0])\n{DEEP}\n{shuts}\n{kernels}\n{DEEP}"

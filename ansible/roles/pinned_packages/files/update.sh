@@ -12,7 +12,11 @@ while :; do
     grep -q '^E: Could not get lock' "$errors" || break
     if [ "$(date +%s)" -ge "$end" ]; then
         holder=$(sed -n 's/^E: Could not get lock .* process \([0-9]*\).*/\1/p' "$errors" | head -n 1)
-        [ -z "$holder" ] || ps -o unit=,pid=,args= -p "$holder" | sed 's/^ *\(- *\)*/the indexes are held by: /' >&2
+        if [ -n "$holder" ] && [ -r "/proc/$holder/cmdline" ]; then
+            # a bare Debian has no ps
+            unit=$(sed -n 's|^0::.*/\([^/]*\.service\)$|\1 |p' "/proc/$holder/cgroup")
+            echo "the indexes are held by: $unit$holder $(tr '\0\n' '  ' <"/proc/$holder/cmdline")" >&2
+        fi
         break
     fi
     sleep 1
