@@ -30,6 +30,10 @@ NEVER = 10**9  # MiB that no disk has
 def test_hosts_after_one_that_fails_are_not_touched(
     tmp_path: Path, failing: str, more: dict[str, Any], touched: set[str]
 ) -> None:
+    audit = subprocess.run(["dpkg", "--audit"], capture_output=True, text=True, check=False)
+    if audit.returncode:
+        # since Debian 13
+        pytest.skip(f"Only root can ask dpkg here: {audit.stderr.strip()[-100:]}.")
     (tmp_path / "lock.yaml").write_text("targets: {debian-12/amd64: {}}\n")
     (tmp_path / "key.gpg").write_bytes(b"key")
     hosts = {n: {"sm120_free_mib": NEVER if n == failing else 1} for n in ("c1", "c2", "c3")}
@@ -52,7 +56,7 @@ def test_hosts_after_one_that_fails_are_not_touched(
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     recap = recap_of(done.stdout)
     assert done.returncode == 2, done.stdout[-2000:] + done.stderr
-    assert set(recap) == touched
+    assert set(recap) == touched, done.stdout[-2000:]
     assert {n for n, counts in recap.items() if counts["failed"]} == {failing}
     assert f"{NEVER} are needed" in done.stdout
     # a host that was let in got as far as the first role
