@@ -303,14 +303,16 @@ def changed(
     if not values:
         return workload
     own = [name for name in ("input", "output") if name in values]
-    if own:
-        # what the shipped text says of lengths is not true any more
+    if own or concurrency or rate:
+        # what the shipped text says of lengths and loads is not true any more
         told = {name: values.get(name) or getattr(workload, name) for name in ("input", "output")}
-        lengths = [f"{n}: {each.model_dump_json()}" for n, each in told.items() if each]
+        words = [f"{n}: {each.model_dump_json()}" for n, each in told.items() if each]
         fixed = {n: each.tokens for n, each in told.items() if isinstance(each, Fixed)}
         if len(fixed) == 2:
-            lengths = [f"{fixed['input']} tokens in and {fixed['output']} out"]
-        values["summary"] = f"{workload.name} with {', '.join(lengths)}"
+            words = [f"{fixed['input']} tokens in and {fixed['output']} out"]
+        words += [f"concurrency {', '.join(map(str, concurrency))}"] if concurrency else []
+        words += [f"{', '.join(f'{each:g}' for each in rate)} requests a second"] if rate else []
+        values["summary"] = f"{workload.name} with {', '.join(words)}"
     if own and any(load.input or load.output for load in workload.loads):
         raise WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
     return Workload.model_validate({**workload.model_dump(), **values})

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,9 +161,23 @@ def test_a_file_without_facts_does_not_stand_for_a_host(
     assert not (tmp_path / "out").exists()
 
 
-def test_lengths_that_were_typed_replace_what_the_workload_says_of_them(sm120: Command) -> None:
-    load = changed(read_workload("quick"), input_tokens=100, output_tokens=64)
-    assert load.summary == "quick with 100 tokens in and 64 out"
+@pytest.mark.parametrize(
+    ("typed", "summary"),
+    [
+        ({"input_tokens": 100, "output_tokens": 64}, "100 tokens in and 64 out"),
+        ({"concurrency": [2, 8]}, "256 tokens in and 128 out, concurrency 2, 8"),
+        ({"rate": [0.5]}, "256 tokens in and 128 out, 0.5 requests a second"),
+    ],
+)
+def test_what_was_typed_replaces_what_the_workload_says_of_itself(
+    typed: dict[str, Any], summary: str
+) -> None:
+    assert changed(read_workload("quick"), **typed).summary == f"quick with {summary}"
+
+
+def test_repeats_leave_the_workloads_own_words() -> None:
+    quick = read_workload("quick")
+    assert changed(quick, repeats=5, requests=7).summary == quick.summary
 
 
 def test_more_streams_than_requests_are_shown_as_what_they_are(sm120: Command) -> None:
