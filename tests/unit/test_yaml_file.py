@@ -87,10 +87,10 @@ def test_the_wrong_field_is_named(tmp_path: Path) -> None:
 
 
 def test_many_keys_take_no_long_time(tmp_path: Path) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(SpecInvalid):
         read(tmp_path, "".join(f"k{n}: 1\n" for n in range(20_000)))
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a folder"])

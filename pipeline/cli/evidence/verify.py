@@ -342,7 +342,7 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
         sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
     except WeightsUnknown as error:
         raise UnknownImage(
-            f"{path}: holds no OCI layout, no locked set of weights, no benchmark, no smoke.json",
+            f"{path}: holds no OCI layout, no locked weights, no run of a benchmark, no smoke.json",
             "Name a folder that `image export`, `registry pull`, `weights fetch` or `bench` made.",
         ) from error
     walks = []

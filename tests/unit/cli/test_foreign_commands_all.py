@@ -120,6 +120,7 @@ ROWS: Mapping[str, Row] = {
     "source export-objects": Row("a folder of others", ("{folder}",)),
     "source import-objects": Row("a folder of others", ("{folder}",)),
     "source list": _OWN,
+    "source publish": Row("a name that was typed", (NAME, ODD, f"127.0.0.1:9/{NAME}")),
     "source lock": _IMAGE,
     "store check": _OWN,
     "store show": _OWN,
