@@ -16,7 +16,7 @@ from pipeline.attest.keys import Signer
 from pipeline.attest.names import COMPILED_TREE, tree_urn
 from pipeline.attest.statement import make_statement, moment
 from pipeline.attest.strict import plain
-from pipeline.errors import GoldenMismatch, PublishRefused, UnknownSource
+from pipeline.errors import GoldenMismatch, PublishRefused
 from pipeline.evidence.inventory import tree_record
 from pipeline.model import Frozen, canonical_json
 from pipeline.oci.document import (
@@ -34,7 +34,7 @@ from pipeline.publish.evidence import EvidenceBundle, statements_of
 from pipeline.publish.publish import Order, Shipment
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob
-from pipeline.source.compiled import CompiledTree, tree_path
+from pipeline.source.compiled import CompiledTree, compiled_layer, tree_path
 from pipeline.store.store import Store
 
 TREE_MEDIA = "application/vnd.sm120.tree.v1"
@@ -78,10 +78,7 @@ def order_tree(
     dry_run: bool = False,
 ) -> Order:
     """All that publishing a compiled tree sends; the statement is signed unless nothing is sent."""
-    record = store.layer(plan.key)
-    if record is None:
-        compile_it = f"`sm120 source build {plan.source.name} {plan.name}` does it."
-        raise UnknownSource(f"{plan.title} is not compiled", compile_it)
+    record = compiled_layer(store, plan)
     tree = tree_record(store, plan, TitledLayer(title=plan.title, record=record))
     if tree.taken:
         raise PublishRefused(

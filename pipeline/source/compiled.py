@@ -172,6 +172,15 @@ def tree_path(store: Store, key: str) -> Path:
     return store.root / "trees" / f"{key.removeprefix('sha256:')}.json"
 
 
+def compiled_layer(store: Store, plan: TreePlan) -> LayerRecord:
+    """The layer of a tree that this store holds."""
+    record = store.layer(plan.key)
+    if record is None:
+        compile_it = f"`sm120 source build {plan.source.name} {plan.name}` does it."
+        raise UnknownSource(f"{plan.title} is not compiled", compile_it)
+    return record
+
+
 def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path, title: str) -> None:
     pin = plan.lock.archive
     with log.progress("fetched", pin.size_bytes) as bar:

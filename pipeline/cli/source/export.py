@@ -16,7 +16,7 @@ from pipeline.cli.context import checkout_of, host_platform, say_json, store_of
 from pipeline.cli.file_statements import keep_beside
 from pipeline.cli.options import json_option, platform_option
 from pipeline.cli.signing import Signing
-from pipeline.errors import UnknownSource
+from pipeline.source.compiled import compiled_layer
 from pipeline.source.exported import export_tree
 from pipeline.spec.image import CompiledSpec
 
@@ -46,11 +46,7 @@ def export(
     chosen = host_platform() if platform in (None, "host") else str(platform)
     plan = plan_tree(checkout, CompiledSpec(source=name, build=build), chosen)
     with store.in_use():
-        record = store.layer(plan.key)
-        if record is None:
-            raise UnknownSource(
-                f"{plan.title} is not compiled", f"`sm120 source build {name} {build}` does it."
-            )
+        record = compiled_layer(store, plan)
         written = export_tree(store, record, plan.build.to, folder)
     body = CompiledFile(
         source=name,
