@@ -37,6 +37,19 @@ def pytest_runtest_call() -> Iterator[None]:
         return (yield)
 
 
+@pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    """A test that leaves SIGTERM ignored makes a later test's child immortal."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    left = [signal.getsignal(number) for number in numbers]
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+    assert left == before, "this test left a signal handler behind"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "this test left a signal blocked"
+
+
 @contextmanager
 def _skipped() -> Iterator[None]:
     try:
