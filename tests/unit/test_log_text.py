@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import sys
 from typing import Any
 
 import pytest
 
 from pipeline import log
-from pipeline.cli import main as command
 from pipeline.errors import RecipeInvalid
 from pipeline.recipe.launch import Overrides, plan_launch
 from pipeline.recipe.render.formats import render
 from pipeline.recipe.render.target import Target
 from pipeline.report import text
 from tests.unit.serve.recipes import two_cards
+from tests.unit.support import Command
 
 # an escape, a C1 control, a mark that turns the direction, a line end of another kind, half a pair
 ODD = "a\x1b[2Jb\x9bc\u202ed\x85e\u2028f\udcffg\rh\x07"
@@ -72,20 +70,14 @@ def test_a_key_is_redacted_in_every_form_and_depth(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("words", [["--debug"], [], ["--json"]])
 def test_the_last_line_of_the_command_has_no_escape_and_no_password(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str]
+    sm120: Command, words: list[str]
 ) -> None:
-    url = "http://me:hunter2@\x1b[2J\u202ehost:1x"
-    before = sys.stdout
-    monkeypatch.setattr(sys, "argv", ["sm120", "smoke", url, *words])
-    try:
-        with pytest.raises(SystemExit):
-            command.main()
-    finally:
-        sys.stdout = before
-    shown = "".join(capfd.readouterr())
+    ended = sm120("smoke", "http://me:hunter2@\x1b[2J\u202ehost:1x", *words)
+    assert ended.code
+    shown = ended.out + ended.err
     assert "hunter2" not in shown
     assert not {"\x1b", "\u202e"} & set(shown)
-    assert "is not the address of a server" in shown or "such" in shown, os.linesep.join(words)
+    assert "is not the address of a server" in shown or "such" in shown
 
 
 def test_a_report_as_text_holds_nothing_that_acts() -> None:
