@@ -276,9 +276,12 @@ def compare_docker(
         place = f"{registry.host_port}/theirs:perf"
         # --no-cache runs every step again; the context that was sent before stays in the daemon
         args = ("build", "-q", "--no-cache", "-t", place, str(context))
-        ours, others = in_turns(
-            turns, partial(build_cold, wheels, scratch), lambda: dockerfile.docker(daemon, *args)
-        )
+
+        def build_theirs() -> Cost:
+            dockerfile.remove_earlier_builds(daemon)
+            return dockerfile.docker(daemon, *args)
+
+        ours, others = in_turns(turns, partial(build_cold, wheels, scratch), build_theirs)
         size = log.size(sum(wheel.stat().st_size for wheel in theirs))
         title = f"docker build --no-cache ({len(theirs)} of {len(wheels)} wheels, {size})"
         report.compare(f"{IMAGE}: all of it from local files", ours, title, others)
