@@ -58,9 +58,10 @@ def test_images(
     it, and `sm120 publish` attaches it. What a server answers is for `sm120 smoke`.
     """
     checkout, store, signing = checkout_of(context), store_of(context), Signing()
-    way, results = find_way(wanted), Results()
+    results = Results()
     with store.in_use():
         images = [find_image(checkout, store, name, platform) for name in dict.fromkeys(names)]
+        way = find_way(wanted)
         for image in images:
             flags, file = committed_flags(checkout, image)
             results[image] = prove_start(store, image, way, flags, file)

@@ -131,17 +131,18 @@ def serve(
         skipped=skipped,
     )
     recipes = recipes_of(context, folders)
+    # a wrong name is the answer, also where no Docker runs
+    first = recipes.read(name)
     with machine_on(context, on, engine) as (site, containers):
         store = store_to_read(context) if dry_run else store_of(context)
         request = Request(checkout_of(context), store, options, site, dry_run)
         if dry_run:
-            return _rehearse(make_job(request, recipes.read(name)), containers, as_json)
+            return _rehearse(make_job(request, first), containers, as_json)
         if context_ladder:
-            recipe = recipes.read(name)
-            steps = contexts or (recipe.smoke.contexts if recipe.smoke.contexts[1:] else STEPS)
+            steps = contexts or (first.smoke.contexts if first.smoke.contexts[1:] else STEPS)
             key = os.environ.get("SM120_API_KEY")
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            good, why = serve_longest(containers, request, recipe, steps, headers)
+            good, why = serve_longest(containers, request, first, steps, headers)
             if as_json:
                 return say_json({"recipe": name, "context_tokens": good, "beyond": why})
             click.echo(f"{name} is served with {good} tokens of context")

@@ -167,6 +167,8 @@ def test_foreign_text_acts_on_no_terminal(sm120: Command, tmp_path: Path, path: 
     words = [files.get(w[1:-1], str(folder)) if w[:1] == "{" else w for w in ROWS[path].words]
     done = sm120("--checkout", ROOT, "--store", tmp_path / "store", *path.split(), *words)
     require_harmless(done)
+    if path in ("recipe logs", "recipe stop") and done.error == "DockerUnavailable":
+        pytest.skip("Docker does not run here, and it knows what is served.")
     # what is fed must be seen, or the row proves nothing
     assert any(mark in done.out + done.err for mark in ("x1b", "x9b", "u202e", "u001b")), done
 

@@ -372,6 +372,7 @@ def test_another_host_is_named_in_the_attempt_and_in_what_to_type_next(
 def test_an_inventory_without_a_host_and_a_host_that_is_none_are_refused(
     world: World, words: tuple[str, ...]
 ) -> None:
+    world.recipe("tiny-cpu")
     assert world.sm120(*words, "-i", "inventory.yml").code == 2
     assert world.sm120(*words, "--on", "-oProxyCommand=x").error == "HostUnreached"
 
