@@ -147,16 +147,20 @@ def serve(
                 return say_json({"recipe": name, "context_tokens": good, "beyond": why})
             click.echo(f"{name} is served with {good} tokens of context")
             return click.echo(f"No more: {why}" if why else "That is the last step asked for.")
-        recipe, served, attempt = _serve(containers, request, recipes, name, with_fallback)
+        recipe, served, attempt = _serve(containers, request, recipes, first, with_fallback)
     _show(recipe, served, attempt, on, as_json)
 
 
 def _serve(
-    containers: ContainerEngine, request: Request, recipes: Recipes, name: str, with_fallback: bool
+    containers: ContainerEngine,
+    request: Request,
+    recipes: Recipes,
+    first: Recipe,
+    with_fallback: bool,
 ) -> tuple[Recipe, Served, str]:
     """The first recipe of the chain that serves, and its attempt."""
     after: str | None = None
-    for recipe in _chain(recipes, name):
+    for recipe in _chain(recipes, first):
         say_contrary(recipe)
         with request.store.in_use():
             job = make_job(request, recipe, after)
@@ -195,17 +199,17 @@ def _rehearse(job: Job, containers: ContainerEngine, as_json: bool) -> None:
     require_ready(rows)
 
 
-def _chain(recipes: Recipes, name: str) -> Iterator[Recipe]:
+def _chain(recipes: Recipes, first: Recipe) -> Iterator[Recipe]:
     """A recipe, then its fallbacks; read one by one, as most starts need none."""
-    seen: list[str] = []
-    following: str | None = name
-    while following is not None:
+    recipe, seen = first, [first.name]
+    yield recipe
+    while following := recipe.fallback:
         if following in seen or len(seen) > _LONGEST_CHAIN:
-            raise RecipeInvalid(f"{name}: fallback: {' → '.join([*seen, following])} has no end")
+            chain = " → ".join([*seen, following])
+            raise RecipeInvalid(f"{first.name}: fallback: {chain} has no end")
         seen.append(following)
         recipe = recipes.read(following)
         yield recipe
-        following = recipe.fallback
 
 
 def _show(recipe: Recipe, served: Served, attempt: str, on: OnHost | None, as_json: bool) -> None:
