@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import MirrorUnknown, SourceUnreachable
+from pipeline.errors import MirrorUnknown, SandboxUnavailable, SourceUnreachable
+from pipeline.source.box import Wanted, find_way
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_SOURCE = (MirrorUnknown.exit_code, SourceUnreachable.exit_code)
@@ -40,6 +41,14 @@ def run_sm120(store: Path, *args: str, **env: str) -> subprocess.CompletedProces
     return subprocess.run(
         [*command, *args], env={**os.environ, **env}, text=True, capture_output=True, cwd=ROOT
     )
+
+
+def need_sandbox(wanted: Wanted = "auto") -> None:
+    """Skip where no program of an image can run: a bare chroot has no user namespaces."""
+    try:
+        find_way(wanted)
+    except SandboxUnavailable as error:
+        pytest.skip(f"No program of an image can run here: {error}.")
 
 
 def build_image(store: Path, name: str, platform: str, *more: str) -> Built:

@@ -16,11 +16,10 @@ from pipeline.errors import (
     LayerRefused,
     NotReproducible,
     RegistryBroken,
-    SandboxUnavailable,
     SigningFailed,
 )
 from pipeline.model import sha256_of
-from pipeline.source.box import find_way
+from tests.integration.built import need_sandbox
 from tests.makers import Image, make_checkout
 from tests.testbed.registry import Registry
 from tests.testbed.tiny_source import FILES, HERE, Bench, toolchain_deb, toolchain_image
@@ -60,10 +59,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        find_way("namespaces")
-    except SandboxUnavailable as error:
-        pytest.skip(f"Nothing can be compiled here: {error}.")
+    need_sandbox("namespaces")
     return toolchain_deb(tmp_path_factory.mktemp("mirror"), compiler=True)
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.context import host_platform
-from pipeline.errors import SandboxUnavailable
 from pipeline.recipe.parser_flags import ParserFlags, read_parser_flags
-from pipeline.source.box import find_way
-from tests.integration.built import ROOT, build_image, run_sm120, sm120
+from tests.integration.built import ROOT, build_image, need_sandbox, run_sm120, sm120
 
 
 def read_again(store: Path, image: str) -> ParserFlags:
@@ -27,10 +25,7 @@ def assert_as_committed(read: ParserFlags) -> None:
 
 
 def test_the_flags_of_the_small_image_are_those_that_are_committed(small_store: Path) -> None:
-    try:
-        find_way("auto")
-    except SandboxUnavailable as error:
-        pytest.skip(f"No program of an image can run here: {error}.")
+    need_sandbox()
     build_image(small_store, "llama-cpp-cpu", host_platform())
     assert_as_committed(read_again(small_store, "llama-cpp-cpu"))
     assert not list((small_store / "tmp").iterdir())

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline.cli.context import host_platform
-from tests.integration.built import ROOT, build_image, run_sm120
+from tests.integration.built import ROOT, build_image, need_sandbox, run_sm120
 from tests.testbed.dockerd import DockerDaemon
 
 IMAGE = "llama-cpp-cpu"
@@ -78,6 +78,7 @@ def planted(store: Path, place: Path, *paths: str) -> Path:
 
 
 def test_a_sound_image_starts_in_namespaces_and_says_so_in_its_evidence(store: Path) -> None:
+    need_sandbox()
     build_image(store, IMAGE, host_platform())
     code, verdicts = image_test(store, ROOT)
     assert (code, failed(verdicts)) == (0, set())
@@ -93,7 +94,8 @@ def test_a_sound_image_starts_in_namespaces_and_says_so_in_its_evidence(store: P
 def test_planted_faults_are_caught_each_by_the_test_that_should(
     store: Path, tmp_path: Path, faults: tuple[str, ...]
 ) -> None:
-    build_image(store, IMAGE, host_platform())  # skips where nothing can be fetched
+    need_sandbox()
+    build_image(store, IMAGE, host_platform())
     paths = [FAULTS[fault][0] for fault in faults]
     code, verdicts = image_test(store, planted(store, tmp_path, *paths))
     assert code == 92

@@ -23,14 +23,13 @@ from pipeline.errors import (
     OutputWrong,
     PatchConflict,
     PipelineError,
-    SandboxUnavailable,
     StepFailed,
     UnknownSource,
 )
-from pipeline.source.box import find_way
 from pipeline.source.objects import entries, objects_folder
 from pipeline.source.share import export_objects, import_objects, read_manifest
 from pipeline.spec.image import CompiledSpec
+from tests.integration.built import need_sandbox
 from tests.testbed.tiny_source import FILES, HERE, Bench, processes_in, toolchain_deb
 
 Make = Callable[..., Bench]
@@ -38,10 +37,7 @@ Make = Callable[..., Bench]
 
 @pytest.fixture(scope="module")
 def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        find_way("namespaces")
-    except SandboxUnavailable as error:
-        pytest.skip(f"This machine cannot: {error}")
+    need_sandbox("namespaces")
     return toolchain_deb(tmp_path_factory.mktemp("mirror"), compiler=True)
 
 
