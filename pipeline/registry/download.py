@@ -12,48 +12,47 @@ from pipeline.net.answer import Answer
 from pipeline.net.download import OpenAt, download, pour, require_length
 from pipeline.net.failures import BadAnswer, Lost
 from pipeline.oci.document import Descriptor
+from pipeline.registry.client import Request
 from pipeline.registry.repository import Repository
 
 
 def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:
-    """Read a blob of any size and compare its digest; nothing is kept."""
-    open_at, gauge = _opener(repository, blob), Gauge(bar)
+    """Reads a blob of any size and compares its digest; nothing is kept."""
 
-    def once() -> str:
-        gauge.at(0)
-        with open_at(0) as answer:
-            require_length(answer, blob.size_bytes)
-            return pour(answer, hashlib.sha256(), 0, blob.size_bytes, gauge)
+    def receive(open_at: OpenAt, gauge: Gauge) -> str:
+        def once() -> str:
+            gauge.at(0)
+            with open_at(0) as answer:
+                require_length(answer, blob.size_bytes)
+                return pour(answer, hashlib.sha256(), 0, blob.size_bytes, gauge)
 
-    _require_digest(repository, blob, lambda: repository.client.patience.retried(once))
+        return repository.client.patience.retried(once)
+
+    _receive(repository, blob, bar, receive)
 
 
 def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar) -> None:
-    """Complete `partial` to the verified blob; what is there already is resumed."""
-    open_at, gauge, patience = _opener(repository, blob), Gauge(bar), repository.client.patience
-    _require_digest(
-        repository,
-        blob,
-        lambda: download(open_at, partial, blob.digest, blob.size_bytes, gauge, patience),
-    )
+    """Completes `partial` to the verified blob; bytes that it has already are not sent again."""
+
+    def receive(open_at: OpenAt, gauge: Gauge) -> str:
+        patience = repository.client.patience
+        return download(open_at, partial, blob.digest, blob.size_bytes, gauge, patience)
+
+    _receive(repository, blob, bar, receive)
 
 
-def _opener(repository: Repository, blob: Descriptor) -> OpenAt:
+def _receive(
+    repository: Repository, blob: Descriptor, bar: Bar, receive: Callable[[OpenAt, Gauge], str]
+) -> None:
+    place, scope = f"{repository.path}/blobs/{blob.digest}", repository.may("pull")
+
     def open_at(start: int) -> Answer:
-        return repository.client.once(
-            "GET",
-            f"{repository.path}/blobs/{blob.digest}",
-            scope=repository.may("pull"),
-            good=(200, 206, 416) if start else (200,),
-            headers={"Range": f"bytes={start}-"} if start else {},
-        )
+        part = {"Range": f"bytes={start}-"} if start else {}
+        good = (200, 206, 416) if start else (200,)
+        return repository.client.once(Request("GET", place, scope, good, part))
 
-    return open_at
-
-
-def _require_digest(repository: Repository, blob: Descriptor, receive: Callable[[], str]) -> None:
     try:
-        got = receive()
+        got = receive(open_at, Gauge(bar))
     except BadAnswer as error:
         raise RegistryBroken(f"{blob.digest}: {error}") from error
     except Lost as lost:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import RegistryUnreachable
 from pipeline.oci.reference import parse_reference
-from pipeline.registry import docker_config as trust
+from pipeline.registry import auth as trust
 from pipeline.registry.access import Access
 from pipeline.registry.client import RegistryClient
 from tests.testbed.registry import make_certificates
