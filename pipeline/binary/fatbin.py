@@ -69,10 +69,7 @@ def entries(reader: ForwardReader, end: int) -> Iterator[Target]:
         left = head_bytes - _ENTRY.size + payload
         if reader.position + left > end or reader.skip(left) < left:
             raise Unreadable("a fatbin entry extends past the end of its fatbin")
-        yield Target(kind, arch, _suffix(flags))
-
-
-def _suffix(flags: int) -> str:
-    if flags & _ARCH_SPECIFIC and flags & _FAMILY_SPECIFIC:
-        raise Unreadable("a fatbin entry is both `a` and `f`")
-    return "a" if flags & _ARCH_SPECIFIC else "f" if flags & _FAMILY_SPECIFIC else ""
+        if flags & _ARCH_SPECIFIC and flags & _FAMILY_SPECIFIC:
+            raise Unreadable("a fatbin entry is both `a` and `f`")
+        suffix = "a" if flags & _ARCH_SPECIFIC else "f" if flags & _FAMILY_SPECIFIC else ""
+        yield Target(kind, arch, suffix)
