@@ -134,9 +134,8 @@ def _inflate(archive: BinaryIO, member: _Member, limit_bytes: int) -> Iterator[b
     """A member's content in small chunks; an error rather than more than the limit."""
     name, packing = member.name, member.name.partition(".")[2]
     if packing not in ("tar", "tar.gz", "tar.xz"):
-        raise CorruptArchive(
-            f"{name} is packed in a way that is not supported (only xz and gzip are)"
-        )
+        message = f"{name} is packed in a way that is not supported (only xz and gzip are)"
+        raise CorruptArchive(message)
     xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
     gz = zlib.decompressobj(wbits=31)
     archive.seek(member.offset)

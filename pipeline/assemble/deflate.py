@@ -50,10 +50,9 @@ def check_compressor() -> None:
         noise = (state & 0x3F3F3F3F).to_bytes(4, "little")
         probe += probe[start : start + length] if state & 8 else noise
     if sha256_of(compress(bytes(probe))) != _PROBE_DIGEST:
-        raise MissingTool(
-            "the installed `deflate` library compresses differently from the pinned one",
-            "Install the locked version: pip install --require-hashes -r lockfiles/tool/run.txt",
-        )
+        message = "the installed `deflate` library compresses differently from the pinned one"
+        hint = "Install the locked version: pip install --require-hashes -r lockfiles/tool/run.txt"
+        raise MissingTool(message, hint)
 
 
 def compress(data: bytes) -> bytes:
@@ -125,9 +124,8 @@ def inflate(chunks: Iterator[bytes], size_bytes: int, name: str) -> Iterator[byt
                 raise CorruptArchive(f"{name}: damaged deflate stream ({error})") from error
             left -= len(out)
             if left < 0:
-                raise CorruptArchive(
-                    f"{name}: inflates to more than the {size_bytes} bytes it states"
-                )
+                message = f"{name}: inflates to more than the {size_bytes} bytes it states"
+                raise CorruptArchive(message)
             if out:
                 yield out
             chunk = b"" if engine.eof else engine.unconsumed_tail

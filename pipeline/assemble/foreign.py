@@ -167,10 +167,8 @@ class Foreign:
             return name
         listed = self.read("etc/passwd", _MOST_PASSWD_BYTES) if passwd is None else passwd
         if listed is None:
-            raise SpecInvalid(
-                f"{image}: user: {name!r} cannot be looked up, its base has no /etc/passwd",
-                'Give the number: `user: "1000"`.',
-            )
+            message = f"{image}: user: {name!r} cannot be looked up, its base has no /etc/passwd"
+            raise SpecInvalid(message, 'Give the number: `user: "1000"`.')
         for line in listed.decode(errors="replace").splitlines():
             fields = line.split(":")
             if fields[0] == name and len(fields) >= 4 and all(f.isdecimal() for f in fields[2:4]):
@@ -181,10 +179,8 @@ class Foreign:
         """The folder of the base's Python; the base must have glibc, and no environment yet."""
         what = f"{image}: python"
         if root in self.rows:
-            raise SpecInvalid(
-                f"{what}: its base has /{root} already; two environments would mix",
-                "Use a base without one, or add `files` only.",
-            )
+            message = f"{what}: its base has /{root} already; two environments would mix"
+            raise SpecInvalid(message, "Use a base without one, or add `files` only.")
         for folder in parents(root):
             row = self.rows.get(folder)
             # a layer writes the folders above its files anew, and would change their mode and owner
@@ -206,10 +202,9 @@ class Foreign:
             row = self.rows.get(program)
             if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
                 return f"/{folder}"
-        raise SpecInvalid(
-            f"{what}: its base has no python{version} in /usr/bin or /usr/local/bin",
-            "Name the version that the base has under `python: version:`, or another base.",
-        )
+        message = f"{what}: its base has no python{version} in /usr/bin or /usr/local/bin"
+        hint = "Name the version that the base has under `python: version:`, or another base."
+        raise SpecInvalid(message, hint)
 
 
 def require_fit(store: Store, plans: Sequence[ImagePlan]) -> None:

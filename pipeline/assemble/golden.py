@@ -40,10 +40,8 @@ def check(golden: Golden, name: str, got: GoldenImage) -> None:
     # an image's own name: without it, --accept would take all images
     accept = f"`sm120 build {name.rpartition('.')[0]} --accept`"
     if want is None:
-        raise GoldenMismatch(
-            f"{name}: no expected digest is committed; it came out as {got.digest}",
-            f"Compare with another machine, then {accept} and commit.",
-        )
+        message = f"{name}: no expected digest is committed; it came out as {got.digest}"
+        raise GoldenMismatch(message, f"Compare with another machine, then {accept} and commit.")
     if want.digest == got.digest:
         return
     # changed inputs are the usual reason, and no defect: they are named first

@@ -229,10 +229,8 @@ def wheel_tree(store: Store, plan: ImagePlan) -> WheelTree:
     """The files of an image's wheels, which an earlier build put into the store."""
     lacking = [x for x in plan.all_layers() if not store.layer(x.key)]
     if lacking:
-        raise UnknownImage(
-            f"{plan.spec.name}: {lacking[0].title} is not in the store yet",
-            f"Run `sm120 build {plan.spec.name} --accept` first.",
-        )
+        message = f"{plan.spec.name}: {lacking[0].title} is not in the store yet"
+        raise UnknownImage(message, f"Run `sm120 build {plan.spec.name} --accept` first.")
     return _wheel_tree(store, plan)
 
 

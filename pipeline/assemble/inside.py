@@ -105,10 +105,8 @@ def locate(rows: Mapping[str, FileRow], built: Built, path: str) -> tuple[str, l
     near = [f"/{name}" for name in nearest(rows, wanted)]
     folder = next((f"/{each}" for each in parents(wanted[0]) if each in rows), "/")
     lists = f"`{_listing(built, folder)}` lists that folder."
-    raise UnknownFile(
-        f"/{wanted[0]}: no such file in {built.name}",
-        f"The nearest: {', '.join(near)}. {lists}" if near else f"Give its whole path. {lists}",
-    )
+    hint = f"The nearest: {', '.join(near)}. {lists}" if near else f"Give its whole path. {lists}"
+    raise UnknownFile(f"/{wanted[0]}: no such file in {built.name}", hint)
 
 
 def _listing(built: Built, folder: str) -> str:

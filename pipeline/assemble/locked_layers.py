@@ -220,10 +220,8 @@ def _collect(
         try:
             future.result()
         except BrokenProcessPool as error:
-            raise Interrupted(
-                "a worker was killed",
-                "Run it again. If it happens again, the machine may be short of memory.",
-            ) from error
+            hint = "Run it again. If it happens again, the machine may be short of memory."
+            raise Interrupted("a worker was killed", hint) from error
     if keep_inputs:
         return
     keys = {layer.key for layer in finished.values()}

@@ -49,9 +49,8 @@ def parse(text: str, name: str) -> list[FilePatch]:
     lines, patches, at = _lines(text), list[FilePatch](), 0
     while at < len(lines):
         if lines[at].startswith(_NOT_IN_PLACE):
-            raise PatchConflict(
-                f"{name}: patches change text in place, not {lines[at].strip()!r}", _IN_PLACE
-            )
+            message = f"{name}: patches change text in place, not {lines[at].strip()!r}"
+            raise PatchConflict(message, _IN_PLACE)
         # mail headers, `diff --git` and `index` lines hold nothing that is needed
         if not lines[at].startswith("--- "):
             at += 1
@@ -61,9 +60,8 @@ def parse(text: str, name: str) -> list[FilePatch]:
         below = lines[at + 1] if at + 1 < len(lines) else ""
         new = below[4:].split("\t")[0].strip() if below.startswith("+++ ") else "nothing"
         if not old.startswith("a/") or not new.startswith("b/") or old[2:] != new[2:]:
-            raise PatchConflict(
-                f"{name}: patches change files in place, not {old} → {new}", _IN_PLACE
-            )
+            message = f"{name}: patches change files in place, not {old} → {new}"
+            raise PatchConflict(message, _IN_PLACE)
         at += 2
         hunks: list[Hunk] = []
         while at < len(lines) and lines[at].startswith("@@"):
@@ -117,9 +115,8 @@ def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
         first = hunk.start - 1 if hunk.before else hunk.start
         # hunks come in the order of their lines
         if first < at:
-            raise PatchConflict(
-                f"{name}: hunks of {patch.path} overlap at line {hunk.start}", _AGAIN
-            )
+            message = f"{name}: hunks of {patch.path} overlap at line {hunk.start}"
+            raise PatchConflict(message, _AGAIN)
         # no fuzz and no offset: a patch that fits elsewhere may do something else there
         current = tuple(lines[first : first + len(hunk.before)])
         if current != hunk.before or first > len(lines):

@@ -122,25 +122,21 @@ def _apply(checkout: Checkout, plan: ImagePlan, spec: PatchSpec, current: dict[s
     changes = _parsed(series.parent, spec)
     promised = {f.path: f for f in spec.files}
     for path in sorted(promised.keys() - {change.path for change in changes}):
-        raise PatchConflict(
-            f"{spec.file}: series.yaml lists {path}, which it does not change",
-            "Under `files`, list what the patch changes and nothing else.",
-        )
+        message = f"{spec.file}: series.yaml lists {path}, which it does not change"
+        raise PatchConflict(message, "Under `files`, list what the patch changes and nothing else.")
     for change in changes:
         want, path = promised.get(change.path), f"{plan.venv.site}/{change.path}"
         if want is None:
-            raise PatchConflict(
-                f"{spec.file}: changes {change.path}, which series.yaml does not list",
-                "List its `path` under `files`; `sm120 build IMAGE --accept` adds the hashes.",
-            )
+            message = f"{spec.file}: changes {change.path}, which series.yaml does not list"
+            hint = "List its `path` under `files`; `sm120 build IMAGE --accept` adds the hashes."
+            raise PatchConflict(message, hint)
         for when, digest in (("before", want.before), ("after", want.after)):
             if when == "after":
                 current[path] = patch.apply(change, current[path], spec.file)
             if digest is None:
-                raise PatchConflict(
-                    f"{spec.file}: series.yaml has no hash of {change.path} {when} the patch",
-                    "For a new patch: `sm120 build IMAGE --accept` writes it.",
-                )
+                message = f"{spec.file}: series.yaml has no hash of {change.path} {when} the patch"
+                hint = "For a new patch: `sm120 build IMAGE --accept` writes it."
+                raise PatchConflict(message, hint)
             if (got := sha256_of(current[path])) != digest:
                 message = f"{change.path} {when} the patch is {got}, series.yaml has {digest}"
                 raise PatchConflict(f"{spec.file}: {message}", _HINTS[when])
@@ -151,10 +147,9 @@ def _parsed(folder: Path, spec: PatchSpec) -> list[patch.FilePatch]:
         # read_text would turn every \r\n into \n
         text = (folder / spec.file).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise PatchConflict(
-            f"{(folder / spec.file).name}: cannot be read ({error})",
-            "`file` in series.yaml names a file of text beside it.",
-        ) from error
+        message = f"{(folder / spec.file).name}: cannot be read ({error})"
+        hint = "`file` in series.yaml names a file of text beside it."
+        raise PatchConflict(message, hint) from error
     return patch.parse(text, spec.file)
 
 
@@ -245,10 +240,8 @@ def from_diff(files: Installed, text: str, name: str, of: str = "") -> NewPatch:
     if of and len(parts) > 1:
         raise PatchConflict(f"{name}: changes {len(parts)} files", "Leave --of out.")
     if len(parts) > _MOST_FILES:
-        raise PatchConflict(
-            f"{name}: changes {len(parts)} files, more than {_MOST_FILES}",
-            "A change of that size is a version of its own: lock another wheel.",
-        )
+        hint = "A change of that size is a version of its own: lock another wheel."
+        raise PatchConflict(f"{name}: changes {len(parts)} files, more than {_MOST_FILES}", hint)
     changed: dict[str, bytes] = {}
     left_out: list[str] = []
     for path, part in parts:
@@ -308,10 +301,8 @@ def _new_patch(
         listed = ", ".join(path[:200] for path in left_out[:4])
         listed += " …" if len(left_out) > 4 else ""
         image, base = files.plan.spec.name, posixpath.basename(left_out[0])
-        raise PatchConflict(
-            f"{name}: no wheel of the image has {listed}",
-            f"Give the path as it is installed: `sm120 image files {image} '*{base}'` finds it.",
-        )
+        hint = f"Give the path as it is installed: `sm120 image files {image} '*{base}'` finds it."
+        raise PatchConflict(f"{name}: no wheel of the image has {listed}", hint)
     texts, entries, applies_to = [], [], ""
     for path, after in changed.items():
         before, owner = files.read(path)

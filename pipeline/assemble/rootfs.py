@@ -161,9 +161,8 @@ class Tree:
                 raise HostileArchive(f"{owner}: {path} would change dpkg's database")
             known = self._entries.get(path)
             if known is not None and not _same(known, entry):
-                raise CorruptArchive(
-                    f"{self._owners[path]} and {owner} both ship {path}, differently"
-                )
+                message = f"{self._owners[path]} and {owner} both ship {path}, differently"
+                raise CorruptArchive(message)
             self.put(entry, owner)
             paths.append(path)
         self.files_of[owner] = sorted(paths)

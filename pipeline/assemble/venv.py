@@ -134,9 +134,8 @@ def _placed(wheel: Wheel, member: Member, venv: Venv, promised: str) -> Entry:
         # old setuptools left an egg-info beside the modules
         name = canonicalize_name(folder.rpartition(".")[0].partition("-")[0])
         if not folder.lower().endswith(".egg-info") or name != wheel.project:
-            raise HostileArchive(
-                f"{wheel.filename}: writes {folder}, the metadata of another package"
-            )
+            message = f"{wheel.filename}: writes {folder}, the metadata of another package"
+            raise HostileArchive(message)
     mode = 0o755 if member.executable or scheme == "scripts" else 0o644
     if scheme == "scripts" and member.content.size_bytes <= _MOST_SCRIPT_BYTES:
         data = read_member(member)
@@ -218,10 +217,8 @@ def merge_wheels(groups: Iterable[list[Entry]], prefer: Sequence[str]) -> list[E
 
 def _require_files(contested: Iterable[str]) -> None:
     for path in sorted(contested):
-        raise PathConflict(
-            f"/{path}: is a file in one wheel and a folder in another",
-            "Lock another version of one of them, or leave one out under `python: omit:`.",
-        )
+        hint = "Lock another version of one of them, or leave one out under `python: omit:`."
+        raise PathConflict(f"/{path}: is a file in one wheel and a folder in another", hint)
 
 
 def same_bytes(one: Entry, other: Entry) -> bool:

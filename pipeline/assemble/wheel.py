@@ -140,9 +140,8 @@ def _data_offset(handle: BinaryIO, info: zipfile.ZipInfo, filename: str) -> int:
     is_same = is_same or bool(flags & _HAS_DESCRIPTOR and not any((crc, *sizes)))
     is_same = is_same and method == info.compress_type and magic == b"PK\x03\x04"
     if not is_same or len(extra) != n_extra:
-        raise CorruptArchive(
-            f"{filename}: the header of {info.filename!r} contradicts the directory"
-        )
+        message = f"{filename}: the header of {info.filename!r} contradicts the directory"
+        raise CorruptArchive(message)
     # without the UTF-8 flag names are in the code page of the first PCs
     if name not in (info.orig_filename.encode(), info.orig_filename.encode("cp437", "replace")):
         raise HostileArchive(f"{what} has another name in its own header")

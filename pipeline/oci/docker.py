@@ -182,10 +182,8 @@ def load(
             for tag in tags[1:]:
                 loaded.tag(*parse_repository_tag(tag))
     except (DockerException, RequestException) as error:
-        raise DockerUnavailable(
-            f"Docker refused {name}: {_reason(error)}",
-            "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker.",
-        ) from error
+        hint = "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker."
+        raise DockerUnavailable(f"Docker refused {name}: {_reason(error)}", hint) from error
     return str(loaded.id)
 
 

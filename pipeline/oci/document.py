@@ -102,9 +102,8 @@ def read_document(data: bytes, claimed_type: str = "") -> Document:
         if not isinstance(value, dict):
             raise ValueError("is not a JSON object")
         if value.get("schemaVersion") == 1:
-            raise ValueError(
-                "uses Docker's schema version 1, which is no longer supported; push it again"
-            )
+            message = "uses Docker's schema version 1, which is no longer supported; push it again"
+            raise ValueError(message)
         if value.get("schemaVersion") != 2:
             raise ValueError("has an unknown schema version")
         # by its content: a document need not state its media type

@@ -51,10 +51,8 @@ def parse_reference(text: str) -> Reference:
             "Leave out what stands before the registry's name; --insecure-http is for plain HTTP.",
         )
     if shown != text:
-        raise ReferenceInvalid(
-            f"{shown}: has a user name or password in it",
-            "Leave it out, and log in with `docker login`.",
-        )
+        message = f"{shown}: has a user name or password in it"
+        raise ReferenceInvalid(message, "Leave it out, and log in with `docker login`.")
     rest, at, digest = text.partition("@")
     registry, slash, path = rest.partition("/")
     if not slash:

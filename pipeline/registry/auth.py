@@ -243,9 +243,8 @@ class Authority:
         except BadAddress as error:
             raise RegistryBroken(f"the registry's token service {error}") from error
         if "@" in service.netloc or service.fragment:
-            raise RegistryBroken(
-                f"the registry's token service {shown(realm)!r} is not a valid address"
-            )
+            message = f"the registry's token service {shown(realm)!r} is not a valid address"
+            raise RegistryBroken(message)
         if service.scheme == "http" and not self._plain:
             message = f"the registry's {name} is not reached by https"
             raise RegistryRefused(message, "Nothing was sent to it.")

@@ -115,10 +115,8 @@ def plan_pull(
     )
     # as the manifests claim; each blob is held to its claim when it comes
     if wanted.size_bytes > most_bytes:
-        raise RegistryBroken(
-            f"{repository}: the image claims to be {log.size(wanted.size_bytes)}",
-            f"The limit is {log.size(most_bytes)}; nothing was fetched.",
-        )
+        message = f"{repository}: the image claims to be {log.size(wanted.size_bytes)}"
+        raise RegistryBroken(message, f"The limit is {log.size(most_bytes)}; nothing was fetched.")
     return wanted
 
 
@@ -129,9 +127,8 @@ def choose(root: Document, platform: str) -> Descriptor:
     matches = [d for d in root.manifests if d.platform in names]
     if len(matches) != 1:
         listed = ", ".join(str(d.platform) for d in root.manifests) or "none"
-        raise NotInRegistry(
-            f"{root.digest}: has {len(matches)} images for {platform} (there are: {listed})"
-        )
+        message = f"{root.digest}: has {len(matches)} images for {platform} (there are: {listed})"
+        raise NotInRegistry(message)
     return matches[0]
 
 

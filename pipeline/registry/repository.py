@@ -143,10 +143,8 @@ class Repository:
             if page is None and place != first:
                 raise RegistryBroken(f"{self}: its {what} ends in the middle")
             if page is None:
-                raise NotInRegistry(
-                    f"{self}: there is no such repository",
-                    "Correct its name; a repository begins with the first `sm120 publish` to it.",
-                )
+                hint = "Correct its name; a repository begins with the first `sm120 publish` to it."
+                raise NotInRegistry(f"{self}: there is no such repository", hint)
             yield page
             place = linked_page(page.header("Link"))
             if place is not None:

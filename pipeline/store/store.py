@@ -87,15 +87,11 @@ def is_store(root: Path) -> bool:
             return False  # cut short while it was written
         known = _Mark.model_validate_json(text or b"")
     except ValidationError:
-        raise NotAStore(
-            f"{mark}: is damaged, or does not belong to a store",
-            f"If the folder is your store, make this its only line: {_LINE.decode().strip()}",
-        ) from None
+        hint = f"If the folder is your store, make this its only line: {_LINE.decode().strip()}"
+        raise NotAStore(f"{mark}: is damaged, or does not belong to a store", hint) from None
     if known.format != FORMAT:
-        raise NotAStore(
-            f"{mark}: the store has format {known.format}, this version supports {FORMAT}",
-            "Use the newer version, or name another folder with SM120_STORE.",
-        )
+        message = f"{mark}: the store has format {known.format}, this version supports {FORMAT}"
+        raise NotAStore(message, "Use the newer version, or name another folder with SM120_STORE.")
     return True
 
 
@@ -113,10 +109,8 @@ def require_store(root: Path) -> None:
     # `trim` and `sweep` remove files: a link would lead them out of the store
     for name in OWN:
         if (root / name).is_symlink():
-            raise NotAStore(
-                f"{root / name}: is a symlink; a store's own folders must not be one",
-                "Move the whole store instead: SM120_STORE names its place.",
-            )
+            message = f"{root / name}: is a symlink; a store's own folders must not be one"
+            raise NotAStore(message, "Move the whole store instead: SM120_STORE names its place.")
 
 
 def write_mark(root: Path) -> None:
