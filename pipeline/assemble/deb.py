@@ -139,12 +139,12 @@ def _inflate(archive: BinaryIO, member: _Member, limit_bytes: int) -> Iterator[b
     xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
     gz = zlib.decompressobj(wbits=31)
     archive.seek(member.offset)
-    left, written, is_done = member.size_bytes, 0, False
+    remaining, written, is_done = member.size_bytes, 0, False
     while not is_done:
         hungry = xz.needs_input and not gz.unconsumed_tail
         # reads nothing while output waits: a bomb grows by one chunk at a time
-        packed = chunk = archive.read(min(left, _CHUNK_BYTES)) if hungry else b""
-        left -= len(packed)
+        packed = chunk = archive.read(min(remaining, _CHUNK_BYTES)) if hungry else b""
+        remaining -= len(packed)
         try:
             if packing == "tar.xz":
                 chunk = xz.decompress(packed, _CHUNK_BYTES)
@@ -153,7 +153,7 @@ def _inflate(archive: BinaryIO, member: _Member, limit_bytes: int) -> Iterator[b
         except (lzma.LZMAError, zlib.error) as error:
             raise CorruptArchive(f"{name} cannot be decompressed: {error}") from error
         is_done = xz.eof or gz.eof or (packing == "tar" and not packed)
-        # no input left, none produced, no end: the stream was cut off
+        # no input remaining, none produced, no end: the stream was cut off
         if hungry and not (packed or chunk or is_done):
             raise CorruptArchive(f"{name} ends too early")
         written += len(chunk)
@@ -161,7 +161,7 @@ def _inflate(archive: BinaryIO, member: _Member, limit_bytes: int) -> Iterator[b
             raise HostileArchive(f"{name} unpacks to more than {limit_bytes} bytes")
         yield chunk
     # another reader might unpack what is hidden there
-    if left or xz.unused_data or gz.unused_data:
+    if remaining or xz.unused_data or gz.unused_data:
         raise CorruptArchive(f"bytes follow the end of {name}")
 
 

@@ -91,9 +91,9 @@ def _zeros(length: int) -> bytes:
     """A block of `length` zeros in fixed Huffman codes, then the type bits of a stored block."""
     zero = [0, 0, 1, 1, 0, 0, 0, 0]
     bits = [0, 1, 0, *zero]  # not final; type 1, low bit first
-    left = length - 1
-    while left >= 3:
-        match = min(left, _LONGEST_MATCH)
+    remaining = length - 1
+    while remaining >= 3:
+        match = min(remaining, _LONGEST_MATCH)
         # the symbol of a match, RFC 1951 3.2.5: four symbols for each number of extra bits
         symbol, base, extra = (285, _LONGEST_MATCH, 0) if match == _LONGEST_MATCH else (257, 3, 0)
         while match >= base + (1 << extra):
@@ -102,9 +102,9 @@ def _zeros(length: int) -> bytes:
         code, width = (symbol - 256, 7) if symbol < 280 else (symbol - 280 + 0xC0, 8)
         bits += [code >> i & 1 for i in reversed(range(width))]
         bits += [(match - base) >> i & 1 for i in range(extra)] + [0] * 5  # distance 1
-        left -= match
+        remaining -= match
     # what is shorter than a match, the end of the block, and the type of the stored one after it
-    bits += zero * left + [0] * 7 + [0] * 3
+    bits += zero * remaining + [0] * 7 + [0] * 3
     bits += [0] * (-len(bits) % 8)
     return bytes(sum(b << i for i, b in enumerate(bits[o : o + 8])) for o in range(0, len(bits), 8))
 
@@ -112,24 +112,24 @@ def _zeros(length: int) -> bytes:
 def inflate(chunks: Iterator[bytes], size_bytes: int, name: str) -> Iterator[bytes]:
     """Inflates one raw stream; it must end exactly where its input and its stated size end."""
     engine = isal_zlib.decompressobj(-15)
-    left = size_bytes
+    remaining = size_bytes
     for chunk in _guarded(chunks):
         while chunk:
             if engine.eof:
                 raise CorruptArchive(f"{name}: bytes after the end of its deflate stream")
             try:
                 # one byte more than stated is enough to detect that it is longer
-                out = engine.decompress(chunk, min(left + 1, _INFLATE_STEP_BYTES))
+                out = engine.decompress(chunk, min(remaining + 1, _INFLATE_STEP_BYTES))
             except _DamagedStream as error:
                 raise CorruptArchive(f"{name}: damaged deflate stream ({error})") from error
-            left -= len(out)
-            if left < 0:
+            remaining -= len(out)
+            if remaining < 0:
                 message = f"{name}: inflates to more than the {size_bytes} bytes it states"
                 raise CorruptArchive(message)
             if out:
                 yield out
             chunk = b"" if engine.eof else engine.unconsumed_tail
-    if not engine.eof or left or engine.unused_data != _GUARD:
+    if not engine.eof or remaining or engine.unused_data != _GUARD:
         raise CorruptArchive(f"{name}: does not inflate to the {size_bytes} bytes it states")
 
 

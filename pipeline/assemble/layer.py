@@ -173,11 +173,11 @@ def read_file(blob: Path, row: FileRow) -> bytes:
 
 def read_pieces(blob: Path, row: FileRow, step_bytes: int = _STEP_BYTES) -> Iterator[bytes]:
     """The same in pieces of bounded size, checked at the end; a reader may stop early."""
-    sha, left, at = hashlib.sha256(), row.size_bytes, row.offset
+    sha, remaining, at = hashlib.sha256(), row.size_bytes, row.offset
     try:
         with blob.open("rb") as handle:
             # a file's members one after the other; those after the first have a gzip header each
-            while left:
+            while remaining:
                 handle.seek(at)
                 # not ISA-L, which miscounts the bytes that follow a stream
                 engine, chunk = zlib.decompressobj(-15), b""
@@ -189,8 +189,8 @@ def read_pieces(blob: Path, row: FileRow, step_bytes: int = _STEP_BYTES) -> Iter
                             raise StoreDamaged(f"{blob.name}: ends inside {row.path}")
                     piece = engine.decompress(chunk, step_bytes)
                     chunk = engine.unconsumed_tail
-                    left -= len(piece)
-                    if left < 0:
+                    remaining -= len(piece)
+                    if remaining < 0:
                         raise StoreDamaged(f"{blob.name}: {row.path} is longer than it should be")
                     sha.update(piece)
                     yield piece

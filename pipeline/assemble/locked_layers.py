@@ -167,7 +167,7 @@ def _workers(store: Store, counts: Counts) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        # unfinished layers are scratch files; their workers end at once and leave no name behind
+        # unfinished layers are scratch files; their workers end at once and leave no name
         # a private name, but the only means to end them before their layer is done
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.terminate()

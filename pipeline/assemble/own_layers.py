@@ -94,14 +94,14 @@ def cuda_home(
         root, prefix = Tree(), source.rstrip("/") + "/"
         for path in (p for p in paths if p.startswith(prefix)):
             *folders, name = path.removeprefix(prefix).split("/")
-            here = root
+            node = root
             for folder in folders:
-                inner = here.setdefault(folder, {})
+                inner = node.setdefault(folder, {})
                 if inner is None:
                     message = f"/{path}: lies below {folder}, which is a file"
                     raise PathConflict(message, _LEAVE_OUT)
-                here = inner
-            here.setdefault(name, None)
+                node = inner
+            node.setdefault(name, None)
         # a folder that moved in a new release of the wheels would leave an empty CUDA home
         if not root:
             raise SpecInvalid(f"cuda: from: no wheel has anything below {source}")

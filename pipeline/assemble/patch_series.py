@@ -47,7 +47,7 @@ class Patched:
 
     entries: list[Entry]
     diff: str
-    left: Mapping[str, bytes]  # every file of a wheel that this image or its bases changed
+    files: Mapping[str, bytes]  # every file of a wheel that this image or its bases changed
 
 
 def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Patched:
@@ -105,8 +105,8 @@ def _on_patched_base(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Wh
     own = sum(layer.kind is LayerKind.WHEELS for layer in plan.layers)
     at = len(tree.layers) - own
     lower, upper = replace(tree, layers=tree.layers[:at]), replace(tree, layers=tree.layers[at:])
-    left = patched_entries(checkout, plan.base, lower).left
-    return replace(tree, patched={path: x for path, x in left.items() if not upper.find(path)})
+    changed = patched_entries(checkout, plan.base, lower).files
+    return replace(tree, patched={path: x for path, x in changed.items() if not upper.find(path)})
 
 
 def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRecord, FileRow]:
@@ -228,8 +228,8 @@ class Installed:
 
 def installed(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Installed:
     """The files that a new patch starts from."""
-    left = patched_entries(checkout, plan, tree).left
-    return Installed(plan, WheelTree(tree.store, tree.layers, left))
+    changed = patched_entries(checkout, plan, tree).files
+    return Installed(plan, WheelTree(tree.store, tree.layers, changed))
 
 
 def from_diff(files: Installed, text: str, name: str, of: str = "") -> NewPatch:

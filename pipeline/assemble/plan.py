@@ -288,8 +288,8 @@ class Work:
         layers = sum(layer_bytes_guess(layer) for layer in self.missing)
         # downloads in flight, at their worst; big ones are removed once they are a layer
         largest = sorted((p.size_bytes for p in self.fetch), reverse=True)[:8]
-        kept = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
-        return layers + sum(largest) + kept + self.base_bytes
+        small = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
+        return layers + sum(largest) + small + self.base_bytes
 
 
 def layer_bytes_guess(layer: LayerPlan) -> int:

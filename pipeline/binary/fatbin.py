@@ -45,7 +45,7 @@ class Target(NamedTuple):
 
 
 def container_end(head: bytes, at: int, file_bytes: int) -> int:
-    """Where the container that begins here ends."""
+    """Where the container that begins at a position ends."""
     if len(head) < HEAD_BYTES:
         raise Unreadable("a fatbin is cut off")
     _, size = _HEAD.unpack(head)
@@ -56,7 +56,7 @@ def container_end(head: bytes, at: int, file_bytes: int) -> int:
 
 
 def entries(reader: ForwardReader, end: int) -> Iterator[Target]:
-    """The entries from here to the container's end, which they must fill exactly."""
+    """The entries up to the container's end, which they must fill exactly."""
     while reader.position < end:
         head = reader.take(_ENTRY.size)
         if len(head) < _ENTRY.size or reader.position > end:
@@ -66,8 +66,8 @@ def entries(reader: ForwardReader, end: int) -> Iterator[Target]:
             raise Unreadable(f"a fatbin entry of an unknown form ({version:#x}, {head_bytes})")
         if not _OLDEST <= arch <= _NEWEST:
             raise Unreadable(f"a fatbin entry for an unknown sm_{arch}")
-        left = head_bytes - _ENTRY.size + payload
-        if reader.position + left > end or reader.skip(left) < left:
+        remaining = head_bytes - _ENTRY.size + payload
+        if reader.position + remaining > end or reader.skip(remaining) < remaining:
             raise Unreadable("a fatbin entry extends past the end of its fatbin")
         if flags & _ARCH_SPECIFIC and flags & _FAMILY_SPECIFIC:
             raise Unreadable("a fatbin entry is both `a` and `f`")

@@ -35,14 +35,14 @@ class ForwardReader:
         return data
 
     def skip(self, n_bytes: int) -> int:
-        """Go on by so many bytes; returns how many there were."""
-        left = n_bytes
-        while left > (here := len(self._buffer) - self._at):
-            left -= here
+        """Skips so many bytes; returns how many the file had."""
+        remaining = n_bytes
+        while remaining > (ready := len(self._buffer) - self._at):
+            remaining -= ready
             self._at = len(self._buffer)
             if not self._pull():
-                return n_bytes - left
-        self._at += left
+                return n_bytes - remaining
+        self._at += remaining
         return n_bytes
 
     def find(self, *needles: bytes) -> bytes:

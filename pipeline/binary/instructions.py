@@ -103,12 +103,12 @@ def known_features(platform: str) -> frozenset[str]:
 
 def with_implied(names: Collection[str]) -> frozenset[str]:
     """Instruction sets, with those that come with them."""
-    found, left = set[str](), list(names)
-    while left:
-        name = left.pop()
+    found, todo = set[str](), list(names)
+    while todo:
+        name = todo.pop()
         if name not in found:
             found.add(name)
-            left += _SETS["implied"].get(name, ())
+            todo += _SETS["implied"].get(name, ())
     return frozenset(found)
 
 

@@ -50,20 +50,20 @@ def docker_archive(blobs: Blobs, image: Document, tags: list[str]) -> Iterator[b
         yield _head(name, len(data)) + data + padding(len(data))
     for blob in (image.descriptor, *image.blobs):
         path, part = blobs.blob_path(blob.digest), image.part(blob.digest)
-        sha, left = hashlib.sha256(), blob.size_bytes
+        sha, remaining = hashlib.sha256(), blob.size_bytes
         yield _head("blobs/" + blob.digest.replace(":", "/"), blob.size_bytes)
         try:
             with path.open("rb") as handle:
                 while chunk := handle.read(_CHUNK_BYTES):
                     sha.update(chunk)
-                    left -= len(chunk)
+                    remaining -= len(chunk)
                     # a reader would take bytes beyond the stated size for the next header
-                    if left < 0:
+                    if remaining < 0:
                         break
                     yield chunk
         except FileNotFoundError as error:
             raise StoreDamaged(f"{part} is missing: there is no {path}") from error
-        if left or f"sha256:{sha.hexdigest()}" != blob.digest:
+        if remaining or f"sha256:{sha.hexdigest()}" != blob.digest:
             raise StoreDamaged(f"{part} is damaged: {path} does not match its digest")
         yield padding(blob.size_bytes)
     yield END

@@ -1,6 +1,6 @@
-"""Manifests and indexes, whoever wrote them, read strictly.
+"""Manifests and indexes of any author, read strictly.
 
-What a document is, is decided by what it holds: the media type that someone claims for it must
+The content of a document decides its kind: the media type that a server claims for it must
 agree, and a document that could be read as both is refused.
 """
 

@@ -149,7 +149,7 @@ class TarStream:
         self._source, self._name = source, name
         self._buffer, self._at = b"", 0
         self._sha = hashlib.sha256()
-        self._left = 0  # of the entry just met, padding included
+        self._unread = 0  # of the entry just met, padding included
         self.unpacked_bytes = 0
 
     def entries(self) -> Iterator[FileRow]:
@@ -175,10 +175,10 @@ class TarStream:
                     records |= pax if flag == b"x" else {}
                 continue
             row, records = _read_header(block, size, records), {}
-            self._left = row.size_bytes + -row.size_bytes % BLOCK
+            self._unread = row.size_bytes + -row.size_bytes % BLOCK
             yield row
-            while self._left:
-                self._left -= len(self._some(self._left))
+            while self._unread:
+                self._unread -= len(self._some(self._unread))
         else:
             raise HostileArchive(f"{self._name}: holds more than {_MOST_ENTRIES} entries")
         # bytes after the end belong to the diffID; only zeros may follow
@@ -191,11 +191,11 @@ class TarStream:
 
     def content(self, row: FileRow) -> Iterator[bytes]:
         """The bytes of the entry just met."""
-        left = row.size_bytes
-        while left:
-            piece = self._some(left)
-            left -= len(piece)
-            self._left -= len(piece)
+        remaining = row.size_bytes
+        while remaining:
+            piece = self._some(remaining)
+            remaining -= len(piece)
+            self._unread -= len(piece)
             yield piece
 
     @property

@@ -39,7 +39,7 @@ def referrers(repository: Repository, digest: str) -> list[Document]:
     """The manifests that really have this image as their subject, in order of digest."""
     listed, _ = listed_referrers(repository, digest)
     documents = []
-    # one that is listed and gone, or of another image, is passed over: lists lag behind
+    # one that is listed and gone, or of another image, is skipped: lists are late
     for entry in sorted({d.digest for d in listed}):
         document = repository.find_manifest(entry)
         if document and document.subject and document.subject.digest == digest:

@@ -189,15 +189,15 @@ def drop_powers(request: dict[str, Any]) -> None:
     Root in the store of another user keeps the one to open files of any owner: hidden files are not
     mounted at all, and read-only ones are on a read-only mount.
     """
-    kept = 0
+    retained = 0
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             os.setgroups([])
         named = [*request["read"], *request["write"], *(at for _, at in request.get("mounts", []))]
         if "user" not in request and any(Path(path).stat().st_uid != 0 for path in named):
-            kept = 1 << CAP_DAC_OVERRIDE
+            retained = 1 << CAP_DAC_OVERRIDE
     for number in range(64):
-        if kept >> number & 1:
+        if retained >> number & 1:
             continue
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
             break
@@ -207,7 +207,7 @@ def drop_powers(request: dict[str, Any]) -> None:
         uid, gid = request["user"]
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    sets = struct.pack("6I", retained, retained, 0, 0, 0, 0)
     # the third version of the call, which knows 64 capabilities
     check(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -268,8 +268,8 @@ def forbid_calls(refused: Sequence[int], only: dict[int, Sequence[int]]) -> None
     for number in refused:
         steps += [(equal, 0, 1, number), (end, 0, 0, refuse)]
     for number, arguments in only.items():
-        left = range(len(arguments), 0, -1)
-        compared = [(equal, jump, 0, n) for jump, n in zip(left, arguments, strict=True)]
+        jumps = range(len(arguments), 0, -1)
+        compared = [(equal, jump, 0, n) for jump, n in zip(jumps, arguments, strict=True)]
         judged = [(load, 0, 0, 16), *compared, (end, 0, 0, refuse), (end, 0, 0, allow)]
         steps += [(equal, 0, len(judged), number), *judged]
     steps.append((end, 0, 0, allow))

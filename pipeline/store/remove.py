@@ -51,11 +51,11 @@ def remove_store(store: Store) -> list[Path]:
                 remove_tree(part)
                 if part.exists():
                     raise StoreUnwritable(f"{part}: could not be removed", "Whose files are in it?")
-    left = [p for p in sorted(store.root.iterdir()) if p not in around] + foreign
-    if not left:
+    remaining = [p for p in sorted(store.root.iterdir()) if p not in around] + foreign
+    if not remaining:
         with os_errors_explained(store.root):
             store.root.rmdir()
-    return left
+    return remaining
 
 
 def _own_below(folder: Path, foreign: Collection[Path]) -> Iterator[Path]:

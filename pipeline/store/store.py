@@ -35,7 +35,7 @@ from pydantic import ConfigDict, ValidationError
 
 from pipeline import files, foreign_json
 from pipeline.errors import FolderInTheWay, NotAStore, StoreDamaged
-from pipeline.files import locked, os_errors_explained, read_plain, remove_tree
+from pipeline.files import is_free, locked, os_errors_explained, read_plain, remove_tree
 from pipeline.model import Frozen, sha256_of
 from pipeline.oci.document import index_json
 from pipeline.oci.layout import LAYOUT
@@ -211,9 +211,11 @@ class Store:
             return
         # a killed process lost its lock; one that still works holds it
         with self.locked("scratch"), os.scandir(self.tmp) as entries:
-            for left in entries:
-                if left.is_dir(follow_symlinks=False) and files.is_free(Path(left.path) / "in-use"):
-                    remove_tree(Path(left.path))
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and is_free(
+                    Path(entry.path) / "in-use"
+                ):
+                    remove_tree(Path(entry.path))
 
     def need_space(self, n_bytes: int) -> None:
         """Stops before the first byte if the disk cannot hold what is coming."""
@@ -382,8 +384,8 @@ def read_table(path: Path) -> list[FileRow]:
 def dump_table(rows: Sequence[FileRow]) -> bytes:
     """A table of contents as JSON, a line a row: a newline is never part of a string."""
     # most files are root's, and a table of an engine has some ten thousand rows
-    kept = (row if row.uid or row.gid else row[:-2] for row in rows)
-    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in kept]
+    short = (row if row.uid or row.gid else row[:-2] for row in rows)
+    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in short]
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 

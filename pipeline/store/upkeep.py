@@ -123,8 +123,8 @@ def _remove(path: Path) -> None:
 def unreachable(store: Store) -> list[Path]:
     """Blobs, tables and inputs that no kept image needs, and abandoned downloads."""
     # a record that cannot be read ends it: nothing can go while its blobs are unknown
-    kept = [read_image_record(path).digests for path in store.image_paths()]
-    names = {digest.removeprefix("sha256:") for digests in kept for digest in digests}
+    needed = [read_image_record(path).digests for path in store.image_paths()]
+    names = {digest.removeprefix("sha256:") for digests in needed for digest in digests}
     blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
     tables = [p for p in _files(store.root / "contents") if p.name.split(".")[0] not in names]
     old = time.time() - _STALE_S
