@@ -55,7 +55,7 @@ class _Member(NamedTuple):
     size_bytes: int
 
 
-def unpack(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -> DebContents:
+def unpack_deb(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -> DebContents:
     """Decompresses a .deb's data into one scratch file and lists what it holds."""
     data_tar = scratch / f"{deb.name}.data.tar"
     try:

@@ -34,7 +34,7 @@ def read_golden(path: Path) -> Golden:
     return read_yaml(path, Golden) if path.exists() else Golden()
 
 
-def check(golden: Golden, name: str, got: GoldenImage) -> None:
+def check_golden(golden: Golden, name: str, got: GoldenImage) -> None:
     """Stops a build that came out different, and names the reason."""
     want = golden.images.get(name)
     # an image's own name: without it, --accept would take all images
@@ -64,7 +64,7 @@ def check(golden: Golden, name: str, got: GoldenImage) -> None:
     )
 
 
-def accept(path: Path, name: str, got: GoldenImage) -> None:
+def accept_golden(path: Path, name: str, got: GoldenImage) -> None:
     """Writes a new expected digest."""
     # two builds with --accept at once would each lose the other's entry
     with locked(path.parent / ".golden.lock"):

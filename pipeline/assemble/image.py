@@ -164,9 +164,9 @@ def _finish(
     label = f"{plan.spec.name}.{plan.architecture}"
     # before the image gets its name: a refused one must not be found as built
     if accept:
-        golden.accept(checkout.golden_path, label, got)
+        golden.accept_golden(checkout.golden_path, label, got)
     if judge:
-        golden.check(golden.read_golden(checkout.golden_path), label, got)
+        golden.check_golden(golden.read_golden(checkout.golden_path), label, got)
     # an image that was there keeps its name and its diff
     if diff is not None:
         folder = store.image_folder(plan.spec.name, plan.platform)
@@ -183,9 +183,9 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageR
         layers += (base.record if base else _assemble(checkout, store, plan.base)[0]).layers
     if plan.lock.base_image:
         layers += base_layers(store, plan.lock.base_image)
-    for pinned in (*plan.layers, *plan.trees):
-        record = _pinned(store, pinned.key, pinned.title)
-        layers.append(TitledLayer(title=pinned.title, record=record))
+    keys = [(x.title, x.key) for x in plan.layers] + [(x.title, x.key) for x in plan.trees]
+    for title, key in keys:
+        layers.append(TitledLayer(title=title, record=_pinned(store, key, title)))
     foreign = Foreign(store, plan.foreign) if plan.foreign else None
     tree = _wheel_tree(store, plan)
     if own := _own_layer(checkout, store, plan, layers, tree, foreign):

@@ -102,7 +102,7 @@ def locate(rows: Mapping[str, FileRow], built: Built, path: str) -> tuple[str, l
         if name in rows:
             return name, links
     wanted = [name for name, _ in tried]
-    near = [f"/{name}" for name in nearest(rows, wanted)]
+    near = [f"/{name}" for name in nearest_paths(rows, wanted)]
     folder = next((f"/{each}" for each in parents(wanted[0]) if each in rows), "/")
     lists = f"`{_listing(built, folder)}` lists that folder."
     hint = f"The nearest: {', '.join(near)}. {lists}" if near else f"Give its whole path. {lists}"
@@ -116,7 +116,7 @@ def _listing(built: Built, folder: str) -> str:
     return f"{command} --platform {built.platform}" if several else command
 
 
-def nearest(paths: Collection[str], wanted: Sequence[str]) -> list[str]:
+def nearest_paths(paths: Collection[str], wanted: Sequence[str]) -> list[str]:
     """The paths that were most likely meant: a slip corrected, or the same name elsewhere."""
     children: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:

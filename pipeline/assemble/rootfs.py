@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.assemble.deb import DebContents, unpack
+from pipeline.assemble.deb import DebContents, unpack_deb
 from pipeline.assemble.entry import Entry, Slice, parents, with_parents
 from pipeline.errors import CorruptArchive, HostileArchive, SpecInvalid
 from pipeline.oci.record import Kind
@@ -112,7 +112,7 @@ def unpack_all(debs: list[Path], scratch: Path, architecture: str) -> list[DebCo
         raise CorruptArchive(f"{doubled[0]} is given twice")
     # each needs up to 128 MiB for xz
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        packages = list(pool.map(lambda deb: unpack(deb, scratch), debs))
+        packages = list(pool.map(lambda deb: unpack_deb(deb, scratch), debs))
     known: dict[str, DebContents] = {}
     for deb, contents in zip(debs, packages, strict=True):
         name, built_for = (contents.control.get(f, "") for f in ("Package", "Architecture"))

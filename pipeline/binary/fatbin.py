@@ -55,7 +55,7 @@ def container_end(head: bytes, at: int, file_bytes: int) -> int:
     return end
 
 
-def entries(reader: ForwardReader, end: int) -> Iterator[Target]:
+def fatbin_entries(reader: ForwardReader, end: int) -> Iterator[Target]:
     """The entries up to the container's end, which they must fill exactly."""
     while reader.position < end:
         head = reader.take(_ENTRY.size)

@@ -61,7 +61,7 @@ class Scan:
         start = reader.position
         end = fatbin.container_end(reader.take(fatbin.HEAD_BYTES), start, file_bytes)
         # one more than allowed is enough to know
-        self._add(tuple(islice(fatbin.entries(reader, end), _MAX_TARGETS + 1)), start, end)
+        self._add(tuple(islice(fatbin.fatbin_entries(reader, end), _MAX_TARGETS + 1)), start, end)
 
     def read_cubin(self, reader: ForwardReader, file_bytes: int) -> None:
         """Adds the cubin at the reader's position; other ELF files are skipped."""

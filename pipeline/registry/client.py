@@ -42,7 +42,7 @@ class Refusal(RegistryBroken):
 
 
 @dataclass(frozen=True)
-class Request:
+class RegistryRequest:
     """What to ask a registry for: a path of its API or a whole address."""
 
     method: str
@@ -60,7 +60,8 @@ class RegistryClient:
         allowed, host_port = access or Access(), reference.host_port
         ca_file, self.name = allowed.ca_file, reference.registry
         self._http = HttpClient(
-            make_context=lambda: auth.tls_context(host_port, ca_file), limits=allowed.limits
+            make_context=lambda: auth.registry_tls_context(host_port, ca_file),
+            limits=allowed.limits,
         )
         self.stop, self.pages_s = self._http.stop, allowed.limits.pages_s
         self.patience = Patience(self.stop, allowed.first_wait_s)
@@ -85,14 +86,14 @@ class RegistryClient:
             lambda: auth.find_login(reference), ask_service, plain=is_plain
         )
 
-    def ask(self, request: Request, most_bytes: int = MOST_ANSWER_BYTES) -> Reply:
+    def ask(self, request: RegistryRequest, most_bytes: int = MOST_ANSWER_BYTES) -> Reply:
         """A whole answer with a good status; temporary failures are tried again."""
         try:
             return self.patience.retried(lambda: self.read(self.once(request), most_bytes))
         except Lost as lost:
             raise RegistryUnreachable(f"{self.name}: {lost}") from lost
 
-    def once(self, request: Request) -> Answer:
+    def once(self, request: RegistryRequest) -> Answer:
         """One try, with login and redirects; `Lost` where another try may help."""
         url = request.place if "://" in request.place else f"{self.base}{request.place}"
         login, fresh, hops = self.authority.header(request.scope), False, 0

@@ -12,7 +12,7 @@ from pipeline.net.answer import Answer
 from pipeline.net.download import OpenAt, download, pour, require_length
 from pipeline.net.failures import BadAnswer, Lost
 from pipeline.oci.document import Descriptor
-from pipeline.registry.client import Request
+from pipeline.registry.client import RegistryRequest
 from pipeline.registry.repository import Repository
 
 
@@ -49,7 +49,7 @@ def _receive(
     def open_at(start: int) -> Answer:
         part = {"Range": f"bytes={start}-"} if start else {}
         good = (200, 206, 416) if start else (200,)
-        return repository.client.once(Request("GET", place, scope, good, part))
+        return repository.client.once(RegistryRequest("GET", place, scope, good, part))
 
     try:
         got = receive(open_at, Gauge(bar))

@@ -22,7 +22,7 @@ from pipeline.oci.document import (
 )
 from pipeline.oci.reference import TAG
 from pipeline.registry.auth import Scope
-from pipeline.registry.client import Refusal, RegistryClient, Request
+from pipeline.registry.client import Refusal, RegistryClient, RegistryRequest
 
 # with 1000 tags a page, ten times the tags that are accepted
 _MOST_PAGES = 1000
@@ -72,7 +72,7 @@ class Repository:
         self, place: str, most_bytes: int, headers: Mapping[str, str] | None = None
     ) -> Reply | None:
         """A small answer with its body; none on 404."""
-        request = Request("GET", place, self.may("pull"), (200, 404), headers or {})
+        request = RegistryRequest("GET", place, self.may("pull"), (200, 404), headers or {})
         answer = self.client.ask(request, most_bytes)
         return answer if answer.status == 200 else None
 
@@ -80,7 +80,7 @@ class Repository:
         """Whether the registry has a blob already; one of another size is a contradiction."""
         # some registries leave the length out of a HEAD: then the digest alone counts
         place, scope = f"{self.path}/blobs/{digest}", self.may("pull")
-        answer = self.client.ask(Request("HEAD", place, scope, (200, 404)))
+        answer = self.client.ask(RegistryRequest("HEAD", place, scope, (200, 404)))
         if answer.status == 404:
             return False
         length = number_in(answer.header("Content-Length"))
@@ -111,7 +111,7 @@ class Repository:
         """Puts a manifest under its digest or a tag."""
         place, kind = f"{self.path}/manifests/{name}", {"Content-Type": media_type}
         scope = self.may("pull,push")
-        return self.client.ask(Request("PUT", place, scope, (201,), kind, Small(data)))
+        return self.client.ask(RegistryRequest("PUT", place, scope, (201,), kind, Small(data)))
 
     def tags(self) -> list[str]:
         """All tags, page by page."""
@@ -161,7 +161,7 @@ class Repository:
         """Deletes a manifest; many registries do not allow it."""
         try:
             place, scope = f"{self.path}/manifests/{digest}", self.may("delete,pull,push")
-            self.client.ask(Request("DELETE", place, scope, (202, 200, 204, 404)))
+            self.client.ask(RegistryRequest("DELETE", place, scope, (202, 200, 204, 404)))
         except Refusal as refused:
             # Docker's registry deletes only with REGISTRY_STORAGE_DELETE_ENABLED=true
             if refused.status == 405 or "UNSUPPORTED" in refused.codes:

@@ -23,7 +23,7 @@ from pipeline.log import Bar, Gauge
 from pipeline.net import timing
 from pipeline.net.client import Reply
 from pipeline.net.failures import Lost
-from pipeline.registry.client import MOST_ANSWER_BYTES, Refusal, Request, location_of
+from pipeline.registry.client import MOST_ANSWER_BYTES, Refusal, RegistryRequest, location_of
 from pipeline.registry.repository import Repository
 
 # What is sent in one request; smaller blobs go in one go, which spares the registry a sync to disk.
@@ -115,7 +115,7 @@ def _begin(repository: Repository, blob: LocalBlob, mount_from: str = "") -> str
     query = f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}" if mount_from else ""
     place, scope = f"{repository.path}/blobs/uploads/", repository.may("pull,push", mount_from)
     good = (201, 202) if mount_from else (202,)
-    answer = repository.client.ask(Request("POST", place + query, scope, good))
+    answer = repository.client.ask(RegistryRequest("POST", place + query, scope, good))
     return None if answer.status == 201 else location_of(answer)
 
 
@@ -178,7 +178,9 @@ class _Upload:
         part = _Chunk(self._client.stop, self._blob, self._offset, length, self._gauge)
         headers = {"Content-Type": "application/octet-stream", **more}
         try:
-            answer = self._client.once(Request(method, place, self._scope, (good,), headers, part))
+            answer = self._client.once(
+                RegistryRequest(method, place, self._scope, (good,), headers, part)
+            )
             return self._client.read(answer, MOST_ANSWER_BYTES)
         # the session expired: not an error of the blob, the upload starts again
         except NotInRegistry as gone:
@@ -207,7 +209,7 @@ class _Upload:
             return False
         good = (204, 200, 202, 404, 400)
         try:
-            answer = self._client.ask(Request("GET", self._place, self._scope, good))
+            answer = self._client.ask(RegistryRequest("GET", self._place, self._scope, good))
         except RegistryBroken:
             return False
         if answer.status in (404, 400):

@@ -77,7 +77,7 @@ _HELD_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NET
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check(result: int, what: str) -> int:
+def check_call(result: int, what: str) -> int:
     """A system call's result, or an error that names it."""
     if result < 0:
         number = ctypes.get_errno()
@@ -87,20 +87,20 @@ def check(result: int, what: str) -> int:
 
 def syscall(number: int, *arguments: Any, what: str) -> int:
     """A system call that the C library has no function for."""
-    return check(_libc.syscall(ctypes.c_long(number), *arguments), what)
+    return check_call(_libc.syscall(ctypes.c_long(number), *arguments), what)
 
 
 def prctl(option: int, value: int = 0, what: str = "prctl") -> None:
     """Set a property of this process."""
     zero = ctypes.c_ulong(0)
-    check(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), what)
+    check_call(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), what)
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """mount(2)."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     done = _libc.mount(*texts, ctypes.c_ulong(flags), os.fsencode(options) or None)
-    check(done, f"mount {target}")
+    check_call(done, f"mount {target}")
 
 
 def bind(source: str, root: str, *, writable: bool, at: str = "") -> None:
@@ -172,7 +172,7 @@ def make_root(request: dict[str, Any]) -> None:
     # pivot_root(".", ".") stacks the old root under the new one, to be unmounted at once:
     # https://man7.org/linux/man-pages/man2/pivot_root.2.html
     syscall(_numbers()[0], b".", b".", what="pivot_root")
-    check(_libc.umount2(b".", MNT_DETACH), "umount2")
+    check_call(_libc.umount2(b".", MNT_DETACH), "umount2")
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
@@ -209,7 +209,7 @@ def drop_powers(request: dict[str, Any]) -> None:
         os.setresuid(uid, uid, uid)
     sets = struct.pack("6I", retained, retained, 0, 0, 0, 0)
     # the third version of the call, which knows 64 capabilities
-    check(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
+    check_call(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -276,7 +276,7 @@ def forbid_calls(refused: Sequence[int], only: dict[int, Sequence[int]]) -> None
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = struct.pack("H6xQ", len(steps), ctypes.addressof(code))
     zero = ctypes.c_ulong(0)
-    check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero), "seccomp")
+    check_call(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero), "seccomp")
 
 
 def wait(child: int) -> int:
@@ -293,7 +293,7 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
     flags = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
     uid, gid = os.geteuid(), os.getegid()
     if uid != 0 or _libc.unshare(flags) != 0:
-        check(_libc.unshare(flags | NEWUSER), "unshare")
+        check_call(_libc.unshare(flags | NEWUSER), "unshare")
         # one's own number is the only one that may be mapped: inside it is the image's user's
         inside_uid, inside_gid = request.get("user") or (uid, gid)
         # without this the kernel refuses a map of groups from a user without capabilities:

@@ -212,9 +212,7 @@ class Store:
         # a killed process lost its lock; one that still works holds it
         with self.locked("scratch"), os.scandir(self.tmp) as entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False) and is_free(
-                    Path(entry.path) / "in-use"
-                ):
+                if entry.is_dir(follow_symlinks=False) and is_free(Path(entry.path) / "in-use"):
                     remove_tree(Path(entry.path))
 
     def need_space(self, n_bytes: int) -> None:
