@@ -136,7 +136,7 @@ def certificate_files(host_port: str, places: tuple[str, ...] = _PLACES) -> list
     return [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
 
 
-def registry_tls_context(host_port: str, ca_file: Path | None) -> ssl.SSLContext:
+def registry_context(host_port: str, ca_file: Path | None) -> ssl.SSLContext:
     """A context that trusts the system's CAs and those added for this registry."""
     context, files = system_context(), certificate_files(host_port)
     for path in [*([ca_file] if ca_file else []), *files]:

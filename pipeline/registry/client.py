@@ -60,7 +60,7 @@ class RegistryClient:
         allowed, host_port = access or Access(), reference.host_port
         ca_file, self.name = allowed.ca_file, reference.registry
         self._http = HttpClient(
-            make_context=lambda: auth.registry_tls_context(host_port, ca_file),
+            make_context=lambda: auth.registry_context(host_port, ca_file),
             limits=allowed.limits,
         )
         self.stop, self.pages_s = self._http.stop, allowed.limits.pages_s

@@ -74,7 +74,7 @@ class LocalBlob:
             raise StoreDamaged(f"{self.part} is damaged: {self.path} does not match its digest")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Chunk:
     """A stretch of a blob as the body of a request."""
 
@@ -178,10 +178,8 @@ class _Upload:
         part = _Chunk(self._client.stop, self._blob, self._offset, length, self._gauge)
         headers = {"Content-Type": "application/octet-stream", **more}
         try:
-            answer = self._client.once(
-                RegistryRequest(method, place, self._scope, (good,), headers, part)
-            )
-            return self._client.read(answer, MOST_ANSWER_BYTES)
+            request = RegistryRequest(method, place, self._scope, (good,), headers, part)
+            return self._client.read(self._client.once(request), MOST_ANSWER_BYTES)
         # the session expired: not an error of the blob, the upload starts again
         except NotInRegistry as gone:
             raise Lost(f"the upload is gone: {gone}") from gone
