@@ -129,7 +129,6 @@ class Tree:
     """Paths of the image with their entries and the packages that put them there."""
 
     _entries: dict[str, Entry] = field(default_factory=dict)
-    _owners: dict[str, str] = field(default_factory=dict)
     files_of: dict[str, list[str]] = field(default_factory=dict)
 
     def add_package(self, contents: DebContents) -> None:
@@ -161,7 +160,7 @@ class Tree:
                 raise HostileArchive(f"{owner}: {path} would change dpkg's database")
             known = self._entries.get(path)
             if known is not None and not _same(known, entry):
-                message = f"{self._owners[path]} and {owner} both ship {path}, differently"
+                message = f"{known.owner} and {owner} both ship {path}, differently"
                 raise CorruptArchive(message)
             self.put(entry, owner)
             paths.append(path)
@@ -170,7 +169,6 @@ class Tree:
     def put(self, entry: Entry, owner: str = "") -> None:
         """Writes a path, over whatever was there."""
         self._entries[entry.path] = replace(entry, owner=owner)
-        self._owners.setdefault(entry.path, owner)
 
     def ensure_directory(self, path: str, mode: int) -> None:
         """Gives a directory its mode; a link that a package ships stays a link."""
@@ -196,14 +194,13 @@ class Tree:
 
         Ties paths that share one slice: the first is the file, the others are links to it.
         """
-        for path, owner in self._owners.items():
+        for path, entry in self._entries.items():
             for parent in parents(path):
                 above = self._entries.get(parent)
                 if above is not None and above.kind is not Kind.DIR:
-                    raise CorruptArchive(
-                        f"{owner or 'the image'} writes {path}, but {parent} "
-                        f"(from {self._owners[parent] or 'the image'}) is not a directory"
-                    )
+                    writers = (entry.owner or "the image", above.owner or "the image")
+                    message = f"{writers[0]} writes {path}, but {parent} (from {writers[1]})"
+                    raise CorruptArchive(f"{message} is not a directory")
         first: dict[Slice, str] = {}
         tied: list[Entry] = []
         for entry in with_parents(list(self._entries.values())):

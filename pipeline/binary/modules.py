@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 from pipeline.binary import elf, fatbin
 from pipeline.binary.elf import Section, Unreadable
-from pipeline.binary.fatbin import Target
-from pipeline.binary.forward_reader import ForwardReader
+from pipeline.binary.fatbin import ForwardReader, Target
 
 Module = tuple[Target, ...]
 Opener = Callable[[], Iterator[bytes]]
@@ -193,3 +192,17 @@ def _require_whole(scan: Scan, section: Section) -> None:
         at = end
     if section.end - at > gap:
         raise Unreadable(f"{section.name} holds bytes at {at:#x} that are not a fatbin")
+
+
+def broken_promise(modules: Iterable[Module], promised: Collection[str]) -> str:
+    """What is there instead of machine code for exactly these; empty where it is that.
+
+    PTX is neither asked for nor in the way, but no answer where machine code was promised.
+    """
+    want = ", ".join(sorted(promised)) or "no GPU code"
+    for module in modules:
+        have = sorted({str(target) for target in module if target.kind == fatbin.CUBIN})
+        if have != sorted(promised) or not promised:
+            shown = ", ".join(have or sorted(map(str, module))) or "an empty module"
+            return f"holds {shown} where exactly {want} was promised"
+    return ""

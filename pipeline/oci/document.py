@@ -189,19 +189,15 @@ def _text(value: Any) -> str | None:
 
 def descriptor_json(descriptor: Descriptor) -> dict[str, Any]:
     """A descriptor as documents write it."""
-    written: dict[str, Any] = {
-        "mediaType": descriptor.media_type,
-        "digest": descriptor.digest,
-        "size": descriptor.size_bytes,
+    written: dict[str, Any] = {"mediaType": descriptor.media_type, "digest": descriptor.digest}
+    names, parts = ("os", "architecture", "variant"), (descriptor.platform or "").split("/")
+    optional = {
+        "artifactType": descriptor.artifact_type,
+        "platform": dict(zip(names, parts, strict=False)) if descriptor.platform else None,
+        "annotations": descriptor.annotations,
     }
-    if descriptor.artifact_type:
-        written["artifactType"] = descriptor.artifact_type
-    if descriptor.platform:
-        names = ("os", "architecture", "variant")
-        written["platform"] = dict(zip(names, descriptor.platform.split("/"), strict=False))
-    if descriptor.annotations:
-        written["annotations"] = descriptor.annotations
-    return written
+    written["size"] = descriptor.size_bytes
+    return written | {name: value for name, value in optional.items() if value}
 
 
 def index_json(

@@ -300,20 +300,17 @@ class Store:
     def image_record(self, name: str, platform: str) -> ImageRecord | None:
         """What was built last for an image and platform; none where the record is damaged."""
         try:
-            return read_image_record(self._image_path(name, platform))
+            return read_image_record(self.image_folder(name, platform) / "image.json")
         except (FileNotFoundError, StoreDamaged):
             return None
 
     def keep_image(self, name: str, platform: str, record: ImageRecord) -> None:
         """Records a built image and names it in the layout's index."""
-        self.write(self._image_path(name, platform), record.dump())
+        self.write(self.image_folder(name, platform) / "image.json", record.dump())
         self.rewrite_index()
 
     def image_folder(self, name: str, platform: str) -> Path:
         return self.root / "images" / name / platform.replace("/", "-")
-
-    def _image_path(self, name: str, platform: str) -> Path:
-        return self.image_folder(name, platform) / "image.json"
 
     def rewrite_index(self) -> None:
         """`index.json` from the images that are there, so the store is itself an OCI layout."""

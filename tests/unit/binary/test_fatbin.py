@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.binary import fatbin
 from pipeline.binary.elf import Unreadable
-from pipeline.binary.fatbin import Target
-from pipeline.binary.forward_reader import ForwardReader
+from pipeline.binary.fatbin import ForwardReader, Target
 from tests.unit.binary.arch_files import CUOBJDUMP, DATA, A, F, container, entry
 
 
