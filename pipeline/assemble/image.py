@@ -125,7 +125,7 @@ def build_images(
     With `judge`, an image that is not its golden digest is an error. The fetcher is made only
     when something must be fetched: a build with nothing to do uses no network.
     """
-    start, done = time.monotonic(), []
+    start, done = time.monotonic(), list[Built]()
     if todo := [plan for plan in plans if find_built(store, plan) is None]:
         check_compressor()
     work = work_for(todo, store)

@@ -303,11 +303,11 @@ def _new_patch(
         image, base = files.plan.spec.name, posixpath.basename(left_out[0])
         hint = f"Give the path as it is installed: `sm120 image files {image} '*{base}'` finds it."
         raise PatchConflict(f"{name}: no wheel of the image has {listed}", hint)
-    texts, entries, applies_to = [], [], ""
+    text, applies_to, entries = "", "", list[PatchedFile]()
     for path, after in changed.items():
         before, owner = files.read(path)
-        texts.append(patch.unified(path, before, after))
-        hashes = (sha256_of(before), sha256_of(after))
-        entries.append(PatchedFile(path=path, before=hashes[0], after=hashes[1]))
+        text += patch.unified(path, before, after)
+        hashes = {"before": sha256_of(before), "after": sha256_of(after)}
+        entries.append(PatchedFile(path=path, **hashes))
         applies_to = applies_to or owner
-    return NewPatch("".join(texts), tuple(entries), applies_to, tuple(left_out))
+    return NewPatch(text, tuple(entries), applies_to, tuple(left_out))

@@ -169,8 +169,8 @@ def load(
             with log.progress("unpacked", total) as bar:
                 layers: defaultdict[str, log.Gauge] = defaultdict(lambda: log.Gauge(bar))
                 for answer in answers:
-                    if error := answer.get("errorDetail"):
-                        raise ImageLoadError(error.get("message", ""))
+                    if detail := answer.get("errorDetail"):
+                        raise ImageLoadError(detail.get("message", ""))
                     # in bytes of the archive; an image store that counts otherwise reports nothing
                     if answer.get("status") == "Loading layer":
                         at = answer.get("progressDetail", {}).get("current", 0)
