@@ -131,18 +131,17 @@ def make_layer(store_root: Path, layer: LayerPlan, slot: int) -> LayerRecord:
 
 def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
     """What goes into a layer, sorted, with its parent folders."""
-    paths = {pin.file: store.input_path(pin.sha256) for pin in layer.pins}
     if layer.kind is LayerKind.WHEELS:
         groups = []
         for pin in layer.pins:
-            wheel = open_wheel(paths[pin.file], pin.file)
+            wheel = open_wheel(store.input_path(pin.sha256), pin.file)
             untrue = pin.name in layer.rewrite_record
             groups.append(wheel_entries(wheel, layer.venv, rewrite_record=untrue))
         return with_parents(merge_wheels(groups, layer.prefer))
     # under their own file names, so that errors name them
-    debs = [scratch / name for name in paths]
-    for link in debs:
-        link.symlink_to(paths[link.name].resolve())
+    debs = [scratch / pin.file for pin in layer.pins]
+    for link, pin in zip(debs, layer.pins, strict=True):
+        link.symlink_to(store.input_path(pin.sha256).resolve())
     if layer.kind is LayerKind.DEBS:
         return assemble_overlay(debs, scratch, architecture=layer.architecture)
     return assemble_rootfs(debs, scratch, users=layer.accounts, architecture=layer.architecture)
