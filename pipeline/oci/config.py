@@ -42,7 +42,7 @@ def _is_path(text: str) -> str:
 
 
 # The kernel would end a text at a NUL.
-_Text = Annotated[str, StringConstraints(max_length=_LONGEST, pattern=r"^[^\0]*$")]
+_Text = Annotated[str, StringConstraints(max_length=_LONGEST, pattern=r"^[^\x00]*$")]
 _Variable = Annotated[_Text, AfterValidator(_is_variable)]
 _Path = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_is_path)]
 # Empty where a Dockerfile has no WORKDIR.
