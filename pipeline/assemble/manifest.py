@@ -60,7 +60,7 @@ def image_config(
         "Labels": notes_of(plan),
         "WorkingDir": workdirs[-1] if workdirs else base.workdir or "/",
     }
-    optional = {
+    optional: dict[str, Any] = {
         "Entrypoint": entrypoint,
         "Cmd": command,
         "ExposedPorts": {port: {} for port in sorted(ports)},

@@ -59,6 +59,10 @@ class Venv:
         folders = {"purelib": self.site, "platlib": self.site, "scripts": self.bin}
         return {**folders, "data": self.root, "headers": headers}.get(name)
 
+    def record_path(self, path: str) -> str:
+        """A path as RECORD writes it: relative to site-packages."""
+        return posixpath.relpath(path, self.site)
+
     def skeleton(self, home: str = "/usr/bin") -> list[Entry]:
         """What `python -m venv --without-pip` would make, without running it."""
         system = f"{home}/python{self.version}"
@@ -100,7 +104,7 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> 
             promised = sha.hexdigest()
         entry = _placed(wheel, member, venv, promised)
         entries.append(entry)
-        rows.append(_row(posixpath.relpath(entry.path, venv.site), entry.sha256, entry.size_bytes))
+        rows.append(_row(venv.record_path(entry.path), entry.sha256, entry.size_bytes))
     shipped = {entry.path for entry in entries}
     installer = (f"{venv.site}/{wheel.dist_info}/INSTALLER", 0o644, INSTALLER)
     for path, mode, data in [installer, *_console_scripts(wheel, venv)]:
@@ -108,7 +112,7 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> 
         if path not in shipped:
             shipped.add(path)
             entries.append(Entry(path, Kind.FILE, mode, data))
-            rows.append(record_row(posixpath.relpath(path, venv.site), data))
+            rows.append(record_row(venv.record_path(path), data))
     # it cannot hold its own hash
     rows.append(f"{record_name},,\n")
     text = "".join(sorted(rows)).encode()
