@@ -98,11 +98,7 @@ class RegistryClient:
         url = request.place if "://" in request.place else f"{self.base}{request.place}"
         login, fresh, hops = self.authority.header(request.scope), False, 0
         while True:
-            try:
-                # an address that a server gave us: never from https to http
-                url = next_address(self.base, url)
-            except BadAnswer as error:
-                raise RegistryBroken(f"{self.name}: {error}") from error
+            url = self._checked(url)
             # logins go to the registry itself and not to its storage on another host
             is_home = origin_of(url) == origin_of(self.base)
             sent = {"Authorization": login} if login and is_home else {}
@@ -124,6 +120,13 @@ class RegistryClient:
                     raise RegistryRefused(f"{self.name}: {error}", error.hint) from error
             else:
                 raise _failure(request.method, answer)
+
+    def _checked(self, url: str) -> str:
+        """An address that a server gave us: never from https to http."""
+        try:
+            return next_address(self.base, url)
+        except BadAnswer as error:
+            raise RegistryBroken(f"{self.name}: {error}") from error
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: Body | None) -> Answer:
         try:
