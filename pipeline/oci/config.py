@@ -27,6 +27,13 @@ _MOST = 10_000
 _LONGEST = 1 << 17  # of a variable: what Linux itself allows
 
 
+def _no_nul(text: str) -> str:
+    # the kernel would end the text there
+    if "\0" in text:
+        raise ValueError("contains a NUL")
+    return text
+
+
 def _is_variable(text: str) -> str:
     name, sign, _ = text.partition("=")
     if not sign or not name or not name.isprintable():
@@ -41,8 +48,7 @@ def _is_path(text: str) -> str:
     return text
 
 
-# The kernel would end a text at a NUL.
-_Text = Annotated[str, StringConstraints(max_length=_LONGEST, pattern=r"^[^\x00]*$")]
+_Text = Annotated[str, StringConstraints(max_length=_LONGEST), AfterValidator(_no_nul)]
 _Variable = Annotated[_Text, AfterValidator(_is_variable)]
 _Path = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_is_path)]
 # Empty where a Dockerfile has no WORKDIR.
