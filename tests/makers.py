@@ -18,7 +18,7 @@ from unittest import mock
 from pipeline.assemble import locked_layers as pinned
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.layer import read_file
-from pipeline.assemble.layer_progress import Counts
+from pipeline.assemble.locked_layers import Counts
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.fetch.http import Client
 from pipeline.fetch.inputs import Fetcher

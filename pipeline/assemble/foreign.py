@@ -1,34 +1,121 @@
-"""A foreign base in the store: its files, its config, its users, its Python."""
+"""A foreign base in the store: its layers, read once, its files, its config, users and Python."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
+from pipeline import log
 from pipeline.assemble.entry import parents
-from pipeline.assemble.foreign_layers import base_layers
 from pipeline.assemble.manifest import Below
-from pipeline.assemble.plan import ImagePlan
-from pipeline.assemble.view import View, follow, see
-from pipeline.errors import BaseUnusable, SpecInvalid, StoreDamaged
-from pipeline.lock.model import BasePin
+from pipeline.assemble.plan import ImagePlan, foreign_key
+from pipeline.assemble.view import OPAQUE, WHITEOUT, View, follow, see
+from pipeline.errors import (
+    BaseUnusable,
+    CorruptArchive,
+    HostileArchive,
+    Interrupted,
+    SpecInvalid,
+    StoreDamaged,
+)
+from pipeline.lock.model import BasePin, LayerPin
 from pipeline.lock.wheels import GLIBC_MINOR
 from pipeline.oci.config import ImageConfig, read_config
-from pipeline.oci.record import FileRow, Kind, LayerRecord
-from pipeline.oci.tar_reader import open_layer
+from pipeline.oci.record import FileRow, Kind, LayerRecord, TitledLayer, WrittenLayer
+from pipeline.oci.tar_reader import TarStream, open_layer
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
+_MOST_READERS = 4
 # a list of users has a few kilobytes
 _MOST_PASSWD_BYTES = 1 << 20
 # PyPI's manylinux wheels need glibc; Alpine and its like have musl.
 _MUSL = re.compile(r"(usr/)?lib/ld-musl-[a-z0-9_]+\.so\.1")
-# glibc has carried its version in this name up to 2.33; newer ones do not tell it so
+# glibc has carried its version in this name up to 2.33; newer ones do not
 _OLD_GLIBC = re.compile(r"(?:usr/)?lib(?:64)?/(?:[a-z0-9_-]+/)?libc-2\.(\d+)\.so")
 # Debian's own, and that of the official Python images
 _PYTHON_FOLDERS = ("usr/bin", "usr/local/bin")
+
+
+def read_layers(store: Store, pin: BasePin) -> None:
+    """Lists what each layer holds, unless that was done before; each must have its diffID."""
+    wanted = {layer.digest: layer for layer in pin.layers}
+    missing = [x for x in wanted.values() if store.layer(foreign_key(x)) is None]
+    if not missing:
+        return
+    total, stop = sum(x.size_bytes for x in missing), threading.Event()
+    title = f"Reading {log.count(len(missing), 'layer')} of {pin.repository}, {log.size(total)}"
+    with (
+        log.step(title),
+        log.progress("read", total) as bar,
+        ThreadPoolExecutor(min(_MOST_READERS, len(missing))) as pool,
+    ):
+
+        def watch(n_bytes: int) -> None:
+            if stop.is_set():
+                raise Interrupted("stopped")
+            bar.advance(n_bytes)
+
+        try:
+            list(pool.map(lambda layer: _read_layer(store, layer, watch), missing))
+        except BaseException:
+            # the other readers have gigabytes before them
+            stop.set()
+            raise
+
+
+def _read_layer(store: Store, layer: LayerPin, watch: Callable[[int], None]) -> None:
+    try:
+        with open_layer(store.blob_path(layer.digest), layer.media_type, watch) as stream:
+            rows = [row for entry in stream.entries() if (row := _row(stream, entry))]
+    except (CorruptArchive, HostileArchive) as error:
+        raise type(error)(f"{layer.digest}: {error}") from error
+    if stream.diff_id != layer.diff_id:
+        raise BaseUnusable(
+            f"the layer {layer.digest} unpacks to {stream.diff_id}, but its config"
+            f" names {layer.diff_id}"
+        )
+    n_bytes = stream.unpacked_bytes
+    record = LayerRecord(**layer.model_dump(), unpacked_bytes=n_bytes, is_foreign=True)
+    store.keep_layer(foreign_key(layer), WrittenLayer(record, rows))
+
+
+def _row(stream: TarStream, entry: FileRow) -> FileRow | None:
+    """An entry with its hash; of a whiteout, the path it removes or the folder it empties."""
+    folder, _, name = entry.path.rpartition("/")
+    if name == ".wh..wh..opq":
+        return FileRow(folder, OPAQUE, 0, 0, "", 0, "", "")
+    # the root itself, and entries that aufs keeps for its own use
+    if not entry.path or name.startswith(".wh..wh."):
+        return None
+    if name.startswith(".wh."):
+        hidden = name.removeprefix(".wh.")
+        if hidden in ("", ".", ".."):
+            raise HostileArchive(f"the whiteout {folder}/{name} removes no file")
+        path = f"{folder}/{hidden}" if folder else hidden
+        return FileRow(path, WHITEOUT, 0, 0, "", 0, "", "")
+    if entry.kind != Kind.FILE:
+        return entry._replace(size_bytes=0)
+    sha = hashlib.sha256()
+    for piece in stream.content(entry):
+        sha.update(piece)
+    return entry._replace(sha256=sha.hexdigest())
+
+
+def base_layers(store: Store, pin: BasePin) -> list[TitledLayer]:
+    """The layers as they are, from the bottom."""
+    layers = []
+    for number, layer in enumerate(pin.layers, 1):
+        record = store.layer(foreign_key(layer))
+        if record is None:
+            raise BaseUnusable(f"{pin}: its layer {layer.digest} is gone from the store")
+        layers.append(TitledLayer(title=f"base layer {number}", record=record))
+    return layers
 
 
 @dataclass(frozen=True)
@@ -66,9 +153,8 @@ class Foreign:
             for header in stream.entries():
                 if header.path == real and header.kind == Kind.FILE:
                     if header.size_bytes > most_bytes:
-                        raise BaseUnusable(
-                            f"{self.pin}: /{real} is too large: {header.size_bytes} bytes"
-                        )
+                        message = f"/{real} is too large: {header.size_bytes} bytes"
+                        raise BaseUnusable(f"{self.pin}: {message}")
                     data = b"".join(stream.content(header))
         if stream.diff_id != record.diff_id:
             raise StoreDamaged(f"the layer {record.digest} of {self.pin} does not match its diffID")
@@ -81,10 +167,8 @@ class Foreign:
             return name
         listed = self.read("etc/passwd", _MOST_PASSWD_BYTES) if passwd is None else passwd
         if listed is None:
-            raise SpecInvalid(
-                f"{image}: user: {name!r} cannot be looked up, its base has no /etc/passwd",
-                'Give the number: `user: "1000"`.',
-            )
+            message = f"{image}: user: {name!r} cannot be looked up, its base has no /etc/passwd"
+            raise SpecInvalid(message, 'Give the number: `user: "1000"`.')
         for line in listed.decode(errors="replace").splitlines():
             fields = line.split(":")
             if fields[0] == name and len(fields) >= 4 and all(f.isdecimal() for f in fields[2:4]):
@@ -92,61 +176,50 @@ class Foreign:
         raise SpecInvalid(f"{image}: user: {name!r} is not in /etc/passwd of its base")
 
     def python_home(self, image: str, version: str, root: str) -> str:
-        """The folder of the base's Python; an environment can only be put where none is."""
-        self._require_room(image, root)
-        self._require_glibc(image)
-        for folder in _PYTHON_FOLDERS:
-            program, _ = follow(self.rows, f"{folder}/python{version}")
-            row = self.rows.get(program)
-            if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
-                return f"/{folder}"
-        raise SpecInvalid(
-            f"{image}: python: its base has no python{version} in /usr/bin or /usr/local/bin",
-            "Name the version that the base has under `python: version:`, or another base.",
-        )
-
-    def _require_glibc(self, image: str) -> None:
-        for path in self.rows:
-            if _MUSL.fullmatch(path):
-                raise SpecInvalid(
-                    f"{image}: python: its base has musl, wheels are locked for glibc"
-                )
-            old = _OLD_GLIBC.fullmatch(path)
-            if old and int(old[1]) < GLIBC_MINOR:
-                raise SpecInvalid(
-                    f"{image}: python: its base has glibc 2.{old[1]}, wheels are locked for"
-                    f" 2.{GLIBC_MINOR}"
-                )
-
-    def _require_room(self, image: str, root: str) -> None:
+        """The folder of the base's Python; the base must have glibc, and no environment yet."""
+        what = f"{image}: python"
         if root in self.rows:
-            raise SpecInvalid(
-                f"{image}: python: its base has /{root} already; two environments would mix",
-                "Use a base without one, or add `files` only.",
-            )
+            message = f"{what}: its base has /{root} already; two environments would mix"
+            raise SpecInvalid(message, "Use a base without one, or add `files` only.")
         for folder in parents(root):
             row = self.rows.get(folder)
             # a layer writes the folders above its files anew, and would change their mode and owner
             plain = (Kind.DIR, 0o755, 0, 0)
             if row is not None and (row.kind, row.mode, row.uid, row.gid) != plain:
                 raise SpecInvalid(
-                    f"{image}: python: /{folder} of its base is a {row.kind} of mode"
-                    f" {row.mode:04o}, owner {row.uid}:{row.gid}; wheels need a plain folder there"
+                    f"{what}: /{folder} of its base is a {row.kind} of mode {row.mode:04o},"
+                    f" owner {row.uid}:{row.gid}; wheels need a plain folder there"
                 )
+        for path in self.rows:
+            if _MUSL.fullmatch(path):
+                raise SpecInvalid(f"{what}: its base has musl, wheels are locked for glibc")
+            old = _OLD_GLIBC.fullmatch(path)
+            if old and int(old[1]) < GLIBC_MINOR:
+                need = f"wheels are locked for 2.{GLIBC_MINOR}"
+                raise SpecInvalid(f"{what}: its base has glibc 2.{old[1]}, {need}")
+        for folder in _PYTHON_FOLDERS:
+            program, _ = follow(self.rows, f"{folder}/python{version}")
+            row = self.rows.get(program)
+            if row is not None and row.kind in (Kind.FILE, Kind.HARDLINK):
+                return f"/{folder}"
+        message = f"{what}: its base has no python{version} in /usr/bin or /usr/local/bin"
+        hint = "Name the version that the base has under `python: version:`, or another base."
+        raise SpecInvalid(message, hint)
 
 
 def require_fit(store: Store, plans: Sequence[ImagePlan]) -> None:
-    """Wheels that a foreign base has no place or no Python for are not worth fetching."""
+    """Refuses wheels that a foreign base has no place or no Python for, before they are fetched."""
     for plan in plans:
-        base = Foreign(store, plan.foreign) if plan.foreign else None
-        for each in plan.chain() if base else []:
-            if base and each.spec.python:
-                base.python_home(each.spec.name, each.venv.version, each.venv.root)
+        if plan.foreign:
+            base = Foreign(store, plan.foreign)
+            for each in plan.chain():
+                if each.spec.python:
+                    base.python_home(each.spec.name, each.venv.version, each.venv.root)
 
 
 def below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> Below:
     """How the foreign base runs; its users, unless a file of ours lists others."""
-    files = [
+    lists = [
         checkout.folder(each.spec.name) / file.source
         for each in plan.chain()
         for file in each.spec.files
@@ -154,7 +227,6 @@ def below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> Below:
     ]
 
     def find_user(name: str) -> str:
-        passwd = files[-1].read_bytes() if files else None
-        return foreign.user(plan.spec.name, name, passwd)
+        return foreign.user(plan.spec.name, name, lists[-1].read_bytes() if lists else None)
 
     return Below(foreign.config, find_user)

@@ -34,16 +34,14 @@ def read_golden(path: Path) -> Golden:
     return read_yaml(path, Golden) if path.exists() else Golden()
 
 
-def check(golden: Golden, name: str, got: GoldenImage) -> None:
-    """Stop a build that came out different, and say what is behind it."""
+def check_golden(golden: Golden, name: str, got: GoldenImage) -> None:
+    """Stops a build that came out different, and names the reason."""
     want = golden.images.get(name)
     # an image's own name: without it, --accept would take all images
     accept = f"`sm120 build {name.rpartition('.')[0]} --accept`"
     if want is None:
-        raise GoldenMismatch(
-            f"{name}: no expected digest is committed; it came out as {got.digest}",
-            f"Compare with another machine, then {accept} and commit.",
-        )
+        message = f"{name}: no expected digest is committed; it came out as {got.digest}"
+        raise GoldenMismatch(message, f"Compare with another machine, then {accept} and commit.")
     if want.digest == got.digest:
         return
     # changed inputs are the usual reason, and no defect: they are named first
@@ -54,23 +52,20 @@ def check(golden: Golden, name: str, got: GoldenImage) -> None:
             f" {', '.join(moved)}",
             f"If they changed on purpose: {accept}, and commit.",
         )
+    differing = (title for title in got.layers if want.layers.get(title) != got.layers[title])
+    first = next(differing, None)
+    where = f"the first layer that differs is {first!r}"
+    if first is None:
+        where = "all layers are equal, the config or manifest differs"
     raise GoldenMismatch(
-        f"{name}: {got.digest} instead of {want.digest} from the same inputs;"
-        f" {_first_difference(want, got)}",
+        f"{name}: {got.digest} instead of {want.digest} from the same inputs; {where}",
         "Build into an empty folder (--store DIR): if that gives the expected digest, somebody"
         " changed this store; else it is a defect, please report it.",
     )
 
 
-def _first_difference(want: GoldenImage, got: GoldenImage) -> str:
-    for title, digest in got.layers.items():
-        if want.layers.get(title) != digest:
-            return f"the first layer that differs is {title!r}"
-    return "all layers are equal, the config or manifest differs"
-
-
-def accept(path: Path, name: str, got: GoldenImage) -> None:
-    """Write a new expected digest."""
+def accept_golden(path: Path, name: str, got: GoldenImage) -> None:
+    """Writes a new expected digest."""
     # two builds with --accept at once would each lose the other's entry
     with locked(path.parent / ".golden.lock"):
         images = {**read_golden(path).images, name: got}

@@ -10,33 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import model, oci
-from pipeline.assemble import golden
+from pipeline.assemble import golden, manifest
 from pipeline.assemble.deflate import check_compressor
 from pipeline.assemble.entry import Entry, with_parents
-from pipeline.assemble.foreign import Foreign, below, require_fit
-from pipeline.assemble.foreign_layers import base_layers, read_layers
+from pipeline.assemble.foreign import Foreign, base_layers, below, read_layers, require_fit
 from pipeline.assemble.layer import write_layer
 from pipeline.assemble.locked_layers import make_layers
-from pipeline.assemble.manifest import (
-    config_descriptor,
-    image_config,
-    image_descriptor,
-    image_manifest,
-)
-from pipeline.assemble.own_layers import (
-    WheelTree,
-    folders_above,
-    own_entries,
-    patched_entries,
-    refresh_series,
-)
-from pipeline.assemble.plan import (
-    ImagePlan,
-    LayerKind,
-    plan_image,
-    require_few,
-    work_for,
-)
+from pipeline.assemble.own_layers import WheelTree, folders_above, own_entries
+from pipeline.assemble.patch_series import patched_entries, refresh_series
+from pipeline.assemble.plan import ImagePlan, LayerKind, plan_image, require_few, work_for
 from pipeline.errors import StoreDamaged, UnknownImage
 from pipeline.files import os_errors_explained
 from pipeline.model import canonical_json, sha256_of
@@ -80,7 +62,7 @@ class Built:
 
 @cache
 def code_digest() -> str:
-    """The builder's own code: after an upgrade an image is put together again, in a second."""
+    """The builder's own code: after an upgrade a build assembles each image again, in a second."""
     # oci holds the media types, descriptors and tar constants that images are written with, model
     # the function that writes their JSON. An edited comment counts: a false alarm costs a second,
     # and what Python makes of a source without comments differs between versions of Python.
@@ -93,7 +75,7 @@ def code_digest() -> str:
 def find_built(store: Store, plan: ImagePlan) -> Built | None:
     """The image as built before, if its inputs are the same and every blob is still there."""
     record = store.image_record(plan.spec.name, plan.platform)
-    # without a look at the layers' bytes: `sm120 store check` reads those
+    # without reading the layers' bytes: `sm120 store check` reads those
     if record is None or (record.key, record.code) != (plan.key, code_digest()):
         return None
     return Built(plan, record, cached=True) if _is_whole(store, record) else None
@@ -138,69 +120,53 @@ def build_images(
     accept: bool = False,
     judge: bool = True,
 ) -> list[Built]:
-    """Build all images, sharing downloads and layers; nothing is done twice.
+    """Builds all images, sharing downloads and layers; nothing is done twice.
 
     With `judge`, an image that is not its golden digest is an error. The fetcher is made only
-    when something must be fetched: a build with nothing to do asks nobody.
+    when something must be fetched: a build with nothing to do uses no network.
     """
-    start = time.monotonic()
-    todo = [plan for plan in plans if find_built(store, plan) is None]
-    if todo:
+    start, done = time.monotonic(), list[Built]()
+    if todo := [plan for plan in plans if find_built(store, plan) is None]:
         check_compressor()
-        _make_parts(store, todo, make_fetcher, keep_inputs=keep_inputs)
+    work = work_for(todo, store)
+    if work.missing or work.bases:
+        # before the first download, not after most of them
+        store.need_space(work.disk_bytes)
+        fetcher = make_fetcher()
+        for base in work.bases:
+            fetcher.bases.bring(base)
+            read_layers(store, base)
+        # after the bases were read, before gigabytes of wheels are fetched for them
+        require_fit(store, todo)
+        if work.missing:
+            make_layers(store, work, fetcher, keep_inputs=keep_inputs)
     if accept:
-        plans = [_accept_patches(checkout, store, plan) for plan in plans]
-    done = []
+        # takes edited patches as they are now, and plans again with the hashes that they give
+        for plan in plans:
+            refresh_series(checkout, plan, _wheel_tree(store, plan))
+        plans = [plan_image(checkout, plan.spec.name, plan.platform) for plan in plans]
     for plan in plans:
         built = _finish(checkout, store, plan, accept=accept, judge=judge)
         done.append(replace(built, time_s=time.monotonic() - start))
     return done
 
 
-def _make_parts(
-    store: Store, todo: list[ImagePlan], make_fetcher: Callable[[], Fetcher], *, keep_inputs: bool
-) -> None:
-    """Foreign bases and layers of locked files, as far as the store lacks them."""
-    work = work_for(todo, store)
-    if not work.missing and not work.bases:
-        return
-    # before the first download, not after most of them
-    store.need_space(work.disk_bytes)
-    fetcher = make_fetcher()
-    for base in work.bases:
-        fetcher.bases.bring(base)
-        read_layers(store, base)
-    # after the bases were read, before gigabytes of wheels are fetched for them
-    require_fit(store, todo)
-    if work.missing:
-        make_layers(store, work, fetcher, keep_inputs=keep_inputs)
-
-
-def _accept_patches(checkout: Checkout, store: Store, plan: ImagePlan) -> ImagePlan:
-    """Take edited patches as they are now, and plan again with what they give."""
-    refresh_series(checkout, plan, WheelTree(store, _wheel_records(store, plan)))
-    return plan_image(checkout, plan.spec.name, plan.platform)
-
-
 def _finish(
     checkout: Checkout, store: Store, plan: ImagePlan, *, accept: bool, judge: bool
 ) -> Built:
-    """The image from its layers, checked against its golden digest before it gets a name."""
+    """Assembles the image from its layers and compares it with its golden digest."""
     built, diff = find_built(store, plan), None
     if built is None:
         record, diff = _assemble(checkout, store, plan)
         built = Built(plan, record, cached=False)
-    got = golden.GoldenImage(
-        digest=built.digest,
-        inputs=plan.inputs,
-        layers={x.title: x.record.digest for x in built.layers},
-    )
+    layers = {x.title: x.record.digest for x in built.layers}
+    got = golden.GoldenImage(digest=built.digest, inputs=plan.inputs, layers=layers)
     label = f"{plan.spec.name}.{plan.architecture}"
-    # before the image gets its name: one that is refused must not be found as built
+    # before the image gets its name: a refused one must not be found as built
     if accept:
-        golden.accept(checkout.golden_path, label, got)
+        golden.accept_golden(checkout.golden_path, label, got)
     if judge:
-        golden.check(golden.read_golden(checkout.golden_path), label, got)
+        golden.check_golden(golden.read_golden(checkout.golden_path), label, got)
     # an image that was there keeps its name and its diff
     if diff is not None:
         folder = store.image_folder(plan.spec.name, plan.platform)
@@ -210,50 +176,41 @@ def _finish(
 
 
 def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageRecord, str]:
-    layers = _chain_layers(checkout, store, plan)
-    foreign = Foreign(store, plan.foreign) if plan.foreign else None
-    tree = WheelTree(store, _wheel_records(store, plan))
-    own = _own_layer(checkout, store, plan, layers, tree, foreign)
-    if own:
-        layers.append(TitledLayer(title=f"{plan.spec.name} files", record=own))
-    patched = patched_entries(checkout, plan, tree)
-    if patched.entries:
-        thin = _thin_layer(store, patched.entries)
-        layers.append(TitledLayer(title="patches", record=thin))
-    require_few(plan.spec.name, len(layers))
-    runs_on = below(checkout, plan, foreign) if foreign else None
-    config = canonical_json(image_config(plan, layers, runs_on))
-    manifest = canonical_json(image_manifest(plan, config_descriptor(config), layers))
-    record = ImageRecord(
-        key=plan.key,
-        code=code_digest(),
-        config=store.put_blob(config),
-        descriptor=image_descriptor(plan, manifest),
-        layers=tuple(layers),
-        base=tuple(x.digest for x in plan.foreign.documents) if plan.foreign else (),
-    )
-    store.put_blob(manifest)
-    # somebody may have deleted files of the store meanwhile
-    if not _is_whole(store, record):
-        raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
-    return record, patched.diff
-
-
-def _chain_layers(checkout: Checkout, store: Store, plan: ImagePlan) -> list[TitledLayer]:
-    """The base image's layers, then the image's pinned ones."""
+    """Puts an image's layers in order, makes its own ones, and writes config and manifest."""
     layers: list[TitledLayer] = []
     if plan.base:
         base = find_built(store, plan.base)
-        record_below = base.record if base else _assemble(checkout, store, plan.base)[0]
-        layers += record_below.layers
+        layers += (base.record if base else _assemble(checkout, store, plan.base)[0]).layers
     if plan.lock.base_image:
         layers += base_layers(store, plan.lock.base_image)
-    for layer in plan.layers:
-        record = _pinned(store, layer.key, layer.title)
-        layers.append(TitledLayer(title=layer.title, record=record))
-    for tree in plan.trees:
-        layers.append(TitledLayer(title=tree.title, record=_pinned(store, tree.key, tree.title)))
-    return layers
+    keys = [(x.title, x.key) for x in plan.layers] + [(x.title, x.key) for x in plan.trees]
+    for title, key in keys:
+        layers.append(TitledLayer(title=title, record=_pinned(store, key, title)))
+    foreign = Foreign(store, plan.foreign) if plan.foreign else None
+    tree = _wheel_tree(store, plan)
+    if own := _own_layer(checkout, store, plan, layers, tree, foreign):
+        layers.append(TitledLayer(title=f"{plan.spec.name} files", record=own))
+    patched = patched_entries(checkout, plan, tree)
+    if patched.entries:
+        layers.append(TitledLayer(title="patches", record=_thin_layer(store, patched.entries)))
+    require_few(plan.spec.name, len(layers))
+    runs_on = below(checkout, plan, foreign) if foreign else None
+    config = canonical_json(manifest.image_config(plan, layers, runs_on))
+    described = manifest.config_descriptor(config)
+    document = canonical_json(manifest.image_manifest(plan, described, layers))
+    image = ImageRecord(
+        key=plan.key,
+        code=code_digest(),
+        config=store.put_blob(config),
+        descriptor=manifest.image_descriptor(plan, document),
+        layers=tuple(layers),
+        base=tuple(x.digest for x in plan.foreign.documents) if plan.foreign else (),
+    )
+    store.put_blob(document)
+    # another process may have deleted files of the store meanwhile
+    if not _is_whole(store, image):
+        raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
+    return image, patched.diff
 
 
 def _pinned(store: Store, key: str, title: str) -> LayerRecord:
@@ -263,20 +220,18 @@ def _pinned(store: Store, key: str, title: str) -> LayerRecord:
     return record
 
 
-def _wheel_records(store: Store, plan: ImagePlan) -> list[LayerRecord]:
-    layers = [x for p in plan.chain() for x in p.layers if x.kind is LayerKind.WHEELS]
-    return [_pinned(store, x.key, x.title) for x in layers]
+def _wheel_tree(store: Store, plan: ImagePlan) -> WheelTree:
+    wheels = [x for x in plan.all_layers() if x.kind is LayerKind.WHEELS]
+    return WheelTree(store, [_pinned(store, x.key, x.title) for x in wheels])
 
 
 def wheel_tree(store: Store, plan: ImagePlan) -> WheelTree:
     """The files of an image's wheels, which an earlier build put into the store."""
     lacking = [x for x in plan.all_layers() if not store.layer(x.key)]
     if lacking:
-        raise UnknownImage(
-            f"{plan.spec.name}: {lacking[0].title} is not in the store yet",
-            f"Run `sm120 build {plan.spec.name} --accept` first.",
-        )
-    return WheelTree(store, _wheel_records(store, plan))
+        message = f"{plan.spec.name}: {lacking[0].title} is not in the store yet"
+        raise UnknownImage(message, f"Run `sm120 build {plan.spec.name} --accept` first.")
+    return _wheel_tree(store, plan)
 
 
 def _own_layer(
@@ -287,13 +242,12 @@ def _own_layer(
     tree: WheelTree,
     foreign: Foreign | None,
 ) -> LayerRecord | None:
-    """The image's own files; remembered, so that an edited patch need not look at all paths."""
+    """The image's own files; cached, so that an edited patch need not visit all paths."""
     parts = plan.spec.model_dump(mode="json", include={"name", "python", "cuda", "files"})
     digests = [x.record.digest for x in lower]
-    # what is below decides which folders and winners are written again
+    # the layers below decide which folders and winners are written again
     key = sha256_of(canonical_json([parts, plan.inputs["files"], digests, code_digest()]))
-    known = store.layer(key)
-    if known:
+    if known := store.layer(key):
         return known
     entries = own_entries(checkout, plan, tree, foreign)
     if not entries:
@@ -304,7 +258,7 @@ def _own_layer(
 
 
 def _thin_layer(store: Store, entries: list[Entry], key: str | None = None) -> LayerRecord:
-    """A small layer made here and now."""
+    """Writes a small layer at once, in this process."""
     with store.new_blob() as blob:
         with os_errors_explained(blob.path), blob.path.open("wb") as out:
             written = write_layer(with_parents(entries), out)

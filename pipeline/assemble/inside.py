@@ -20,7 +20,6 @@ from pipeline.store.store import Store
 _MOST_NEAREST = 3
 # a slip of the finger, or a version that moved on, but not another word
 _LIKENESS = 0.7
-_WILD = frozenset("*?[")
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class FoundFile:
 
 
 def read_inside(store: Store, built: Built, path: str) -> bytes:
-    """The bytes of a file; a path without a file at the root is looked for among the wheels'."""
+    """The bytes of a file; a path that the root lacks is looked up among the wheels' files."""
     view = _view(store, built)
     name, _ = locate({each: row for each, (_, row) in view.items()}, built, path)
     layer, row = view[name]
@@ -53,14 +52,35 @@ def read_inside(store: Store, built: Built, path: str) -> bytes:
 def list_inside(store: Store, built: Built, path: str) -> list[FoundFile]:
     """What a folder holds, all that a pattern such as `*.so` matches, or one file."""
     view = _view(store, built)
-    if _WILD & {*path}:
-        return _matching(view, built, path)
     rows = {each: row for each, (_, row) in view.items()}
+
+    def found(name: str, below: Sequence[FileRow] = ()) -> FoundFile:
+        row, size = rows[name], sum(each.size_bytes for each in below)
+        title = view[name][0].title
+        return FoundFile(
+            f"/{name}", row.kind, size or row.size_bytes, len(below), row.target, title
+        )
+
+    if {"*", "?", "["} & {*path}:
+        # without a slash in front it may begin anywhere, like the pattern of `find -path`
+        whole = path if path.startswith("/") else f"*/{path}"
+        names = sorted(each for each, row in rows.items() if row.kind != Kind.DIR)
+        matching = [found(name) for name in names if fnmatchcase(f"/{name}", whole)]
+        if not matching:
+            hint = f"`*` stands for any part of a path. `{_listing(built, '/')}` lists folders."
+            raise UnknownFile(f"{path}: no file of {built.name} matches", hint)
+        return matching
     # the root itself is in no layer
-    name = locate(rows, built, path)[0] if path.strip("/.") else ""
-    if name and rows[name].kind != Kind.DIR:
-        return [_found(view, name)]
-    return [_found(view, each, below) for each, below in sorted(_below(view, name).items())]
+    folder = locate(rows, built, path)[0] if path.strip("/.") else ""
+    if folder and rows[folder].kind != Kind.DIR:
+        return [found(folder)]
+    head = f"{folder}/" if folder else ""
+    entries: defaultdict[str, list[FileRow]] = defaultdict(list)
+    for each, row in rows.items():
+        if each.startswith(head) and each != folder:
+            entry = head + each[len(head) :].partition("/")[0]
+            entries[entry] += [row] if row.kind == Kind.FILE and each != entry else []
+    return [found(each, below) for each, below in sorted(entries.items())]
 
 
 def _view(store: Store, built: Built) -> View[TitledLayer]:
@@ -74,40 +94,6 @@ def _view(store: Store, built: Built) -> View[TitledLayer]:
     return view
 
 
-def _below(view: View[TitledLayer], folder: str) -> dict[str, list[FileRow]]:
-    """The entries of a folder, each with the files below it."""
-    head = f"{folder}/" if folder else ""
-    entries: defaultdict[str, list[FileRow]] = defaultdict(list)
-    for path, (_, row) in view.items():
-        if path.startswith(head) and path != folder:
-            entry = head + path[len(head) :].partition("/")[0]
-            entries[entry] += [row] if row.kind == Kind.FILE and path != entry else []
-    return dict(entries)
-
-
-def _matching(view: View[TitledLayer], built: Built, pattern: str) -> list[FoundFile]:
-    # without a slash in front it may begin anywhere, as a shell's `find -path` has it
-    whole = pattern if pattern.startswith("/") else f"*/{pattern}"
-    names = sorted(path for path, (_, row) in view.items() if row.kind != Kind.DIR)
-    found = [_found(view, name) for name in names if fnmatchcase(f"/{name}", whole)]
-    if not found:
-        hint = f"`*` stands for any part of a path. `{_listing(built, '/')}` lists folders."
-        raise UnknownFile(f"{pattern}: no file of {built.name} matches", hint)
-    return found
-
-
-def _found(view: View[TitledLayer], path: str, below: Sequence[FileRow] = ()) -> FoundFile:
-    layer, row = view[path]
-    return FoundFile(
-        path=f"/{path}",
-        kind=row.kind,
-        size_bytes=sum(each.size_bytes for each in below) if below else row.size_bytes,
-        files=len(below),
-        target=row.target,
-        layer=layer.title,
-    )
-
-
 def locate(rows: Mapping[str, FileRow], built: Built, path: str) -> tuple[str, list[str]]:
     """Where a path leads in an image, and the links on it; else an error with the nearest paths."""
     places = (path, f"{built.plan.venv.site}/{path}") if path.strip("/") else (path,)
@@ -116,13 +102,11 @@ def locate(rows: Mapping[str, FileRow], built: Built, path: str) -> tuple[str, l
         if name in rows:
             return name, links
     wanted = [name for name, _ in tried]
-    near = [f"/{name}" for name in nearest(rows, wanted)]
+    near = [f"/{name}" for name in nearest_paths(rows, wanted)]
     folder = next((f"/{each}" for each in parents(wanted[0]) if each in rows), "/")
     lists = f"`{_listing(built, folder)}` lists that folder."
-    raise UnknownFile(
-        f"/{wanted[0]}: no such file in {built.name}",
-        f"The nearest: {', '.join(near)}. {lists}" if near else f"Give its whole path. {lists}",
-    )
+    hint = f"The nearest: {', '.join(near)}. {lists}" if near else f"Give its whole path. {lists}"
+    raise UnknownFile(f"/{wanted[0]}: no such file in {built.name}", hint)
 
 
 def _listing(built: Built, folder: str) -> str:
@@ -132,32 +116,31 @@ def _listing(built: Built, folder: str) -> str:
     return f"{command} --platform {built.platform}" if several else command
 
 
-def nearest(paths: Collection[str], wanted: Sequence[str]) -> list[str]:
+def nearest_paths(paths: Collection[str], wanted: Sequence[str]) -> list[str]:
     """The paths that were most likely meant: a slip corrected, or the same name elsewhere."""
     children: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
         folder, _, name = path.rpartition("/")
         children[folder].append(name)
-    corrected = [each for path in wanted if (each := _corrected(children, path)) in paths]
+    corrected = []
+    for path in wanted:
+        # replaces each part that is missing by one like it
+        reached = ""
+        for part in path.split("/"):
+            names = children.get(reached, [])
+            like = [part] if part in names else difflib.get_close_matches(part, names, 1, _LIKENESS)
+            if not like:
+                break
+            reached = f"{reached}/{like[0]}" if reached else like[0]
+        else:
+            corrected.append(reached)
     if corrected:
         return corrected[:_MOST_NEAREST]
-    ends = posixpath.basename(wanted[0])
-    same = [path for path in paths if posixpath.basename(path) == ends]
-    return sorted(same, key=lambda p: (-_shared_end(p, wanted[0]), len(p), p))[:_MOST_NEAREST]
+    parts = wanted[0].split("/")
 
+    def shared_end(path: str) -> int:
+        pairs = zip(reversed(path.split("/")), reversed(parts), strict=False)
+        return next((n for n, (one, other) in enumerate(pairs) if one != other), len(parts))
 
-def _corrected(children: Mapping[str, list[str]], path: str) -> str:
-    """A path with each part that is not there replaced by one like it; empty where none is."""
-    reached = ""
-    for part in path.split("/"):
-        names = children.get(reached, [])
-        like = [part] if part in names else difflib.get_close_matches(part, names, 1, _LIKENESS)
-        if not like:
-            return ""
-        reached = f"{reached}/{like[0]}" if reached else like[0]
-    return reached
-
-
-def _shared_end(one: str, other: str) -> int:
-    pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), len(other.split("/")))
+    same = [path for path in paths if posixpath.basename(path) == parts[-1]]
+    return sorted(same, key=lambda p: (-shared_end(p), len(p), p))[:_MOST_NEAREST]

@@ -9,8 +9,8 @@ from typing import Any
 from pipeline.assemble.plan import FORMAT, ImagePlan
 from pipeline.errors import SpecInvalid
 from pipeline.model import sha256_of
-from pipeline.oci.config import ImageConfig
-from pipeline.oci.document import OCI_CONFIG, OCI_MANIFEST, Descriptor, descriptor_json
+from pipeline.oci.config import ImageConfig, RunSettings
+from pipeline.oci.document import OCI_CONFIG, OCI_MANIFEST, TITLE, Descriptor, descriptor_json
 from pipeline.oci.record import TitledLayer
 
 # Docker's own default where an image sets no PATH.
@@ -33,99 +33,67 @@ def image_config(
 ) -> dict[str, Any]:
     """The OCI config: how the image runs, and the diffIDs of its layers.
 
-    Of a foreign base its variables, user, folder, ports, volumes and stop signal are kept where
-    the image sets nothing else. Its labels are not: they describe another image.
+    A foreign base's variables, user, folder, ports, volumes and stop signal stay where the image
+    sets nothing else. Its labels do not: they describe another image.
     """
+    base = below.config.runs if below else RunSettings.model_validate({})
+    specs = [each.spec for each in plan.chain()]
+    workdirs, users = [x.workdir for x in specs if x.workdir], [x.user for x in specs if x.user]
+    variables = below.config.variables() if below else {}
+    if below and any(spec.python for spec in specs):
+        # wheels on a foreign base come first
+        variables["PATH"] = f"/{plan.venv.bin}:{variables.get('PATH') or _PLAIN_PATH}"
+    variables |= {k: v for spec in specs for k, v in spec.env.items()}
+    # as Docker inherits them: an own entrypoint drops a base's command
+    entrypoint, command = base.entrypoint or [], base.command or []
+    for spec in specs:
+        command = spec.command or ([] if spec.entrypoint else command)
+        entrypoint = spec.entrypoint or entrypoint
+    user = base.user
+    if users:
+        # by number: no lookup at run time, and Kubernetes can check it
+        user = below.find_user(users[-1]) if below else _account(plan, users[-1])
+    ports = {f"{port}/tcp" for spec in specs for port in spec.ports} | set(base.ports or {})
     settings: dict[str, Any] = {
         # sorted, as everything that a digest is made of
-        "Env": [f"{k}={v}" for k, v in sorted(environment(plan, below).items())],
+        "Env": [f"{k}={v}" for k, v in sorted(variables.items())],
         "Labels": notes_of(plan),
-        "WorkingDir": _inherited(plan, "workdir") or _of_base(below, "workdir") or "/",
-        **_started(plan, below),
-        **_kept(plan, below),
+        "WorkingDir": workdirs[-1] if workdirs else base.workdir or "/",
     }
-    if user := _inherited(plan, "user"):
-        # by number: the user need not be looked up at run time, and Kubernetes can check it
-        settings["User"] = below.find_user(user) if below else _account(plan, user)
-    elif user := _of_base(below, "user"):
-        settings["User"] = user
+    optional: dict[str, Any] = {
+        "Entrypoint": entrypoint,
+        "Cmd": command,
+        "ExposedPorts": {port: {} for port in sorted(ports)},
+        "Volumes": {path: {} for path in sorted(base.volumes or {})},
+        "StopSignal": base.stop_signal,
+        "User": user,
+    }
+    # the base's own steps as they are, where they fit its layers; a step for each other layer
+    past = below.config.past() if below else None
+    known = len(below.config.rootfs.diff_ids) if below and past is not None else 0
+    ours = [{"created": CREATED, "created_by": f"sm120: {x.title}"} for x in layers[known:]]
     return {
         "architecture": plan.architecture,
         "os": "linux",
         "created": CREATED,
-        "config": settings,
+        "config": settings | {name: value for name, value in optional.items() if value},
         "rootfs": {"type": "layers", "diff_ids": [x.record.diff_id for x in layers]},
-        "history": _history(layers, below),
+        "history": [*(past or []), *ours],
     }
 
 
-def _of_base(below: Below | None, field: str) -> Any:
-    return getattr(below.config.runs, field) if below else None
-
-
-def _started(plan: ImagePlan, below: Below | None) -> dict[str, list[str]]:
-    """Entrypoint and command as Docker inherits them: an own entrypoint drops a base's command."""
-    entrypoint: list[str] = _of_base(below, "entrypoint") or []
-    command: list[str] = _of_base(below, "command") or []
-    for spec in (each.spec for each in plan.chain()):
-        command = spec.command or ([] if spec.entrypoint else command)
-        entrypoint = spec.entrypoint or entrypoint
-    started = {"Entrypoint": entrypoint, "Cmd": command}
-    return {name: arguments for name, arguments in started.items() if arguments}
-
-
-def _kept(plan: ImagePlan, below: Below | None) -> dict[str, Any]:
-    """Ports of the image and of its bases; a foreign base's volumes and stop signal."""
-    settings: dict[str, Any] = {}
-    own = {f"{port}/tcp" for each in plan.chain() for port in each.spec.ports}
-    ports = own | set(_of_base(below, "ports") or {})
-    if ports:
-        settings["ExposedPorts"] = {port: {} for port in sorted(ports)}
-    if volumes := _of_base(below, "volumes"):
-        settings["Volumes"] = {path: {} for path in sorted(volumes)}
-    if signal := _of_base(below, "stop_signal"):
-        settings["StopSignal"] = signal
-    return settings
-
-
-def _history(layers: list[TitledLayer], below: Below | None) -> list[dict[str, Any]]:
-    """The base's own steps as they are, where they fit its layers; a step for each other layer."""
-    past = below.config.past() if below else None
-    known = len(below.config.rootfs.diff_ids) if below and past is not None else 0
-    ours = [{"created": CREATED, "created_by": f"sm120: {x.title}"} for x in layers[known:]]
-    return [*(past or []), *ours]
-
-
-def _inherited(plan: ImagePlan, field: str) -> str | None:
-    """The image's own setting, else that of the nearest base that has one."""
-    values: list[str | None] = [getattr(p.spec, field) for p in plan.chain()]
-    return next((v for v in reversed(values) if v), None)
-
-
-def environment(plan: ImagePlan, below: Below | None = None) -> dict[str, str]:
-    """The base's variables, then the image's own; wheels on a foreign base come first in PATH."""
-    own = {k: v for p in plan.chain() for k, v in p.spec.env.items()}
-    if below is None:
-        return own
-    variables = below.config.variables()
-    if any(p.spec.python for p in plan.chain()):
-        variables["PATH"] = f"/{plan.venv.bin}:{variables.get('PATH') or _PLAIN_PATH}"
-    return {**variables, **own}
-
-
 def _account(plan: ImagePlan, name: str) -> str:
-    accounts = [a for p in plan.chain() for a in p.spec.accounts]
-    account = next((a for a in accounts if a.name == name), None)
-    if account is None:
-        raise SpecInvalid(f"{plan.spec.name}: user: {name!r} is not an account of its root image")
-    return f"{account.uid}:{account.gid}"
+    for account in (a for p in plan.chain() for a in p.spec.accounts):
+        if account.name == name:
+            return f"{account.uid}:{account.gid}"
+    raise SpecInvalid(f"{plan.spec.name}: user: {name!r} is not an account of its root image")
 
 
 def notes_of(plan: ImagePlan) -> dict[str, str]:
     """What registries and people read, the same in labels and in the manifest."""
     spec = plan.spec
     notes = {
-        f"{_PREFIX}title": spec.name,
+        TITLE: spec.name,
         f"{_PREFIX}description": spec.summary,
         "sm120.format": str(FORMAT),
         "sm120.lock": plan.lock.seal,
@@ -140,8 +108,7 @@ def notes_of(plan: ImagePlan) -> dict[str, str]:
         notes["sm120.architectures"] = ",".join(spec.cuda.architectures)
     if spec.python:
         # the first requirement is the engine, pinned with ==
-        engine = spec.python.requirements[0].partition("==")
-        notes[f"{_PREFIX}version"] = engine[2]
+        notes[f"{_PREFIX}version"] = spec.python.requirements[0].partition("==")[2]
     return {**notes, **spec.labels}
 
 
@@ -149,22 +116,22 @@ def image_manifest(
     plan: ImagePlan, config: Descriptor, layers: list[TitledLayer]
 ) -> dict[str, Any]:
     """The OCI manifest."""
+    described = [
+        Descriptor(
+            media_type=x.record.media_type,
+            digest=x.record.digest,
+            size_bytes=x.record.size_bytes,
+            annotations={TITLE: x.title},
+        )
+        for x in layers
+    ]
     return {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST,
         "config": descriptor_json(config),
-        "layers": [descriptor_json(_layer_descriptor(x)) for x in layers],
+        "layers": [descriptor_json(x) for x in described],
         "annotations": notes_of(plan),
     }
-
-
-def _layer_descriptor(layer: TitledLayer) -> Descriptor:
-    return Descriptor(
-        media_type=layer.record.media_type,
-        digest=layer.record.digest,
-        size_bytes=layer.record.size_bytes,
-        annotations={f"{_PREFIX}title": layer.title},
-    )
 
 
 def config_descriptor(config: bytes) -> Descriptor:

@@ -15,9 +15,9 @@ _NOT_IN_PLACE = (
     *("GIT binary patch", "Binary files ", "new file mode ", "deleted file mode "),
     *("old mode ", "rename from ", "copy from "),
 )
-# The next file, or the signature that git format-patch ends with.
 _IN_PLACE = "Patches change installed text; `files` in image.yaml adds a file."
 _AGAIN = "Make the diff again with `git diff` or `diff -u`."
+# The next file, or the signature that git format-patch ends with.
 _AFTER_HUNK = ("--- ", "-- \n")
 
 
@@ -45,41 +45,34 @@ def _lines(text: str) -> list[str]:
 
 
 def parse(text: str, name: str) -> list[FilePatch]:
-    """Read a unified diff with a/ and b/ paths."""
-    lines = _lines(text)
-    patches: list[FilePatch] = []
-    at = 0
+    """Reads a unified diff with a/ and b/ paths."""
+    lines, patches, at = _lines(text), list[FilePatch](), 0
     while at < len(lines):
         if lines[at].startswith(_NOT_IN_PLACE):
-            raise PatchConflict(
-                f"{name}: patches change text in place, not {lines[at].strip()!r}", _IN_PLACE
-            )
-        # mail headers, `diff --git` and `index` lines say nothing that is needed
+            message = f"{name}: patches change text in place, not {lines[at].strip()!r}"
+            raise PatchConflict(message, _IN_PLACE)
+        # mail headers, `diff --git` and `index` lines hold nothing that is needed
         if not lines[at].startswith("--- "):
             at += 1
             continue
-        path = _target(lines, at, name)
+        # diff -u puts a time after a tab
+        old = lines[at][4:].split("\t")[0].strip()
+        below = lines[at + 1] if at + 1 < len(lines) else ""
+        new = below[4:].split("\t")[0].strip() if below.startswith("+++ ") else "nothing"
+        if not old.startswith("a/") or not new.startswith("b/") or old[2:] != new[2:]:
+            message = f"{name}: patches change files in place, not {old} → {new}"
+            raise PatchConflict(message, _IN_PLACE)
         at += 2
         hunks: list[Hunk] = []
         while at < len(lines) and lines[at].startswith("@@"):
             hunk, at = _hunk(lines, at, name)
             hunks.append(hunk)
         if not hunks:
-            raise PatchConflict(f"{name}: no hunks for {path}", _AGAIN)
-        patches.append(FilePatch(path, tuple(hunks)))
+            raise PatchConflict(f"{name}: no hunks for {old[2:]}", _AGAIN)
+        patches.append(FilePatch(old[2:], tuple(hunks)))
     if not patches:
         raise PatchConflict(f"{name}: is not a unified diff", _AGAIN)
     return patches
-
-
-def _target(lines: list[str], at: int, name: str) -> str:
-    # diff -u puts a time behind a tab
-    old = lines[at][4:].split("\t")[0].strip()
-    below = lines[at + 1] if at + 1 < len(lines) else ""
-    new = below[4:].split("\t")[0].strip() if below.startswith("+++ ") else "nothing"
-    if not old.startswith("a/") or not new.startswith("b/") or old[2:] != new[2:]:
-        raise PatchConflict(f"{name}: patches change files in place, not {old} → {new}", _IN_PLACE)
-    return old[2:]
 
 
 def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
@@ -110,10 +103,11 @@ def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
 
 def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
     """The file after the patch; every hunk must match exactly at its line."""
+    what = f"{name}: {patch.path}"
     try:
         lines = _lines(before.decode())
     except UnicodeDecodeError as error:
-        raise PatchConflict(f"{name}: {patch.path} is not text") from error
+        raise PatchConflict(f"{what} is not text") from error
     out: list[str] = []
     at = 0
     for hunk in patch.hunks:
@@ -121,38 +115,25 @@ def apply(patch: FilePatch, before: bytes, name: str) -> bytes:
         first = hunk.start - 1 if hunk.before else hunk.start
         # hunks come in the order of their lines
         if first < at:
-            raise PatchConflict(
-                f"{name}: hunks of {patch.path} overlap at line {hunk.start}", _AGAIN
-            )
+            message = f"{name}: hunks of {patch.path} overlap at line {hunk.start}"
+            raise PatchConflict(message, _AGAIN)
         # no fuzz and no offset: a patch that fits elsewhere may do something else there
         current = tuple(lines[first : first + len(hunk.before)])
         if current != hunk.before or first > len(lines):
-            raise PatchConflict(_difference(patch.path, hunk, current, name))
-        out += lines[at:first]
-        out += hunk.after
+            for offset, want in enumerate(hunk.before):
+                got = current[offset] if offset < len(current) else "the end of the file"
+                if got != want:
+                    line = f"line {hunk.start + offset} is {got.strip()!r}"
+                    raise PatchConflict(f"{what} {line}, expected {want.strip()!r}")
+            raise PatchConflict(f"{what} does not match at line {hunk.start}")
+        out += [*lines[at:first], *hunk.after]
         at = first + len(hunk.before)
         if at < len(lines) and hunk.after and not hunk.after[-1].endswith("\n"):
-            raise PatchConflict(f"{name}: {patch.path} does not end at line {hunk.start}")
+            raise PatchConflict(f"{what} does not end at line {hunk.start}")
     return "".join([*out, *lines[at:]]).encode()
-
-
-def _difference(path: str, hunk: Hunk, current: tuple[str, ...], name: str) -> str:
-    """Which line is not as the patch expects."""
-    for offset, want in enumerate(hunk.before):
-        got = current[offset] if offset < len(current) else "the end of the file"
-        if got != want:
-            line = hunk.start + offset
-            return f"{name}: {path} line {line} is {got.strip()!r}, expected {want.strip()!r}"
-    return f"{name}: {path} does not match at line {hunk.start}"
 
 
 def unified(path: str, before: bytes, after: bytes) -> str:
     """The applied change as a diff for people."""
-    return "".join(
-        difflib.unified_diff(
-            _lines(before.decode()),
-            _lines(after.decode()),
-            f"a/{path}",
-            f"b/{path}",
-        )
-    )
+    old, new = _lines(before.decode()), _lines(after.decode())
+    return "".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}"))

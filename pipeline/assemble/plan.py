@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -22,19 +22,15 @@ from pipeline.store.store import Store
 FORMAT = 1
 # Raised when the same source, toolchain and steps would give another compiled tree.
 TREE_FORMAT = 1
-# What of a build only helps to plan or to judge: it decides none of its bytes. What its toolchain
-# runs on is said by the toolchain's own key, and its outputs stand with those of the source.
-BUILD_HINTS = frozenset(
-    (
-        *("cpu_minutes", "job_memory_mb", "silent_minutes", "platforms", "may_differ"),
-        *("toolchain_platform", "outputs", "cpu_checked"),
-    )
-)
+# Fields of a build that only help to plan or to judge it: they decide none of its bytes. The
+# toolchain's own key covers its platform, and `TreePlan.inputs` lists the outputs separately.
+BUILD_HINTS = frozenset({"cpu_minutes", "job_memory_mb", "silent_minutes", "platforms"})
+BUILD_HINTS |= {"may_differ", "toolchain_platform", "outputs", "cpu_checked"}
 # Raised when the same foreign layer would be listed otherwise.
 READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.
 BIG_WHEEL_BYTES = 16_000_000
-# below the 127 that engines mount, with room for the layers of who builds on it
+# below the 127 that engines mount, with room for the layers of images built on it
 MOST_LAYERS = 100
 DEFAULT_VENV = Venv()
 
@@ -63,22 +59,19 @@ class LayerPlan:
     @property
     def key(self) -> str:
         """The digest of everything that decides the layer's bytes."""
-        return sha256_of(
-            canonical_json(
-                {
-                    "format": FORMAT,
-                    "kind": self.kind.value,
-                    # a wheel's file name has its platform; pure ones give one layer for both
-                    "architecture": self.architecture if self.kind is not LayerKind.WHEELS else "",
-                    # neither address nor path: a mirror may move files
-                    "pins": [[p.file, p.sha256] for p in self.pins],
-                    "venv": [self.venv.version, self.venv.root],
-                    "prefer": self.prefer,
-                    "rewrite_record": self.rewrite_record,
-                    "accounts": [a.model_dump() for a in self.accounts],
-                }
-            )
-        )
+        parts = {
+            "format": FORMAT,
+            "kind": self.kind.value,
+            # a wheel's file name has its platform; pure ones give one layer for both
+            "architecture": self.architecture if self.kind is not LayerKind.WHEELS else "",
+            # neither address nor path: a mirror may move files
+            "pins": [[p.file, p.sha256] for p in self.pins],
+            "venv": [self.venv.version, self.venv.root],
+            "prefer": self.prefer,
+            "rewrite_record": self.rewrite_record,
+            "accounts": [a.model_dump() for a in self.accounts],
+        }
+        return sha256_of(canonical_json(parts))
 
     @property
     def input_bytes(self) -> int:
@@ -102,7 +95,7 @@ class TreePlan:
 
     @property
     def outputs(self) -> list[OutputSpec]:
-        """What compiling leaves: what every build of the source has, then its own."""
+        """The results of compiling: those of every build of the source, then its own."""
         return [*self.source.outputs, *self.build.outputs]
 
     @property
@@ -111,7 +104,7 @@ class TreePlan:
 
     @cached_property
     def inputs(self) -> dict[str, object]:
-        """All that decides its bytes, by name; what only helps to plan is no part of it."""
+        """All that decides its bytes, by name, without the fields that only help to plan."""
         return {
             "format": TREE_FORMAT,
             "platform": self.platform,
@@ -125,7 +118,7 @@ class TreePlan:
 
     @cached_property
     def key(self) -> str:
-        """Under which the store keeps its layer."""
+        """The store keeps its layer under this key."""
         return sha256_of(canonical_json(self.inputs))
 
 
@@ -143,7 +136,7 @@ class ImagePlan:
 
     @cached_property
     def key(self) -> str:
-        """The digest of everything that decides the image: `nothing to do` hangs on it."""
+        """The digest of everything that decides the image: `nothing to do` depends on it."""
         return sha256_of(canonical_json(self.inputs))
 
     @property
@@ -163,7 +156,7 @@ class ImagePlan:
 
     @property
     def foreign(self) -> BasePin | None:
-        """The image from elsewhere that all of it stands on, if it does."""
+        """The foreign image at the bottom of the chain, if there is one."""
         return self.chain()[0].lock.base_image
 
     def find_wheel(self, project: str) -> WheelPin | None:
@@ -195,15 +188,28 @@ def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
 def _plan_on(
     checkout: Checkout, spec: ImageSpec, platform: str, base: ImagePlan | None
 ) -> ImagePlan:
-    _require_files(checkout, spec)
+    folder = checkout.folder(spec.name)
+    for file in spec.files:
+        if not (folder / file.source).is_file():
+            raise SpecInvalid(f"{spec.name}: files: {file.source} is not in the image's folder")
     lock = current_lock(checkout, spec, platform)
     layers = tuple(_layers(spec, lock, platform.partition("/")[2]))
     trees = tuple(plan_tree(checkout, each, platform) for each in spec.compiled)
-    inputs = _inputs(checkout, spec, lock, base)
+    series, patches = checkout.series(spec), (folder / (spec.patches or "")).parent
+    # by name, so that a golden digest can report which of them changed
+    inputs: dict[str, object] = {
+        "format": FORMAT,
+        "spec": sha256_of(canonical_json(spec.dumped())),
+        "lock": lock.seal,
+        "base": base.key if base else None,
+        "files": [_file_digest(folder / file.source) for file in spec.files],
+        "patches": [_file_digest(patches / p.file) for p in series.patches],
+        "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
+    }
     if trees:
         inputs["compiled"] = [tree.key for tree in trees]
     plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees)
-    # an image on too tall a base is refused before anything is fetched
+    # refuses an image on a base with too many layers before anything is fetched
     foreign_layers = len(plan.foreign.layers) if plan.foreign else 0
     require_few(spec.name, len(plan.all_layers()) + len(plan.all_trees()) + foreign_layers)
     return plan
@@ -237,80 +243,25 @@ def require_few(name: str, layers: int) -> None:
         raise SpecInvalid(f"{name}: has {layers} layers, at most {MOST_LAYERS - 1} are allowed")
 
 
-def _layers(spec: ImageSpec, lock: ImageLock, architecture: str) -> list[LayerPlan]:
-    layers: list[LayerPlan] = []
+def _layers(spec: ImageSpec, lock: ImageLock, architecture: str) -> Iterator[LayerPlan]:
+    """A layer for all .debs, one for each big wheel in order of name, one for all small wheels."""
     if lock.debs:
         kind = LayerKind.ROOT if spec.debian else LayerKind.DEBS
-        title = "Debian packages" if spec.debian else "more Debian packages"
-        accounts = tuple(spec.accounts)
-        pins: tuple[Pin, ...] = tuple(lock.debs)
-        layers.append(
-            LayerPlan(f"{len(pins)} {title}", kind, architecture, pins, accounts=accounts)
-        )
-    if spec.python:
-        layers += _wheel_layers(spec, lock.wheels, architecture)
-    return layers
-
-
-def _wheel_layers(
-    spec: ImageSpec, wheels: Sequence[WheelPin], architecture: str
-) -> list[LayerPlan]:
-    """A layer for each big wheel, in order of name, then one for all the small ones."""
-    assert spec.python is not None
-    venv = Venv(version=spec.python.version)
-    untrue = set(spec.python.rewrite_record)
-    big = [w for w in wheels if w.size_bytes >= BIG_WHEEL_BYTES]
-    small = tuple(w for w in wheels if w.size_bytes < BIG_WHEEL_BYTES)
-    layers = [
-        LayerPlan(
-            f"{w.name} {w.version}",
-            LayerKind.WHEELS,
-            architecture,
-            (w,),
-            venv,
-            rewrite_record=tuple(untrue & {w.name}),
-        )
-        for w in big
-    ]
-    if small:
-        names = {w.name for w in small}
-        layers.append(
-            LayerPlan(
-                f"{len(small)} small wheels",
-                LayerKind.WHEELS,
-                architecture,
-                small,
-                venv,
-                prefer=tuple(n for n in spec.python.prefer if n in names),
-                rewrite_record=tuple(sorted(untrue & names)),
-            )
-        )
-    return layers
-
-
-def _require_files(checkout: Checkout, spec: ImageSpec) -> None:
-    """What the image's folder must hold, checked before anything is fetched."""
-    for file in spec.files:
-        if not (checkout.folder(spec.name) / file.source).is_file():
-            raise SpecInvalid(f"{spec.name}: files: {file.source} is not in the image's folder")
-
-
-def _inputs(
-    checkout: Checkout, spec: ImageSpec, lock: ImageLock, base: ImagePlan | None
-) -> dict[str, object]:
-    """The inputs by name, so that a golden digest can say which of them moved."""
-    folder = checkout.folder(spec.name)
-    series = checkout.series(spec)
-    patch_folder = folder / spec.patches if spec.patches else folder
-    return {
-        "format": FORMAT,
-        "spec": sha256_of(canonical_json(spec.dumped())),
-        "lock": lock.seal,
-        "base": base.key if base else None,
-        "files": [_file_digest(folder / file.source) for file in spec.files],
-        "patches": [_file_digest(patch_folder.parent / p.file) for p in series.patches],
-        "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
-    }
+        title = f"{len(lock.debs)} {'' if spec.debian else 'more '}Debian packages"
+        yield LayerPlan(title, kind, architecture, tuple(lock.debs), accounts=tuple(spec.accounts))
+    if spec.python is None:
+        return
+    small = tuple(w for w in lock.wheels if w.size_bytes < BIG_WHEEL_BYTES)
+    groups: list[tuple[WheelPin, ...]] = [(w,) for w in lock.wheels if w not in small]
+    for pins in [*groups, small] if small else groups:
+        names = {w.name for w in pins}
+        title, prefer = f"{pins[0].name} {pins[0].version}", tuple[str, ...]()
+        if pins is small:
+            title = f"{len(small)} small wheels"
+            prefer = tuple(n for n in spec.python.prefer if n in names)
+        venv, untrue = Venv(version=spec.python.version), names & set(spec.python.rewrite_record)
+        wheels, record = LayerKind.WHEELS, tuple(sorted(untrue))
+        yield LayerPlan(title, wheels, architecture, pins, venv, prefer, record)
 
 
 def _file_digest(path: Path) -> str:
@@ -319,7 +270,7 @@ def _file_digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What is left to do for a set of images."""
+    """The work that remains for a set of images."""
 
     missing: tuple[LayerPlan, ...]
     cached: tuple[LayerPlan, ...]
@@ -337,28 +288,20 @@ class Work:
         layers = sum(layer_bytes_guess(layer) for layer in self.missing)
         # downloads in flight, at their worst; big ones are removed once they are a layer
         largest = sorted((p.size_bytes for p in self.fetch), reverse=True)[:8]
-        kept = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
-        return layers + sum(largest) + kept + self.base_bytes
+        small = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
+        return layers + sum(largest) + small + self.base_bytes
 
 
 def layer_bytes_guess(layer: LayerPlan) -> int:
     """A wheel's layer has the wheel's size; .debs grow, as xz packs tighter than gzip."""
-    factor = 1.01 if layer.kind is LayerKind.WHEELS else 1.5
-    return int(layer.input_bytes * factor)
+    return int(layer.input_bytes * (1.01 if layer.kind is LayerKind.WHEELS else 1.5))
 
 
 def foreign_key(layer: LayerPin) -> str:
-    """Under which the store knows what a layer of a foreign base holds."""
+    """The store keeps the contents of a foreign base's layer under this key."""
     # in one table with our own layers, so the first part keeps the keys apart
     parts = ["foreign layer", READER, layer.digest, layer.diff_id, layer.media_type]
     return sha256_of(canonical_json(parts))
-
-
-def is_ready(store: Store, base: BasePin) -> bool:
-    """Whether the store holds all of a foreign base, and its layers were read."""
-    sizes = [(store.blob_path(x.digest), x.size_bytes) for x in base.documents]
-    is_there = all(path.exists() and path.stat().st_size == n for path, n in sizes)
-    return is_there and all(store.layer(foreign_key(layer)) for layer in base.layers)
 
 
 def work_for(plans: Sequence[ImagePlan], store: Store) -> Work:
@@ -368,8 +311,12 @@ def work_for(plans: Sequence[ImagePlan], store: Store) -> Work:
     missing = [layer for layer in by_key.values() if not store.layer(layer.key)]
     pins: dict[str, Pin] = {p.sha256: p for layer in missing for p in layer.pins}
     fetch = [p for p in pins.values() if not store.has_input(p.sha256, p.size_bytes)]
-    bases = {str(p.foreign): p.foreign for p in plans if p.foreign}
-    lacking = [b for b in bases.values() if not is_ready(store, b)]
+    lacking = []
+    for base in {str(p.foreign): p.foreign for p in plans if p.foreign}.values():
+        sizes = [(store.blob_path(x.digest), x.size_bytes) for x in base.documents]
+        is_whole = all(path.exists() and path.stat().st_size == n for path, n in sizes)
+        if not is_whole or not all(store.layer(foreign_key(layer)) for layer in base.layers):
+            lacking.append(base)
     blobs = {x.digest: x.size_bytes for b in lacking for x in (*b.documents, *b.blobs)}
     absent = sum(n for digest, n in blobs.items() if not store.blob_path(digest).exists())
     return Work(tuple(missing), tuple(cached), tuple(fetch), tuple(lacking), absent)

@@ -29,43 +29,34 @@ def see(
     """
     seen: View[Layer] = {}
     for layer, rows in layers:
-        _take_away(seen, rows)
-        for row in rows:
-            if row.kind in (WHITEOUT, OPAQUE):
-                continue
+        removed = {row.path for row in rows if row.kind == WHITEOUT}
+        emptied = {row.path for row in rows if row.kind == OPAQUE}
+        files = [row for row in rows if row.kind not in (WHITEOUT, OPAQUE)]
+        # a folder that a file or link replaces takes all below it away
+        replaced = (row.path for row in files if row.kind != Kind.DIR and row.path in seen)
+        emptied |= {path for path in replaced if seen[path][1].kind == Kind.DIR}
+        if hidden := removed | emptied:
+            # OCI applies a layer's whiteouts to the layers below it, never to its own files
+            for path in [p for p in seen if p in removed or any(x in hidden for x in parents(p))]:
+                del seen[path]
+        for row in files:
             before = seen.get(row.path)
-            if first_folders and before and _is_renamed(before[1], row):
-                continue
-            seen[row.path] = (layer, row)
+            is_folder = before is not None and row.kind == Kind.DIR == before[1].kind
+            if not (first_folders and is_folder and not row.owner):
+                seen[row.path] = (layer, row)
     return seen
-
-
-def _is_renamed(before: FileRow, row: FileRow) -> bool:
-    return row.kind == Kind.DIR == before.kind and not row.owner
-
-
-def _take_away(seen: View[Layer], rows: Sequence[FileRow]) -> None:
-    """Remove what a layer deletes, empties, or replaces by something that is no folder."""
-    gone = {row.path for row in rows if row.kind == WHITEOUT}
-    emptied = {row.path for row in rows if row.kind == OPAQUE}
-    for row in rows:
-        if row.kind not in (Kind.DIR, WHITEOUT, OPAQUE):
-            before = seen.get(row.path)
-            if before is not None and before[1].kind == Kind.DIR:
-                emptied.add(row.path)
-    if not gone and not emptied:
-        return
-    hidden = gone | emptied
-    # OCI applies a layer's whiteouts to what is below it, never to its own files
-    for path in [p for p in seen if p in gone or any(x in hidden for x in parents(p))]:
-        del seen[path]
 
 
 def follow(rows: Mapping[str, FileRow], path: str) -> tuple[str, list[str]]:
     """A path with every link on it followed inside the image, and the links that were met."""
     links: list[str] = []
     current = posixpath.normpath(f"/{path}").strip("/")
-    while (link := _first_link(rows, current)) is not None:
+    while True:
+        parts = current.split("/")
+        heads = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+        link = next((x for x in heads if x in rows and rows[x].kind == Kind.SYMLINK), None)
+        if link is None:
+            return current, links
         target = rows[link].target
         links.append(f"/{link} → {target}")
         if len(links) > _MOST_LINKS:
@@ -73,14 +64,3 @@ def follow(rows: Mapping[str, FileRow], path: str) -> tuple[str, list[str]]:
         # an absolute target starts at the image's root, not at the machine's
         beyond = posixpath.join("/", posixpath.dirname(link), target)
         current = posixpath.normpath(beyond + current[len(link) :]).strip("/")
-    return current, links
-
-
-def _first_link(rows: Mapping[str, FileRow], path: str) -> str | None:
-    parts = path.split("/")
-    for count in range(1, len(parts) + 1):
-        name = "/".join(parts[:count])
-        row = rows.get(name)
-        if row is not None and row.kind == Kind.SYMLINK:
-            return name
-    return None

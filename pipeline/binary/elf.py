@@ -107,15 +107,12 @@ def names_section(header: ElfHeader, sections: list[tuple[int, Section]]) -> Sec
 
 
 def named(sections: list[tuple[int, Section]], names: bytes) -> list[Section]:
-    """The sections with their names."""
-    return [replace(s, name=_name(names, at)) for at, s in sections]
-
-
-def _name(names: bytes, at: int) -> str:
-    """The beginning of a name: those that matter are short, and a long one costs no time."""
-    if at >= len(names):
+    """The sections with their names, or the first 64 bytes of them: a long name costs no time."""
+    if any(at >= len(names) for at, _ in sections):
         raise Unreadable("a section's name lies outside the names")
-    return names[at : at + _MAX_NAME_BYTES].partition(b"\0")[0].decode("latin-1")
+    texts = (names[at : at + _MAX_NAME_BYTES].partition(b"\0")[0] for at, _ in sections)
+    pairs = zip(sections, texts, strict=True)
+    return [replace(section, name=text.decode("latin-1")) for (_, section), text in pairs]
 
 
 def cubin_target(head: bytes, rest: bytes) -> tuple[int, str | None]:

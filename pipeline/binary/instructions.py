@@ -1,89 +1,33 @@
 """Which instruction sets of a CPU a program uses, read from the lines of `objdump`.
 
-Names are those of /proc/cpuinfo. What every processor of a platform has (SSE2 on amd64, NEON on
-arm64) has no name here. Sources: Intel's SDM volume 2 and Arm's A-profile reference, where each
-instruction names the feature that it needs.
+Names are those of /proc/cpuinfo; `instruction_sets.toml` lists them. Instructions that every
+processor of a platform has (SSE2 on amd64, NEON on arm64) need none.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 # Debian's binutils have these names, native and for another processor.
 _TOOLS = {AMD64: "x86_64-linux-gnu-objdump", ARM64: "aarch64-linux-gnu-objdump"}
 _FILE = re.compile(r"^(\S.*):\s+file format ")
-
-_X86_NAMES = {
-    "pni": "addsubpd addsubps haddpd haddps hsubpd hsubps lddqu movddup movshdup movsldup fisttp",
-    "ssse3": "pshufb phaddw phaddd phaddsw phsubw phsubd phsubsw pmaddubsw pmulhrsw psignb psignw"
-    " psignd pabsb pabsw pabsd palignr",
-    "sse4_1": "blendpd blendps blendvpd blendvps dppd dpps extractps insertps movntdqa mpsadbw"
-    " packusdw pblendvb pblendw pcmpeqq pextrb pextrd pextrq phminposuw pinsrb pinsrd pinsrq pmaxsb"
-    " pmaxsd pmaxud pmaxuw pminsb pminsd pminud pminuw pmovsxbw pmovsxbd pmovsxbq pmovsxwd pmovsxwq"
-    " pmovsxdq pmovzxbw pmovzxbd pmovzxbq pmovzxwd pmovzxwq pmovzxdq pmuldq pmulld ptest roundpd"
-    " roundps roundsd roundss",
-    "sse4_2": "pcmpestri pcmpestrm pcmpistri pcmpistrm pcmpgtq crc32",
-    "popcnt": "popcnt",
-    # not tzcnt: compilers write it for all processors, as the older ones run it as bsf
-    "abm": "lzcnt",
-    "bmi1": "andn bextr blsi blsmsk blsr",
-    "bmi2": "bzhi mulx pdep pext rorx sarx shlx shrx",
-    "aes": "aesenc aesenclast aesdec aesdeclast aesimc aeskeygenassist",
-    "pclmulqdq": "pclmulqdq pclmullqlqdq pclmulhqlqdq pclmullqhqdq pclmulhqhqdq",
-    "sha_ni": "sha1rnds4 sha1nexte sha1msg1 sha1msg2 sha256rnds2 sha256msg1 sha256msg2",
-    "gfni": "gf2p8affineqb gf2p8affineinvqb gf2p8mulb",
-    "movbe": "movbe",
-    "adx": "adcx adox",
-    "rdrand": "rdrand",
-    "rdseed": "rdseed",
-    "amx_tile": "ldtilecfg sttilecfg tileloadd tileloaddt1 tilestored tilerelease tilezero",
-    "amx_int8": "tdpbssd tdpbsud tdpbusd tdpbuud",
-    "amx_bf16": "tdpbf16ps",
-}
-_X86 = {mnemonic: name for name, each in _X86_NAMES.items() for mnemonic in each.split()}
-# objdump writes these before the instruction that they belong to
-_X86_PREFIXES = frozenset(
-    [
-        *("{vex}", "{vex3}", "{evex}", "addr32", "data16", "cs", "ds", "es", "fs", "gs", "ss"),
-        *("lock", "rep", "repz", "repnz", "notrack", "bnd"),
-    ]
+_SETS = tomllib.loads(Path(__file__).with_name("instruction_sets.toml").read_text("utf-8"))
+_X86 = {word: name for name, text in _SETS["x86"]["names"].items() for word in text.split()}
+_EVEX_SETS, _VEX_SETS, _ARM_SETS = (
+    {name: re.compile("|".join(patterns)) for name, patterns in table.items()}
+    for table in (_SETS["x86"]["evex"], _SETS["x86"]["vex"], _SETS["arm"]["names"])
 )
+_X86_PREFIXES = frozenset(_SETS["x86"]["prefixes"].split())
 # bytes that may stand before an instruction's own first one
 _X86_PREFIX_BYTES = frozenset(["26", "2e", "36", "3e", "64", "65", "67"])
 _EVEX, _VEX = "62", ("c4", "c5")
-
-# In order: the first that fits decides. Those with a suffix of b or w work on bytes or words.
-_EVEX_SETS = {
-    name: re.compile(pattern)
-    for name, pattern in {
-        "avx512_vnni": r"vpdp(busd|wssd)s?$",
-        "avx512_bf16": r"vdpbf16ps$|vcvtne2?ps2bf16",
-        "avx512_fp16": r"vmovw$|vcvtps2phx$|vcvtt?[ps]h2(?!ps$)|v(?!cvtps2ph$)\w+[ps]h$",
-        "avx512vbmi": r"vperm(i2|t2)?b$|vpmultishiftqb$",
-        "avx512_vbmi2": r"vp(compress|expand)[bw]$|vpsh[lr]dv?[wdq]$",
-        "avx512_bitalg": r"vpopcnt[bw]$|vpshufbitqmb$",
-        "avx512_vpopcntdq": r"vpopcnt[dq]$",
-        "avx512ifma": r"vpmadd52",
-        "avx512cd": r"vpconflict|vplzcnt|vpbroadcastm",
-        "avx512_vp2intersect": r"vp2intersect",
-        "vaes": r"vaes",
-        "vpclmulqdq": r"vpclmul",
-        "gfni": r"vgf2p8",
-        "avx512dq": r"vpmullq$|vcvtt?p[sd]2u?qq$|vcvtu?qq2p[sd]|vfpclass|vrange|vreduce"
-        r"|vpmov[dq]2m$|vpmovm2[dq]$|v(andn?|x?or)p[sd]$|v(insert|extract)[fi](64x2|32x8)$"
-        r"|vbroadcast[fi](32x2|32x8|64x2)$|vp(extr|insr)[dq]$",
-        "avx512bw": r"vpabs[bw]$|vp(add|sub)u?s?[bw]$|vpalignr$|vpavg|vpblendm[bw]$"
-        r"|vpbroadcast[bw]$|vpcmp\w*[bw]$|vp(extr|insr)[bw]$|vpmadd(ubsw|wd)$|vp(max|min)[su][bw]$"
-        r"|vpmov[bw]2m$|vpmovm2[bw]$|vpmovu?s?wb$|vpmov[sz]xbw$|vpmulhrsw$|vpmulhu?w$|vpmullw$"
-        r"|v(p|db|dbp)sadbw$|vpshufb$|vpshuf[hl]w$|vps(ll|rl)dq$|vps(ll|ra|rl)v?w$|vptestn?m[bw]$"
-        r"|vpunpck[hl](bw|wd)$|vmovdqu(8|16)$|vpack[us]s(dw|wb)$|vperm(i2|t2)?w$",
-    }.items()
-}
 _MASKS = re.compile(r"k(add|andn?|mov|not|or|ortest|shift[lr]|test|unpck|xnor|xor)([bwdq]+)$")
 # one value or a part of one register: these need nothing for shorter vectors
 _SCALAR = re.compile(
@@ -97,58 +41,9 @@ _AVX2 = re.compile(
 _AVX_LONG = re.compile(r"vpermil|vperm2f128$|vptest$")  # of 256 bits, and not of AVX2
 
 _SVE = re.compile(r"\bz\d+\b|\bp\d+(/[mz]|\.[bhsd])")
-_ARM_SETS = {
-    name: re.compile(pattern)
-    for name, pattern in {
-        "asimddp": r"[su]dot$",
-        "i8mm": r"(s|u|us)mmla$|(us|su)dot$",
-        "bf16": r"bf(dot|mmla|mlal[bt]|cvt)",
-        "asimdfhm": r"fml[as]l2?$",
-        "asimdrdm": r"sqrdml[as]h$",
-        "fcma": r"fc(mla|add)$",
-        "jscvt": r"fjcvtzs$",
-        "aes": r"aes(e|d|mc|imc)$",
-        "sha1": r"sha1",
-        "sha2": r"sha256",
-        "sha512": r"sha512",
-        "sha3": r"(eor3|rax1|xar|bcax)$",
-        "crc32": r"crc32",
-        "lrcpc": r"ldapu?r",
-        "sve": r"cnt[bhwd]$|rdvl$|addvl$",
-        # no LSE atomics: gcc puts them into every program, with a choice at run time
-    }.items()
-}
 _ARM_HALF = re.compile(r"(f(?!cvt([lnx]\w*)?$)|[su]cvtf$)")
 _ARM_HALVES = re.compile(r"\.[48]h\b")
 _ARM_ONE_HALF = re.compile(r"\bh\d+\b")
-
-# What a processor with one of them always has as well.
-_IMPLIED: Mapping[str, Sequence[str]] = {
-    "ssse3": ["pni"],
-    "sse4_1": ["ssse3"],
-    "sse4_2": ["sse4_1", "popcnt"],
-    "avx": ["sse4_2"],
-    "avx2": ["avx"],
-    "fma": ["avx"],
-    "f16c": ["avx"],
-    "avx_vnni": ["avx2"],
-    "vaes": ["avx", "aes"],
-    "vpclmulqdq": ["avx", "pclmulqdq"],
-    "avx512f": ["avx2", "fma", "f16c"],
-    **{
-        name: ["avx512f"]
-        for name in _EVEX_SETS
-        if name.startswith("avx512") and name not in ("avx512_bf16", "avx512_fp16")
-    },
-    "avx512vl": ["avx512f"],
-    "avx512_bf16": ["avx512bw"],
-    "avx512_fp16": ["avx512bw", "avx512dq", "avx512vl"],
-    "amx_int8": ["amx_tile"],
-    "amx_bf16": ["amx_tile"],
-    "fphp": ["asimdhp"],
-    "asimdhp": ["fphp"],
-    "sve": ["asimdhp"],
-}
 
 
 class Use(NamedTuple):
@@ -174,7 +69,7 @@ class InstructionReader:
         self.first: dict[str, Use] = {}
 
     def see(self, line: str) -> None:
-        """Take one line."""
+        """Takes one line."""
         parts = line.split("\t", 2)
         if len(parts) < 3:
             if found := _FILE.match(line):
@@ -202,18 +97,18 @@ def known_features(platform: str) -> frozenset[str]:
     """Every instruction set that is looked for."""
     if platform == ARM64:
         return frozenset([*_ARM_SETS, "asimdhp", "fphp", "pmull"])
-    wide = {"avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512vl"}
-    return frozenset([*_X86_NAMES, *_EVEX_SETS, *wide])
+    wide = {"avx", "avx2", "avx512f", "avx512vl"}
+    return frozenset([*_SETS["x86"]["names"], *_EVEX_SETS, *_VEX_SETS, *wide])
 
 
 def with_implied(names: Collection[str]) -> frozenset[str]:
     """Instruction sets, with those that come with them."""
-    found, left = set[str](), list(names)
-    while left:
-        name = left.pop()
+    found, todo = set[str](), list(names)
+    while todo:
+        name = todo.pop()
         if name not in found:
             found.add(name)
-            left += _IMPLIED.get(name, ())
+            todo += _SETS["implied"].get(name, ())
     return frozenset(found)
 
 
@@ -247,30 +142,22 @@ def _evex(mnemonic: str, width: str) -> Sequence[str]:
 @cache
 def _vex(mnemonic: str, width: str) -> Sequence[str]:
     if mask := _MASKS.match(mnemonic):
-        return (_mask(mask[1], mask[2]),)
-    if re.match(r"vfn?m(add|sub)", mnemonic):
-        return ("fma",)
-    if mnemonic in ("vcvtph2ps", "vcvtps2ph"):
-        return ("f16c",)
-    if re.match(r"vpdp(busd|wssd)s?$", mnemonic):
-        return ("avx_vnni",)
-    if re.match(r"vgf2p8", mnemonic):
-        return ("avx", "gfni")
+        verb, size = mask.groups()
+        if size == "b" or (size == "w" and verb in ("add", "test")):
+            return ("avx512dq",)
+        return ("avx512f",) if size in ("w", "bw") else ("avx512bw",)
     if re.match(r"v(aes|pclmul)", mnemonic):
-        short, long = (
-            ("aes", "vaes") if mnemonic.startswith("vaes") else ("pclmulqdq", "vpclmulqdq")
-        )
+        is_aes = mnemonic.startswith("vaes")
+        short, long = ("aes", "vaes") if is_aes else ("pclmulqdq", "vpclmulqdq")
         return (long,) if width else ("avx", short)
+    for name, pattern in _VEX_SETS.items():
+        if pattern.match(mnemonic):
+            return (name,)
+    if mnemonic.startswith("vgf2p8"):
+        return ("avx", "gfni")
     long_integers = bool(width) and re.match(r"vp|vmpsadbw$|vmovntdqa$", mnemonic)
-    if _AVX2.match(mnemonic) or (long_integers and not _AVX_LONG.match(mnemonic)):
-        return ("avx2",)
-    return ("avx",)
-
-
-def _mask(verb: str, size: str) -> str:
-    if size == "b" or (size == "w" and verb in ("add", "test")):
-        return "avx512dq"
-    return "avx512f" if size in ("w", "bw") else "avx512bw"
+    is_avx2 = _AVX2.match(mnemonic) or (long_integers and not _AVX_LONG.match(mnemonic))
+    return ("avx2",) if is_avx2 else ("avx",)
 
 
 def _arm(code: str, mnemonic: str, operands: str) -> Sequence[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from pipeline.binary import elf, fatbin
 from pipeline.binary.elf import Section, Unreadable
-from pipeline.binary.fatbin import Target
-from pipeline.binary.forward_reader import ForwardReader
+from pipeline.binary.fatbin import ForwardReader, Target
 
 Module = tuple[Target, ...]
 Opener = Callable[[], Iterator[bytes]]
@@ -49,13 +49,30 @@ class Span(NamedTuple):
 
 @dataclass
 class Scan:
-    """The modules on the way, in the file's order, and what only looked like one."""
+    """The modules that were met, in the file's order, and what only looked like one."""
 
     spans: list[Span] = field(default_factory=list)
     doubts: list[tuple[int, str]] = field(default_factory=list)
     targets: int = 0
 
-    def add(self, module: Module, start: int, end: int) -> None:
+    def read_fatbin(self, reader: ForwardReader, file_bytes: int) -> None:
+        """Adds the fatbin at the reader's position."""
+        start = reader.position
+        end = fatbin.container_end(reader.take(fatbin.HEAD_BYTES), start, file_bytes)
+        # one more than allowed is enough to know
+        self._add(tuple(islice(fatbin.fatbin_entries(reader, end), _MAX_TARGETS + 1)), start, end)
+
+    def read_cubin(self, reader: ForwardReader, file_bytes: int) -> None:
+        """Adds the cubin at the reader's position; other ELF files are skipped."""
+        start, head = reader.position, reader.take(elf.HEAD_BYTES)
+        header = elf.read_header(head, file_bytes - start)
+        if header.machine == elf.EM_CUDA:
+            # enough for the notes that name its target, whatever the header claims
+            rest = reader.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
+            target = Target(fatbin.CUBIN, *elf.cubin_target(head, rest))
+            self._add((target,), start, reader.position)
+
+    def _add(self, module: Module, start: int, end: int) -> None:
         # by name: a suffix that is not known is None, which has no order among texts
         self.spans.append(Span(start, end, tuple(sorted(set(module), key=str))))
         self.targets += len(module)
@@ -71,74 +88,62 @@ def read_modules(open_file: Opener, file_bytes: int) -> Counter[Module]:
     """
     chunks = open_file()
     try:
-        return _modules(open_file, ForwardReader(chunks), file_bytes)
+        reader = ForwardReader(chunks)
+        head = reader.peek(elf.HEAD_BYTES)
+        if head.startswith(fatbin.MAGIC):
+            scan = Scan()
+            while reader.position < file_bytes:
+                if not reader.peek(fatbin.HEAD_BYTES).startswith(fatbin.MAGIC):
+                    raise Unreadable("other bytes follow a fatbin")
+                scan.read_fatbin(reader, file_bytes)
+            return Counter(span.module for span in scan.spans)
+        if head.startswith(_TEXT_HEADS):
+            return Counter()
+        if not head.startswith(elf.MAGIC):
+            raise Unreadable("neither an ELF file nor a fatbin")
+        reader.skip(len(head))
+        if len(head) < elf.HEAD_BYTES:
+            raise Unreadable("the ELF header is cut off")
+        if not head.startswith(elf.MAGIC64):
+            # CUDA code does not exist for 32-bit or big-endian hosts
+            if reader.find(fatbin.MAGIC):
+                raise Unreadable("a fatbin in a 32-bit or big-endian object")
+            return Counter()
+        header = elf.read_header(head, file_bytes)
+        if header.machine != elf.EM_CUDA:
+            return _host_object(open_file, reader, header, file_bytes)
+        if file_bytes > _MAX_CUBIN_BYTES:
+            raise Unreadable(f"a cubin of {file_bytes} bytes is too large")
+        rest = reader.take(file_bytes)
+        if len(head) + len(rest) < file_bytes:
+            raise Unreadable("the cubin is cut off")
+        return Counter({(Target(fatbin.CUBIN, *elf.cubin_target(head, rest)),): 1})
     finally:
         deque(chunks, maxlen=0)
-
-
-def _modules(open_file: Opener, reader: ForwardReader, file_bytes: int) -> Counter[Module]:
-    head = reader.peek(elf.HEAD_BYTES)
-    if head.startswith(fatbin.MAGIC):
-        return _only_fatbins(reader, file_bytes)
-    if head.startswith(_TEXT_HEADS):
-        return Counter()
-    if not head.startswith(elf.MAGIC):
-        raise Unreadable("neither an ELF file nor a fatbin")
-    reader.skip(len(head))
-    if len(head) < elf.HEAD_BYTES:
-        raise Unreadable("the ELF header is cut off")
-    if not head.startswith(elf.MAGIC64):
-        return _without_any(reader)
-    header = elf.read_header(head, file_bytes)
-    if header.machine == elf.EM_CUDA:
-        return _one_cubin(reader, head, file_bytes)
-    return _host_object(open_file, reader, header, file_bytes)
-
-
-def _only_fatbins(reader: ForwardReader, file_bytes: int) -> Counter[Module]:
-    scan = Scan()
-    while reader.position < file_bytes:
-        start = reader.position
-        if not (head := reader.take(fatbin.HEAD_BYTES)).startswith(fatbin.MAGIC):
-            raise Unreadable("other bytes follow a fatbin")
-        end = fatbin.container_end(head, start, file_bytes)
-        scan.add(_entries(reader, end), start, end)
-    return Counter(span.module for span in scan.spans)
-
-
-def _entries(reader: ForwardReader, end: int) -> Module:
-    targets = []
-    for target in fatbin.entries(reader, end):
-        targets.append(target)
-        if len(targets) > _MAX_TARGETS:
-            raise _Endless("more fatbin entries than any real library has")
-    return tuple(targets)
-
-
-def _without_any(reader: ForwardReader) -> Counter[Module]:
-    """CUDA code does not exist for 32-bit or big-endian hosts."""
-    if reader.find(fatbin.MAGIC):
-        raise Unreadable("a fatbin in a 32-bit or big-endian object")
-    return Counter()
-
-
-def _one_cubin(reader: ForwardReader, head: bytes, file_bytes: int) -> Counter[Module]:
-    if file_bytes > _MAX_CUBIN_BYTES:
-        raise Unreadable(f"a cubin of {file_bytes} bytes is too large")
-    rest = reader.take(file_bytes)
-    if len(head) + len(rest) < file_bytes:
-        raise Unreadable("the cubin is cut off")
-    return Counter({(Target(fatbin.CUBIN, *elf.cubin_target(head, rest)),): 1})
 
 
 def _host_object(
     open_file: Opener, reader: ForwardReader, header: elf.ElfHeader, file_bytes: int
 ) -> Counter[Module]:
-    # kept on the way: a second pass would inflate a library of gigabytes again
+    """All fatbins and loose cubins: cuFFT keeps 24,000 among its data, outside any section."""
+    # kept as they pass: a second pass would inflate a library of gigabytes again
     near = max(elf.HEAD_BYTES, header.table_offset - _NAMES_NEAR_BYTES)
     reader.keep(near, max(0, header.table_offset - near))
     reader.keep(header.table_offset, header.table_bytes)
-    scan = _scanned(reader, file_bytes)
+    scan, looks = Scan(), 0
+    while needle := reader.find(fatbin.MAGIC, elf.MAGIC64):
+        start, looks = reader.position, looks + 1
+        try:
+            if needle == fatbin.MAGIC:
+                scan.read_fatbin(reader, file_bytes)
+            else:
+                scan.read_cubin(reader, file_bytes)
+        except _Endless:
+            raise
+        except Unreadable as doubt:
+            scan.doubts.append((start, str(doubt)))
+        if looks == _MAX_LOOKS:
+            raise _Endless("more that looks like a fatbin than any real library has")
     if reader.position < file_bytes:
         raise Unreadable("the file is cut off")
     sections = _sections(open_file, reader, header, near, file_bytes) if header.sections else []
@@ -148,10 +153,13 @@ def _host_object(
     carrying = [s for s in sections if s.name in _SECTIONS and s.size_bytes]
     if len(carrying) > _MAX_SECTIONS:
         raise Unreadable(f"{len(carrying)} sections for fatbins are too many")
-    # what cannot be explained there may be code for any card, so it is not passed over
-    _require_whole(scan, carrying)
+    # unexplained bytes may be code for any card, so they are not passed over
+    for section in carrying:
+        _require_whole(scan, section)
     unlinked = [s for s in carrying if s.name == _UNLINKED]
-    return Counter(span.module for span in _loadable(scan.spans, unlinked))
+    # without code that is only there to be linked, unless there is nothing else
+    linked = [s for s in scan.spans if not any(u.offset <= s.start < u.end for u in unlinked)]
+    return Counter(span.module for span in linked or scan.spans)
 
 
 def _sections(
@@ -167,60 +175,34 @@ def _sections(
     return elf.named(unnamed, again.take(where.size_bytes))
 
 
-def _loadable(spans: list[Span], unlinked: list[Section]) -> list[Span]:
-    """Without what was only there to be linked, unless there is nothing else."""
-    linked = [s for s in spans if not any(u.offset <= s.start < u.end for u in unlinked)]
-    return linked or spans
-
-
-def _scanned(reader: ForwardReader, file_bytes: int) -> Scan:
-    """All fatbins and loose cubins: cuFFT keeps 24,000 among its data, outside any section."""
-    scan = Scan()
-    for _ in range(_MAX_LOOKS):
-        needle = reader.find(fatbin.MAGIC, elf.MAGIC64)
-        if not needle:
-            return scan
-        start = reader.position
-        try:
-            if needle == fatbin.MAGIC:
-                head = reader.take(fatbin.HEAD_BYTES)
-                end = fatbin.container_end(head, start, file_bytes)
-                scan.add(_entries(reader, end), start, end)
-            else:
-                _loose_cubin(scan, reader, start, file_bytes)
-        except _Endless:
-            raise
-        except Unreadable as doubt:
-            scan.doubts.append((start, str(doubt)))
-    raise _Endless("more that looks like a fatbin than any real library has")
-
-
-def _loose_cubin(scan: Scan, reader: ForwardReader, start: int, file_bytes: int) -> None:
-    head = reader.take(elf.HEAD_BYTES)
-    header = elf.read_header(head, file_bytes - start)
-    if header.machine != elf.EM_CUDA:
-        return
-    # enough for the notes that name its target, whatever the header claims
-    rest = reader.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
-    target = Target(fatbin.CUBIN, *elf.cubin_target(head, rest))
-    scan.add((target,), start, reader.position)
-
-
-def _require_whole(scan: Scan, sections: list[Section]) -> None:
-    """Every byte of the sections for fatbins belongs to one that was read."""
-    for section in sections:
-        reason = next((r for at, r in scan.doubts if section.offset <= at < section.end), "")
-        if reason:
+def _require_whole(scan: Scan, section: Section) -> None:
+    """Every byte of a section for fatbins belongs to one that was read."""
+    for at, reason in scan.doubts:
+        if section.offset <= at < section.end:
             raise Unreadable(reason)
-        at = section.offset
-        gap = max(_ALIGNMENT_BYTES, min(section.alignment_bytes, _MAX_ALIGNMENT_BYTES))
-        for start, end, _ in scan.spans:
-            if end <= section.offset or start >= section.end:
-                continue
-            if start < at or end > section.end:
-                raise Unreadable(f"a fatbin extends past the end of {section.name}")
-            if start - at > gap:
-                break
-            at = end
-        if section.end - at > gap:
-            raise Unreadable(f"{section.name} holds bytes at {at:#x} that are not a fatbin")
+    at = section.offset
+    gap = max(_ALIGNMENT_BYTES, min(section.alignment_bytes, _MAX_ALIGNMENT_BYTES))
+    for start, end, _ in scan.spans:
+        if end <= section.offset or start >= section.end:
+            continue
+        if start < at or end > section.end:
+            raise Unreadable(f"a fatbin extends past the end of {section.name}")
+        if start - at > gap:
+            break
+        at = end
+    if section.end - at > gap:
+        raise Unreadable(f"{section.name} holds bytes at {at:#x} that are not a fatbin")
+
+
+def broken_promise(modules: Iterable[Module], promised: Collection[str]) -> str:
+    """What is there instead of machine code for exactly these; empty where it is that.
+
+    PTX is neither asked for nor in the way, but no answer where machine code was promised.
+    """
+    want = ", ".join(sorted(promised)) or "no GPU code"
+    for module in modules:
+        have = sorted({str(target) for target in module if target.kind == fatbin.CUBIN})
+        if have != sorted(promised) or not promised:
+            shown = ", ".join(have or sorted(map(str, module))) or "an empty module"
+            return f"holds {shown} where exactly {want} was promised"
+    return ""

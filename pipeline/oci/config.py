@@ -1,6 +1,6 @@
-"""The config of somebody else's image: what of it can be taken over, read strictly.
+"""The config of a foreign image: the fields that our images inherit, read strictly.
 
-Fields that nobody here uses may be there and are passed over; those that are used must be sound.
+Unused fields may be there and are ignored; the fields that are used must be sound.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _is_variable(text: str) -> str:
 
 
 def _is_path(text: str) -> str:
-    # container engines resolve `..` each in their own way
+    # container engines resolve `..` differently
     if not text.startswith("/") or ".." in text.split("/") or not text.isprintable():
         raise ValueError("is not an absolute path")
     return text
@@ -60,7 +60,8 @@ _User = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?$", max_length=200)
 ]
 _Signal = Annotated[str, StringConstraints(pattern=r"^([A-Z0-9+-]{1,20})?$")]
-_Words = Annotated[list[_Text], Field(max_length=_MOST)]
+_Bounded = Field(max_length=_MOST)
+_Words = Annotated[list[_Text], _Bounded]
 
 
 class _Part(BaseModel):
@@ -82,17 +83,13 @@ class Past(_Part):
 class RunSettings(_Part):
     """How an image runs."""
 
-    env: Annotated[list[_Variable], Field(max_length=_MOST)] | None = Field(None, alias="Env")
+    env: Annotated[list[_Variable], _Bounded] | None = Field(None, alias="Env")
     user: _User | None = Field(None, alias="User")
     workdir: _Workdir | None = Field(None, alias="WorkingDir")
     entrypoint: _Words | None = Field(None, alias="Entrypoint")
     command: _Words | None = Field(None, alias="Cmd")
-    ports: Annotated[dict[_Port, Any], Field(max_length=_MOST)] | None = Field(
-        None, alias="ExposedPorts"
-    )
-    volumes: Annotated[dict[_Path, Any], Field(max_length=_MOST)] | None = Field(
-        None, alias="Volumes"
-    )
+    ports: Annotated[dict[_Port, Any], _Bounded] | None = Field(None, alias="ExposedPorts")
+    volumes: Annotated[dict[_Path, Any], _Bounded] | None = Field(None, alias="Volumes")
     stop_signal: _Signal | None = Field(None, alias="StopSignal")
 
 
@@ -102,13 +99,13 @@ class _RootFs(_Part):
 
 
 class ImageConfig(_Part):
-    """A config, as far as an image that stands on it needs it."""
+    """A config, as far as an image on top of it needs it."""
 
     os: str
     architecture: str
     settings: RunSettings | None = Field(None, alias="config")
     rootfs: _RootFs
-    history: Annotated[list[Past], Field(max_length=_MOST)] | None = None
+    history: Annotated[list[Past], _Bounded] | None = None
 
     @property
     def platform(self) -> str:
@@ -124,7 +121,7 @@ class ImageConfig(_Part):
         return {name: value for name, _, value in pairs}
 
     def past(self) -> list[dict[str, Any]] | None:
-        """The history as it is written, where it tells of exactly the layers that there are."""
+        """The history as it is written, where it has exactly one step for each layer."""
         steps = self.history or []
         # some tools write no history, or one too short; a wrong one would misname our layers
         if sum(not step.empty_layer for step in steps) != len(self.rootfs.diff_ids):

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline import log
 from pipeline.errors import DockerUnavailable, StoreDamaged
 from pipeline.model import NAME, Frozen, canonical_json
-from pipeline.oci.document import Descriptor, Document, index_json, read_document
+from pipeline.oci.document import Document, index_json, read_document
 from pipeline.oci.layout import LAYOUT, Blobs
-from pipeline.oci.tar_header import BLOCK, END, MTIME, padding
+from pipeline.oci.tar_reader import BLOCK, END, MTIME, padding
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -27,32 +27,46 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 # a daemon unpacks while it receives: an image of 10 GB takes minutes on a slow disk
 _LOAD_TIMEOUT_S = 3600
-# What `default_tag` and `moving_tag` make; nobody else gives such names by accident. Podman puts a
+# What `default_tag` and `moving_tag` make; other tools do not give such names. Podman puts a
 # registry before a name that has none.
 _OWN_TAG = re.compile(rf"((localhost|docker\.io)/)?sm120/{NAME}:([0-9a-f]{{12}}|latest)")
 _LOADED = re.compile(r"Loaded image(?: ID)?: (.+)")
 
 
 def docker_archive(blobs: Blobs, image: Document, tags: list[str]) -> Iterator[bytes]:
-    """The archive's bytes, piece by piece."""
-    # containerd's image store takes the name from here, Docker's old one from manifest.json
-    names = {"io.containerd.image.name": tags[0]} if tags else {}
-    index = index_json([image.descriptor.model_copy(update={"annotations": names})])
+    """The archive's bytes, piece by piece; a blob that is not its digest breaks it off."""
+    names = {blob.digest: "blobs/" + blob.digest.replace(":", "/") for blob in image.blobs}
     docker = {
-        "Config": _blob_name(image.config.digest) if image.config else "",
+        "Config": names[image.config.digest] if image.config else "",
         "RepoTags": tags,
-        "Layers": [_blob_name(x.digest) for x in image.layers],
+        "Layers": [names[x.digest] for x in image.layers],
     }
-    yield from _bytes("oci-layout", LAYOUT)
-    yield from _bytes("index.json", index)
-    yield from _bytes("manifest.json", canonical_json([docker]))
+    # containerd's image store takes the name from here, Docker's old one from manifest.json
+    named = {"io.containerd.image.name": tags[0]} if tags else {}
+    index = index_json([image.descriptor.model_copy(update={"annotations": named})])
+    documents = {"oci-layout": LAYOUT, "index.json": index}
+    documents["manifest.json"] = canonical_json([docker])
+    for name, data in documents.items():
+        yield _head(name, len(data)) + data + padding(len(data))
     for blob in (image.descriptor, *image.blobs):
-        yield from _file(blob, blobs.blob_path(blob.digest), image.part(blob.digest))
+        path, part = blobs.blob_path(blob.digest), image.part(blob.digest)
+        sha, remaining = hashlib.sha256(), blob.size_bytes
+        yield _head("blobs/" + blob.digest.replace(":", "/"), blob.size_bytes)
+        try:
+            with path.open("rb") as handle:
+                while chunk := handle.read(_CHUNK_BYTES):
+                    sha.update(chunk)
+                    remaining -= len(chunk)
+                    # a reader would take bytes beyond the stated size for the next header
+                    if remaining < 0:
+                        break
+                    yield chunk
+        except FileNotFoundError as error:
+            raise StoreDamaged(f"{part} is missing: there is no {path}") from error
+        if remaining or f"sha256:{sha.hexdigest()}" != blob.digest:
+            raise StoreDamaged(f"{part} is damaged: {path} does not match its digest")
+        yield padding(blob.size_bytes)
     yield END
-
-
-def _blob_name(digest: str) -> str:
-    return "blobs/" + digest.replace(":", "/")
 
 
 def _head(name: str, size_bytes: int) -> bytes:
@@ -60,30 +74,6 @@ def _head(name: str, size_bytes: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = size_bytes, MTIME, 0o644
     return info.tobuf(tarfile.PAX_FORMAT)
-
-
-def _bytes(name: str, data: bytes) -> Iterator[bytes]:
-    yield _head(name, len(data)) + data + padding(len(data))
-
-
-def _file(blob: Descriptor, path: Path, part: str) -> Iterator[bytes]:
-    """A blob, hashed on its way; what is not its digest breaks the archive off."""
-    sha, left = hashlib.sha256(), blob.size_bytes
-    yield _head(_blob_name(blob.digest), blob.size_bytes)
-    try:
-        with path.open("rb") as handle:
-            while chunk := handle.read(_CHUNK_BYTES):
-                sha.update(chunk)
-                left -= len(chunk)
-                # more than the header before it states would be read as the next header
-                if left < 0:
-                    break
-                yield chunk
-    except FileNotFoundError as error:
-        raise StoreDamaged(f"{part} is missing: there is no {path}") from error
-    if left or f"sha256:{sha.hexdigest()}" != blob.digest:
-        raise StoreDamaged(f"{part} is damaged: {path} does not match its digest")
-    yield padding(blob.size_bytes)
 
 
 def archive_bytes(image: Document) -> int:
@@ -119,15 +109,13 @@ def own_tags_among(rows: Iterable[Mapping[str, Any]], names: str) -> list[Loaded
 
 
 def untag(client: DockerClient, tag: str) -> str:
-    """Take a tag away, and with its last tag the image; why not, where a container needs it."""
+    """Removes a tag, and with its last tag the image; returns why not, if a container needs it."""
     from docker.errors import DockerException, ImageNotFound
 
     try:
         client.api.remove_image(tag)
-    except ImageNotFound:
-        return ""
     except DockerException as error:
-        return _reason(error)
+        return "" if isinstance(error, ImageNotFound) else _reason(error)
     return ""
 
 
@@ -137,7 +125,7 @@ def moving_tag(name: str) -> str:
 
 
 def connect(place: Path | None = None) -> DockerClient:
-    """The daemon behind a socket; without one, that of DOCKER_HOST or of the usual socket."""
+    """The daemon of a socket; without one, that of DOCKER_HOST or of the usual socket."""
     # slow to load, and most commands need no daemon
     import docker
     from docker.errors import DockerException
@@ -156,56 +144,47 @@ def connect(place: Path | None = None) -> DockerClient:
 def load(
     blobs: Blobs, name: str, digest: str, tags: list[str], client: DockerClient | None = None
 ) -> str:
-    """Stream an image to Docker; it checks every diffID itself. Returns Docker's image id."""
-    from docker.errors import DockerException
+    """Streams an image to Docker; it checks every diffID itself. Returns Docker's image id."""
+    from docker.errors import DockerException, ImageLoadError
     from docker.utils import parse_repository_tag
     from requests import RequestException
 
     client = client or connect()
     image = read_document(blobs.read_blob(digest))
-    total = archive_bytes(image)
+    total, loaded_name = archive_bytes(image), ""
+
+    def counted(bar: log.Bar) -> Iterator[bytes]:
+        for chunk in docker_archive(blobs, image, tags[:1]):
+            bar.advance(len(chunk))
+            yield chunk
+
     try:
         with log.step(f"Loading {name}, {log.size(total)}"):
             with log.progress("sent", total) as bar:
                 # the SDK streams any iterable; its type only knows bytes and files
-                stream: Any = _counted(docker_archive(blobs, image, tags[:1]), bar)
+                stream: Any = counted(bar)
                 # a daemon reports progress only where it is asked to
                 answers = client.api.load_image(stream, quiet=False)  # type: ignore[no-untyped-call]
-            loaded = client.images.get(_loaded(answers, total) or digest)
+            # Docker unpacks the image now, which takes longer than sending
+            with log.progress("unpacked", total) as bar:
+                layers: defaultdict[str, log.Gauge] = defaultdict(lambda: log.Gauge(bar))
+                for answer in answers:
+                    if detail := answer.get("errorDetail"):
+                        raise ImageLoadError(detail.get("message", ""))
+                    # in bytes of the archive; an image store that counts otherwise reports nothing
+                    if answer.get("status") == "Loading layer":
+                        at = answer.get("progressDetail", {}).get("current", 0)
+                        layers[answer.get("id", "")].at(at)
+                    if named := _LOADED.match(answer.get("stream", "")):
+                        loaded_name = named[1].strip()
+            loaded = client.images.get(loaded_name or digest)
             # one by one: containerd's image store takes but one name from an archive
             for tag in tags[1:]:
                 loaded.tag(*parse_repository_tag(tag))
     except (DockerException, RequestException) as error:
-        raise DockerUnavailable(
-            f"Docker refused {name}: {_reason(error)}",
-            "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker.",
-        ) from error
+        hint = "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker."
+        raise DockerUnavailable(f"Docker refused {name}: {_reason(error)}", hint) from error
     return str(loaded.id)
-
-
-def _loaded(answers: Iterable[dict[str, Any]], total: int) -> str:
-    """What Docker calls the image, once it has unpacked it, which takes longer than sending."""
-    from docker.errors import ImageLoadError
-
-    name = ""
-    with log.progress("unpacked", total) as bar:
-        layers: defaultdict[str, log.Gauge] = defaultdict(lambda: log.Gauge(bar))
-        for answer in answers:
-            if error := answer.get("errorDetail"):
-                raise ImageLoadError(error.get("message", ""))
-            # in bytes of the archive; an image store that counts otherwise says nothing here
-            if answer.get("status") == "Loading layer":
-                detail = answer.get("progressDetail", {})
-                layers[answer.get("id", "")].at(detail.get("current", 0))
-            if named := _LOADED.match(answer.get("stream", "")):
-                name = named[1].strip()
-    return name
-
-
-def _counted(stream: Iterator[bytes], bar: log.Bar) -> Iterator[bytes]:
-    for chunk in stream:
-        bar.advance(len(chunk))
-        yield chunk
 
 
 def _reason(error: Exception) -> str:

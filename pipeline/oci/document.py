@@ -1,6 +1,6 @@
-"""Manifests and indexes, whoever wrote them, read strictly.
+"""Manifests and indexes of any author, read strictly.
 
-What a document is, is decided by what it holds: the media type that someone claims for it must
+The content of a document decides its kind: the media type that a server claims for it must
 agree, and a document that could be read as both is refused.
 """
 
@@ -84,72 +84,57 @@ class Document(Frozen):
         return tuple({d.digest: d for d in parts}.values())
 
     def part(self, digest: str) -> str:
-        """What a blob is in this image, for a person who is to do something about it."""
-        image = clean(self.annotations.get(TITLE, ""))
-        return f"{self._part(digest)}{f' of {image}' if image else ''}"
-
-    def _part(self, digest: str) -> str:
-        if self.config and digest == self.config.digest:
-            return "config"
+        """What a blob is in this image, for a person who has to repair it."""
+        name = "config" if self.config and digest == self.config.digest else "manifest"
         for number, layer in enumerate(self.layers, start=1):
-            if layer.digest == digest:
+            if name == "manifest" and layer.digest == digest:
                 title = clean(layer.annotations.get(TITLE, ""))
-                name = f" ({title})" if title else ""
-                return f"layer {number} of {len(self.layers)}{name}"
-        return "manifest"
+                name = f"layer {number} of {len(self.layers)}{f' ({title})' if title else ''}"
+        image = clean(self.annotations.get(TITLE, ""))
+        return f"{name} of {image}" if image else name
 
 
 def read_document(data: bytes, claimed_type: str = "") -> Document:
-    """A manifest or index, or an error with what is wrong with it."""
-    digest = sha256_of(data)
+    """A manifest or index, or an error that names what is wrong with it."""
+    digest, claimed = sha256_of(data), claimed_type.partition(";")[0].strip().lower()
     value = read_json(data, f"the manifest {digest}")
     try:
-        return _document(data, digest, value, claimed_type.partition(";")[0].strip().lower())
+        if not isinstance(value, dict):
+            raise ValueError("is not a JSON object")
+        if value.get("schemaVersion") == 1:
+            message = "uses Docker's schema version 1, which is no longer supported; push it again"
+            raise ValueError(message)
+        if value.get("schemaVersion") != 2:
+            raise ValueError("has an unknown schema version")
+        # by its content: a document need not state its media type
+        kind: Literal["manifest", "index"] = "index" if "manifests" in value else "manifest"
+        # a reader that goes by the header and one that goes by the content would see two images:
+        # https://github.com/opencontainers/distribution-spec/security/advisories/GHSA-mc8v-mgrf-8f4m
+        if kind == "index" and {"layers", "config", "fsLayers"} & value.keys():
+            raise ValueError("could be read as a manifest and as an index")
+        usual = OCI_INDEX if kind == "index" else OCI_MANIFEST
+        media_type = value.get("mediaType") or claimed or usual
+        if not isinstance(media_type, str) or KINDS.get(media_type) != kind:
+            raise ValueError(f"is a {kind} that calls itself {str(media_type)[:80]!r}")
+        if claimed in KINDS and claimed != media_type:
+            raise ValueError(f"is sent as {claimed} and calls itself {media_type}")
+        if kind == "manifest" and "config" not in value:
+            raise ValueError("has no config")
+        config, subject = value.get("config"), value.get("subject")
+        return Document(
+            data=data,
+            digest=digest,
+            media_type=media_type,
+            kind=kind,
+            config=read_descriptor(config) if kind == "manifest" else None,
+            layers=_descriptors(value.get("layers") or []),
+            manifests=_descriptors(value.get("manifests") or []),
+            subject=read_descriptor(subject) if subject is not None else None,
+            artifact_type=_text(value.get("artifactType")),
+            annotations=_annotations(value.get("annotations")),
+        )
     except (ValueError, TypeError, AttributeError) as error:
         raise RegistryBroken(f"the manifest {digest}: {error}") from error
-
-
-def _document(data: bytes, digest: str, value: Any, claimed: str) -> Document:
-    if not isinstance(value, dict):
-        raise ValueError("is not a JSON object")
-    if value.get("schemaVersion") == 1:
-        raise ValueError(
-            "uses Docker's schema version 1, which is no longer supported; push it again"
-        )
-    if value.get("schemaVersion") != 2:
-        raise ValueError("has an unknown schema version")
-    # by its content: a document need not state its media type
-    kind: Literal["manifest", "index"] = "index" if "manifests" in value else "manifest"
-    # a reader that goes by the header and one that goes by the content would see two images:
-    # https://github.com/opencontainers/distribution-spec/security/advisories/GHSA-mc8v-mgrf-8f4m
-    if kind == "index" and ("layers" in value or "config" in value or "fsLayers" in value):
-        raise ValueError("could be read as a manifest and as an index")
-    media_type = (
-        value.get("mediaType") or claimed or (OCI_INDEX if kind == "index" else OCI_MANIFEST)
-    )
-    if not isinstance(media_type, str) or KINDS.get(media_type) != kind:
-        raise ValueError(f"is a {kind} that calls itself {str(media_type)[:80]!r}")
-    if claimed in KINDS and claimed != media_type:
-        raise ValueError(f"is sent as {claimed} and calls itself {media_type}")
-    subject = value.get("subject")
-    return Document(
-        data=data,
-        digest=digest,
-        media_type=media_type,
-        kind=kind,
-        config=read_descriptor(value["config"]) if _has(value, "config", kind) else None,
-        layers=_descriptors(value.get("layers") or []),
-        manifests=_descriptors(value.get("manifests") or []),
-        subject=read_descriptor(subject) if subject is not None else None,
-        artifact_type=_text(value.get("artifactType")),
-        annotations=_annotations(value.get("annotations")),
-    )
-
-
-def _has(value: dict[str, Any], name: str, kind: str) -> bool:
-    if kind == "manifest" and name not in value:
-        raise ValueError(f"has no {name}")
-    return name in value
 
 
 def _descriptors(value: Any) -> tuple[Descriptor, ...]:
@@ -159,7 +144,7 @@ def _descriptors(value: Any) -> tuple[Descriptor, ...]:
 
 
 def read_descriptor(value: Any) -> Descriptor:
-    """One entry; only what is known of it is kept."""
+    """One entry; fields that we do not know are dropped."""
     if not isinstance(value, dict):
         raise ValueError("names a part that is not a JSON object")
     digest, size, kind = value.get("digest"), value.get("size"), value.get("mediaType")
@@ -170,12 +155,17 @@ def read_descriptor(value: Any) -> Descriptor:
         raise ValueError(f"names {digest} with {str(size)[:20]!r} bytes")
     if not isinstance(kind, str) or not kind:
         raise ValueError(f"names {digest} without a media type")
+    place, platform = value.get("platform"), None
+    if isinstance(place, dict):
+        # `os/architecture`, with the variant where there is one
+        parts = [place.get(name) for name in ("os", "architecture", "variant")]
+        platform = "/".join(str(p) for p in parts if p) or None
     return Descriptor(
         media_type=kind,
         digest=digest,
         size_bytes=size,
         artifact_type=_text(value.get("artifactType")),
-        platform=_platform(value.get("platform")),
+        platform=platform,
         annotations=_annotations(value.get("annotations")),
     )
 
@@ -183,14 +173,6 @@ def read_descriptor(value: Any) -> Descriptor:
 def as_descriptor(value: Any) -> Descriptor:
     """A descriptor as it is, or read from JSON."""
     return value if isinstance(value, Descriptor) else read_descriptor(value)
-
-
-def _platform(value: Any) -> str | None:
-    """`os/architecture`, with the variant where there is one."""
-    if not isinstance(value, dict):
-        return None
-    parts = [value.get("os"), value.get("architecture"), value.get("variant")]
-    return "/".join(str(p) for p in parts if p) or None
 
 
 def _annotations(value: Any) -> dict[str, str]:
@@ -207,19 +189,15 @@ def _text(value: Any) -> str | None:
 
 def descriptor_json(descriptor: Descriptor) -> dict[str, Any]:
     """A descriptor as documents write it."""
-    written: dict[str, Any] = {
-        "mediaType": descriptor.media_type,
-        "digest": descriptor.digest,
-        "size": descriptor.size_bytes,
+    written: dict[str, Any] = {"mediaType": descriptor.media_type, "digest": descriptor.digest}
+    names, parts = ("os", "architecture", "variant"), (descriptor.platform or "").split("/")
+    optional = {
+        "artifactType": descriptor.artifact_type,
+        "platform": dict(zip(names, parts, strict=False)) if descriptor.platform else None,
+        "annotations": descriptor.annotations,
     }
-    if descriptor.artifact_type:
-        written["artifactType"] = descriptor.artifact_type
-    if descriptor.platform:
-        names = ("os", "architecture", "variant")
-        written["platform"] = dict(zip(names, descriptor.platform.split("/"), strict=False))
-    if descriptor.annotations:
-        written["annotations"] = descriptor.annotations
-    return written
+    written["size"] = descriptor.size_bytes
+    return written | {name: value for name, value in optional.items() if value}
 
 
 def index_json(

@@ -38,25 +38,30 @@ class Blobs(Protocol):
 def export_layout(
     blobs: Blobs, record: ImageRecord, folder: Path, evidence: Iterable[Path] = ()
 ) -> None:
-    """Write the layout; blobs are hard links where the disk allows, copies elsewhere.
+    """Writes the layout; blobs are hard links where the disk allows, copies elsewhere.
 
-    Each blob is read once where it now lies, so what is handed on matches its digest. Evidence is
-    copied to `records`, where `sm120 verify` looks for it; other programs pass over that folder.
+    Each blob is read once where it now lies, so that it matches its digest. Evidence is copied to
+    `records`, where `sm120 verify` looks for it; other programs ignore that folder.
     """
     folder = folder.absolute()  # `.` has no name to put another one beside
     require_new(folder)
     partial = folder.with_name(f".{folder.name}.partial")
-    _clear(partial)
+    is_folder = partial.is_dir() and not partial.is_symlink()
+    is_ours = is_folder and {p.name for p in partial.iterdir()} <= _NAMES
+    # a killed export may have left it; a folder of that name with other things in it stays
+    if not is_ours and (partial.exists() or partial.is_symlink()):
+        raise StoreUnwritable(f"{partial}: is in the way", "Move it, or name another folder.")
+    shutil.rmtree(partial, ignore_errors=True)
     image = read_document(blobs.read_blob(record.digest))
     # type and size as the manifest is, whatever the record claims of it
     shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
+    index = index_json([record.descriptor.model_copy(update=shown)])
     try:
         with os_errors_explained(folder):
             source = blobs.blob_path(image.digest).parent
             need_space_for_copies(source, folder, sum(b.size_bytes for b in image.blobs))
             _write_blobs(blobs, image, partial / "blobs" / "sha256")
             write_bytes(partial / "oci-layout", LAYOUT)
-            index = index_json([record.descriptor.model_copy(update=shown)])
             write_bytes(partial / "index.json", index)
             for path in evidence:
                 write_bytes(partial / "records" / path.name, path.read_bytes())
@@ -70,20 +75,11 @@ def export_layout(
 
 
 def require_new(folder: Path) -> None:
-    """Refuse a place where something is already."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise StoreUnwritable(f"{folder}: is not a folder", "Name a new or empty folder.")
-    if folder.exists() and any(folder.iterdir()):
-        raise StoreUnwritable(f"{folder}: is not empty", "Name a new or empty folder.")
-
-
-def _clear(partial: Path) -> None:
-    """Remove what a killed export left; a folder of that name with other things in it stays."""
-    is_folder = partial.is_dir() and not partial.is_symlink()
-    is_ours = is_folder and {p.name for p in partial.iterdir()} <= _NAMES
-    if not is_ours and (partial.exists() or partial.is_symlink()):
-        raise StoreUnwritable(f"{partial}: is in the way", "Move it, or name another folder.")
-    shutil.rmtree(partial, ignore_errors=True)
+    """Refuses a place where something is already."""
+    is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
+    if is_other or (folder.exists() and any(folder.iterdir())):
+        fault = "is not a folder" if is_other else "is not empty"
+        raise StoreUnwritable(f"{folder}: {fault}", "Name a new or empty folder.")
 
 
 def _write_blobs(blobs: Blobs, image: Document, folder: Path) -> None:
@@ -98,7 +94,7 @@ def _write_blobs(blobs: Blobs, image: Document, folder: Path) -> None:
         def write(digest: str) -> None:
             target = folder / digest.removeprefix("sha256:")
             link_or_copy(sources[digest], target)
-            # after the copy: what counts is what lies there now
+            # after the copy: the bytes that lie there now count
             if target.is_symlink() or sha256_of_file(target) != digest:
                 what = f"{image.part(digest)} is damaged"
                 raise StoreDamaged(f"{what}: {sources[digest]} does not match its digest")

@@ -36,7 +36,13 @@ class FileRow(NamedTuple):
     gid: int = 0
 
 
-class LayerRecord(Frozen):
+class _Record(Frozen):
+    def dump(self) -> bytes:
+        """As the store keeps it: fields with their usual value are left out."""
+        return canonical_json(self.model_dump(exclude_defaults=True))
+
+
+class LayerRecord(_Record):
     """A finished layer: what a manifest names of it."""
 
     digest: Digest
@@ -44,11 +50,7 @@ class LayerRecord(Frozen):
     size_bytes: int
     unpacked_bytes: int
     media_type: str = GZIP_LAYER
-    is_foreign: bool = False  # of somebody else's image: its files can be listed, not sought
-
-    def dump(self) -> bytes:
-        """As the store keeps it: fields with their usual value are left out."""
-        return canonical_json(self.model_dump(exclude_defaults=True))
+    is_foreign: bool = False  # of a foreign image: its files can be listed, not read by offset
 
 
 class WrittenLayer(NamedTuple):
@@ -65,19 +67,16 @@ class TitledLayer(Frozen):
     record: LayerRecord
 
 
-# as indexes write it: a record keeps the image's line of the store's index
-_DescriptorJson = Annotated[
-    Descriptor, BeforeValidator(as_descriptor), PlainSerializer(descriptor_json)
-]
-
-
-class ImageRecord(Frozen):
+class ImageRecord(_Record):
     """A finished image: what it was made from, and all of its parts in the store."""
 
     key: Digest  # of the inputs
     code: Digest  # of the builder
     config: Digest
-    descriptor: _DescriptorJson
+    # as indexes write it: the record keeps the image's line of the store's index
+    descriptor: Annotated[
+        Descriptor, BeforeValidator(as_descriptor), PlainSerializer(descriptor_json)
+    ]
     layers: Annotated[tuple[TitledLayer, ...], Field(min_length=1)]
     base: tuple[Digest, ...] = ()  # the documents of a foreign base
 
@@ -98,7 +97,3 @@ class ImageRecord(Frozen):
         """Every blob that the image needs."""
         layers = {x.record.digest for x in self.layers}
         return {self.digest, self.config, *layers, *self.base}
-
-    def dump(self) -> bytes:
-        """As the store keeps it."""
-        return canonical_json(self.model_dump(exclude_defaults=True))

@@ -40,8 +40,8 @@ class Reference(Frozen):
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a name as written; the registry must be named, nothing is assumed."""
-    # who pastes an address with a password in it must not find it in a log
+    """Reads a name as written; the registry must be named, nothing is assumed."""
+    # a pasted address with a password in it must not reach a log
     shown = masked(text)
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ReferenceInvalid(f"{shown!r}: contains characters that are not allowed in a name")
@@ -51,15 +51,16 @@ def parse_reference(text: str) -> Reference:
             "Leave out what stands before the registry's name; --insecure-http is for plain HTTP.",
         )
     if shown != text:
-        raise ReferenceInvalid(
-            f"{shown}: has a user name or password in it",
-            "Leave it out, and log in with `docker login`.",
-        )
+        message = f"{shown}: has a user name or password in it"
+        raise ReferenceInvalid(message, "Leave it out, and log in with `docker login`.")
     rest, at, digest = text.partition("@")
     registry, slash, path = rest.partition("/")
     if not slash:
         raise ReferenceInvalid(f"{shown}: names no repository after a registry")
-    if not _is_registry(registry):
+    port = registry.rpartition("]")[2].partition(":")[2]
+    # as Docker tells a registry from a repository's first part: `team/app` names no registry
+    is_host = ":" in registry or "." in registry or registry == "localhost"
+    if not _REGISTRY.fullmatch(registry) or not is_host or int(port or 0) >= 1 << 16:
         raise ReferenceInvalid(f"{shown}: does not begin with a registry")
     repository, colon, tag = path.partition(":")
     if not _REPOSITORY.fullmatch(repository) or len(registry) + len(repository) > _LONGEST:
@@ -71,9 +72,8 @@ def parse_reference(text: str) -> Reference:
         raise ReferenceInvalid(f"{shown}: {tag!r} is not a tag")
     if at and not DIGEST.fullmatch(digest):
         raise ReferenceInvalid(f"{shown}: {digest!r} is not a sha256 digest")
-    return Reference(
-        registry=registry, repository=repository, tag=tag or None, digest=digest or None
-    )
+    names = {"registry": registry, "repository": repository}
+    return Reference(**names, tag=tag or None, digest=digest or None)
 
 
 def parse_repository(text: str) -> Reference:
@@ -85,16 +85,6 @@ def parse_repository(text: str) -> Reference:
         own = error.hint if error.hint != ReferenceInvalid.hint else hint
         raise ReferenceInvalid(str(error), own) from error
     if reference.tag or reference.digest:
-        raise ReferenceInvalid(
-            f"{reference}: has a tag or digest, and a repository is wanted", hint
-        )
+        message = f"{reference}: has a tag or digest, and a repository is wanted"
+        raise ReferenceInvalid(message, hint)
     return reference
-
-
-def _is_registry(text: str) -> bool:
-    """As Docker tells a registry from the first part of a repository."""
-    if not _REGISTRY.fullmatch(text):
-        return False
-    _, _, port = text.rpartition("]")[2].partition(":")
-    # `team/app` is a repository of Docker Hub to Docker: here it names no registry
-    return (":" in text or "." in text or text == "localhost") and int(port or 0) < 1 << 16

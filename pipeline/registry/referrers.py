@@ -11,13 +11,7 @@ import json
 
 from pipeline.errors import NotInRegistry, RegistryBroken
 from pipeline.model import canonical_json
-from pipeline.oci.document import (
-    OCI_INDEX,
-    Descriptor,
-    Document,
-    descriptor_json,
-    read_document,
-)
+from pipeline.oci.document import OCI_INDEX, Descriptor, Document, descriptor_json, read_document
 from pipeline.registry.repository import Repository
 
 _MOST_PAGES = 100  # as many as the entries below need at a hundred a page
@@ -45,7 +39,7 @@ def referrers(repository: Repository, digest: str) -> list[Document]:
     """The manifests that really have this image as their subject, in order of digest."""
     listed, _ = listed_referrers(repository, digest)
     documents = []
-    # one that is listed and gone, or of another image, is passed over: lists lag behind
+    # one that is listed and gone, or of another image, is skipped: lists are late
     for entry in sorted({d.digest for d in listed}):
         document = repository.find_manifest(entry)
         if document and document.subject and document.subject.digest == digest:
@@ -62,8 +56,7 @@ def everything_listed(repository: Repository, digest: str) -> list[Descriptor]:
 
 def kind_of(document: Document) -> str:
     """The artifact's type: of the manifest, else of its config, as the specification says."""
-    config = document.config.media_type if document.config else ""
-    return document.artifact_type or config
+    return document.artifact_type or (document.config.media_type if document.config else "")
 
 
 def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
@@ -77,9 +70,8 @@ def _from_api(repository: Repository, digest: str) -> list[Descriptor] | None:
                 raise RegistryBroken(f"{repository}: lists referrers in a {index.kind}")
             listed += index.manifests
             if len(listed) > _MOST_LISTED:
-                raise RegistryBroken(
-                    f"{repository}: lists more than {_MOST_LISTED} referrers of {digest}"
-                )
+                limit = f"more than {_MOST_LISTED} referrers of {digest}"
+                raise RegistryBroken(f"{repository}: lists {limit}")
     except NotInRegistry:
         return None
     return listed
@@ -93,7 +85,7 @@ def _fallback_index(repository: Repository, digest: str) -> Document | None:
 
 
 def list_in_fallback_tag(repository: Repository, subject: str, new: list[Descriptor]) -> None:
-    """Add entries to the fallback tag, keep those of others, and look whether they stayed.
+    """Adds entries to the fallback tag, keeps those of others, and checks that they stayed.
 
     Two writers at once can undo each other, as the specification admits: each checks again.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urljoin
 
@@ -22,7 +22,7 @@ from pipeline.oci.document import (
 )
 from pipeline.oci.reference import TAG
 from pipeline.registry.auth import Scope
-from pipeline.registry.client import Refusal, RegistryClient
+from pipeline.registry.client import Refusal, RegistryClient, RegistryRequest
 
 # with 1000 tags a page, ten times the tags that are accepted
 _MOST_PAGES = 1000
@@ -47,7 +47,7 @@ class Repository:
         return Scope(self.name, actions, also_from)
 
     def manifest(self, name: str, most_bytes: int = MOST_MANIFEST_BYTES) -> Document:
-        """The manifest behind a tag or digest; of a digest, exactly those bytes."""
+        """The manifest of a tag or digest; of a digest, exactly those bytes."""
         document = self.find_manifest(name, most_bytes)
         if document is None:
             raise NotInRegistry(f"{self}: holds no {name}")
@@ -69,25 +69,18 @@ class Repository:
         return document
 
     def look(
-        self, place: str, most_bytes: int, headers: dict[str, str] | None = None
+        self, place: str, most_bytes: int, headers: Mapping[str, str] | None = None
     ) -> Reply | None:
         """A small answer with its body; none on 404."""
-        answer = self.client.ask(
-            "GET",
-            place,
-            scope=self.may("pull"),
-            good=(200, 404),
-            headers=headers,
-            most_bytes=most_bytes,
-        )
+        request = RegistryRequest("GET", place, self.may("pull"), (200, 404), headers or {})
+        answer = self.client.ask(request, most_bytes)
         return answer if answer.status == 200 else None
 
     def has_blob(self, digest: str, size_bytes: int) -> bool:
         """Whether the registry has a blob already; one of another size is a contradiction."""
         # some registries leave the length out of a HEAD: then the digest alone counts
-        answer = self.client.ask(
-            "HEAD", f"{self.path}/blobs/{digest}", scope=self.may("pull"), good=(200, 404)
-        )
+        place, scope = f"{self.path}/blobs/{digest}", self.may("pull")
+        answer = self.client.ask(RegistryRequest("HEAD", place, scope, (200, 404)))
         if answer.status == 404:
             return False
         length = number_in(answer.header("Content-Length"))
@@ -107,7 +100,7 @@ class Repository:
         return answer.data
 
     def put_document(self, name: str, document: Document) -> Reply:
-        """Put a document under its digest or a tag, and read it back: the same, byte for byte."""
+        """Puts a document under its digest or a tag, and reads it back: the same, byte for byte."""
         answer = self.put_manifest(name, document.data, document.media_type)
         back = self.manifest(name)
         if back.data != document.data:
@@ -115,22 +108,24 @@ class Repository:
         return answer
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> Reply:
-        """Put a manifest under its digest or a tag."""
-        return self.client.ask(
-            "PUT",
-            f"{self.path}/manifests/{name}",
-            scope=self.may("pull,push"),
-            good=(201,),
-            headers={"Content-Type": media_type},
-            body=Small(data),
-        )
+        """Puts a manifest under its digest or a tag."""
+        place, kind = f"{self.path}/manifests/{name}", {"Content-Type": media_type}
+        scope = self.may("pull,push")
+        return self.client.ask(RegistryRequest("PUT", place, scope, (201,), kind, Small(data)))
 
     def tags(self) -> list[str]:
         """All tags, page by page."""
         tags: list[str] = []
         # the page size is a request: registries may return fewer, and a Link to the rest
         for page in self.pages(f"{self.path}/tags/list?n=1000", "list of tags", _MOST_PAGES):
-            tags += _tags_in(page.data, str(self))
+            body = read_json(page.data, f"{self}: the list of tags")
+            listed = body.get("tags") if isinstance(body, dict) else ""
+            # Go writes a list that was never filled as null
+            listed = [] if listed is None else listed
+            is_list = isinstance(listed, list)
+            if not is_list or not all(isinstance(t, str) and TAG.fullmatch(t) for t in listed):
+                raise RegistryBroken(f"{self}: the list of tags holds an invalid tag")
+            tags += listed
             if len(tags) > _MOST_TAGS:
                 raise RegistryBroken(f"{self}: lists more than {_MOST_TAGS} tags")
         return sorted(set(tags))
@@ -148,58 +143,27 @@ class Repository:
             if page is None and place != first:
                 raise RegistryBroken(f"{self}: its {what} ends in the middle")
             if page is None:
-                raise NotInRegistry(
-                    f"{self}: there is no such repository",
-                    "Correct its name; a repository begins with the first `sm120 publish` to it.",
-                )
+                hint = "Correct its name; a repository begins with the first `sm120 publish` to it."
+                raise NotInRegistry(f"{self}: there is no such repository", hint)
             yield page
-            place = _next_page(page)
+            place = linked_page(page.header("Link"))
+            if place is not None:
+                try:
+                    is_whole = "://" in place.partition("?")[0]
+                    parts = parts_of(place if is_whole else urljoin(page.url, place))
+                except (ValueError, BadAddress) as error:
+                    message = f"its next page {shown(place)!r} is not a valid address"
+                    raise RegistryBroken(f"{shown(page.url)}: {message}") from error
+                # without its host: registries behind a proxy write their inner name there
+                place = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     def delete_manifest(self, digest: str) -> None:
-        """Delete a manifest; many registries do not allow it."""
+        """Deletes a manifest; many registries do not allow it."""
         try:
-            self.client.ask(
-                "DELETE",
-                f"{self.path}/manifests/{digest}",
-                scope=self.may("delete,pull,push"),
-                good=(202, 200, 204, 404),
-            )
+            place, scope = f"{self.path}/manifests/{digest}", self.may("delete,pull,push")
+            self.client.ask(RegistryRequest("DELETE", place, scope, (202, 200, 204, 404)))
         except Refusal as refused:
             # Docker's registry deletes only with REGISTRY_STORAGE_DELETE_ENABLED=true
             if refused.status == 405 or "UNSUPPORTED" in refused.codes:
                 raise DeleteDisabled(f"{self}: does not allow deleting manifests") from refused
             raise
-
-
-def _tags_in(data: bytes, name: str) -> list[str]:
-    body = read_json(data, f"{name}: the list of tags")
-    tags = body.get("tags") if isinstance(body, dict) else None
-    # Go writes a list that was never filled as null
-    if tags is None and isinstance(body, dict):
-        return []
-    if not isinstance(tags, list) or not all(isinstance(t, str) and TAG.fullmatch(t) for t in tags):
-        raise RegistryBroken(f"{name}: the list of tags holds an invalid tag")
-    return tags
-
-
-def _next_page(answer: Reply) -> str | None:
-    """The next page of a list, on this registry only."""
-    link = linked_page(answer.header("Link"))
-    if link is None:
-        return None
-    try:
-        is_whole = "://" in link.partition("?")[0]
-        parts = parts_of(link if is_whole else urljoin(answer.url, link))
-    except (ValueError, BadAddress) as error:
-        raise RegistryBroken(
-            f"{shown(answer.url)}: its next page {shown(link)!r} is not a valid address"
-        ) from error
-    # without its host: registries behind a proxy write their inner name there
-    path = parts.path or "/"
-    return f"{path}?{parts.query}" if parts.query else path
-
-
-def require_same(document: Document, want: Descriptor, where: str) -> None:
-    """A manifest has the digest and size of the descriptor that names it."""
-    if document.digest != want.digest or len(document.data) != want.size_bytes:
-        raise RegistryBroken(f"{where}: {want.digest} differs from the descriptor that names it")

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline import proc
 from pipeline.errors import GateEnvironment
@@ -27,16 +27,16 @@ from pipeline.sandbox.start import BARRIERS
 START = Path(__file__).with_name("start.py")
 _PROBE_S = 30.0  # a machine under load takes seconds; one that hangs must not hang the gate
 _PR_SET_DUMPABLE = 4
-# The stronger one first: it also hides what it does not give.
-_KINDS: tuple[Literal["namespaces", "restrictions"], ...] = ("namespaces", "restrictions")
 
 Barrier = Literal["network", "files", "processes", "capabilities", "environment"]
+Kind = Literal["namespaces", "restrictions"]
+Paths = Sequence[Path]
 
 
 class Sandbox(Frozen):
     """What the engine's code cannot reach on this machine, and why some of it can be."""
 
-    kind: Literal["namespaces", "restrictions", "none"]
+    kind: Kind | Literal["none"]
     held: list[Barrier]
     reason: str = ""  # why this kind and no stronger one
 
@@ -46,7 +46,7 @@ class Sandbox(Frozen):
 
     @property
     def isolates(self) -> bool:
-        """Whether code that nobody vouches for may run in it."""
+        """Whether untrusted code may run in it."""
         return {"network", "files"} <= set(self.held)
 
     def sentence(self) -> str:
@@ -57,25 +57,15 @@ class Sandbox(Frozen):
         return f"Engine code is not kept from your {reached} ({self.reason or 'no sandbox'})"
 
     def command(
-        self,
-        command: Sequence[str],
-        *,
-        read: Sequence[Path],
-        write: Sequence[Path],
-        root: Path,
-        cwd: Path,
+        self, command: Sequence[str], *, read: Paths, write: Paths, root: Path, cwd: Path
     ) -> list[str]:
         """The command that starts another one inside; `root` is an empty folder."""
         if self.kind == "none":
             return list(command)
-        request = {
-            "kind": self.kind,
-            "held": self.held,
-            "read": [str(path.absolute()) for path in read],
-            "write": [str(path.absolute()) for path in write],
-            "root": str(root.absolute()),
-            "cwd": str(cwd.absolute()),
-        }
+        request: dict[str, object] = {"kind": self.kind, "held": self.held}
+        request |= {"root": str(root.absolute()), "cwd": str(cwd.absolute())}
+        for name, paths in (("read", read), ("write", write)):
+            request[name] = [str(path.absolute()) for path in paths]
         # -I: the variables are meant for the program inside, not for this interpreter
         return [sys.executable, "-I", "-S", str(START), json.dumps(request), *command]
 
@@ -83,18 +73,18 @@ class Sandbox(Frozen):
         self,
         command: Sequence[str],
         *,
-        read: Sequence[Path] = (),
-        write: Sequence[Path] = (),
+        read: Paths = (),
+        write: Paths = (),
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a program inside to its end; its home is an empty folder that goes with it."""
+        """Runs a program inside to its end; its home is an empty folder that is removed with it."""
         # not TemporaryDirectory, whose removal recurses: code inside may nest folders without end
         folder = Path(tempfile.mkdtemp())
         try:
             root, work = folder / "root", folder / "work"
-            for path in (root, work):
-                path.mkdir()
+            root.mkdir()
+            work.mkdir()
             inside = self.command(command, read=read, write=[*write, work], root=root, cwd=work)
             variables = {"PATH": "/usr/bin:/bin", "HOME": str(work), **(env or {})}
             return proc.read(inside, env=variables, timeout_s=timeout_s)
@@ -109,18 +99,18 @@ NO_SANDBOX = Sandbox(kind="none", held=["environment"], reason="none can be made
 def find_sandbox() -> Sandbox:
     """The strongest sandbox that this machine lets us make; tried, not guessed."""
     reasons: list[str] = []
-    for kind in _KINDS:
+    # the stronger one first: it also hides what it does not give
+    for kind in get_args(Kind):
         held, reason = _tried(kind)
         if held is not None:
-            return Sandbox.model_validate(
-                {"kind": kind, "held": held, "reason": "; ".join(reasons)}
-            )
+            found = {"kind": kind, "held": held, "reason": "; ".join(reasons)}
+            return Sandbox.model_validate(found)
         reasons.append(f"{kind}: {reason}")
     return NO_SANDBOX.model_copy(update={"reason": "; ".join(reasons)})
 
 
 def hide_environment() -> None:
-    """Keep this process's variables and memory from others of the same user.
+    """Hides this process's variables and memory from others of the same user.
 
     For systems where engine code can read files: /proc would show it our keys and tokens.
     """
@@ -128,7 +118,7 @@ def hide_environment() -> None:
 
 
 def require_isolation(sandbox: Sandbox) -> None:
-    """Stop before code runs that no lock names, where it could reach the caller's files."""
+    """Stops before code runs that no lock names, where it could reach the caller's files."""
     if not sandbox.isolates:
         raise GateEnvironment(
             f"{sandbox.sentence()}; the other version's code is in no lock, so it was not run",
@@ -137,7 +127,8 @@ def require_isolation(sandbox: Sandbox) -> None:
         )
 
 
-def _tried(kind: Literal["namespaces", "restrictions"]) -> tuple[list[str] | None, str]:
+def _tried(kind: Kind) -> tuple[list[str] | None, str]:
+    """The barriers that hold in a sandbox of this kind; none, with the reason, if it fails."""
     try:
         # whether a kernel, a container or a security module allows it is known only by doing it
         done = Sandbox(kind=kind, held=[]).run([], timeout_s=_PROBE_S)

@@ -1,4 +1,4 @@
-"""Starts one program that can reach nothing but what it was given. Standard library only.
+"""Starts one program that can reach only the files it was given. Standard library only.
 
     python start.py REQUEST [PROGRAM ARGUMENT…]
 
@@ -77,7 +77,7 @@ _HELD_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NET
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check(result: int, what: str) -> int:
+def check_call(result: int, what: str) -> int:
     """A system call's result, or an error that names it."""
     if result < 0:
         number = ctypes.get_errno()
@@ -87,36 +87,20 @@ def check(result: int, what: str) -> int:
 
 def syscall(number: int, *arguments: Any, what: str) -> int:
     """A system call that the C library has no function for."""
-    return check(_libc.syscall(ctypes.c_long(number), *arguments), what)
+    return check_call(_libc.syscall(ctypes.c_long(number), *arguments), what)
 
 
 def prctl(option: int, value: int = 0, what: str = "prctl") -> None:
     """Set a property of this process."""
     zero = ctypes.c_ulong(0)
-    check(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), what)
+    check_call(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), what)
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """mount(2)."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     done = _libc.mount(*texts, ctypes.c_ulong(flags), os.fsencode(options) or None)
-    check(done, f"mount {target}")
-
-
-def enter_namespaces(request: dict[str, Any]) -> None:
-    """Own mounts, network, processes and queues; a user namespace where we are not root."""
-    flags = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
-    uid, gid = os.geteuid(), os.getegid()
-    # one's own number is the only one that may be mapped: inside it is the image's user's
-    inside_uid, inside_gid = request.get("user") or (uid, gid)
-    if uid == 0 and _libc.unshare(flags) == 0:
-        return
-    check(_libc.unshare(flags | NEWUSER), "unshare")
-    # without this the kernel refuses a map of groups from a user without capabilities:
-    # https://man7.org/linux/man-pages/man7/user_namespaces.7.html
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"{inside_uid} {uid} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"{inside_gid} {gid} 1", encoding="ascii")
+    check_call(done, f"mount {target}")
 
 
 def bind(source: str, root: str, *, writable: bool, at: str = "") -> None:
@@ -134,7 +118,7 @@ def bind(source: str, root: str, *, writable: bool, at: str = "") -> None:
 
 
 def place_links(path: Path, root: str) -> None:
-    """The links on the way to a path: under a new root its written name leads there too."""
+    """Copies the links on a path: under a new root its written name leads to the same place."""
     for part in (*reversed(path.parents), path):
         if part.is_symlink():
             link = Path(f"{root}{part}")
@@ -145,14 +129,16 @@ def place_links(path: Path, root: str) -> None:
 
 
 def make_root(request: dict[str, Any]) -> None:
-    """A file system of the system's programs, what was named, and nothing else."""
+    """Makes a file system of the system's programs, the named folders, and nothing else."""
     root = request["root"]
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=16m")
     system = request.get("system")  # the root of an image, in place of this machine's programs
     is_own = "user" in request  # a copy of the image that goes with the run, its /tmp too
+    # an image's root without the folders that every container has of its own
     hidden = {"dev", "proc", "sys", *(() if is_own else ("tmp",))}
-    for path in SYSTEM if system is None else _top_level(system, hidden):
+    names = sorted({*os.listdir(system)} - hidden) if system else []  # noqa: PTH208
+    for path in [f"/{name}" for name in names] if system else SYSTEM:
         source = f"{system or ''}{path}"
         if Path(source).is_symlink():
             Path(root + path).symlink_to(Path(source).readlink())
@@ -186,13 +172,8 @@ def make_root(request: dict[str, Any]) -> None:
     # pivot_root(".", ".") stacks the old root under the new one, to be unmounted at once:
     # https://man7.org/linux/man-pages/man2/pivot_root.2.html
     syscall(_numbers()[0], b".", b".", what="pivot_root")
-    check(_libc.umount2(b".", MNT_DETACH), "umount2")
+    check_call(_libc.umount2(b".", MNT_DETACH), "umount2")
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-
-
-def _top_level(system: str, hidden: set[str]) -> list[str]:
-    """What lies in an image's root but the folders that every container has of its own."""
-    return [f"/{name}" for name in sorted(os.listdir(system)) if name not in hidden]  # noqa: PTH208
 
 
 def _numbers() -> tuple[int, int]:
@@ -203,20 +184,20 @@ def _numbers() -> tuple[int, int]:
 
 
 def drop_powers(request: dict[str, Any]) -> None:
-    """No capability now, and none by starting another program.
+    """Drops all capabilities, also for programs that are started later.
 
-    Root in somebody else's store keeps the one to open files whoever owns them: what is not to be
-    seen is not there, and what is not to be written is on a read-only mount.
+    Root in the store of another user keeps the one to open files of any owner: hidden files are not
+    mounted at all, and read-only ones are on a read-only mount.
     """
-    kept = 0
+    retained = 0
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             os.setgroups([])
         named = [*request["read"], *request["write"], *(at for _, at in request.get("mounts", []))]
         if "user" not in request and any(Path(path).stat().st_uid != 0 for path in named):
-            kept = 1 << CAP_DAC_OVERRIDE
+            retained = 1 << CAP_DAC_OVERRIDE
     for number in range(64):
-        if kept >> number & 1:
+        if retained >> number & 1:
             continue
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
             break
@@ -226,9 +207,9 @@ def drop_powers(request: dict[str, Any]) -> None:
         uid, gid = request["user"]
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    sets = struct.pack("6I", retained, retained, 0, 0, 0, 0)
     # the third version of the call, which knows 64 capabilities
-    check(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
+    check_call(_libc.capset(struct.pack("Ii", 0x20080522, 0), sets), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -237,42 +218,35 @@ def forbid_files(request: dict[str, Any]) -> int:
 
     https://docs.kernel.org/userspace-api/landlock.html
     """
-    create = (ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint(1))
-    version = syscall(SYS_LANDLOCK_CREATE, *create, what="landlock")
+    ask = (ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint(1))
+    version = syscall(SYS_LANDLOCK_CREATE, *ask, what="landlock")
     # every right that the version knows: version 2 added links between folders, 3 truncate, 5 ioctl
     files = (1 << (13 + (version >= 2) + (version >= 3) + (version >= 5))) - 1
     # 4: to bind and to connect TCP sockets; 6: abstract sockets and signals of other processes
     fields = [files, *([3] if version >= 4 else []), *([3] if version >= 6 else [])]
     packed = struct.pack(f"{len(fields)}Q", *fields)
-    arguments = (packed, ctypes.c_size_t(len(packed)), ctypes.c_uint(0))
-    rules = syscall(SYS_LANDLOCK_CREATE, *arguments, what="landlock_create_ruleset")
+    create = (packed, ctypes.c_size_t(len(packed)), ctypes.c_uint(0))
+    rules = syscall(SYS_LANDLOCK_CREATE, *create, what="landlock_create_ruleset")
     look, look_and_start = 0b1100, 0b1101  # read files and folders; and execute
     own = f"/proc/{os.getpid()}"
-    for path in (*SYSTEM, *request["read"]):
-        _allow(rules, path, look_and_start)
-    for path in ("/proc/cpuinfo", "/proc/meminfo", own):
-        _allow(rules, path, look)
-    for path in DEVICES:
-        _allow(rules, path, 0b110)
-    for path in request["write"]:
-        _allow(rules, path, files)
+    allowed = [(path, look_and_start) for path in (*SYSTEM, *request["read"])]
+    allowed += [(path, look) for path in ("/proc/cpuinfo", "/proc/meminfo", own)]
+    allowed += [(path, 0b110) for path in DEVICES]
+    allowed += [(path, files) for path in request["write"]]
+    for path, access in allowed:
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        # the kernel refuses rights of folders for a file, which has: run, write, read, truncate
+        access &= files if Path(path).is_dir() else 0b100000000000111
+        rule = struct.pack("=Qi", access, place)
+        arguments = (ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
+        syscall(SYS_LANDLOCK_ADD, *arguments, what="landlock_add_rule")
+        os.close(place)
     syscall(SYS_LANDLOCK_RESTRICT, ctypes.c_int(rules), ctypes.c_uint(0), what="landlock_restrict")
     os.close(rules)
     return version
-
-
-def _allow(rules: int, path: str, access: int) -> None:
-    try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    if not Path(path).is_dir():
-        # what only folders can be asked for is refused for a file: run, write, read, truncate
-        access &= 0b100000000000111
-    rule = struct.pack("=Qi", access, place)
-    arguments = (ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
-    syscall(SYS_LANDLOCK_ADD, *arguments, what="landlock_add_rule")
-    os.close(place)
 
 
 def forbid_calls(refused: Sequence[int], only: dict[int, Sequence[int]]) -> None:
@@ -294,46 +268,19 @@ def forbid_calls(refused: Sequence[int], only: dict[int, Sequence[int]]) -> None
     for number in refused:
         steps += [(equal, 0, 1, number), (end, 0, 0, refuse)]
     for number, arguments in only.items():
-        left = range(len(arguments), 0, -1)
-        compared = [(equal, jump, 0, n) for jump, n in zip(left, arguments, strict=True)]
+        jumps = range(len(arguments), 0, -1)
+        compared = [(equal, jump, 0, n) for jump, n in zip(jumps, arguments, strict=True)]
         judged = [(load, 0, 0, 16), *compared, (end, 0, 0, refuse), (end, 0, 0, allow)]
         steps += [(equal, 0, len(judged), number), *judged]
     steps.append((end, 0, 0, allow))
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = struct.pack("H6xQ", len(steps), ctypes.addressof(code))
     zero = ctypes.c_ulong(0)
-    check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero), "seccomp")
-
-
-def forbid_what_namespaces_leave() -> None:
-    """Keys of the caller, and kinds of sockets that no namespace holds."""
-    machine = platform.machine()
-    forbid_calls([*_REFUSED[machine], _IO_URING_SETUP], {_SOCKET[machine]: _HELD_FAMILIES})
-
-
-def forbid_what_landlock_leaves() -> None:
-    """Sockets of any family, keys and queues, changes to files, limits of other processes."""
-    machine = platform.machine()
-    refused = [*_REFUSED[machine], *_REFUSED_BY_RESTRICTIONS[machine], *_REFUSED_EVERYWHERE]
-    forbid_calls([*refused, _SOCKET[machine], _IO_URING_SETUP], {_PRLIMIT[machine]: (0,)})
-
-
-def restrict(request: dict[str, Any]) -> list[str]:
-    """As many barriers as this system allows a process to put up for itself."""
-    held = ["capabilities", "environment"]
-    drop_powers(request)
-    with contextlib.suppress(OSError):
-        if forbid_files(request) >= 6:
-            held.append("processes")
-        held.append("files")
-    with contextlib.suppress(OSError):
-        forbid_what_landlock_leaves()
-        held.append("network")
-    return [barrier for barrier in BARRIERS if barrier in held]
+    check_call(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), program, zero, zero), "seccomp")
 
 
 def wait(child: int) -> int:
-    """The child's exit status as a shell reports it; whoever else is handed to us is reaped."""
+    """The child's exit status as a shell reports it; other children handed to us are reaped."""
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -341,14 +288,19 @@ def wait(child: int) -> int:
             return code if code >= 0 else 128 - code
 
 
-def start(command: Sequence[str]) -> NoReturn:
-    """Become the program."""
-    os.execvp(command[0], list(command))
-
-
 def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
-    """Run the program, or only try, with everything of its own."""
-    enter_namespaces(request)
+    """Runs the program, or only tries, with mounts, network, processes and queues of its own."""
+    flags = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
+    uid, gid = os.geteuid(), os.getegid()
+    if uid != 0 or _libc.unshare(flags) != 0:
+        check_call(_libc.unshare(flags | NEWUSER), "unshare")
+        # one's own number is the only one that may be mapped: inside it is the image's user's
+        inside_uid, inside_gid = request.get("user") or (uid, gid)
+        # without this the kernel refuses a map of groups from a user without capabilities:
+        # https://man7.org/linux/man-pages/man7/user_namespaces.7.html
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{inside_uid} {uid} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{inside_gid} {gid} 1", encoding="ascii")
     first = os.fork()
     if first:
         return wait(first)
@@ -362,20 +314,27 @@ def in_namespaces(request: dict[str, Any], command: Sequence[str]) -> int:
     if child:
         os._exit(wait(child))
     drop_powers(request)
-    forbid_what_namespaces_leave()
+    # keys of the caller, and kinds of sockets that no namespace holds
+    machine = platform.machine()
+    forbid_calls([*_REFUSED[machine], _IO_URING_SETUP], {_SOCKET[machine]: _HELD_FAMILIES})
     if not command:
         print(json.dumps(BARRIERS), flush=True)
         os._exit(0)
     os.umask(0o022)
-    start(command)
+    os.execvp(command[0], list(command))
 
 
 def in_restrictions(request: dict[str, Any], command: Sequence[str]) -> int:
-    """Run the program, or only try, with what it may not do."""
-    # What its children leave behind is handed to us, so that we can end it; also when our caller
-    # is killed, of which only we get a signal.
+    """Runs the program, or only tries, with as many barriers as a process may set for itself."""
+
+    def end(*_: object) -> NoReturn:
+        end_all_children()
+        os._exit(128 + signal.SIGTERM)
+
+    # Children that the program leaves running are handed to us, so that we can end them; also when
+    # our caller is killed, of which only we get a signal.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGTERM, end_and_go)
+    signal.signal(signal.SIGTERM, end)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     child = os.fork()
     if child:
@@ -385,24 +344,28 @@ def in_restrictions(request: dict[str, Any], command: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(request["cwd"])
-    held = restrict(request)
+    held = {"capabilities", "environment"}
+    drop_powers(request)
+    with contextlib.suppress(OSError):
+        version = forbid_files(request)
+        held |= {"files", "processes"} if version >= 6 else {"files"}
+    with contextlib.suppress(OSError):
+        # sockets of any family, keys and queues, changes to files, limits of other processes
+        machine = platform.machine()
+        refused = [*_REFUSED[machine], *_REFUSED_BY_RESTRICTIONS[machine], *_REFUSED_EVERYWHERE]
+        forbid_calls([*refused, _SOCKET[machine], _IO_URING_SETUP], {_PRLIMIT[machine]: (0,)})
+        held.add("network")
     if not command:
-        print(json.dumps(held), flush=True)
+        print(json.dumps([barrier for barrier in BARRIERS if barrier in held]), flush=True)
         os._exit(0)
     missing = [barrier for barrier in request["held"] if barrier not in held]
     if missing:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), " and ".join(missing))
-    start(command)
-
-
-def end_and_go(*_: object) -> NoReturn:
-    """End every child, then this process."""
-    end_all_children()
-    os._exit(128 + signal.SIGTERM)
+    os.execvp(command[0], list(command))
 
 
 def end_all_children() -> None:
-    """Kill children until none is left: each that dies hands its own children to us."""
+    """Kills children until none is left: each that dies hands its own children to us."""
     while True:
         try:
             text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
@@ -418,7 +381,7 @@ def end_all_children() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start what is asked for; its exit status is ours."""
+    """Starts the requested program; its exit status is ours."""
     request, command = json.loads(arguments[0]), arguments[1:]
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

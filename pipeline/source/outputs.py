@@ -15,8 +15,7 @@ from pipeline.binary.instructions import (
     known_features,
     with_implied,
 )
-from pipeline.binary.modules import Module, read_modules
-from pipeline.binary.promise import broken_promise
+from pipeline.binary.modules import Module, broken_promise, read_modules
 from pipeline.errors import OutputWrong
 from pipeline.model import Frozen
 from pipeline.source.box import Box, Way, run_step

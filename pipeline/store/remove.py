@@ -1,4 +1,4 @@
-"""Taking a whole store away: its own folders and files, and nothing that others put there."""
+"""Removing a whole store: its own folders and files, and nothing that others put there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 
 from pipeline.errors import StoreUnwritable
 from pipeline.files import os_errors_explained, remove_tree
-from pipeline.store.mark import MARK, OWN, is_store
-from pipeline.store.store import Store
+from pipeline.store.store import MARK, OWN, Store, is_store
 from pipeline.store.upkeep import OWN_NAME, stats_below
 
 # Beside the folders; see pipeline/cli/signing.py for the second.
 _FILES = (MARK, "key-offered")
-# Folders of files that are named by hashes: a file of any other name is somebody's own.
+# Folders of files that are named by hashes: a file of any other name is foreign.
 _OWN = re.compile(rf"{OWN_NAME.pattern}|\.new-\w+")  # a kill leaves the second
 _HASHED = ("oci/blobs/sha256", "inputs", "partial", "layers", "contents")
 
@@ -34,19 +33,29 @@ def total_bytes(root: Path) -> int:
 
 
 def remove_store(store: Store) -> list[Path]:
-    """Remove a store once nobody uses it; returns what is not its own, and stays."""
+    """Removes a store once no process uses it; returns foreign files, which stay."""
     with store.alone():
-        foreign = [path for name in _HASHED for path in _foreign(store.root / name)]
+        folders = [store.root / name for name in _HASHED]
+        plain = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+        # what others put into a folder of files that are named by hashes
+        listed = [p for folder in plain for p in sorted(folder.iterdir())]
+        foreign = [p for p in listed if not _OWN.fullmatch(p.name)]
         around = {parent for path in foreign for parent in path.parents}
         # the lock and the mark last: until then it is a store, and can be removed again
         for path in sorted(own_parts(store.root), key=lambda p: p.name in ("locks", MARK)):
             for part in _own_below(path, foreign) if path in around else [path]:
-                _remove(part)
-    left = [p for p in sorted(store.root.iterdir()) if p not in around] + foreign
-    if not left:
+                if part.is_symlink() or not part.is_dir():
+                    with os_errors_explained(part):
+                        part.unlink(missing_ok=True)
+                    continue
+                remove_tree(part)
+                if part.exists():
+                    raise StoreUnwritable(f"{part}: could not be removed", "Whose files are in it?")
+    remaining = [p for p in sorted(store.root.iterdir()) if p not in around] + foreign
+    if not remaining:
         with os_errors_explained(store.root):
             store.root.rmdir()
-    return left
+    return remaining
 
 
 def _own_below(folder: Path, foreign: Collection[Path]) -> Iterator[Path]:
@@ -56,20 +65,3 @@ def _own_below(folder: Path, foreign: Collection[Path]) -> Iterator[Path]:
             yield from _own_below(path, foreign)
         elif path not in foreign:
             yield path
-
-
-def _foreign(folder: Path) -> list[Path]:
-    """What others put into a folder of files that are named by hashes."""
-    if not folder.is_dir() or folder.is_symlink():
-        return []
-    return [p for p in sorted(folder.iterdir()) if not _OWN.fullmatch(p.name)]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-        if path.exists():
-            raise StoreUnwritable(f"{path}: could not be removed", "Whose files are in it?")
-        return
-    with os_errors_explained(path):
-        path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """The store: finished things by digest, shared by every build of a user.
 
-    store.json    marks the folder as a store; see mark.py
+    store.json    marks the folder as a store; in any other folder nothing is written or removed
     oci/          an OCI image layout: blobs/sha256/<hex>, index.json
     inputs/       wheels and .debs, by sha256
     partial/      downloads under way; kept after a crash, resumed
@@ -26,30 +26,108 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from pipeline import foreign_json
-from pipeline.errors import FolderInTheWay, StoreDamaged
-from pipeline.files import (
-    is_free,
-    keep,
-    locked,
-    need_space,
-    os_errors_explained,
-    read_plain,
-    remove_tree,
-    write_bytes,
-)
-from pipeline.model import sha256_of
+from pydantic import ConfigDict, ValidationError
+
+from pipeline import files, foreign_json
+from pipeline.errors import FolderInTheWay, NotAStore, StoreDamaged
+from pipeline.files import is_free, locked, os_errors_explained, read_plain, remove_tree
+from pipeline.model import Frozen, sha256_of
 from pipeline.oci.document import index_json
 from pipeline.oci.layout import LAYOUT
 from pipeline.oci.record import FileRow, ImageRecord, LayerRecord, WrittenLayer
-from pipeline.store.mark import FOLDERS, MARK, require_store, write_mark
 
 # Documents of images; and the tables of layers, which have a line for each file.
 _MOST_BYTES = 64 << 20
 _MOST_TABLE_BYTES = 1 << 30
+_MOST_MARK_BYTES = 4096
+MARK = "store.json"
+FORMAT = 1
+_LINE = b'{"format":%d,"kind":"sm120 store"}\n' % FORMAT
+# Every store has these; the others of OWN come with what needs them.
+FOLDERS = (
+    *("oci", "oci/blobs", "oci/blobs/sha256"),
+    *("inputs", "partial", "layers", "contents", "images", "tmp", "locks"),
+)
+OWN = (
+    *(*FOLDERS, "gate", "gates", "published", "verified"),
+    *("imports", "logs", "objects", "toolchains", "trees"),
+    *("attempts", "tiny", "loaded", "smoke"),
+)
+# A new disk has the first; the second is a mark that was cut short.
+_NOTHING = ("lost+found", MARK)
+
+
+class _Mark(Frozen):
+    """What `store.json` holds. A store of a newer format is not touched, and may hold more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["sm120 store"]
+    format: int
+
+
+def is_store(root: Path) -> bool:
+    """Whether a folder has the mark of a store; a mark that is not ours is an error."""
+    mark = root / MARK
+    try:
+        is_plain = stat.S_ISREG(mark.lstat().st_mode)
+    except OSError as error:
+        # other reasons are raised: `Path.exists` hides them from Python 3.14 on
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+    try:
+        text = files.read_at_most(mark, _MOST_MARK_BYTES) if is_plain else None
+        if text == b"":
+            return False  # cut short while it was written
+        known = _Mark.model_validate_json(text or b"")
+    except ValidationError:
+        hint = f"If the folder is your store, make this its only line: {_LINE.decode().strip()}"
+        raise NotAStore(f"{mark}: is damaged, or does not belong to a store", hint) from None
+    if known.format != FORMAT:
+        message = f"{mark}: the store has format {known.format}, this version supports {FORMAT}"
+        raise NotAStore(message, "Use the newer version, or name another folder with SM120_STORE.")
+    return True
+
+
+def require_store(root: Path) -> None:
+    """Refuses a folder that is neither a store nor a place where one may be made."""
+    if not is_store(root):
+        if not root.is_dir() and (root.exists() or root.is_symlink()):
+            raise NotAStore(f"{root}: is not a folder")
+        names = sorted(p.name for p in root.iterdir()) if root.exists() else []
+        other = next((name for name in names if name not in _NOTHING), "")
+        # another process may just have made it one
+        if other and not is_store(root):
+            raise NotAStore(f"{root}: is not a store, and not empty: it holds {other!r}")
+        return
+    # `trim` and `sweep` remove files: a link would lead them out of the store
+    for name in OWN:
+        if (root / name).is_symlink():
+            message = f"{root / name}: is a symlink; a store's own folders must not be one"
+            raise NotAStore(message, "Move the whole store instead: SM120_STORE names its place.")
+
+
+def write_mark(root: Path) -> None:
+    """Makes a folder a store, before anything else is put into it.
+
+    Written in place and in one piece, always the same: two that make one store at the same time do
+    not disturb each other, and a kill leaves no second file, but an empty mark at worst.
+    """
+    if is_store(root):
+        return
+    # O_NOFOLLOW: a planted link would have us write into another file
+    handle = os.open(root / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        os.write(handle, _LINE)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class Store:
@@ -59,14 +137,14 @@ class Store:
         self.root = root
 
     def prepare(self) -> None:
-        """Make the folders, and find out now rather than later that they cannot be written."""
+        """Makes the folders, and finds out now rather than later that they cannot be written."""
         with os_errors_explained(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             require_store(self.root)
             write_mark(self.root)
             for name in FOLDERS:
                 (self.root / name).mkdir(exist_ok=True)
-            # by writing: modes, quotas and read-only mounts each have their own way to say no
+            # by writing: modes, quotas and read-only mounts all refuse it differently
             with tempfile.TemporaryFile(dir=self.tmp):
                 pass
             # so that skopeo and others can read from the store as it is
@@ -94,31 +172,25 @@ class Store:
     def tmp(self) -> Path:
         return self.root / "tmp"
 
-    @contextmanager
-    def locked(self, name: str, stop: threading.Event | None = None) -> Iterator[None]:
+    def locked(
+        self, name: str, stop: threading.Event | None = None
+    ) -> AbstractContextManager[None]:
         """Held by one process for one thing, e.g. a layer key."""
-        with locked(self.root / "locks" / name, stop=stop):
-            yield
+        return locked(self.root / "locks" / name, stop=stop)
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> AbstractContextManager[None]:
         """Many may build at once; `alone` waits for all of them.
 
-        A reader of a store that cannot be written, and where nobody took this lock before, has
-        nobody to wait for.
+        A reader of a store that cannot be written, and that never had this lock, has no other
+        process to wait for.
         """
         path = self.root / "locks" / "store"
-        if not path.exists() and not os.access(path.parent, os.W_OK):
-            yield
-            return
-        with locked(path, shared=True):
-            yield
+        is_readable_only = not path.exists() and not os.access(path.parent, os.W_OK)
+        return nullcontext() if is_readable_only else locked(path, shared=True)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody builds while files are taken away."""
-        with locked(self.root / "locks" / "store"):
-            yield
+    def alone(self) -> AbstractContextManager[None]:
+        """No build runs while files are removed."""
+        return self.locked("store")
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -133,35 +205,35 @@ class Store:
             yield folder
 
     def sweep(self) -> None:
-        """Remove what killed processes left behind: folders in a store's own tmp/, never links."""
+        """Removes folders of killed processes from the store's own tmp/, never links."""
         # a build that was stopped while it made the store may have left no tmp/
         if not (self.root / MARK).is_file() or self.tmp.is_symlink() or not self.tmp.is_dir():
             return
         # a killed process lost its lock; one that still works holds it
         with self.locked("scratch"), os.scandir(self.tmp) as entries:
-            for left in entries:
-                if left.is_dir(follow_symlinks=False) and is_free(Path(left.path) / "in-use"):
-                    remove_tree(Path(left.path))
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and is_free(Path(entry.path) / "in-use"):
+                    remove_tree(Path(entry.path))
 
     def need_space(self, n_bytes: int) -> None:
-        """Stop before the first byte if the disk cannot hold what is coming."""
-        need_space(self.root, n_bytes)
+        """Stops before the first byte if the disk cannot hold what is coming."""
+        files.need_space(self.root, n_bytes)
 
     def note_loaded(self, tags: Iterable[str]) -> None:
-        """Remember names that this store's images got in Docker, which others may share."""
+        """Records names that this store's images got in Docker, which other users may share."""
         for tag in tags:
             name = sha256_of(tag.encode()).removeprefix("sha256:")[:32]
             self.write(self.root / "loaded" / name, tag.encode())
 
     def loaded_tags(self) -> set[str]:
-        """Those names; what was loaded by other users is not among them."""
+        """Those names; images that other users loaded are not among them."""
         with suppress(OSError):
-            files = sorted((self.root / "loaded").iterdir())
-            return {(read_plain(path, 1000) or b"").decode(errors="replace") for path in files}
+            paths = sorted((self.root / "loaded").iterdir())
+            return {(read_plain(path, 1000) or b"").decode(errors="replace") for path in paths}
         return set()
 
     def write(self, path: Path, data: bytes) -> None:
-        """A small file, whole or not there; what a kill leaves of it lies in tmp/ and is swept."""
+        """Writes a small file whole; what a kill leaves of it lies in tmp/ and is swept."""
         # a build with nothing to do writes nothing, also in a store that cannot be written
         with suppress(OSError):
             if read_plain(path, len(data)) == data:
@@ -169,13 +241,13 @@ class Store:
         if path.is_dir() and not path.is_symlink():
             raise FolderInTheWay(path)
         with self.scratch() as folder:
-            write_bytes(folder / "new", data)
+            files.write_bytes(folder / "new", data)
             with os_errors_explained(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(folder / "new", path)
 
     def put_blob(self, data: bytes) -> str:
-        """Keep a small blob (config, manifest, index)."""
+        """Keeps a small blob (config, manifest, index)."""
         digest = sha256_of(data)
         self.write(self.blob_path(digest), data)
         return digest
@@ -197,16 +269,13 @@ class Store:
         try:
             record = LayerRecord.model_validate_json(read_own(path))
             # the size only: with nothing to do, hashing gigabytes would be all that a build does
-            if self.blob_path(record.digest).stat().st_size != record.size_bytes:
-                return None
-            if not self._table_path(record).exists():
-                return None
+            is_whole = self.blob_path(record.digest).stat().st_size == record.size_bytes
         except (FileNotFoundError, StoreDamaged, ValueError):
             return None
-        return record
+        return record if is_whole and self._table_path(record).exists() else None
 
     def keep_layer(self, key: str, layer: WrittenLayer) -> LayerRecord:
-        """Remember a layer whose blob is already in place, and what it holds."""
+        """Records a layer whose blob is already in place, and what it holds."""
         # the record last: where it stands, the table stands too, whenever a kill comes
         self.write(self._table_path(layer.record), dump_table(layer.rows))
         self.write(self.root / "layers" / f"{_hex(key)}.json", layer.record.dump())
@@ -219,8 +288,7 @@ class Store:
     def find_rows(self, layer: LayerRecord, suffix: str) -> list[FileRow]:
         """The rows whose path ends so, without reading a table of ten thousands as a whole."""
         try:
-            table = read_own(self._table_path(layer), _MOST_TABLE_BYTES)
-            return search_table(table, suffix)
+            return search_table(read_own(self._table_path(layer), _MOST_TABLE_BYTES), suffix)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StoreDamaged(f"the table of contents of {layer.digest} is damaged") from error
 
@@ -232,20 +300,17 @@ class Store:
     def image_record(self, name: str, platform: str) -> ImageRecord | None:
         """What was built last for an image and platform; none where the record is damaged."""
         try:
-            return read_image_record(self._image_path(name, platform))
+            return read_image_record(self.image_folder(name, platform) / "image.json")
         except (FileNotFoundError, StoreDamaged):
             return None
 
     def keep_image(self, name: str, platform: str, record: ImageRecord) -> None:
-        """Remember a built image and name it in the layout's index."""
-        self.write(self._image_path(name, platform), record.dump())
+        """Records a built image and names it in the layout's index."""
+        self.write(self.image_folder(name, platform) / "image.json", record.dump())
         self.rewrite_index()
 
     def image_folder(self, name: str, platform: str) -> Path:
         return self.root / "images" / name / platform.replace("/", "-")
-
-    def _image_path(self, name: str, platform: str) -> Path:
-        return self.image_folder(name, platform) / "image.json"
 
     def rewrite_index(self) -> None:
         """`index.json` from the images that are there, so the store is itself an OCI layout."""
@@ -266,17 +331,17 @@ class Store:
             yield NewBlob(self, folder / "blob")
 
 
+@dataclass(frozen=True)
 class NewBlob:
-    """Bytes on their way to becoming a blob."""
+    """Bytes that become a blob once they are whole."""
 
-    def __init__(self, store: Store, path: Path) -> None:
-        self._store = store
-        self.path = path
+    store: Store
+    path: Path
 
     def keep(self, digest: str) -> Path:
-        """Give the finished file its name."""
-        final = self._store.blob_path(digest)
-        keep(self.path, final)
+        """Gives the finished file its name."""
+        final = self.store.blob_path(digest)
+        files.keep(self.path, final)
         return final
 
 
@@ -314,8 +379,8 @@ def read_table(path: Path) -> list[FileRow]:
 def dump_table(rows: Sequence[FileRow]) -> bytes:
     """A table of contents as JSON, a line a row: a newline is never part of a string."""
     # most files are root's, and a table of an engine has some ten thousand rows
-    kept = (row if row.uid or row.gid else row[:-2] for row in rows)
-    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in kept]
+    short = (row if row.uid or row.gid else row[:-2] for row in rows)
+    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in short]
     return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
 
 

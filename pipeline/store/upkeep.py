@@ -15,8 +15,7 @@ from pipeline.files import files_below, on_all_cores, os_errors_explained, sha25
 from pipeline.model import Frozen
 from pipeline.store.store import Store, read_image_record, read_table
 
-# A download that nobody went on with for a week.
-_STALE_S = 7 * 24 * 3600  # younger ones may belong to a fetch of today
+_STALE_S = 7 * 24 * 3600  # a younger download may belong to a fetch of today
 # What a store puts into its folders is named by hashes; a file of any other name is not its own.
 OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
 
@@ -31,21 +30,17 @@ class StoreSection(Frozen):
 
 def sections(store: Store) -> list[StoreSection]:
     """How much of what the store holds."""
-    folders = {
-        "layers": store.root / "oci" / "blobs" / "sha256",
-        "inputs": store.root / "inputs",
-        "partial downloads": store.root / "partial",
-        "tables of contents": store.root / "contents",
-    }
+    folders = {"layers": "oci/blobs/sha256", "inputs": "inputs", "partial downloads": "partial"}
+    folders["tables of contents"] = "contents"
     result = []
     for name, folder in folders.items():
-        sizes = [_size(p) for p in _files(folder)]
+        sizes = [_size(p) for p in _files(store.root / folder)]
         result.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes)))
     return result
 
 
 def tree_sections(store: Store, places: Mapping[str, str]) -> list[StoreSection]:
-    """How much lies below folders that other rooms keep in the store, by the parts' names."""
+    """The size of folders that other packages keep in the store, by the parts' names."""
     result = []
     for name, place in places.items():
         # trees share files by hard links: each counts once
@@ -55,14 +50,14 @@ def tree_sections(store: Store, places: Mapping[str, str]) -> list[StoreSection]
 
 
 def stats_below(path: Path) -> Iterator[os.stat_result]:
-    """Of every file below; one that a build just removed is passed over."""
+    """Stats every file below; skips one that a build just removed."""
     for entry in files_below(path):
         with suppress(FileNotFoundError):
             yield entry.stat(follow_symlinks=False)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The store's own files of a folder; whatever else somebody put there stays."""
+    """The store's own files of a folder; others that users put there stay."""
     paths = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
     return (p for p in paths if OWN_NAME.fullmatch(p.name))
 
@@ -86,7 +81,7 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
                 return False
             got = sha256_of_file(path)
         except FileNotFoundError:
-            # a build or a trim took it away meanwhile: gone is not damaged
+            # a build or a trim removed it meanwhile: gone is not damaged
             return True
         advance(_size(path))
         return got == f"sha256:{path.name}"
@@ -112,13 +107,13 @@ def total_bytes(store: Store) -> int:
 
 
 def repair(bad: list[Path]) -> None:
-    """Take damaged files out; the next build makes them again."""
+    """Removes damaged files; the next build makes them again."""
     for path in bad:
         _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """Take a file out; a folder in its place is not the store's to remove."""
+    """Removes a file; a folder in its place is not the store's to remove."""
     if path.is_dir() and not path.is_symlink():
         raise FolderInTheWay(path)
     with os_errors_explained(path):
@@ -126,12 +121,10 @@ def _remove(path: Path) -> None:
 
 
 def unreachable(store: Store) -> list[Path]:
-    """Blobs, tables and inputs that no kept image needs, and downloads nobody goes on with."""
-    # a record that cannot be read ends it: what it needs is not known, so nothing can go
-    kept: set[str] = set()
-    for path in store.image_paths():
-        kept |= read_image_record(path).digests
-    names = {digest.removeprefix("sha256:") for digest in kept}
+    """Blobs, tables and inputs that no kept image needs, and abandoned downloads."""
+    # a record that cannot be read ends it: nothing can go while its blobs are unknown
+    needed = [read_image_record(path).digests for path in store.image_paths()]
+    names = {digest.removeprefix("sha256:") for digests in needed for digest in digests}
     blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
     tables = [p for p in _files(store.root / "contents") if p.name.split(".")[0] not in names]
     old = time.time() - _STALE_S
@@ -141,7 +134,7 @@ def unreachable(store: Store) -> list[Path]:
 
 
 def trim(store: Store) -> int:
-    """Remove what is unreachable; returns the bytes freed."""
+    """Removes what is unreachable; returns the bytes freed."""
     freed = 0
     for path in unreachable(store):
         n_bytes = _size(path)

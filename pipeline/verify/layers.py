@@ -18,7 +18,7 @@ from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.document import Descriptor
 from pipeline.oci.record import LayerRecord
 from pipeline.publish.tree import TreeStatement, golden_objection, tree_tag
-from pipeline.registry.download import pull_blob
+from pipeline.registry.pull import pull_blob
 from pipeline.registry.repository import Repository
 from pipeline.source.compiled import CompiledTree, TakenLayer
 from pipeline.source.taken import keep_taken

@@ -18,8 +18,7 @@ from pipeline.errors import (
 )
 from pipeline.oci.document import MOST_MANIFEST_BYTES, Document
 from pipeline.oci.reference import Reference
-from pipeline.registry.download import check_blob
-from pipeline.registry.pull import plan_pull
+from pipeline.registry.pull import check_blob, plan_pull
 from pipeline.registry.referrers import everything_listed, fallback_tag
 from pipeline.registry.repository import Repository
 from pipeline.verify.artifact import Artifact, make_artifact, require_manifest, require_platform

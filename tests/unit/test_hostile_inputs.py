@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pipeline import log
-from pipeline.assemble import new_patch, patch
+from pipeline.assemble import patch, patch_series
 from pipeline.errors import PipelineError, SpecInvalid
 from pipeline.files import bounded_lines, folder_below, opened_log
 from pipeline.foreign_json import JsonInvalid, read_json
@@ -31,7 +31,7 @@ from pipeline.smoke.wire import Address
 from pipeline.source.archive import unpack
 from pipeline.source.share import read_manifest
 from pipeline.spec.source import ArchiveSpec
-from pipeline.store.mark import is_store
+from pipeline.store.store import is_store
 from pipeline.yaml_file import read_yaml
 from tests.testbed.hostile import CHUNKED, OK, Script, body, forever, hostile_server, sends
 
@@ -163,7 +163,7 @@ DIFFS: dict[str, str] = {
 @pytest.mark.parametrize("name", DIFFS)
 def test_diffs(name: str) -> None:
     began = time.monotonic()
-    list(new_patch._parts(DIFFS[name]))
+    list(patch_series._parts(DIFFS[name]))
     error = ending(
         lambda: [
             patch.apply(change, b"a\n", "x.patch") for change in patch.parse(DIFFS[name], "x.patch")

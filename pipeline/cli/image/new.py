@@ -9,7 +9,7 @@ import click
 from pydantic import ValidationError
 
 from pipeline.assemble.image import wheel_tree
-from pipeline.assemble.new_patch import (
+from pipeline.assemble.patch_series import (
     Installed,
     NewPatch,
     from_copy,

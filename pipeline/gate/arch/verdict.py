@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pipeline.binary.fatbin import CUBIN, PTX, Target
-from pipeline.binary.promise import broken_promise
+from pipeline.binary.modules import broken_promise
 from pipeline.gate.arch.facts import Facts
 
 _NAME = re.compile(r"sm_(\d{2,3})([af]?)")

@@ -4,7 +4,7 @@ import posixpath
 
 import pytest
 
-from pipeline.assemble.cuda import cuda_home
+from pipeline.assemble.own_layers import cuda_home
 from pipeline.errors import PathConflict, SpecInvalid
 from pipeline.oci.record import Kind
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.deb import DebContents, unpack
+from pipeline.assemble.deb import DebContents, unpack_deb
 from pipeline.assemble.entry import Entry, Slice
 from pipeline.errors import CorruptArchive, HostileArchive, PipelineError
 from pipeline.oci.record import Kind
@@ -50,7 +50,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def unpacked(tmp_path: Path, data: bytes) -> DebContents:
     deb = tmp_path / "sample.deb"
     deb.write_bytes(data)
-    return unpack(deb, tmp_path)
+    return unpack_deb(deb, tmp_path)
 
 
 def content(entry: Entry) -> bytes:
@@ -64,7 +64,7 @@ def by_path(contents: DebContents) -> dict[str, Entry]:
 
 
 def test_a_good_deb_is_listed_with_its_files_in_the_scratch_file(tmp_path: Path) -> None:
-    entries = by_path(unpack(write_deb(tmp_path, "good", GOOD), tmp_path))
+    entries = by_path(unpack_deb(write_deb(tmp_path, "good", GOOD), tmp_path))
     assert list(entries)[:3] == ["usr", "usr/bin", "usr/bin/tool"]
     tool = entries["usr/bin/tool"]
     assert (tool.kind, tool.mode, tool.uid, content(tool)) == (
@@ -115,7 +115,7 @@ def test_every_packing_gives_the_same(tmp_path: Path, packing: str) -> None:
 def test_memory_stays_flat_while_a_large_deb_is_unpacked(tmp_path: Path) -> None:
     deb = write_deb(tmp_path, "large", [Item("./large", b"\0" * 24 * 1024**2)])
     tracemalloc.start()
-    unpack(deb, tmp_path)
+    unpack_deb(deb, tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # xz's own window is 8 MiB of it.
@@ -282,7 +282,7 @@ def test_unpacking_stops_at_the_limit(tmp_path: Path, packing: str) -> None:
     bomb = PACKERS[packing](tar([Item("./zeros", b"\0" * 8 * 1024**2)]))
     (tmp_path / "bomb.deb").write_bytes(whole(data=ar_member(f"data.{packing}", bomb)))
     with pytest.raises(HostileArchive, match="unpacks to more than"):
-        unpack(tmp_path / "bomb.deb", tmp_path, limit_bytes=3 * 1024**2)
+        unpack_deb(tmp_path / "bomb.deb", tmp_path, limit_bytes=3 * 1024**2)
     assert sum(p.stat().st_size for p in tmp_path.glob("*.data.tar")) <= 3 * 1024**2
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.assemble import deflate
 from pipeline.assemble.deflate import FINAL_BLOCK, check_compressor, compress, inflate, squeeze
-from pipeline.assemble.entry import Entry
-from pipeline.assemble.tar import header
+from pipeline.assemble.entry import Entry, tar_header
 from pipeline.errors import CorruptArchive, MissingTool
 from pipeline.model import sha256_of
 from pipeline.oci.record import Kind
@@ -62,7 +61,7 @@ def test_bytes_longer_than_a_stored_block_come_back(size: int) -> None:
 
 
 def test_a_squeezed_header_is_these_bytes_on_every_machine() -> None:
-    block = header(Entry("usr/bin/python3.11", Kind.FILE, 0o755), 6_831_704)
+    block = tar_header(Entry("usr/bin/python3.11", Kind.FILE, 0o755), 6_831_704)
     packed = squeeze(block)
     assert len(packed) < 150
     assert sha256_of(packed) == (

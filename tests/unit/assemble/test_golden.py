@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.golden import Golden, GoldenImage, accept, check, read_golden
+from pipeline.assemble.golden import Golden, GoldenImage, accept_golden, check_golden, read_golden
 from pipeline.errors import GoldenMismatch, SpecInvalid
 
 
@@ -27,12 +27,12 @@ GOLDEN = Golden(images={"x.amd64": image()})
 
 def refused(got: GoldenImage, match: str, name: str = "x.amd64") -> str:
     with pytest.raises(GoldenMismatch, match=match) as caught:
-        check(GOLDEN, name, got)
+        check_golden(GOLDEN, name, got)
     return caught.value.hint
 
 
 def test_the_same_digest_is_fine_and_no_other() -> None:
-    check(GOLDEN, "x.amd64", image())
+    check_golden(GOLDEN, "x.amd64", image())
     refused(image("b"), "instead of")
 
 
@@ -45,7 +45,7 @@ def test_a_missing_golden_says_what_came_out() -> None:
 def test_a_hint_to_accept_names_the_image(got: GoldenImage) -> None:
     golden = Golden() if got == image() else Golden(images={"a.b.arm64": image()})
     with pytest.raises(GoldenMismatch) as caught:
-        check(golden, "a.b.arm64", got)
+        check_golden(golden, "a.b.arm64", got)
     assert "`sm120 build a.b --accept`" in caught.value.hint
 
 
@@ -85,9 +85,9 @@ def test_the_same_layers_with_another_digest_point_at_the_config() -> None:
 def test_accepting_keeps_the_others_and_can_be_read_back(tmp_path: Path) -> None:
     path = tmp_path / "golden.yaml"
     assert read_golden(path) == Golden()
-    accept(path, "y.amd64", image("1"))
-    accept(path, "x.amd64", image("2"))
-    accept(path, "y.amd64", image("3"))
+    accept_golden(path, "y.amd64", image("1"))
+    accept_golden(path, "x.amd64", image("2"))
+    accept_golden(path, "y.amd64", image("3"))
     images = read_golden(path).images
     assert images == {"x.amd64": image("2"), "y.amd64": image("3")}
     assert path.read_text().index("x.amd64") < path.read_text().index("y.amd64")
@@ -96,9 +96,9 @@ def test_accepting_keeps_the_others_and_can_be_read_back(tmp_path: Path) -> None
 
 def test_accepting_the_same_again_changes_no_byte(tmp_path: Path) -> None:
     path = tmp_path / "golden.yaml"
-    accept(path, "x", image())
+    accept_golden(path, "x", image())
     before = path.read_bytes(), path.stat().st_mtime_ns
-    accept(path, "x", image())
+    accept_golden(path, "x", image())
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.assemble.inside import nearest
+from pipeline.assemble.inside import nearest_paths
 
 PATHS = {
     "opt": None,
@@ -34,4 +34,4 @@ PATHS = {
     ],
 )
 def test_a_slip_is_corrected_and_a_name_found_elsewhere(wanted: list[str], near: list[str]) -> None:
-    assert nearest(PATHS, wanted)[: len(near) or None] == near
+    assert nearest_paths(PATHS, wanted)[: len(near) or None] == near

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import log
-from pipeline.assemble.layer_progress import CountedFile, shared_counts, watch
+from pipeline.assemble.locked_layers import CountedFile, shared_counts, watch
 from pipeline.assemble.plan import LayerKind, LayerPlan
 from pipeline.lock.model import WheelPin
 
@@ -48,7 +48,7 @@ class Shown:
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     shown = Shown()
     monkeypatch.setattr(log, "progress", shown)
-    monkeypatch.setattr("pipeline.assemble.layer_progress._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("pipeline.assemble.locked_layers._LOOK_EVERY_S", 0.01)
     return shown
 
 

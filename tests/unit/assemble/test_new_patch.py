@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.assemble import new_patch
+from pipeline.assemble import patch_series
 from pipeline.assemble.image import wheel_tree
-from pipeline.assemble.new_patch import Installed, from_copy, from_diff, installed, is_diff
+from pipeline.assemble.patch_series import Installed, from_copy, from_diff, installed, is_diff
 from pipeline.assemble.plan import plan_image
 from pipeline.errors import PatchConflict, UnknownImage
 from pipeline.model import sha256_of
@@ -158,10 +158,10 @@ def test_an_image_whose_wheels_were_never_fetched_is_built_first(tmp_path: Path)
 )
 def test_two_megabytes_that_begin_like_a_diff_are_read_at_once(text: str, count: int) -> None:
     begun = time.monotonic()
-    assert len(list(new_patch._parts(text))) == count
+    assert len(list(patch_series._parts(text))) == count
     assert time.monotonic() - begun < 5.0
 
 
 def test_a_diff_of_more_files_than_a_patch_has_is_refused_before_any_is_looked_up() -> None:
     with pytest.raises(PatchConflict, match=r"big\.diff: changes 501 files, more than 500"):
-        new_patch.from_diff(cast(Any, None), "--- a/x\n+++ b/x\n" * 501, "big.diff")
+        patch_series.from_diff(cast(Any, None), "--- a/x\n+++ b/x\n" * 501, "big.diff")

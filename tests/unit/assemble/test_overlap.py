@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from pipeline.assemble.entry import Deflated, Entry, Slice
-from pipeline.assemble.overlap import merge_wheels, misplaced, same_bytes, winner
+from pipeline.assemble.venv import merge_wheels, misplaced, same_bytes, winner
 from pipeline.errors import PathConflict
 from pipeline.oci.record import FileRow, Kind
 
@@ -96,12 +96,12 @@ def test_a_winner_in_the_last_layer_needs_nothing_on_top() -> None:
 
 def test_a_winner_that_a_later_layer_hides_goes_on_top() -> None:
     layers = [[row("a", "one", "1")], [row("a", "two", "2")], [row("b", "two")]]
-    assert [(c.layer, c.row.owner) for c in misplaced(layers, ["one"])] == [(0, "one")]
+    assert [(at, row.owner) for at, row in misplaced(layers, ["one"])] == [(0, "one")]
 
 
 def test_of_three_layers_the_preferred_one_goes_on_top() -> None:
     layers = [[row("a", str(n), str(n))] for n in range(3)]
-    assert [c.layer for c in misplaced(layers, ["1"])] == [1]
+    assert [at for at, _ in misplaced(layers, ["1"])] == [1]
 
 
 @pytest.mark.parametrize("prefer", [[], ["three"]])

@@ -12,14 +12,8 @@ import yaml
 
 from pipeline.assemble.entry import Entry, with_parents
 from pipeline.assemble.layer import write_layer
-from pipeline.assemble.own_layers import (
-    WheelTree,
-    corrected,
-    folders_above,
-    own_entries,
-    patched_entries,
-    refresh_series,
-)
+from pipeline.assemble.own_layers import WheelTree, folders_above, own_entries
+from pipeline.assemble.patch_series import corrected, patched_entries, refresh_series
 from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.assemble.venv import Venv, record_row, wheel_entries
 from pipeline.assemble.wheel import open_wheel

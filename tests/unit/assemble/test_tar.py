@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assemble.entry import Entry
-from pipeline.assemble.tar import header
+from pipeline.assemble.entry import Entry, tar_header
 from pipeline.oci.record import Kind
-from pipeline.oci.tar_header import BLOCK, END, MTIME, padding
+from pipeline.oci.tar_reader import BLOCK, END, MTIME, padding
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1)
 PATHS = st.lists(NAMES.filter(lambda n: n not in (".", "..")), min_size=1, max_size=12).map(
@@ -19,7 +18,7 @@ PATHS = st.lists(NAMES.filter(lambda n: n not in (".", "..")), min_size=1, max_s
 
 
 def read_back(entry: Entry, size: int = 0) -> tarfile.TarInfo:
-    archive = io.BytesIO(header(entry, size) + END)
+    archive = io.BytesIO(tar_header(entry, size) + END)
     with tarfile.open(fileobj=archive) as tar:
         info = tar.next()
     assert info is not None
@@ -53,8 +52,8 @@ def test_paths_around_the_limits_of_ustar_are_read_back(length: int) -> None:
 
 
 def test_a_path_that_ustar_can_say_needs_no_pax_record() -> None:
-    assert len(header(Entry(long_path(200), Kind.FILE, 0o644), 0)) == BLOCK
-    assert len(header(Entry("n" * 101, Kind.FILE, 0o644), 0)) == 3 * BLOCK
+    assert len(tar_header(Entry(long_path(200), Kind.FILE, 0o644), 0)) == BLOCK
+    assert len(tar_header(Entry("n" * 101, Kind.FILE, 0o644), 0)) == 3 * BLOCK
 
 
 def test_mode_owner_and_time_are_what_they_should_be() -> None:
@@ -70,7 +69,7 @@ def test_any_owner_is_read_back_as_it_was(uid: int, gid: int) -> None:
     info = read_back(entry)
     assert (info.name, info.isdir(), info.uid, info.gid) == ("a", True, uid, gid)
     has_record = uid >= 8**7 or gid >= 8**7
-    assert len(header(entry, 0)) == (3 * BLOCK if has_record else BLOCK)
+    assert len(tar_header(entry, 0)) == (3 * BLOCK if has_record else BLOCK)
 
 
 def test_a_hard_link_names_its_file() -> None:
@@ -81,13 +80,13 @@ def test_a_hard_link_names_its_file() -> None:
 @pytest.mark.parametrize("size", [0, 1, 8**11 - 1])
 def test_sizes_that_fit_stand_in_the_header(size: int) -> None:
     assert (
-        tarfile.TarInfo.frombuf(header(Entry("a", Kind.FILE, 0o644), size), "utf-8", "").size
+        tarfile.TarInfo.frombuf(tar_header(Entry("a", Kind.FILE, 0o644), size), "utf-8", "").size
         == size
     )
 
 
 def test_a_size_beyond_8_gib_stands_in_a_pax_record() -> None:
-    raw = header(Entry("a", Kind.FILE, 0o644), 8**11)
+    raw = tar_header(Entry("a", Kind.FILE, 0o644), 8**11)
     assert b"size=8589934592\n" in raw
     assert len(raw) == 3 * BLOCK
 

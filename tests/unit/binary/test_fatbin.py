@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 
 from pipeline.binary import fatbin
 from pipeline.binary.elf import Unreadable
-from pipeline.binary.fatbin import Target
-from pipeline.binary.forward_reader import ForwardReader
+from pipeline.binary.fatbin import ForwardReader, Target
 from tests.unit.binary.arch_files import CUOBJDUMP, DATA, A, F, container, entry
 
 
 def targets_of(data: bytes) -> list[Target]:
     reader = ForwardReader(iter([data]))
     end = fatbin.container_end(reader.take(16), 0, len(data))
-    return list(fatbin.entries(reader, end))
+    return list(fatbin.fatbin_entries(reader, end))
 
 
 @pytest.mark.parametrize("name", [n for n in CUOBJDUMP if n.endswith(".fatbin")])
@@ -83,7 +82,7 @@ def test_half_a_head_is_unreadable(length: int) -> None:
 def test_a_file_that_ends_inside_a_payload_is_unreadable() -> None:
     reader = ForwardReader(iter([entry(claimed=100)]))
     with pytest.raises(Unreadable, match="past the end"):
-        list(fatbin.entries(reader, 164))
+        list(fatbin.fatbin_entries(reader, 164))
 
 
 @given(st.binary(max_size=400))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.binary.forward_reader import ForwardReader
+from pipeline.binary.fatbin import ForwardReader
 
 DATA = bytes(range(256)) * 4
 

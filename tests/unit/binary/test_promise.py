@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.binary.fatbin import CUBIN, PTX, Target
-from pipeline.binary.promise import broken_promise
+from pipeline.binary.modules import broken_promise
 
 SM_120, SM_120A = Target(CUBIN, 120, ""), Target(CUBIN, 120, "a")
 SM_90, PTX_120 = Target(CUBIN, 90, ""), Target(PTX, 120, "")

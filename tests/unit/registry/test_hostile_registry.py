@@ -17,8 +17,7 @@ from pipeline.oci.document import Descriptor, read_document
 from pipeline.oci.reference import parse_reference
 from pipeline.registry.access import Access
 from pipeline.registry.client import RegistryClient
-from pipeline.registry.download import check_blob, pull_blob
-from pipeline.registry.pull import plan_pull
+from pipeline.registry.pull import check_blob, plan_pull, pull_blob
 from pipeline.registry.referrers import referrers
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import push_blob

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import MissingTool, RegistryRefused
 from pipeline.oci.reference import parse_reference
-from pipeline.registry.docker_config import Login, find_login
+from pipeline.registry.auth import Login, find_login
 from tests.unit.registry.support import keep_login
 
 HERE = parse_reference("reg.example:5000/app")

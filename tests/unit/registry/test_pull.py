@@ -14,9 +14,9 @@ from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, 
 from pipeline.files import locked
 from pipeline.oci.document import Document
 from pipeline.oci.reference import parse_reference
-from pipeline.registry.download import pull_blob
 from pipeline.registry.pull import (
     plan_pull,
+    pull_blob,
     pull_into,
     pull_layout,
     resolve,

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import RegistryUnreachable
 from pipeline.oci.reference import parse_reference
-from pipeline.registry import docker_config as trust
+from pipeline.registry import auth as trust
 from pipeline.registry.access import Access
 from pipeline.registry.client import RegistryClient
 from tests.testbed.registry import make_certificates
@@ -55,40 +55,40 @@ def certificate_shown(client: ssl.SSLContext, certificates: Path) -> bytes | Non
 
 
 def test_a_ca_named_by_hand_is_believed_besides_the_systems(kept: Path, certificates: Path) -> None:
-    before = count(trust.tls_context(HOST, None))
-    assert count(trust.tls_context(HOST, certificates / "ca.crt")) == before + 1
+    before = count(trust.registry_context(HOST, None))
+    assert count(trust.registry_context(HOST, certificates / "ca.crt")) == before + 1
 
 
 def test_a_ca_kept_for_docker_is_believed_for_its_registry_alone(
     kept: Path, certificates: Path
 ) -> None:
-    before = count(trust.tls_context(HOST, None))
+    before = count(trust.registry_context(HOST, None))
     (kept / "ca.crt").write_bytes((certificates / "ca.crt").read_bytes())
-    assert count(trust.tls_context(HOST, None)) == before + 1
-    assert count(trust.tls_context("reg.example:5001", None)) == before
+    assert count(trust.registry_context(HOST, None)) == before + 1
+    assert count(trust.registry_context("reg.example:5001", None)) == before
 
 
 def test_a_client_certificate_is_taken_with_its_key(kept: Path, certificates: Path) -> None:
     (kept / "client.cert").write_bytes((certificates / "server.crt").read_bytes())
     (kept / "client.key").write_bytes((certificates / "server.key").read_bytes())
-    client = trust.tls_context(HOST, certificates / "ca.crt")
+    client = trust.registry_context(HOST, certificates / "ca.crt")
     shown = certificate_shown(client, certificates)
     assert shown == ssl.PEM_cert_to_DER_cert((certificates / "server.crt").read_text())
 
 
 def test_a_ca_without_key_usage_is_taken_by_every_python() -> None:
     """`openssl req -x509` makes it so; Python 3.13 refuses it by default."""
-    assert not trust.tls_context(HOST, None).verify_flags & ssl.VERIFY_X509_STRICT
+    assert not trust.registry_context(HOST, None).verify_flags & ssl.VERIFY_X509_STRICT
 
 
 def test_without_a_client_certificate_none_is_shown(kept: Path, certificates: Path) -> None:
     (kept / "client.cert").write_bytes((certificates / "server.crt").read_bytes())
-    client = trust.tls_context(HOST, certificates / "ca.crt")
+    client = trust.registry_context(HOST, certificates / "ca.crt")
     assert certificate_shown(client, certificates) is None
 
 
 def test_nobody_is_believed_without_a_certificate(kept: Path) -> None:
-    context = trust.tls_context(HOST, None)
+    context = trust.registry_context(HOST, None)
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
 
@@ -98,7 +98,7 @@ def test_a_file_that_is_no_certificate_is_an_error(kept: Path, name: str) -> Non
     (kept / name).write_text("no certificate")
     (kept / "client.key").write_text("no key")
     with pytest.raises(RegistryUnreachable, match=name):
-        trust.tls_context(HOST, None)
+        trust.registry_context(HOST, None)
 
 
 def test_a_ca_on_loopback_means_tls(certificates: Path) -> None:

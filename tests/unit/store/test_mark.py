@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import NotAStore
-from pipeline.store.mark import FOLDERS, write_mark
-from pipeline.store.store import Store, open_store, open_to_read
+from pipeline.store.store import FOLDERS, Store, open_store, open_to_read, write_mark
 from pipeline.store.upkeep import damaged, repair, trim
 from tests.unit.support import (
     ROOT,

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import NotAStore
-from pipeline.store.mark import OWN
 from pipeline.store.remove import own_parts, remove_store, total_bytes
-from pipeline.store.store import open_store
+from pipeline.store.store import OWN, open_store
 
 
 def test_a_store_goes_with_all_its_folders(store_root: Path) -> None:
