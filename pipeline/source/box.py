@@ -325,9 +325,33 @@ def _find_podman() -> Podman | str:
 
 def run_step(way: Way, box: Box, command: Sequence[str], on_line: OnLine) -> int:
     """Runs one command, hands on its lines, and ends it where it hangs."""
-    with way.running(box, command) as running:
-        for line in _lines(running.output, box.limits):
-            on_line(line)
+    limits, rest, start = box.limits, b"", time.monotonic()
+    last = start
+    with way.running(box, command) as running, selectors.DefaultSelector() as waiting:
+        os.set_blocking(running.output, False)
+        waiting.register(running.output, selectors.EVENT_READ)
+        while True:
+            now = time.monotonic()
+            if now - start > limits.most_s:
+                raise StepFailed(f"took longer than {log.seconds(limits.most_s)}, so it was ended")
+            if now - last > limits.silent_s:
+                silent = log.seconds(limits.silent_s)
+                raise StepFailed(f"printed nothing for {silent}, so it was ended")
+            if not waiting.select(timeout=min(1.0, limits.silent_s)):
+                continue
+            chunk = os.read(running.output, 1 << 16)
+            if not chunk:
+                break
+            last = time.monotonic()
+            # ninja ends lines with carriage returns on terminals
+            *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            # a line without end must not fill the memory
+            if len(rest) > _MOST_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in filter(None, lines):
+                on_line(line.decode(errors="replace"))
+        if rest:
+            on_line(rest.decode(errors="replace"))
         code = running.wait()
     if code == _KILLED:
         limit = log.size(box.limits.memory_bytes)
@@ -359,34 +383,3 @@ def _process(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-
-
-def _lines(handle: int, limits: Limits) -> Iterator[str]:
-    """Reads lines within the limits; carriage returns end lines too, as ninja uses them."""
-    rest, start = b"", time.monotonic()
-    last = start
-    os.set_blocking(handle, False)
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(handle, selectors.EVENT_READ)
-        while True:
-            now = time.monotonic()
-            if now - start > limits.most_s:
-                raise StepFailed(f"took longer than {log.seconds(limits.most_s)}, so it was ended")
-            if now - last > limits.silent_s:
-                raise StepFailed(
-                    f"printed nothing for {log.seconds(limits.silent_s)}, so it was ended"
-                )
-            if not waiting.select(timeout=min(1.0, limits.silent_s)):
-                continue
-            chunk = os.read(handle, 1 << 16)
-            if not chunk:
-                break
-            last = time.monotonic()
-            *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-            yield from (line.decode(errors="replace") for line in lines if line)
-            # a line without end must not fill the memory
-            if len(rest) > _MOST_LINE_BYTES:
-                yield rest.decode(errors="replace")
-                rest = b""
-    if rest:
-        yield rest.decode(errors="replace")

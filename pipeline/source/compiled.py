@@ -14,20 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline import log, proc
+from pipeline import errors, log, proc
 from pipeline.assemble.entry import Entry, Slice, with_parents
 from pipeline.assemble.image import Built
 from pipeline.assemble.layer import read_pieces, write_layer
 from pipeline.assemble.plan import TreePlan
-from pipeline.errors import (
-    DigestMismatch,
-    DiskFull,
-    LayerRefused,
-    SandboxUnavailable,
-    StepFailed,
-    StoreDamaged,
-    UnknownSource,
-)
 from pipeline.files import atomic_file, os_errors_explained
 from pipeline.model import Digest, Frozen
 from pipeline.oci import docker
@@ -186,7 +177,7 @@ def compiled_layer(store: Store, plan: TreePlan) -> LayerRecord:
     record = store.layer(plan.key)
     if record is None:
         compile_it = f"`sm120 source build {plan.source.name} {plan.name}` does it."
-        raise UnknownSource(f"{plan.title} is not compiled", compile_it)
+        raise errors.UnknownSource(f"{plan.title} is not compiled", compile_it)
     return record
 
 
@@ -197,7 +188,7 @@ def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path, title: str) 
     with log.step(f"Unpacking {pin.file}"):
         unpacked = unpack(archive, plan.source.archive, folder, pin.file)
     if unpacked.tree != plan.lock.tree:
-        raise DigestMismatch(
+        raise errors.DigestMismatch(
             f"{title}: its files are {unpacked.tree}, locked as {plan.lock.tree}",
             "Nothing was compiled. `sm120 source lock SOURCE` locks what is there now.",
         )
@@ -244,7 +235,7 @@ def _require_runs(way: Way, box: Box, plan: TreePlan) -> None:
     lines: list[str] = []
     if run_step(way, box, ["true"], lines.append):
         toolchain = f"{plan.toolchain.spec.name} for {plan.toolchain.platform}"
-        raise SandboxUnavailable(
+        raise errors.SandboxUnavailable(
             f"{plan.title}: this machine does not run its toolchain, {toolchain}"
             f" ({lines[-1].strip()[:200] if lines else 'no reason given'})",
             NOT_HERE,
@@ -271,13 +262,13 @@ def _run(way: Way, box: Box, label: str, command: list[str], out: TextIO) -> Non
     out.write(f"$ {' '.join(command)}\n")
     try:
         code = run_step(way, box, command, see)
-    except StepFailed as error:
-        raise StepFailed(f"{label}: {error}; log: {out.name}") from error
+    except errors.StepFailed as error:
+        raise errors.StepFailed(f"{label}: {error}; log: {out.name}") from error
     if code:
         named = (line for line in shown if any(part in line for part in _REASONS))
         reason = next(named, proc.last_line("\n".join(shown)))
         text = f"{label} ended with {code}: {reason.strip()[:300]}; log: {out.name}"
-        raise (DiskFull if _NO_SPACE in reason else StepFailed)(text)
+        raise (errors.DiskFull if _NO_SPACE in reason else errors.StepFailed)(text)
 
 
 def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
@@ -285,9 +276,11 @@ def read_tree(store: Store, plan: TreePlan) -> CompiledTree:
     try:
         return CompiledTree.model_validate_json(read_own(tree_path(store, plan.key)))
     except FileNotFoundError as error:
-        raise UnknownSource(f"{plan.title} is not compiled") from error
+        raise errors.UnknownSource(f"{plan.title} is not compiled") from error
     except ValueError as error:
-        raise StoreDamaged(f"{plan.title}: the record of how it was compiled is damaged") from error
+        raise errors.StoreDamaged(
+            f"{plan.title}: the record of how it was compiled is damaged"
+        ) from error
 
 
 def write_outputs(
@@ -308,7 +301,7 @@ def write_outputs(
         with os_errors_explained(blob.path), blob.path.open("wb") as out:
             written = write_layer(with_parents(entries), out)
         if must_be not in ("", written.record.digest):
-            raise LayerRefused(
+            raise errors.LayerRefused(
                 f"{plan.title}: {must_be} holds more than the files of this tree, or packs them"
                 f" otherwise: they give {written.record.digest}"
             )
@@ -342,9 +335,9 @@ def keep_taken(
                     files[places[member.name]] = path
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             message = f"{plan.title}: {record.digest} is no layer that can be read ({error})"
-            raise LayerRefused(message) from error
+            raise errors.LayerRefused(message) from error
         if absent := sorted({*places.values()} - {*files}):
-            raise LayerRefused(f"{plan.title}: {record.digest} holds no {absent[0]}")
+            raise errors.LayerRefused(f"{plan.title}: {record.digest} holds no {absent[0]}")
         written = write_outputs(store, plan, files, record.digest)
     return _keep(store, plan, tree, written)
 

@@ -88,7 +88,10 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _cpu_code(way: Way, box: Box, plan: TreePlan, objects: list[str]) -> dict[str, int]:
-    """Counts instructions by their set, with the toolchain's own instructions.disassembler."""
+    """Counts instructions by their set, with the toolchain's own disassembler.
+
+    The code may use nothing beyond what the spec names, and must use everything that it names.
+    """
     reader, last = instructions.InstructionReader(plan.platform), [""]
 
     def see(line: str) -> None:
@@ -98,17 +101,12 @@ def _cpu_code(way: Way, box: Box, plan: TreePlan, objects: list[str]) -> dict[st
     code = run_step(way, box, [*instructions.disassembler(plan.platform), *objects], see)
     if code or len(reader.files) != len(objects) or not reader.instructions:
         raise OutputWrong(f"{plan.title}: cannot be disassembled, {code}: {last[0].strip()[:200]}")
-    require_features(plan, reader)
-    return dict(sorted(reader.used.items()))
-
-
-def require_features(plan: TreePlan, reader: instructions.InstructionReader) -> None:
-    """Refuses instructions beyond what the spec names, and names that no instruction needs."""
     promised, checked = plan.build.cpu, plan.build.cpu_checked
-    if unknown := [x for x in promised if x not in instructions.known_features(plan.platform)]:
-        known = ", ".join(sorted(instructions.known_features(plan.platform)))
+    known = instructions.known_features(plan.platform)
+    if unknown := [x for x in promised if x not in known]:
         raise OutputWrong(
-            f"{plan.title}: `cpu` names {unknown[0]}, which nobody can look for", f"Known: {known}."
+            f"{plan.title}: `cpu` names {unknown[0]}, which no check can find",
+            f"Known: {', '.join(sorted(known))}.",
         )
     allowed = instructions.with_implied([*promised, *checked])
     for name, use in sorted(reader.first.items()):
@@ -118,3 +116,4 @@ def require_features(plan: TreePlan, reader: instructions.InstructionReader) -> 
     for name in promised:
         if name not in needed:
             raise OutputWrong(f"{plan.title}: `cpu` names {name}, and no instruction is of it")
+    return dict(sorted(reader.used.items()))

@@ -22,6 +22,7 @@ from pipeline.store.store import Store
 BINFMT = "/proc/sys/fs/binfmt_misc"  # the kernel lists emulators for other processors here
 NOT_HERE = "Compile it on a machine of that platform, or install qemu-user-static with binfmt."
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 Row = tuple[LayerRecord, FileRow]
 
 
@@ -102,32 +103,26 @@ def _fill(store: Store, rows: dict[str, Row], root: Path) -> None:
     # links to files come last: what they lead to must be there
     ordered = sorted(rows.items(), key=lambda item: (item[1][1].kind == Kind.HARDLINK, item[0]))
     for path, (layer, row) in ordered:
+        *parents, last = path.split("/")
         try:
-            _place(store, layer, row, path, root)
+            with folder_below(root, parents, make=True) as parent:
+                if row.kind == Kind.DIR:
+                    with folder_below(root, [*parents, last], make=True):
+                        pass
+                elif row.kind == Kind.SYMLINK:
+                    os.symlink(row.target, last, dir_fd=parent)
+                elif row.kind == Kind.HARDLINK:
+                    *above, name = row.target.split("/")
+                    with folder_below(root, above) as source:
+                        where = {"src_dir_fd": source, "dst_dir_fd": parent}
+                        os.link(name, last, **where, follow_symlinks=False)
+                else:
+                    with os.fdopen(os.open(last, _NEW_FILE, dir_fd=parent), "wb") as out:
+                        out.writelines(read_pieces(store.blob_path(layer.digest), row))
+                        # the user who unpacks it must be able to remove it again
+                        os.fchmod(out.fileno(), row.mode & 0o755 | 0o644)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST):
                 raise
             # a foreign base may name files below a link of its own, which leads anywhere
             raise HostileArchive(f"/{path}: is below a link or a file of the image") from error
-
-
-def _place(store: Store, layer: LayerRecord, row: FileRow, path: str, root: Path) -> None:
-    *parents, last = path.split("/")
-    if row.kind == Kind.DIR:
-        parents.append(last)
-    with folder_below(root, parents, make=True) as parent:
-        if row.kind == Kind.DIR:
-            return
-        if row.kind == Kind.SYMLINK:
-            return os.symlink(row.target, last, dir_fd=parent)
-        if row.kind == Kind.HARDLINK:
-            *above, name = row.target.split("/")
-            with folder_below(root, above) as source:
-                return os.link(
-                    name, last, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False
-                )
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(last, flags, dir_fd=parent), "wb") as out:
-            out.writelines(read_pieces(store.blob_path(layer.digest), row))
-            # the user who unpacks it must be able to remove it, so folders keep the usual mode
-            os.fchmod(out.fileno(), row.mode & 0o755 | 0o644)
