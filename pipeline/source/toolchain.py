@@ -91,7 +91,6 @@ def _is_whole(root: Path, rows: dict[str, Row]) -> bool:
         elif row.kind == Kind.FILE:
             is_good = place.is_file() and sha256_of_file(place) == f"sha256:{row.sha256}"
         elif row.kind != Kind.SYMLINK:
-            # a hard link has the bytes of a file that is hashed itself
             is_good = place.is_dir() if row.kind == Kind.DIR else place.is_file()
         if not is_good:
             return False
