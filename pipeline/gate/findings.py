@@ -9,9 +9,7 @@ from pathlib import Path
 
 from pipeline import __version__
 from pipeline.errors import PipelineError
-from pipeline.gate.arch.facts import reader_digest
-from pipeline.gate.arch.report import ArchReport, JudgedObject
-from pipeline.gate.arch.verdict import ObjectVerdict
+from pipeline.gate.arch import ArchReport, JudgedObject, ObjectVerdict, reader_digest
 from pipeline.gate.evidence import Evidence, EvidenceRow, GateKind
 from pipeline.gate.files import gate_files
 from pipeline.gate.patches import PatchVerdict

@@ -24,7 +24,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
-from pipeline.gate.numerics.check import check_numbers, numeric_cases
+from pipeline.gate.numerics import check_numbers, numeric_cases
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.engine import (

@@ -12,8 +12,7 @@ from functools import cache
 
 from pipeline.assemble.image import Built
 from pipeline.errors import Interrupted, PipelineError
-from pipeline.gate.arch.report import ArchReport, judge_image, promised_code, read_image
-from pipeline.gate.arch.spec import read_arch_spec
+from pipeline.gate.arch import ArchReport, judge_image, promised_code, read_arch_spec, read_image
 from pipeline.gate.evidence import Evidence, GateKind, ImageGates, error_of, keep_evidence
 from pipeline.gate.findings import (
     arch_evidence,
@@ -22,7 +21,7 @@ from pipeline.gate.findings import (
     smem_evidence,
     unjudged,
 )
-from pipeline.gate.numerics.check import add_numbers, numeric_cases
+from pipeline.gate.numerics import add_numbers, numeric_cases
 from pipeline.gate.patches import judge_patches
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.image_gate import ImageGate, open_gate, run_gate

@@ -13,15 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    GetJsonSchemaHandler,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StringConstraints, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -177,12 +171,14 @@ class AcceptedKernel(Frozen):
     reason: Reason
     upstream: list[Upstream] = Field(min_length=1)
 
+    @property
+    def cases(self) -> list[str]:
+        return [self.case] if isinstance(self.case, str) else self.case or []
+
     def covers(self, case: str) -> bool:
         """Whether a case is meant: by its name, or as one of the sizes that `each` makes of it."""
-        if self.case is None:
-            return True
-        names = [self.case] if isinstance(self.case, str) else self.case
-        return any(re.fullmatch(rf"{re.escape(name)}(-\d+)*", case) for name in names)
+        sizes = (rf"{re.escape(name)}(-\d+)*" for name in self.cases)
+        return self.case is None or any(re.fullmatch(pattern, case) for pattern in sizes)
 
 
 class CaseSpec(Frozen):
@@ -206,12 +202,25 @@ class CaseSpec(Frozen):
     # ptxas takes minutes over the largest tiles; a call that hangs must end all the same
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
 
-    def filled(self, other: CaseSpec) -> CaseSpec:
-        """This case, with what it does not set taken from another."""
-        stated = {name: getattr(self, name) for name in self.model_fields_set - {"like"}}
-        for name in ("arguments", "dims"):
-            stated[name] = {**getattr(other, name), **stated.get(name, {})}
-        return other.model_copy(update=stated)
+
+Spec = TypeVar("Spec", bound=Frozen)
+
+
+def filled(spec: Spec, other: Spec) -> Spec:
+    """Takes what a spec does not set from another; arguments and dimensions one by one."""
+    stated = {name: getattr(spec, name) for name in spec.model_fields_set - {"like"}}
+    for name in ("arguments", "dims"):
+        stated[name] = {**getattr(other, name), **stated.get(name, {})}
+    return other.model_copy(update=stated)
+
+
+class Numerics(Frozen):
+    """What a case's numbers are compared with."""
+
+    reference: Reference
+    outputs: list[Identifier] = Field(min_length=1)
+    rounds_to: Rounding = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
 
 
 class GateFile(Frozen):
@@ -229,7 +238,7 @@ class GateFile(Frozen):
         cases = {case.name: case for case in self.cases}
         for case in own.cases:
             shared = cases.get(case.name)
-            cases[case.name] = case.filled(shared) if shared else case
+            cases[case.name] = filled(case, shared) if shared else case
         accepted = [*self.accepted, *own.accepted]
         return self.model_copy(update={"cases": list(cases.values()), "accepted": accepted})
 
@@ -239,7 +248,7 @@ class GateFile(Frozen):
         for case in self.cases:
             if case.like is not None and case.like not in whole:
                 raise ValueError(f"{case.name}: there is no case {case.like!r} above it")
-            whole[case.name] = case.filled(whole[case.like]) if case.like else case
+            whole[case.name] = filled(case, whole[case.like]) if case.like else case
         for case in whole.values():
             for field in ("stands_for", "function", "kernels"):
                 if not getattr(case, field):
@@ -248,7 +257,9 @@ class GateFile(Frozen):
 
     @model_validator(mode="after")
     def _stays_in_the_engine(self) -> GateFile:
-        functions = (function for case in self.cases for function in _functions(case))
+        functions = [function for case in self.cases for function in case.function]
+        made = [argument for case in self.cases for argument in case.arguments.values()]
+        functions += [function for argument in made for function in called(argument)]
         if foreign := not_of(self.engine, functions):
             raise ValueError(f"{foreign}: is not a function of {self.engine}")
         if len({case.name for case in self.cases}) < len(self.cases):
@@ -256,20 +267,14 @@ class GateFile(Frozen):
         return self
 
 
-def _functions(case: CaseSpec) -> Iterator[str]:
-    yield from case.function
-    for argument in case.arguments.values():
-        yield from called(argument)
-
-
 def not_of(project: str, functions: Iterable[str]) -> str | None:
-    """The first function outside a project's own package: cases run nothing but the engine."""
+    """Finds the first function outside a project's package: cases run nothing but the engine."""
     package = project.replace("-", "_")
     return next((f for f in functions if re.split("[.:]", f)[0] != package), None)
 
 
 def called(argument: Argument) -> Iterator[str]:
-    """Functions that an argument's value is made by."""
+    """Lists the functions that make an argument's value."""
     named = {**(argument.mapping or {}), **(argument.fields or {})}
     below = [*(argument.items or []), *named.values()]
     if argument.call:

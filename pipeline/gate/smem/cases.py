@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.files import EngineSetup, gate_files, read_setup
-from pipeline.gate.smem.case_spec import (
-    Argument,
-    CaseSpec,
-    GateFile,
-    Identifier,
-    Reference,
-    Rounding,
-    Size,
-)
+from pipeline.gate.smem.case_spec import Argument, CaseSpec, GateFile, Numerics, Size
 from pipeline.model import Frozen, Name
 from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
@@ -30,6 +21,8 @@ from pipeline.yaml_file import read_yaml
 MOST_ELEMENTS = 1 << 27
 # Each takes a core for seconds, and a slip in `each` multiplies them.
 MOST_CASES = 500
+# What a case has as its spec has it.
+_COPIED = ("stands_for", "function", "optional", "kernels", "spill_free", "timeout_s")
 
 
 class Override(Frozen):
@@ -37,15 +30,6 @@ class Override(Frozen):
 
     kernel: str
     values: dict[str, int]
-
-
-class Numerics(Frozen):
-    """What a case's numbers are compared with."""
-
-    reference: Reference
-    outputs: list[Identifier] = Field(min_length=1)
-    rounds_to: Rounding = "bfloat16"
-    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
 
 
 class Case(Frozen):
@@ -82,7 +66,7 @@ class Gates(Frozen):
 
 
 def read_gates(checkout: Checkout, image: str) -> Gates:
-    """Every gate of an image; an image without any is an error."""
+    """Reads every gate of an image; an image without any is an error."""
     try:
         setup = read_setup(checkout, image)
         gates: dict[str, GateFile] = {}
@@ -96,10 +80,12 @@ def read_gates(checkout: Checkout, image: str) -> Gates:
             gates[path.stem] = shared.with_own(file) if shared else file
     except SpecInvalid as error:
         raise GateInvalid(str(error), error.hint) from error
-    return _checked(Gates(setup=setup, gates=gates), checkout.folder(image) / "gates")
+    read = Gates(setup=setup, gates=gates)
+    _require_sound(read, checkout.folder(image) / "gates")
+    return read
 
 
-def _checked(gates: Gates, folder: Path) -> Gates:
+def _require_sound(gates: Gates, folder: Path) -> None:
     for name, gate in gates.gates.items():
         try:
             if not gate.whole_cases():
@@ -116,94 +102,65 @@ def _checked(gates: Gates, folder: Path) -> Gates:
     for case in cases:
         for argument in case.arguments.values():
             require_small(case.name, argument)
-    for name, gate in gates.gates.items():
-        _require_known(gate, [c.name for c in cases if c.gate == name], folder / f"{name}.yaml")
-    return gates
-
-
-def _require_known(gate: GateFile, cases: Sequence[str], path: Path) -> None:
-    """What is accepted must be there: a name that fits nothing would accept nothing."""
-    for accepted in gate.accepted:
-        for each in [accepted.case] if isinstance(accepted.case, str) else accepted.case or []:
+    # a name that fits no case would accept nothing
+    for name, accepted in ((n, a) for n, gate in gates.gates.items() for a in gate.accepted):
+        for each in accepted.cases:
             one = accepted.model_copy(update={"case": each})
-            if not any(one.covers(case) for case in cases):
-                raise GateInvalid(f"{path}: accepted: there is no case {each!r}")
+            if not any(case.gate == name and one.covers(case.name) for case in cases):
+                raise GateInvalid(f"{folder / name}.yaml: accepted: there is no case {each!r}")
 
 
 def require_small(name: str, argument: Any) -> None:
     """No case may ask for more memory than a laptop has."""
     if isinstance(argument, dict):
         if isinstance(argument.get("tensor"), dict):
-            elements = 1
-            for size in argument["tensor"]["shape"]:
-                elements *= max(0, size)
+            elements = math.prod(max(0, size) for size in argument["tensor"]["shape"])
             if elements > MOST_ELEMENTS:
                 raise GateInvalid(f"{name}: a tensor of {elements} elements is too large")
-        for inner in argument.values():
-            require_small(name, inner)
-    elif isinstance(argument, list):
-        for inner in argument:
-            require_small(name, inner)
+        argument = list(argument.values())
+    for inner in argument if isinstance(argument, list) else []:
+        require_small(name, inner)
 
 
 def expanded(gate: str, spec: CaseSpec) -> Iterator[Case]:
-    """One case for every combination of `each`, with all sizes worked out."""
-    names = list(spec.each)
+    """Makes one case for every combination of `each`, with all sizes worked out."""
+    same = {name: getattr(spec, name) for name in _COPIED}
     for values in itertools.product(*spec.each.values()):
-        chosen = dict(zip(names, values, strict=True))
-        sizes = {**spec.dims, **chosen}
+        sizes = {**spec.dims, **dict(zip(spec.each, values, strict=True))}
         label = "-".join([spec.name, *map(str, values)])
         arguments = {key: _resolved(arg, sizes, label) for key, arg in spec.arguments.items()}
-        yield Case(
-            gate=gate,
-            name=label,
-            stands_for=spec.stands_for,
-            function=spec.function,
-            arguments=arguments,
-            optional=spec.optional,
-            kernels=spec.kernels,
-            spill_free=spec.spill_free,
-            timeout_s=spec.timeout_s,
-            base=spec.name,
-        )
+        yield Case(gate=gate, name=label, arguments=arguments, base=spec.name, **same)
 
 
 def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[str, Any]:
-    """An argument as plain JSON, its sizes as numbers."""
+    """Writes an argument as plain JSON, its sizes as numbers."""
 
     def number(size: Size) -> int:
         return size_of(size, sizes, label)
 
-    if argument.tensor:
-        tensor = argument.tensor
+    def all_of(named: Mapping[str, Argument]) -> dict[str, Any]:
+        return {key: _resolved(inner, sizes, label) for key, inner in named.items()}
+
+    if tensor := argument.tensor:
+        numbers = {"shape": [number(s) for s in tensor.shape], "step": number(tensor.step)}
         values = None if tensor.values is None else [number(v) for v in tensor.values]
-        return {
-            "tensor": {
-                "shape": [number(s) for s in tensor.shape],
-                "dtype": tensor.dtype,
-                "fill": tensor.fill,
-                "step": number(tensor.step),
-                "values": values,
-            }
-        }
+        return {"tensor": {**tensor.model_dump(), **numbers, "values": values}}
     if argument.view:
         return {"view": {"of": argument.view.of, "columns": number(argument.view.columns)}}
     if argument.route:
         return {"route": argument.route.model_dump()}
-    if argument.call:
-        inner = {k: _resolved(a, sizes, label) for k, a in argument.call.arguments.items()}
-        names = argument.call.function
-        functions = [names] if isinstance(names, str) else names
-        item = {} if argument.call.item is None else {"item": argument.call.item}
-        return {"call": {"function": functions, "arguments": inner, **item}}
+    if call := argument.call:
+        functions = [call.function] if isinstance(call.function, str) else call.function
+        item = {} if call.item is None else {"item": call.item}
+        return {"call": {"function": functions, "arguments": all_of(call.arguments), **item}}
     if argument.size is not None:
         return {"value": number(argument.size)}
     if argument.items is not None:
         return {"items": [_resolved(a, sizes, label) for a in argument.items]}
     if argument.mapping is not None:
-        return {"mapping": {k: _resolved(a, sizes, label) for k, a in argument.mapping.items()}}
+        return {"mapping": all_of(argument.mapping)}
     if argument.fields is not None:
-        return {"fields": {k: _resolved(a, sizes, label) for k, a in argument.fields.items()}}
+        return {"fields": all_of(argument.fields)}
     return argument.model_dump(exclude_unset=True)
 
 

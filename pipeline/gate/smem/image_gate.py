@@ -8,21 +8,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import GateInvalid, there_are
-from pipeline.files import write_bytes
 from pipeline.gate.smem.cases import Case, Gates, read_gates
-from pipeline.gate.smem.context import GateContext, mark_used
-from pipeline.gate.smem.coverage import EngineKernels, coverage, find_kernels, kernels_key
+from pipeline.gate.smem.context import GateContext
+from pipeline.gate.smem.coverage import coverage, engine_kernels
 from pipeline.gate.smem.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.gate.smem.environment import Environment, make_environment
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.smem.results import CaseResult, GateResult, overall
 from pipeline.gate.smem.run import GateTarget, judge_all, worker_digest
 from pipeline.spec.image import PatchSeries
-from pipeline.store.store import Store
 
 _LIST = "`sm120 gate find '*' --image IMAGE` lists all cases."
 
@@ -58,7 +54,7 @@ class ImageGate:
 
 
 def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) -> ImageGate:
-    """Read an image's gates and make what they need; `series` names another than its own."""
+    """Reads an image's gates and makes what they need; `series` names another than its own."""
     gates = read_gates(context.checkout, plan.spec.name)
     chosen = chosen_series(context, plan, series)
     environment = make_environment(context, plan, gates.setup.wheels)
@@ -89,7 +85,7 @@ def run_gate(
     only: str | None = None,
     judged: bool = True,
 ) -> GateResult:
-    """Judge an image's cases for a card; with `judged=False` none of them, for another gate's use.
+    """Judges an image's cases for a card; with `judged=False` none, for another gate's use.
 
     A result of only some of the cases, or of other patches, is not the image's own.
     """
@@ -100,12 +96,16 @@ def run_gate(
     record = gate.context.store.image_record(gate.plan.spec.name, gate.plan.platform)
     is_whole = gate.is_own and not unpatched and only is None
     # a record with another key is of other bytes, which were not judged here
-    built = record is not None and record.key == gate.plan.key and is_whole
+    is_built = record is not None and record.key == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
+    covered = None
+    # of some cases alone, what the others reach would count as missed
+    if judged and not only:
+        covered = coverage(engine_kernels(gate.context.store, tree), reached(cases))
     return GateResult(
         image=gate.plan.spec.name,
         platform=gate.plan.platform,
-        image_digest=record.digest if record and built else None,
+        image_digest=record.digest if record and is_built else None,
         engine=tree.project,
         engine_version=tree.version,
         engine_digest=tree.digest,
@@ -115,10 +115,7 @@ def run_gate(
         worker=worker_digest(),
         verdict=overall(cases),
         cases=cases,
-        # of some cases alone, what the others reach would count as missed
-        coverage=coverage(_kernels(gate.context.store, tree), reached(cases))
-        if judged and not only
-        else None,
+        coverage=covered,
         sandbox=gate.target(tree, card).sandbox,
         seconds=seconds,
     )
@@ -138,18 +135,6 @@ def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
 def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
     """Kernels that some case compiled, by module and name."""
     return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
-
-
-def _kernels(store: Store, tree: EngineTree) -> EngineKernels:
-    """The kernels in an engine's code, kept by the code's digest and the reader's own."""
-    path = store.root / "gate" / "kernels-of" / f"{kernels_key(tree.digest)}.json"
-    try:
-        kernels = EngineKernels.model_validate_json(path.read_bytes())
-        mark_used(path)
-    except (OSError, ValidationError):
-        kernels = find_kernels(tree.folder, tree.package)
-        write_bytes(path, kernels.model_dump_json().encode())
-    return kernels
 
 
 def find_case(gates: Gates, name: str) -> Case:

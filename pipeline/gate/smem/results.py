@@ -18,8 +18,6 @@ from pipeline.sandbox.sandbox import Sandbox
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
 NumericsVerdict = Literal["right", "wrong", "unknown"]
-
-
 # ptxas refuses an instruction or a form of it: no other size of block helps
 _LACKING = re.compile(r"(?:Feature|Instruction) '([^']+)' not supported on \.target '(sm_\w+)'")
 
@@ -198,13 +196,27 @@ def judge_case(
     cached: bool,
 ) -> CaseResult:
     """The verdict on one case."""
-    kernels = _judged(answer.records, card, accepted, case.name)
-    verdict, message = _verdict(case, answer, kernels)
+    # an autotuner passes over what does not fit: one configuration of a group is enough
+    roomy = {
+        r.group
+        for r in answer.records
+        if r.group and r.shared_bytes is not None and r.shared_bytes <= card.shared_bytes
+    }
+    kernels = []
+    for record in answer.records:
+        verdict, why = _judge_kernel(record, card, record.group in roomy)
+        if verdict == "over":
+            for known in (k for k in accepted if k.kernel == record.kernel):
+                if known.covers(case.name) and (record.shared_bytes or 0) <= known.most_bytes:
+                    verdict, why = "accepted", known.reason
+                    break
+        kernels.append(KernelResult(record=record, verdict=verdict, message=why))
+    overall_verdict, message = _verdict(case, answer, kernels)
     return CaseResult(
         gate=case.gate,
         name=case.name,
         stands_for=case.stands_for,
-        verdict=verdict,
+        verdict=overall_verdict,
         message=message,
         kernels=kernels,
         seconds=answer.seconds,
@@ -215,33 +227,12 @@ def judge_case(
     )
 
 
-def _judged(
-    records: Sequence[Record], card: Card, accepted: Sequence[AcceptedKernel], case: str
-) -> list[KernelResult]:
-    # an autotuner passes over what does not fit: one configuration of a group is enough
-    roomy = {
-        r.group
-        for r in records
-        if r.group and r.shared_bytes is not None and r.shared_bytes <= card.shared_bytes
-    }
-    return [_judge_kernel(r, card, accepted, case, is_spare=r.group in roomy) for r in records]
-
-
-def _judge_kernel(
-    record: Record, card: Card, accepted: Sequence[AcceptedKernel], case: str, *, is_spare: bool
-) -> KernelResult:
+def _judge_kernel(record: Record, card: Card, is_spare: bool) -> tuple[KernelVerdict, str]:
     if record.shared_bytes is None:
-        verdict: KernelVerdict = "spare" if is_spare else "error"
-        return KernelResult(record=record, verdict=verdict, message=record.error or "")
+        return "spare" if is_spare else "error", record.error or ""
     if record.shared_bytes <= card.shared_bytes:
-        return KernelResult(record=record, verdict="fits")
-    if is_spare:
-        return KernelResult(record=record, verdict="spare", message="another configuration fits")
-    for known in accepted:
-        fits = record.shared_bytes <= known.most_bytes
-        if known.kernel == record.kernel and known.covers(case) and fits:
-            return KernelResult(record=record, verdict="accepted", message=known.reason)
-    return KernelResult(record=record, verdict="over")
+        return "fits", ""
+    return ("spare", "another configuration fits") if is_spare else ("over", "")
 
 
 def _verdict(
@@ -267,10 +258,9 @@ def _verdict(
     if broken:
         error = _placeless(broken[0].message)
         return "unknown", f"{broken[0].record.kernel} did not compile: {error}"
-    seen = {k.record.kernel for k in kernels}
     # a call that no longer launches the kernel would otherwise pass without judging it
-    missing = [name for name in case.kernels if name not in seen]
-    if missing:
+    seen = {k.record.kernel for k in kernels}
+    if missing := [name for name in case.kernels if name not in seen]:
         return "unknown", f"{', '.join(missing)} was not compiled by this call"
     for kernel in kernels:
         spills = kernel.record.spill_bytes
@@ -279,9 +269,8 @@ def _verdict(
                 return "unknown", f"{kernel.record.kernel}: ptxas did not say what it spills"
             if spills:
                 return "failed", f"{kernel.record.kernel} spills {spills} bytes"
-    if any(k.verdict == "accepted" for k in kernels):
-        return "accepted", next(k.message for k in kernels if k.verdict == "accepted")
-    return "passed", ""
+    reason = next((k.message for k in kernels if k.verdict == "accepted"), None)
+    return ("passed", "") if reason is None else ("accepted", reason)
 
 
 def unanswered(case: Case, answer: WorkerAnswer) -> str:
@@ -295,7 +284,7 @@ def unanswered(case: Case, answer: WorkerAnswer) -> str:
 
 
 def _placeless(message: str) -> str:
-    """Without the command to repeat it by, which Triton adds: its files are gone by now."""
+    """Cuts the command to repeat it by, which Triton adds: its files are gone by now."""
     return message.partition(" Repro command:")[0]
 
 
@@ -305,7 +294,7 @@ def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
 
 
 def fingerprint(cases: Sequence[CaseResult]) -> list[Any]:
-    """What kernels came out, without times: equal for two engines that compile the same."""
+    """Lists the kernels without times: equal for two engines that compile the same."""
     return [
         [case.name, case.verdict, [k.record.model_dump(exclude={"seconds"}) for k in case.kernels]]
         for case in cases
