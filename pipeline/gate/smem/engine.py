@@ -146,11 +146,13 @@ def compiler_requirements(tree: EngineTree) -> list[str]:
         head = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         for line in head.splitlines():
             name, _, value = line.partition(":")
+            if name != "Requires-Dist":
+                continue
             with suppress(InvalidRequirement):
-                wanted = Requirement(value.strip()) if name == "Requires-Dist" else None
-                if wanted and canonicalize_name(wanted.name) in ("torch", "triton"):
-                    if "extra" not in str(wanted.marker or ""):
-                        requirements.add(str(wanted))
+                wanted = Requirement(value.strip())
+                is_compiler = canonicalize_name(wanted.name) in ("torch", "triton")
+                if is_compiler and "extra" not in str(wanted.marker or ""):
+                    requirements.add(str(wanted))
     return sorted(requirements)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.errors import GateUnknown
 from pipeline.gate.smem.cases import Case, Override
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import Card
-from pipeline.gate.smem.results import CaseResult, Record, WorkerAnswer
-from pipeline.gate.smem.run import answered, judge_all
+from pipeline.gate.smem.results import Record, WorkerAnswer
+from pipeline.gate.smem.run import answered
 from pipeline.model import Frozen
 
 # Launch parameters that shape a tile; `tl.dot` needs at least 16 of each.
@@ -37,7 +37,7 @@ class Choice(Frozen):
     @property
     def rank(self) -> tuple[bool, int, int, int]:
         """Fits, then spills little, then works on much at once, then uses few registers."""
-        # what ptxas did not report ranks behind everything that it did
+        # what ptxas did not report ranks after everything that it did
         spills = 1 << 30 if self.spill_bytes is None else self.spill_bytes
         return (not self.fits, spills, -self.tile, self.registers or 0)
 
@@ -54,37 +54,34 @@ class CaseTuning(Frozen):
 def tune(
     gate: ImageGate, card: Card, case: Case, warps: Sequence[int], stages: Sequence[int]
 ) -> CaseTuning:
-    """Sweep what the kernel is launched with, under the engine as the image holds it."""
-    target = gate.target(gate.patched(), card)
-    ours = _hungriest(judge_all(target, gate.gates, [case])[0])
-    theirs = _hungriest(judge_all(gate.target(gate.tree, card), gate.gates, [case])[0])
-    names = [name for name in ours.blocks if name in SWEPT]
-    kernel = ours.kernel
-    known = [("image", _values(ours, names)), ("upstream", _values(theirs, names))]
+    """Sweeps what the kernel is launched with, under the engine as the image holds it."""
     # patches that others published for the same kernel are worth comparing with
-    for other, series in gate.context.checkout.other_series(gate.plan.spec).items():
-        result = judge_all(gate.target(gate.patched(series), card), gate.gates, [case])[0]
-        known.append((other, _values(_hungriest(result), names)))
-    largest = LARGER * max(_tile(values) for _, values in known)
+    others = gate.context.checkout.other_series(gate.plan.spec)
+    trees = {"image": gate.patched(), "upstream": gate.tree}
+    trees |= {name: gate.patched(series) for name, series in others.items()}
+    records = {}
+    for name, tree in trees.items():
+        (result,) = gate.judge(tree, card, [case])
+        if result.worst is None:
+            raise GateUnknown(f"{result.name}: {result.message}")
+        records[name] = result.worst.record
+    kernel = records["image"].kernel
+    names = [name for name in records["image"].blocks if name in SWEPT]
+    known = {name: _values(record, names) for name, record in records.items()}
+    largest = LARGER * max(map(_tile, known.values()))
     variants = []
     for sizes in itertools.product(*([SIZES] * len(names)), warps, stages):
         values = dict(zip([*names, "num_warps", "num_stages"], sizes, strict=True))
         if _tile(values) > largest:
             continue
-        label = "-".join(map(str, sizes))
-        override = Override(kernel=kernel, values=values)
+        name, override = "-".join(map(str, sizes)), Override(kernel=kernel, values=values)
         variants.append(
-            case.model_copy(update={"name": f"{case.name}@{label}", "override": override})
+            case.model_copy(update={"name": f"{case.name}@{name}", "override": override})
         )
-    choices = [_choice(v, a, kernel, card, known) for v, a, _ in answered(target, variants)]
+    answers = answered(gate.target(trees["image"], card), variants)
+    choices = [_choice(variant, answer, card, known) for variant, answer, _ in answers]
     choices.sort(key=lambda choice: choice.rank)
     return CaseTuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
-
-
-def _hungriest(result: CaseResult) -> Record:
-    if result.worst is None:
-        raise GateUnknown(f"{result.name}: {result.message}")
-    return result.worst.record
 
 
 def _values(record: Record, names: Sequence[str]) -> dict[str, int]:
@@ -99,20 +96,20 @@ def _tile(values: dict[str, int]) -> int:
 
 
 def _choice(
-    variant: Case,
-    answer: WorkerAnswer,
-    kernel: str,
-    card: Card,
-    known: Sequence[tuple[str, dict[str, int]]],
+    variant: Case, answer: WorkerAnswer, card: Card, known: Mapping[str, dict[str, int]]
 ) -> Choice:
     assert variant.override is not None
-    values = variant.override.values
-    tile = _tile(values)
-    who = [name for name, chosen in known if chosen == values]
-    record = next((r for r in answer.records if r.kernel == kernel), None)
+    values, tile = variant.override.values, _tile(variant.override.values)
+    who = [name for name, chosen in known.items() if chosen == values]
+    record = next((r for r in answer.records if r.kernel == variant.override.kernel), None)
     if record is None or record.shared_bytes is None:
         message = (record.error if record else None) or answer.message or answer.ended
         return Choice(values=values, fits=False, tile=tile, who=who, message=message[:120])
+    threads = 32 * (record.num_warps or 4)
+    # the driver takes a kilobyte for each block, and hands out registers in eights
+    by_shared = card.shared_bytes_per_sm // (record.shared_bytes + 1024)
+    registers = -(-(record.registers or 1) // 8) * 8
+    by_registers = card.registers_per_sm // (threads * registers)
     return Choice(
         values=values,
         fits=record.shared_bytes <= card.shared_bytes,
@@ -120,16 +117,6 @@ def _choice(
         registers=record.registers,
         spill_bytes=record.spill_bytes,
         tile=tile,
-        blocks_per_sm=_resident(record, card),
+        blocks_per_sm=min(by_shared, by_registers, card.threads_per_sm // threads),
         who=who,
     )
-
-
-def _resident(record: Record, card: Card) -> int:
-    """How many blocks a multiprocessor can hold at once."""
-    threads = 32 * (record.num_warps or 4)
-    # the driver takes a kilobyte for each block, and hands out registers in eights
-    by_shared = card.shared_bytes_per_sm // ((record.shared_bytes or 0) + 1024)
-    registers = -(-(record.registers or 1) // 8) * 8
-    by_registers = card.registers_per_sm // (threads * registers)
-    return min(by_shared, by_registers, card.threads_per_sm // threads)
