@@ -21,9 +21,8 @@ from pydantic import Field, RootModel
 
 from pipeline.errors import GateInvalid, SpecInvalid
 from pipeline.gate.files import gate_files
-from pipeline.gate.smem import case_spec
-from pipeline.gate.smem.case_spec import CaseSpec, Identifier, Numerics, Reference, Rounding
-from pipeline.gate.smem.cases import Case, Gates, expanded, require_small
+from pipeline.gate.smem import cases as smem_cases
+from pipeline.gate.smem.cases import Case, CaseSpec, Gates, Identifier, Numerics
 from pipeline.gate.smem.image_gate import ImageGate, chosen_cases
 from pipeline.gate.smem.results import (
     GateResult,
@@ -40,7 +39,7 @@ from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
 
 # How far a result may be off, as a share of the sum of magnitudes it is the sum of, and why.
-TOLERANCES: dict[Rounding, tuple[float, str]] = {
+TOLERANCES: dict[smem_cases.Rounding, tuple[float, str]] = {
     "bfloat16": (
         2.0**-7,
         "every probability and the result are rounded to bfloat16, half a unit (2^-8) each;"
@@ -72,13 +71,13 @@ class NumericsSpec(Frozen):
     """
 
     like: Name | None = None
-    reference: Reference | None = None
+    reference: smem_cases.Reference | None = None
     outputs: list[Identifier] = []
-    rounds_to: Rounding = "bfloat16"
+    rounds_to: smem_cases.Rounding = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
     dims: dict[Identifier, int] = {}
     each: dict[Identifier, list[int]] | None = None
-    arguments: dict[Identifier, case_spec.Argument] = {}
+    arguments: dict[Identifier, smem_cases.Argument] = {}
     timeout_s: Annotated[int, Field(gt=0, le=1800)] = 240
 
 
@@ -109,7 +108,7 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
                 raise GateInvalid(f"{where}: there is no entry {numerics.like!r} of a case")
             base = name if (gate, name) in known else numerics.like
             like = {"like": numerics.like}
-            numerics = case_spec.filled(numerics, other[1]).model_copy(update=like)
+            numerics = smem_cases.filled(numerics, other[1]).model_copy(update=like)
         if (gate, base) not in known:
             raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
         if numerics.reference is None or not numerics.outputs:
@@ -118,7 +117,7 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
         cases += numeric(gate, known[gate, base], numerics, name)
     for case in cases:
         for argument in case.arguments.values():
-            require_small(case.name, argument)
+            smem_cases.require_small(case.name, argument)
     return cases
 
 
@@ -132,8 +131,8 @@ def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, packa
     # a case's name is made from the numbers in `each`: other dimensions would name other cases
     if numerics.each is not None and set(numerics.each) != set(spec.each):
         raise GateInvalid(f"{where}: each must name the same dimensions as the case's")
-    functions = (f for argument in numerics.arguments.values() for f in case_spec.called(argument))
-    if foreign := case_spec.not_of(package, functions):
+    functions = (f for argument in numerics.arguments.values() for f in smem_cases.called(argument))
+    if foreign := smem_cases.not_of(package, functions):
         raise GateInvalid(f"{where}: {foreign} is not a function of {package}")
 
 
@@ -150,7 +149,7 @@ def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec, name: str) -> Ite
     )
     # sizes and arguments are in the case by now; a worker is given only the rest
     chosen = Numerics.model_validate(numerics.model_dump(include=set(Numerics.model_fields)))
-    for case in expanded(gate, small):
+    for case in smem_cases.expanded(gate, small):
         arguments: dict[str, Any] = {}
         for key, argument in case.arguments.items():
             tensor = argument.get("tensor")

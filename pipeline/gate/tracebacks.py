@@ -18,8 +18,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import GateInvalid, StoreDamaged
 from pipeline.gate.evidence import ImageGates, evidence_path
-from pipeline.gate.smem.case_spec import CaseSpec, GateFile
-from pipeline.gate.smem.cases import Case, Gates, read_gates
+from pipeline.gate.smem.cases import Case, CaseSpec, GateFile, Gates, read_gates
 from pipeline.model import Frozen
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec

@@ -23,7 +23,7 @@ from pipeline.fetch.sources import debian_mirror
 from pipeline.gate.arch import ArchSpec
 from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics import NumericsFile
-from pipeline.gate.smem.case_spec import GateFile
+from pipeline.gate.smem.cases import GateFile
 from pipeline.net.address import masked
 from pipeline.oci.record import Kind
 from pipeline.recipe.model import RecipeFile

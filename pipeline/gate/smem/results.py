@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.gate.smem.case_spec import AcceptedKernel
-from pipeline.gate.smem.cases import Case
+from pipeline.gate.smem.cases import AcceptedKernel, Case
 from pipeline.gate.smem.environment import EnvironmentFacts
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.verdict import CaseVerdict, worst

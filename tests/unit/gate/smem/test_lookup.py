@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.gate.files import EngineSetup
-from pipeline.gate.smem.case_spec import GateFile
-from pipeline.gate.smem.cases import Gates
+from pipeline.gate.smem.cases import GateFile, Gates
 from pipeline.gate.tracebacks import (
     FoundCase,
     Traceback,
