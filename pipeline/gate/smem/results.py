@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
-
 from pipeline.gate.smem.cases import AcceptedKernel, Case
 from pipeline.gate.smem.environment import EnvironmentFacts
 from pipeline.gate.smem.limits import Card
@@ -155,9 +153,7 @@ class GateResult(Frozen):
     format: Literal[1] = 1
     image: str
     platform: str
-    image_digest: Digest | None = Field(
-        default=None, description="the image as built, where it is built"
-    )
+    image_digest: Digest | None = None  # of the image as built, where it is built
     engine: str
     engine_version: str
     engine_digest: Digest
@@ -168,12 +164,8 @@ class GateResult(Frozen):
     verdict: CaseVerdict
     cases: list[CaseResult]
     coverage: Coverage | None = None
-    numerics: NumericsResults | None = Field(
-        default=None, description="the patched kernels' numbers, where they were asked for"
-    )
-    sandbox: Sandbox | None = Field(
-        default=None, description="what the engine's code could not reach, where any of it ran"
-    )
+    numerics: NumericsResults | None = None  # of the patched kernels, on request
+    sandbox: Sandbox | None = None  # what the engine's code could not reach, where any of it ran
     seconds: float = 0.0
 
     @property
@@ -203,10 +195,17 @@ def judge_case(
     }
     kernels = []
     for record in answer.records:
-        verdict, why = _judge_kernel(record, card, record.group in roomy)
-        if verdict == "over":
-            for known in (k for k in accepted if k.kernel == record.kernel):
-                if known.covers(case.name) and (record.shared_bytes or 0) <= known.most_bytes:
+        needed, is_spare = record.shared_bytes, record.group in roomy
+        verdict: KernelVerdict = "spare" if is_spare else "over"
+        why = "another configuration fits" if is_spare else ""
+        if needed is None:
+            verdict, why = "spare" if is_spare else "error", record.error or ""
+        elif needed <= card.shared_bytes:
+            verdict, why = "fits", ""
+        elif not is_spare:
+            for known in accepted:
+                is_it = known.kernel == record.kernel and known.covers(case.name)
+                if is_it and needed <= known.most_bytes:
                     verdict, why = "accepted", known.reason
                     break
         kernels.append(KernelResult(record=record, verdict=verdict, message=why))
@@ -224,14 +223,6 @@ def judge_case(
         gone=answer.ended == "function gone",
         base=case.base,
     )
-
-
-def _judge_kernel(record: Record, card: Card, is_spare: bool) -> tuple[KernelVerdict, str]:
-    if record.shared_bytes is None:
-        return "spare" if is_spare else "error", record.error or ""
-    if record.shared_bytes <= card.shared_bytes:
-        return "fits", ""
-    return ("spare", "another configuration fits") if is_spare else ("over", "")
 
 
 def _verdict(

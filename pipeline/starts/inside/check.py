@@ -74,21 +74,15 @@ def check(name: str, title: str) -> Callable[[Check], Check]:
 def run(command: Sequence[str], limit_s: float, cwd: str | None = None) -> str:
     """Returns what a program prints, or raises why it failed."""
     try:
-        done = subprocess.run(
-            command,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=limit_s,
-            check=False,
+        output = subprocess.check_output(
+            command, cwd=cwd, timeout=limit_s, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT
         )
     except OSError as error:
         raise Broken(f"{command[0]}: {error.strerror}") from error
-    output = done.stdout.decode(errors="replace")
-    if done.returncode:
-        raise Broken(f"{Path(command[0]).name}: {_ending(done.returncode)}: {last_lines(output)}")
-    return output
+    except subprocess.CalledProcessError as error:
+        last = last_lines(error.output.decode(errors="replace"))
+        raise Broken(f"{Path(command[0]).name}: {_ending(error.returncode)}: {last}") from error
+    return output.decode(errors="replace")
 
 
 def _ending(code: int) -> str:
