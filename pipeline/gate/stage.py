@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from pipeline import __version__
 from pipeline.assemble.image import Built
@@ -75,12 +77,8 @@ def run_smem(
         )
     covered = result.coverage
     evidence = Evidence(
-        gate="smem",
-        arch=result.card.arch,
+        **_about(gate, "smem", card, result.engine_digest),
         verdict=result.verdict,
-        inputs={**_inputs(gate, "smem"), "engine": result.engine_digest},
-        made_by=_compilers(gate),
-        card=result.card,
         summary={
             "engine": f"{result.engine} {result.engine_version}",
             "environment": result.environment.kind,
@@ -107,12 +105,8 @@ def run_numerics(
     assert numerics is not None
     verdicts: dict[str, CaseVerdict] = {"right": "passed", "wrong": "failed"}
     evidence = Evidence(
-        gate="numerics",
-        arch=result.card.arch,
+        **_about(gate, "numerics", card, result.engine_digest, numerics.versions),
         verdict=verdicts.get(numerics.verdict, "unknown"),
-        inputs={**_inputs(gate, "numerics"), "engine": result.engine_digest},
-        made_by={**_compilers(gate), **numerics.versions},
-        card=result.card,
         summary={
             "by": "Triton's interpreter on the CPU",
             "repairs": numerics.repairs,
@@ -143,16 +137,9 @@ def run_patches(gate: ImageGate, card: Card) -> GateRun:
         )
         for v in judge_patches(gate, card)
     ]
-    evidence = Evidence(
-        gate="patches",
-        arch=card.arch,
-        verdict=worst([row.verdict for row in rows]),
-        # as published: every patch is judged on trees of its own, made from this one
-        inputs={**_inputs(gate, "patches"), "engine": gate.tree.digest},
-        made_by=_compilers(gate),
-        card=card,
-        rows=rows,
-    )
+    # as published: every patch is judged on trees of its own, made from this one
+    about = _about(gate, "patches", card, gate.tree.digest)
+    evidence = Evidence(**about, verdict=worst([row.verdict for row in rows]), rows=rows)
     return GateRun(evidence, time.monotonic() - start)
 
 
@@ -236,21 +223,33 @@ def _gate_files(checkout: Checkout, image: str, gate: GateKind, platform: str) -
     return {name: sha256_of(path.read_bytes()) for name, path in files.items()}
 
 
-def _inputs(gate: ImageGate, kind: GateKind) -> dict[str, str]:
-    """Files that decide what is compiled, beyond the engine's own."""
+def _about(
+    gate: ImageGate,
+    kind: GateKind,
+    card: Card,
+    engine: str,
+    versions: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """What a gate was asked about, and what decided it, for its evidence."""
+    facts, plan = gate.environment.facts, gate.plan
     patches = [gate.patch_folder / spec.file for spec in gate.series.patches]
-    wheels = gate.environment.facts.wheels
     return {
-        **_gate_files(gate.context.checkout, gate.plan.spec.name, kind, gate.plan.platform),
-        **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
-        **{pin.file: f"sha256:{pin.sha256}" for pin in wheels},
+        "gate": kind,
+        "arch": card.arch,
+        "card": card,
+        "inputs": {
+            **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
+            **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
+            **{pin.file: f"sha256:{pin.sha256}" for pin in facts.wheels},
+            "engine": engine,
+        },
+        "made_by": {
+            **{"sm120-pipeline": __version__, "worker": worker_digest(), "python": facts.python},
+            **{"torch": facts.torch, "triton": facts.triton},
+            **ptxas_versions(gate.environment.folder / "site"),
+            **versions,
+        },
     }
-
-
-def _compilers(gate: ImageGate) -> dict[str, str]:
-    facts = gate.environment.facts.model_dump(include={"python", "torch", "triton"})
-    ours = {"sm120-pipeline": __version__, "worker": worker_digest()}
-    return {**ours, **facts, **ptxas_versions(gate.environment.folder / "site")}
 
 
 @cache

@@ -54,11 +54,6 @@ class Frame(Frozen):
         """Whether it is in a file of a package, wherever that is installed."""
         return self.shared_parts(path) == path.count("/") + 1
 
-    def shared_with(self, function: str) -> int:
-        """Counts the same for a function that a case names as `module:name`; 0 for any other."""
-        path, name = _place(function)
-        return self.shared_parts(path) if self.function == name else 0
-
     def calls(self, function: str) -> bool:
         """Whether it is in that function, in a file of the same whole path."""
         path, name = _place(function)
@@ -85,7 +80,10 @@ class Traceback(Frozen):
         """
         called, known = set(), set(functions)
         for frame in self.frames:
-            shared = {function: frame.shared_with(function) for function in known}
+            places = {function: _place(function) for function in known}
+            shared = {
+                f: frame.shared_parts(p) for f, (p, x) in places.items() if x == frame.function
+            }
             most = max(shared.values(), default=0)
             called |= {function for function, n in shared.items() if n == most and n}
         return called

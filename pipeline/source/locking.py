@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ class Outside:
 def lock_source(store: Store, spec: SourceSpec, outside: Outside) -> SourceLock:
     """Locks a source from the index or mirror that its spec names."""
     if sdist := spec.archive.sdist:
-        pin = find_sdist(sdist, outside.list_files, outside.size_of)
+        pin = _find_sdist(sdist, outside)
     elif debian := spec.archive.debian:
         security = debian.suite.endswith("-security")
         pin = find_debian_source(debian, outside.debian_security if security else outside.debian)
@@ -73,24 +74,21 @@ def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
     return lock
 
 
-def find_sdist(wanted: SdistSpec, list_files: ListFiles, size_of: SizeOf) -> ArchivePin:
+def _find_sdist(wanted: SdistSpec, outside: Outside) -> ArchivePin:
     """Finds the source archive of a version, by the hash that the index states."""
-    for package in list_files(wanted.project):
-        try:
-            name, version = parse_sdist_filename(package.filename)
-        except InvalidSdistFilename:
-            continue
-        digest = package.digests.get("sha256")
-        is_it = name == canonicalize_name(wanted.project) and version == Version(wanted.version)
-        if is_it and digest:
-            return ArchivePin(
-                kind="sdist",
-                name=wanted.project,
-                version=wanted.version,
-                file=package.filename,
-                size_bytes=package.size or size_of(wanted.project, package.filename, digest),
-                sha256=digest,
-            )
+    project, this = wanted.project, (canonicalize_name(wanted.project), Version(wanted.version))
+    for package in outside.list_files(project):
+        file, digest = package.filename, package.digests.get("sha256")
+        with suppress(InvalidSdistFilename):
+            if digest and parse_sdist_filename(file) == this:
+                return ArchivePin(
+                    kind="sdist",
+                    name=project,
+                    version=wanted.version,
+                    file=file,
+                    size_bytes=package.size or outside.size_of(project, file, digest),
+                    sha256=digest,
+                )
     raise ResolveFailed(f"{wanted.project} {wanted.version}: no index has its source archive")
 
 

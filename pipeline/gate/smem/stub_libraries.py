@@ -46,10 +46,8 @@ class Links:
 
 def read_links(path: Path) -> Links | None:
     """The dynamic links of a 64-bit little-endian ELF file; none for any other file."""
-    if not path.is_file():
-        return None
     try:
-        return _read_links(path)
+        return _read_links(path) if path.is_file() else None
     except (struct.error, IndexError, ValueError) as error:
         raise GateEnvironment(
             f"{path.name}: its ELF tables are damaged or cut off ({error})",
