@@ -189,7 +189,7 @@ def known_kernels(checkout: Checkout, store: Store, overrun: Overrun) -> list[Kn
             gates[image] = read_gates(checkout, image)
     functions = {f for each in gates.values() for case in each.cases() for f in case.function}
     called = overrun.traceback.called(functions)
-    known = []
+    known: list[KnownKernel] = []
     for image, each in gates.items():
         patches = checkout.series(checkout.spec(image)).patches
         measured = _measured(checkout, store, image, overrun.required_bytes)

@@ -82,10 +82,10 @@ def wanted_of(
         # an engine that is one program imports nothing
         is_python = parser.arguments[0] != "program"
         modules = _MODULES.get(parser.engine, ()) if is_python else ()
-        known = flags.flags.items() if flags else ()
+        known = flags.flags if flags else {}
         parser_wanted = ParserWanted(
             arguments=parser.arguments,
-            flags=[name for name, flag in known if not flag.retired],
+            flags=[name for name, flag in known.items() if not flag.retired],
             file=f"lockfiles/flags/{flags.image}.yaml" if flags else "",
         )
     promised = {
