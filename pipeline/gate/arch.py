@@ -121,7 +121,7 @@ def read_facts(open_file: modules.Opener, file_bytes: int) -> Facts:
 
 
 class ObjectVerdict(Enum):
-    """How an object stands to a card, the worst first."""
+    """Whether a card can run an object, the worst first."""
 
     UNREADABLE = "unreadable"
     NO_KERNEL_IMAGE = "no kernel image"
@@ -245,7 +245,7 @@ class ImageFile:
 
 @dataclass(frozen=True)
 class JudgedObject:
-    """An object, what it holds and how it stands to the card."""
+    """An object, what it holds and whether the card can run it."""
 
     path: str
     sha256: str

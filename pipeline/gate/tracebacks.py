@@ -126,7 +126,7 @@ class TracebackReader:
 
     def _note(self, line: str) -> None:
         if _BEGINS in line:
-            # what stands before the first one are lines of a log that look like source
+            # before the first one come lines of a log that look like source
             self._end(is_kept=self._has_begun)
             self._has_begun = True
         self._frames.extend(Frame(path=f[1], function=f[2]) for f in _FRAME.finditer(line))

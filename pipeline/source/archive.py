@@ -48,6 +48,7 @@ _DAMAGE = (
 
 # O_EXCL: an honest archive has no name twice, and no file below a link.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a pipe in the place of a file must not make us wait.
 _KNOWN_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # What opening answers where a path is missing, or has a link or something else than a file on it.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)

@@ -43,7 +43,8 @@ OnLine = Callable[[str], None]
 LABEL = "sm120.scratch"
 _SHM_BYTES = 256 << 20
 _WORK = "/build"
-_KILLED = 128 + signal.SIGKILL
+_KILLED = 128 + signal.SIGKILL  # as shells and container engines report it
+# Podman answers within seconds; one that hangs must not stop a build for ever.
 _PODMAN_S = 60.0
 _MOST_LINE_BYTES = 1 << 20
 # The number of processes that a build may have; far above what compilers need, and allowed to all.

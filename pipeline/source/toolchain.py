@@ -22,6 +22,7 @@ from pipeline.store.store import Store
 BINFMT = "/proc/sys/fs/binfmt_misc"  # the kernel lists emulators for other processors here
 NOT_HERE = "Compile it on a machine of that platform, or install qemu-user-static with binfmt."
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+# O_EXCL and O_NOFOLLOW: no file of the image may lead us elsewhere.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 Row = tuple[LayerRecord, FileRow]
 

@@ -38,7 +38,8 @@ from pipeline.store.store import Store
 
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPTS = (_INSIDE / "check.py", _INSIDE / "libraries.py", FLAGS_SCRIPT)
-_PLACE = "/sm120-start"  # of the scripts, in the image
+# The scripts and the bytecode have paths of their own: they hide nothing of the image.
+_PLACE = "/sm120-start"
 _BYTECODE = "/sm120-bytecode"
 BYTECODE_VARIABLE = "PYTHONPYCACHEPREFIX"
 _PYTHON_FOLDERS = ("usr/lib", "opt/venv/lib")

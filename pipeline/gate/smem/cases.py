@@ -86,7 +86,7 @@ Rounding = Literal[
     "bfloat16", "bfloat16 result", "bfloat16 scores", "float8 probabilities", "float32"
 ]
 Upstream = Annotated[str, StringConstraints(pattern=r"^https://\S+$", max_length=300)]
-# Long enough that it must say something to whoever reads it a year later.
+# Long enough that it must say something to a reader a year later.
 Reason = Annotated[str, StringConstraints(min_length=20, max_length=500)]
 
 
@@ -161,7 +161,7 @@ class Argument(Frozen):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The long form, and beside it the short one."""
+        """Describes the long form, and the short one."""
         made = handler(core_schema)
         inner = handler.resolve_ref_schema(made)
         long = {**inner, "minProperties": 1, "maxProperties": 1}

@@ -42,7 +42,7 @@ class EngineTree:
     project: str
     version: str
     digest: str  # of the wheel and of what patches made of it
-    is_locked: bool = True  # the image's lock names the wheel; other versions nobody vouches for
+    is_locked: bool = True  # the image's lock names the wheel; other versions are not vouched for
 
     @property
     def package(self) -> str:

@@ -56,7 +56,7 @@ CARDS = {
 
 
 def card_for(arch: str) -> Card:
-    """The card that stands for an architecture."""
+    """The card that the gate judges for an architecture."""
     if arch not in CARDS:
         raise GateInvalid(
             f"{arch}: is not a known card (known: {', '.join(CARDS)})", "Choose one of those."

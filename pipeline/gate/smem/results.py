@@ -39,7 +39,7 @@ class Record(Frozen):
 
 
 class Computed(Frozen):
-    """One output of a call beside what it should be.
+    """How far one output of a call is from what it should be.
 
     Errors are shares of the sum of magnitudes that the right number is the sum of.
     """
