@@ -8,7 +8,7 @@ import posixpath
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -168,10 +168,25 @@ def _read_line(text: str) -> tuple[str, RunTest] | None:
 
 @contextmanager
 def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Path) -> Iterator[Box]:
-    """Makes the image a container as it would be served, with a folder for the scripts."""
+    """Makes the image a container as it would be served, with a folder for the scripts.
+
+    Namespaces run its unpacked files, container engines the image that they loaded.
+    """
     scripts = scratch / "scripts"
     scripts.mkdir()
-    with _files(store, image, way) as (root, reference):
+    root, reference = None, ""
+    with ExitStack() as stack:
+        if way.kind == "namespaces":
+            root = stack.enter_context(unpacked(store, image))
+        else:
+            engine = stack.enter_context(closing(find_engine(way.kind)))
+            loaded = engine.image(image.record.config) or engine.image(image.digest)
+            if loaded is None:
+                engine.load(store, image.name, image.digest)
+                loaded = engine.image(image.record.config) or engine.image(image.digest)
+            require_same(image.name, image.record, loaded)
+            # by id: a tag can be moved
+            reference = loaded.id if loaded else ""
         accounts = read_passwd(root / "etc/passwd") if root else {}
         user = find_user(config.runs.user or "0:0", accounts)
         homes = {account.uid: account.home for account in accounts.values()}
@@ -186,23 +201,6 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
             user=user,
             workdir=config.runs.workdir or "/",
         )
-
-
-@contextmanager
-def _files(store: Store, image: Built, way: Way) -> Iterator[tuple[Path | None, str]]:
-    """The image's files: unpacked for namespaces, else by its id in the container engine."""
-    if way.kind == "namespaces":
-        with unpacked(store, image) as root:
-            yield root, ""
-        return
-    with closing(find_engine(way.kind)) as engine:
-        loaded = engine.image(image.record.config) or engine.image(image.digest)
-        if loaded is None:
-            engine.load(store, image.name, image.digest)
-            loaded = engine.image(image.record.config) or engine.image(image.digest)
-    require_same(image.name, image.record, loaded)
-    # by id: a tag can be moved
-    yield None, loaded.id if loaded else ""
 
 
 def compile_bytecode(root: Path, to: Path) -> Path | None:
