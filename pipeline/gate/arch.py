@@ -55,12 +55,10 @@ _OBJECT = re.compile(r"\.so(\.\d+)*$|\.(cubin|fatbin)$")
 _PERHAPS = re.compile(r"\.so\.|\.o$")
 
 
+# `gates/arch.yaml`, or `arch.<processor>.yaml` where the wheels of a processor hold other code. A
+# file of its own: it decides no byte of the image, so it may move no digest.
 class ArchSpec(Frozen):
-    """Objects without code for the card, each with the reason, and objects that need a variant.
-
-    `gates/arch.yaml`, or `arch.<processor>.yaml` where the wheels of a processor hold other code.
-    It decides no byte of the image, so it moves no digest.
-    """
+    """Objects without code for the card, each with the reason, and objects that need a variant."""
 
     schema_name: ClassVar[str] = "arch"
 
