@@ -329,10 +329,6 @@ class StepFailed(CompileFailed):
     hint = "The log named above holds all of its output; finished objects are kept."
 
 
-class ObjectsUnusable(CompileFailed):
-    meaning = "an export of compiled objects is incomplete, damaged or not signed as it must be"
-
-
 class OutputWrong(CompileFailed):
     meaning = "a compiled tree lacks a file, or holds other machine code than its spec promises"
     hint = "Correct `outputs`, `architectures` or `cpu` in source.yaml, or the build's flags."

@@ -91,8 +91,6 @@ SOURCE = {
     "build": Verb("source.compile:build_source", "Compile a source into the store."),
     "export": Verb("source.export:export", "Write a compiled source's files into a folder."),
     "publish": Verb("source.publish:publish", "Push a compiled source's layer to a registry."),
-    "export-objects": Verb("source.share:export_to", "Write compiled objects for others."),
-    "import-objects": Verb("source.share:import_from", "Take over objects of another machine."),
 }
 GATE = {
     "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code.", "image"),
@@ -178,6 +176,11 @@ STORE = {
 }
 
 
+# Commands of earlier versions, each with the command that does its work now.
+_REPLACED = {
+    "source export-objects": "sm120 source publish SOURCE BUILD REGISTRY/REPO",
+    "source import-objects": "sm120 build IMAGE --layers-from REGISTRY/REPO",
+}
 # How alike a word and a verb of its own group are, so that verbs of other groups do not count.
 _NEAR = 0.7
 
@@ -221,6 +224,9 @@ class VerbGroup(click.Group):
         if begins and not ctx.resilient_parsing and not {"-h", "--help", "--dry-run"} & {*args}:
             log.say(begins)
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
+            path = f"{ctx.command_path.partition(' ')[2]} {word}"
+            if path in _REPLACED:
+                ctx.fail(f"{path!r} was removed. Use `{_REPLACED[path]}`.")
             meant = " or ".join(f"`{each}`" for each in _meant(ctx, self, word))
             # click's own suggestion knows only verbs that are loaded, and no other group
             ctx.fail(f"No such command {word!r}." + (f" Did you mean {meant}?" if meant else ""))

@@ -1,7 +1,7 @@
-"""The results of an image's gates, kept beside it: `images/<name>/<platform>/gates.json`.
+"""The results of an image's gates, kept with it: `images/<name>/<platform>/gates.json`.
 
-The same findings give the same bytes, wherever and whenever they were made, so no times stand in
-it. A failure is kept like a success.
+The same findings give the same bytes, wherever and whenever they were made, so the file holds no
+times. A failure is kept like a success.
 """
 
 from __future__ import annotations
@@ -13,16 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from pipeline import log
-from pipeline.errors import (
-    GateFailed,
-    GateUnknown,
-    GateWrong,
-    NoKernelImage,
-    PatchUnproved,
-    PipelineError,
-    StoreDamaged,
-)
+from pipeline import errors, log
 from pipeline.files import write_bytes
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.verdict import CaseVerdict, worst
@@ -33,13 +24,13 @@ GateKind = Literal["smem", "numerics", "patches", "arch"]
 # The order in which they are run, and in which files list them.
 _ORDER = ("smem", "numerics", "patches", "arch")
 # The error that a command ends with, and how its message counts the rows that did not pass.
-_FAILED: dict[GateKind, tuple[type[PipelineError], str, str]] = {
-    "smem": (GateFailed, "case fails", "cases fail"),
-    "numerics": (GateWrong, "case computes wrong numbers", "cases compute wrong numbers"),
-    "patches": (PatchUnproved, "patch fails", "patches fail"),
-    "arch": (NoKernelImage, "object fails", "objects fail"),
+_FAILED: dict[GateKind, tuple[type[errors.PipelineError], str, str]] = {
+    "smem": (errors.GateFailed, "case fails", "cases fail"),
+    "numerics": (errors.GateWrong, "case computes wrong numbers", "cases compute wrong numbers"),
+    "patches": (errors.PatchUnproved, "patch fails", "patches fail"),
+    "arch": (errors.NoKernelImage, "object fails", "objects fail"),
 }
-_UNKNOWN = (GateUnknown, "result is unknown", "results are unknown")
+_UNKNOWN = (errors.GateUnknown, "result is unknown", "results are unknown")
 
 
 class EvidenceRow(Frozen):
@@ -79,7 +70,7 @@ class ImageGates(Frozen):
         return worst([result.verdict for result in self.results])
 
 
-def error_of(image: str, result: Evidence) -> PipelineError | None:
+def error_of(image: str, result: Evidence) -> errors.PipelineError | None:
     """The error that a command with this result ends with; none where it may go on."""
     if result.verdict in ("passed", "accepted"):
         return None
@@ -93,20 +84,22 @@ def error_of(image: str, result: Evidence) -> PipelineError | None:
 
 
 def evidence_path(store: Store, image: str, platform: str) -> Path:
-    """Where an image's results lie."""
+    """The file of an image's results."""
     return store.image_folder(image, platform) / "gates.json"
 
 
 def read_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
-    """The results of this very image; none where there are only those of another one."""
+    """Reads the results of this very image; none where the file has those of another one."""
     path = evidence_path(store, image, platform)
     try:
         gates = ImageGates.model_validate_json(read_own(path))
     except FileNotFoundError:
         return None
-    except (OSError, StoreDamaged, ValidationError) as error:
-        hint = f"Judge it again: `sm120 build {image} --gate`."
-        raise StoreDamaged(f"{path}: the record of its gates cannot be read", hint) from error
+    except (OSError, errors.StoreDamaged, ValidationError) as error:
+        raise errors.StoreDamaged(
+            f"{path}: the record of its gates cannot be read",
+            f"Judge it again: `sm120 build {image} --gate`.",
+        ) from error
     # results of other bytes say nothing about these
     return gates if gates.image_digest == digest else None
 
@@ -114,11 +107,11 @@ def read_evidence(store: Store, image: str, platform: str, digest: str) -> Image
 def keep_evidence(
     store: Store, image: str, platform: str, digest: str, new: Sequence[Evidence]
 ) -> ImageGates:
-    """Put results in the place of older ones of the same gate and card."""
+    """Replaces older results of the same gate and card."""
     # two gates of one image may end at the same time
     with store.locked(f"gates-{image}-{platform.replace('/', '-')}"):
         before = None
-        with suppress(StoreDamaged):  # what cannot be read is replaced
+        with suppress(errors.StoreDamaged):  # the new results replace what cannot be read
             before = read_evidence(store, image, platform, digest)
         results = {(e.gate, e.arch): e for e in [*(before.results if before else []), *new]}
         ordered = sorted(results.values(), key=lambda e: (_ORDER.index(e.gate), e.arch))

@@ -76,7 +76,7 @@ def has_cases(checkout: Checkout, image: str) -> bool:
 
 
 def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") -> dict[str, Path]:
-    """What decides a gate's verdict beside the image, by the name that evidence has for it.
+    """Finds the files that decide a gate's verdict, by the names that evidence has for them.
 
     Shared files come first and are named by their path below images/, the image's own by their
     path below its folder. Objects differ by platform, and so may the file about them.

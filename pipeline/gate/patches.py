@@ -18,28 +18,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.errors import GateInvalid, PatchConflict, PipelineError
-from pipeline.gate.numerics.check import check_numbers, numeric_cases
-from pipeline.gate.smem.cases import Case
+from pipeline.gate.numerics import check_numbers, numeric_cases
+from pipeline.gate.smem import engine
 from pipeline.gate.smem.context import GateContext
-from pipeline.gate.smem.engine import (
-    EngineTree,
-    compiler_requirements,
-    engine_pin,
-    engine_tree,
-    is_applied,
-    modules_defining,
-    patched,
-)
 from pipeline.gate.smem.image_gate import ImageGate
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.smem.results import (
     CaseResult,
+    NumericsResult,
     NumericsResults,
     NumericsVerdict,
     fingerprint,
@@ -124,34 +117,30 @@ def with_numbers(state: State, message: str, numbers: NumericsResults | None) ->
     """A patch that fits is needed only if its kernels still compute the right thing."""
     if numbers is None or numbers.verdict == "right":
         return state, message
-    for case in numbers.cases:
-        if case.verdict == numbers.verdict:
-            return numbers.verdict, f"{case.name}: {case.message}"
+    if first := _first_message(numbers.cases, numbers.verdict):
+        return numbers.verdict, first
     return "unknown", "no case has its numbers compared"
 
 
-def _first_message(cases: Sequence[CaseResult], verdict: str) -> str:
-    for case in cases:
-        if case.verdict == verdict:
-            return f"{case.name}: {case.message}"
-    return ""
+def _first_message(cases: Sequence[CaseResult | NumericsResult], verdict: str) -> str:
+    return next((f"{x.name}: {x.message}" for x in cases if x.verdict == verdict), "")
 
 
 def judge_patches(gate: ImageGate, card: Card, version: str | None = None) -> list[PatchVerdict]:
-    """Every patch of an image at one version: the locked one, or another from the index."""
-    pin = engine_pin(gate.context, gate.plan, gate.gates.setup.package, version)
-    tree = engine_tree(gate.context, gate.plan, pin)
+    """Judges every patch of an image at one version: the locked one, or another of the index."""
+    pin = engine.engine_pin(gate.context, gate.plan, gate.gates.setup.package, version)
+    tree = engine.engine_tree(gate.context, gate.plan, pin)
     return [_judge(gate, card, tree, spec) for spec in gate.series.patches]
 
 
 def without_gate(spec: PatchSpec, version: str) -> PatchVerdict:
-    """A patch that is not about a kernel: nothing is run for it, and its reason is shown."""
+    """A patch that is not about a kernel: no gate runs for it, and its reason is shown."""
     return PatchVerdict(
         patch=spec.file, gate=None, version=version, state="no gate", message=spec.no_gate or ""
     )
 
 
-def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> PatchVerdict:
+def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec) -> PatchVerdict:
     if spec.gate is None:
         return without_gate(spec, tree.version)
     cases = gate.gates.cases(only=spec.gate)
@@ -160,20 +149,24 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
             f"{spec.file}: its gate {spec.gate} has no cases",
             "`gate` names a case file without .yaml; `no_gate` says why there is none.",
         )
-    # with the others in place, as in the image: one patch may lean on another
+    # with the others in place, as in the image: one patch may need another
     others = [w for w in gate.series.patches if w is not spec]
     base, _ = _with_patches(gate, tree, others)
     without = gate.judge(base, card, cases)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
     after = None if conflict else gate.judge(full, card, cases)
-    applied = is_applied(tree, spec, gate.patch_folder)
+    # gone from the whole version, and not only from where the case looks for it
+    is_absent = all(
+        result.gone and not engine.modules_defining(tree, [f.partition(":")[2] for f in names])
+        for names, result in zip((case.function for case in cases), without, strict=True)
+    )
     state, message = decide(
         without,
         after,
-        applied=applied,
+        applied=engine.is_applied(tree, spec, gate.patch_folder),
         conflict=conflict,
         is_older=Version(tree.version) < Version(gate.tree.version),
-        is_absent=_is_absent(tree, cases, without),
+        is_absent=is_absent,
     )
     numbers = None
     # numbers take minutes, and only a patch that fits is worth them
@@ -187,32 +180,20 @@ def _judge(gate: ImageGate, card: Card, tree: EngineTree, spec: PatchSpec) -> Pa
         version=tree.version,
         state=state,
         message=message,
-        judged_with={
-            "triton": gate.environment.facts.triton,
-            "torch": gate.environment.facts.torch,
-        },
-        requires=compiler_requirements(tree),
+        judged_with=gate.environment.facts.model_dump(include={"triton", "torch"}),
+        requires=engine.compiler_requirements(tree),
         without=_needs(without),
         with_patch=_needs(after or []),
         numerics=numbers.verdict if numbers else None,
     )
 
 
-def _is_absent(tree: EngineTree, cases: Sequence[Case], results: Sequence[CaseResult]) -> bool:
-    """Whether every case's functions are gone, and not only from where the case looks for them."""
-    for case, result in zip(cases, results, strict=True):
-        names = [function.partition(":")[2] for function in case.function]
-        if not result.gone or modules_defining(tree, names):
-            return False
-    return True
-
-
 def _with_patches(
-    gate: ImageGate, tree: EngineTree, patches: Sequence[PatchSpec]
-) -> tuple[EngineTree, str]:
-    """The tree with patches, or as it is and why they do not fit."""
+    gate: ImageGate, tree: engine.EngineTree, patches: Sequence[PatchSpec]
+) -> tuple[engine.EngineTree, str]:
+    """Patches a tree, or returns it as it is and why they do not fit."""
     try:
-        return patched(tree, patches, gate.patch_folder, gate.context), ""
+        return engine.patched(tree, patches, gate.patch_folder, gate.context), ""
     except PatchConflict as error:
         return tree, str(error)
 
@@ -224,20 +205,17 @@ def _needs(cases: Sequence[CaseResult]) -> dict[str, int]:
 def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> list[str]:
     """`0.5.9`, `0.5.9,0.5.10` or a range such as `>=0.5.9,<0.6`, as versions of the engine."""
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
-    try:
-        named = [str(Version(part)) for part in parts]
-    except InvalidVersion:
-        named = []
-    if named:
-        return _require_offered(context, locked, named)
+    with suppress(InvalidVersion):
+        if named := [str(Version(part)) for part in parts]:
+            _require_offered(context, locked, named)
+            return named
+    neither = GateInvalid(f"{wanted!r}: is neither a version nor a range of versions", _VERSIONS)
     if not parts:
-        raise GateInvalid(f"{wanted!r}: is neither a version nor a range of versions", _VERSIONS)
+        raise neither
     try:
         accepted = SpecifierSet(wanted)
     except InvalidSpecifier as error:
-        raise GateInvalid(
-            f"{wanted}: is neither a version nor a range of versions", _VERSIONS
-        ) from error
+        raise neither from error
     offered = context.make_finder().versions(locked.name)
     # a release candidate is judged where it is named, not because a range reaches it
     versions = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
@@ -251,15 +229,14 @@ def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> lis
     return versions
 
 
-def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]) -> list[str]:
-    """The versions, or an error that names one that no index has."""
+def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]) -> None:
     package = locked.name
     # the locked version's wheel is known by its hash and needs no index
     others = [version for version in versions if Version(version) != Version(locked.version)]
     if not others:
-        return versions
+        return
     finder = context.make_finder()
-    # whoever names a withdrawn version wants just that one
+    # a user who names a withdrawn version wants just that one
     offered = finder.versions(package, withdrawn=True)
     for version in others:
         if Version(version) not in offered:
@@ -268,29 +245,22 @@ def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]
                 f"{package} {version}: no index has a wheel of this version (its newest: {newest})",
                 _VERSIONS,
             )
-    return versions
 
 
 def judge_against(
     gate: ImageGate, card: Card, versions: Sequence[str], say: Callable[[str], None]
 ) -> list[PatchVerdict]:
-    """Patches at several versions; one that cannot be had is unknown, not an end."""
+    """Judges patches at several versions; one that cannot be fetched is unknown, and no end."""
     verdicts: list[PatchVerdict] = []
     for version in versions:
         say(f"Judging the patches at {gate.gates.setup.package} {version}")
         try:
             verdicts += judge_patches(gate, card, version)
         except PipelineError as error:
-            verdicts += [
-                PatchVerdict(
-                    patch=spec.file,
-                    gate=spec.gate,
-                    version=version,
-                    state="unknown",
-                    message=str(error),
-                )
-                for spec in gate.series.patches
-            ]
+            unknown = {"version": version, "state": "unknown", "message": str(error)}
+            for spec in gate.series.patches:
+                row = {"patch": spec.file, "gate": spec.gate, **unknown}
+                verdicts.append(PatchVerdict.model_validate(row))
     return verdicts
 
 

@@ -1,4 +1,4 @@
-"""Looking after what gates leave in the store: how much it is, and what of it nobody uses.
+"""What gates write to the store: how much it is, and what no gate uses any more.
 
 gate/environments/   interpreters with torch and Triton, unpacked: gigabytes
 gate/engines/        engines' own files, as published and patched
@@ -18,8 +18,8 @@ from pipeline.files import os_errors_explained, remove_tree
 from pipeline.store.store import Store, read_image_record
 from pipeline.store.upkeep import StoreSection, stats_below, tree_sections
 
-# A gate marks what it uses (`mark_used`). Anything here is made again from locks and wheels, so a
-# month without use is enough to let go of environments of gigabytes.
+# A gate marks what it uses (`mark_used`), and makes anything again from locks and wheels: after a
+# month without use environments of gigabytes may go.
 _UNUSED_S = 30 * 24 * 3600
 _PARTS = {
     "gate environments": "gate/environments",
@@ -33,39 +33,28 @@ _PARTS = {
 
 
 def gate_sections(store: Store) -> list[StoreSection]:
-    """How much of what gates left."""
+    """Counts what gates wrote to the store."""
     return tree_sections(store, _PARTS)
 
 
 def gate_leftovers(store: Store) -> list[Path]:
-    """Folders and files that no gate has used for a month, and notes on objects of no image."""
+    """Lists what no gate has used for a month, and notes on objects of no built image."""
     old = time.time() - _UNUSED_S
-    folders = [place for place in _PARTS.values() if place.startswith("gate/")]
-    unused = [
-        entry
-        for folder in folders
-        for entry in _entries(store.root / folder)
-        if entry.lstat().st_mtime < old
-    ]
-    # reading an image's objects again takes minutes: it keeps its notes as long as it is kept
-    objects = _objects(store)
-    notes = [p for p in _entries(store.root / "gates" / "arch") if p.stem not in objects]
-    return [*unused, *notes]
-
-
-def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder of the store; a link leads elsewhere and is not looked into."""
-    is_own = folder.is_dir() and not folder.is_symlink()
-    return sorted(folder.iterdir()) if is_own else []
-
-
-def _objects(store: Store) -> set[str]:
-    """Hashes of the files of every built image."""
+    folders = [store.root / place for place in _PARTS.values() if place.startswith("gate/")]
+    unused = [x for folder in folders for x in _entries(folder) if x.lstat().st_mtime < old]
+    # reading an image's objects again takes minutes: their notes stay as long as the image
     hashes: set[str] = set()
     for path in store.image_paths():
         for layer in read_image_record(path).layers:
             hashes |= {row.sha256 for row in store.contents(layer.record)}
-    return hashes
+    notes = [p for p in _entries(store.root / "gates" / "arch") if p.stem not in hashes]
+    return [*unused, *notes]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Lists a folder of the store; a link leads elsewhere and is not followed."""
+    is_own = folder.is_dir() and not folder.is_symlink()
+    return sorted(folder.iterdir()) if is_own else []
 
 
 def size_of(path: Path) -> int:
@@ -77,7 +66,7 @@ def size_of(path: Path) -> int:
 
 
 def remove(paths: list[Path]) -> int:
-    """Take leftovers away; returns the bytes freed."""
+    """Removes leftovers; returns the bytes freed."""
     freed = 0
     for path in paths:
         with os_errors_explained(path):

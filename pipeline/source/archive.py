@@ -1,4 +1,4 @@
-"""A source archive's files, unpacked out of reach of hostile names, and the one digest of them."""
+"""A source's files: unpacked without trust in the archive's names, hashed, extended and patched."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
+from pipeline.assemble import patch
 from pipeline.assemble.entry import path_fault
-from pipeline.errors import CorruptArchive, HostileArchive, SpecInvalid
+from pipeline.errors import CorruptArchive, HostileArchive, PatchConflict, SpecInvalid
 from pipeline.files import files_below, folder_below, os_errors_explained, sha256_of_file
 from pipeline.model import canonical_json, sha256_of, stays_below
-from pipeline.spec.source import ArchiveSpec
+from pipeline.spec.source import ArchiveSpec, SourceSpec
 
 # Engines with all they vendor have some ten thousand files; these are far from that.
 _MOST_FILES = 200_000
@@ -31,10 +32,11 @@ _MOST_LINKS = 40
 _LONGEST_TARGET = 4095
 _MOST_STEPS = 2_000_000
 _CHUNK_BYTES = 1 << 20
-_PACKINGS: dict[bytes, Callable[[Path], IO[bytes]]] = {
-    b"\x1f\x8b": lambda path: cast("IO[bytes]", gzip.open(path)),  # noqa: SIM115
-    b"BZh": lambda path: cast("IO[bytes]", bz2.open(path)),  # noqa: SIM115
-    b"\xfd7zXZ\0": lambda path: cast("IO[bytes]", lzma.open(path)),  # noqa: SIM115
+# These readers, unlike tarfile's own, notice a missing end.
+_PACKINGS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
 }
 # How tarfile and the unpackers report damage: bz2 as an error of the system, sparse maps and pax
 # headers as whatever `int` and slices raise, thousands of headers in a row as too deep a call.
@@ -42,6 +44,14 @@ _DAMAGE = (
     *(tarfile.TarError, lzma.LZMAError, zlib.error, struct.error, EOFError, OSError),
     *(ValueError, LookupError, ArithmeticError, RecursionError, MemoryError),
 )
+
+
+# O_EXCL: an honest archive has no name twice, and no file below a link.
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a pipe in the place of a file must not make us wait.
+_KNOWN_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# What opening answers where a path is missing, or has a link or something else than a file on it.
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 
 
 @dataclass(frozen=True)
@@ -54,20 +64,29 @@ class Unpacked:
 
 
 def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacked:
-    """Write the files that a build needs into an empty folder, and name them by one digest."""
+    """Writes the files that a build needs into an empty folder, and names them by one digest."""
     folder.mkdir(exist_ok=True)
-    below = spec.below or _only_folder(archive, name)
+    below = spec.below
+    if not below:
+        tops = {_plain(member.name, name).split("/")[0] for member, _ in _members(archive, name)}
+        if len(tops) != 1:
+            message = f"{name}: archive: below: must be named, as it has {len(tops)} folders"
+            raise SpecInvalid(message)
+        below = tops.pop()
     seen, links = 0, dict[str, str]()
     for member, content in _members(archive, name):
-        path = _path_below(member, below, name)
-        if path is None or member.isdir() or _is_left_out(path, spec.leave_out):
+        whole = "" if member.name in (".", "./") else _plain(member.name, name)
+        path = whole.removeprefix(f"{below}/")
+        if path == whole or member.isdir():
+            continue
+        if any(path == entry or path.startswith(f"{entry}/") for entry in spec.leave_out):
             continue
         seen += 1
-        if fault := _is_no_text(path) or path_fault(path):
+        if fault := _name_fault(path) or path_fault(path):
             raise HostileArchive(f"{name}: the path {path[:200]!r} {fault}")
         if member.issym():
             links[path] = member.linkname
-            if fault := _is_no_text(member.linkname):
+            if fault := _name_fault(member.linkname):
                 raise HostileArchive(f"{name}: {path} is a link to a name that {fault}")
         _write(folder, path, member, content, name)
     if not seen:
@@ -91,7 +110,7 @@ def tree_digest(folder: Path) -> str:
 
 
 class _Metered:
-    """An archive's bytes, as many as its headers and the file that was announced may have.
+    """Reads an archive up to what its headers and the next file may have.
 
     tarfile reads a header of any stated size into memory, and knows no limit.
     """
@@ -109,67 +128,42 @@ class _Metered:
 
 def _members(archive: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
     n_files = n_bytes = 0
+    too_much = f"{name}: holds more files or bytes than any source"
+    with archive.open("rb") as file:
+        magic = file.read(6)
+    unpacker = next((x for start, x in _PACKINGS.items() if magic.startswith(start)), None)
     try:
-        with _inflated(archive) as file:
+        with unpacker(archive) if unpacker else archive.open("rb") as file:
             metered = _Metered(file, name)
             stream = cast("IO[bytes]", metered)
             with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8") as tar:
                 for member in tar:
                     n_files, n_bytes = n_files + 1, n_bytes + member.size
-                    # before its contents are unpacked, and of those too that nobody wants
+                    # before its contents are unpacked, also of files that no build needs
                     if member.size < 0 or n_files > _MOST_FILES or n_bytes > _MOST_BYTES:
-                        raise HostileArchive(f"{name}: holds more files or bytes than any source")
+                        raise HostileArchive(too_much)
                     if member.issparse():  # its map may state anything
                         raise HostileArchive(f"{name}: {member.name[:200]!r} is a sparse file")
                     metered.left = member.size + _MOST_HEADER_BYTES
                     yield member, tar.extractfile(member) if member.isreg() else None
                     tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-            # to the end: tarfile is content with an archive that was cut between two files
+            # to the end: tarfile accepts an archive that was cut between two files
             while rest := file.read(_CHUNK_BYTES):
                 n_bytes += len(rest)
                 if n_bytes > _MOST_BYTES:
-                    raise HostileArchive(f"{name}: holds more files or bytes than any source")
+                    raise HostileArchive(too_much)
     except _DAMAGE as error:
         raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
 
 
-def _inflated(archive: Path) -> IO[bytes]:
-    """The archive's bytes, unpacked; these readers, unlike tarfile's own, notice a missing end."""
-    with archive.open("rb") as file:
-        magic = file.read(6)
-    for start, opener in _PACKINGS.items():
-        if magic.startswith(start):
-            return opener(archive)
-    return archive.open("rb")
-
-
-def _only_folder(archive: Path, name: str) -> str:
-    tops = {_plain(member.name, name).split("/")[0] for member, _ in _members(archive, name)}
-    if len(tops) != 1:
-        raise SpecInvalid(f"{name}: archive: below: must be named, as it has {len(tops)} folders")
-    return tops.pop()
-
-
 def _plain(text: str, name: str) -> str:
-    path = text.removeprefix("./").rstrip("/")
     try:
-        return stays_below(path)
+        return stays_below(text.removeprefix("./").rstrip("/"))
     except ValueError as error:
         raise HostileArchive(f"{name}: holds {text[:200]!r}, which leads out of it") from error
 
 
-def _path_below(member: tarfile.TarInfo, below: str, name: str) -> str | None:
-    if member.name in (".", "./"):
-        return None
-    path = _plain(member.name, name)
-    return path.removeprefix(f"{below}/") if path.startswith(f"{below}/") else None
-
-
-def _is_left_out(path: str, leave_out: list[str]) -> bool:
-    return any(path == entry or path.startswith(f"{entry}/") for entry in leave_out)
-
-
-def _is_no_text(name: str) -> str:
+def _name_fault(name: str) -> str:
     """Why a name has no digest, or no file system takes it; tarfile passes any bytes on."""
     if "\0" in name or any("\ud800" <= c <= "\udfff" for c in name):
         return "is not UTF-8 text"
@@ -190,9 +184,7 @@ def _write(
                 if content is None:
                     kinds = "neither a file, a folder nor a symlink"
                     raise HostileArchive(f"{name}: {path} is {kinds}")
-                # O_EXCL: a name that comes twice, or is a link by now, is no honest archive's
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(last, flags, 0o600, dir_fd=parent), "wb") as out:
+                with os.fdopen(os.open(last, _NEW_FILE, 0o600, dir_fd=parent), "wb") as out:
                     out.writelines(_pieces(content, name))
                     os.fchmod(out.fileno(), 0o755 if member.mode & 0o100 else 0o644)
         except OSError as error:
@@ -203,6 +195,7 @@ def _write(
 
 
 def _pieces(content: IO[bytes], name: str) -> Iterator[bytes]:
+    """Reads a file; a failed read is the archive's fault, a failed write is not."""
     try:
         while chunk := content.read(_CHUNK_BYTES):
             yield chunk
@@ -211,7 +204,7 @@ def _pieces(content: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _require_links_inside(links: Mapping[str, str], name: str) -> None:
-    """A link may lead anywhere in the source and nowhere else, with all links on its path."""
+    """Follows every link, with all links on its path: it may lead anywhere in the source."""
     steps = 0
     for path, link in links.items():
         at, todo, followed = path.split("/")[:-1], [*reversed(link.split("/"))], 0
@@ -225,7 +218,7 @@ def _require_links_inside(links: Mapping[str, str], name: str) -> None:
                 target = links.get("/".join([*at, part]))
                 if target is None:
                     at.append(part)
-                else:  # an absolute one is refused in its own turn
+                else:  # the loop refuses an absolute one when it comes to it
                     followed += 1
                     todo += reversed(target.split("/"))
             if followed > _MOST_LINKS:
@@ -234,3 +227,74 @@ def _require_links_inside(links: Mapping[str, str], name: str) -> None:
                 fault = "over more links than any source has"
         if fault:
             raise HostileArchive(f"{name}: {path} is a link to {link[:200]!r}, which leads {fault}")
+
+
+def add_files(spec: SourceSpec, own: Path, source: Path) -> None:
+    """Puts our own files into the source as the spec says; none may replace a file of it."""
+    for file in spec.files:
+        *parents, last = file.to.lstrip("/").split("/")
+        data = (own / file.source).read_bytes()
+        try:
+            with (
+                folder_below(source, parents, make=True) as parent,
+                os.fdopen(os.open(last, _NEW_FILE, dir_fd=parent), "wb") as out,
+            ):
+                out.write(data)
+                os.fchmod(out.fileno(), int(file.mode, 8))
+        except FileExistsError as error:
+            message = f"{spec.name}: files: {file.to} is already in the source; patch it"
+            raise SpecInvalid(message) from error
+        except OSError as error:
+            with os_errors_explained(source):
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+            message = f"{spec.name}: files: {file.to} is below a link or a file of the source"
+            raise SpecInvalid(message) from error
+
+
+def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
+    """Applies every patch exactly; a file that differs from its hashes stops the build."""
+    for entry in spec.patches:
+        promised = {file.path: file for file in entry.files}
+        try:
+            # read_text would turn every \r\n into \n
+            text = (own / entry.file).read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PatchConflict(
+                f"{entry.file}: cannot be read ({error})",
+                "`file` in source.yaml names a file of text in the source's folder.",
+            ) from error
+        for change in patch.parse(text, entry.file):
+            if change.path not in promised:
+                raise PatchConflict(
+                    f"{entry.file}: changes {change.path}, which is not listed",
+                    "List it under `files` of the patch in source.yaml.",
+                )
+            want = promised[change.path]
+            *parents, last = change.path.split("/")
+            try:
+                with (
+                    folder_below(source, parents) as parent,
+                    os.fdopen(os.open(last, _KNOWN_FILE, dir_fd=parent), "r+b") as file,
+                ):
+                    before = file.read()
+                    _require_hash(entry.file, f"{change.path} before", want.before, before)
+                    after = patch.apply(change, before, entry.file)
+                    _require_hash(entry.file, f"{change.path} after", want.after, after)
+                    file.seek(0)
+                    file.write(after)
+                    file.truncate()
+            except OSError as error:
+                with os_errors_explained(source / change.path):
+                    if error.errno not in _NO_FILE:
+                        raise
+                message = f"{entry.file}: the source has no file {change.path}"
+                raise PatchConflict(message) from error
+
+
+def _require_hash(name: str, which: str, want: str | None, data: bytes) -> None:
+    if (got := sha256_of(data)) != want:
+        raise PatchConflict(
+            f"{name}: {which} the patch is {got}, source.yaml has {want or 'nothing'}",
+            "Redo the patch for this source; the hash printed here belongs into source.yaml.",
+        )

@@ -1,8 +1,8 @@
-"""The box that steps run in: a toolchain's files, no network, fixed paths, limits.
+"""The container that steps run in: a toolchain's files, no network, fixed paths, limits.
 
-Three ways to make one: Linux namespaces, which need nothing installed; Docker, through its SDK;
-Podman. All three show the same paths, variables, host name and number of processors, so that they
-give the same bytes.
+Three backends: Linux namespaces, which need nothing installed; Docker, through its SDK; Podman. All
+three show the same paths, variables, host name and number of processors, so that they give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ OnLine = Callable[[str], None]
 LABEL = "sm120.scratch"
 _SHM_BYTES = 256 << 20
 _WORK = "/build"
-_KILLED = 128 + signal.SIGKILL
+_KILLED = 128 + signal.SIGKILL  # as shells and container engines report it
+# Podman answers within seconds; one that hangs must not stop a build for ever.
 _PODMAN_S = 60.0
 _MOST_LINE_BYTES = 1 << 20
 # The number of processes that a build may have; far above what compilers need, and allowed to all.
@@ -62,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Box:
-    """Everything that a step sees."""
+    """A container's files, mounts, variables and limits: everything that a step sees."""
 
     root: Path  # the toolchain, unpacked
     image: str  # its tag, for Docker
@@ -70,37 +71,37 @@ class Box:
     env: Mapping[str, str]
     limits: Limits
     scratch: Path
-    # The numbers of the image's own user and group. With them it is a container of the image as it
-    # would be served: its own user, variables and files to write. Without, steps run as the caller.
+    # The image's own user and group. With them a step runs in the image as it would be served: with
+    # its user, variables and files to write. Without them steps run as the caller.
     user: tuple[int, int] | None = None
     workdir: str = _WORK
 
     @property
     def processors(self) -> str:
-        """The processors that it may use, as container engines write them."""
+        """The processors that a step may use, as container engines write them."""
         return ",".join(map(str, sorted(os.sched_getaffinity(0))[: self.limits.cpus]))
 
 
 @dataclass(frozen=True)
 class Running:
-    """A command in a box: where its output comes from, and how it ends."""
+    """A started command: the handle of its output, and a function that waits for its end."""
 
     output: int
     wait: Callable[[], int]
 
 
 class Way(Protocol):
-    """One way to run a command in a box."""
+    """A backend that runs a command in a container."""
 
     @property
     def kind(self) -> Kind: ...
 
     def running(self, box: Box, command: Sequence[str]) -> AbstractContextManager[Running]:
-        """The command, started; nothing of it is left after the block."""
+        """Starts the command; the end of the block removes everything of it."""
 
 
 class Namespaces:
-    """The kernel alone: own mounts, network, processes and host name."""
+    """Uses the kernel alone: own mounts, network, processes and host name."""
 
     kind: Kind = "namespaces"
 
@@ -110,9 +111,7 @@ class Namespaces:
         empty.mkdir(exist_ok=True)
         request = {
             "kind": "namespaces",
-            "held": [],
-            "read": [],
-            "write": [],
+            **{"held": [], "read": [], "write": []},
             "root": str(empty.absolute()),
             "cwd": box.workdir,
             "system": str(box.root.absolute()),
@@ -128,7 +127,7 @@ class Namespaces:
 
 
 class Podman:
-    """Podman on the unpacked toolchain; a layer of its own keeps its traces out of it."""
+    """Podman on the unpacked toolchain; an overlay keeps what it writes out of that folder."""
 
     kind: Kind = "podman"
 
@@ -137,7 +136,12 @@ class Podman:
 
     @contextmanager
     def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
-        self._remove_leftovers()
+        # containers whose command was killed before it could end them
+        shown = '{{.ID}} {{index .Labels "' + LABEL + '"}}'
+        listed = self._read("ps", "--all", f"--filter=label={LABEL}", f"--format={shown}")
+        for identity, _, scratch in (line.partition(" ") for line in listed.splitlines()):
+            if is_left(scratch):
+                self._read("rm", "--force", "--ignore", "--time=0", identity)
         name = f"sm120-{secrets.token_hex(8)}"
         try:
             start = [*self._head, *self._arguments(box, name), *command]
@@ -149,6 +153,14 @@ class Podman:
             self._read("rm", "--force", "--ignore", "--time=0", name)
 
     def _arguments(self, box: Box, name: str) -> list[str]:
+        own_image = ["--pull=never", box.image]
+        unpacked = [
+            *("--read-only", "--read-only-tmpfs=false", f"--workdir={_WORK}"),
+            *(f"--user={os.geteuid()}:{os.getegid()}",),
+            *(["--userns=keep-id"] if os.geteuid() else []),
+            # O: on the folder itself podman would leave the points that it mounts things at
+            *("--rootfs", f"{box.root.absolute()}:O", *_with_environment(box.env)),
+        ]
         return [
             *("run", "--rm", f"--name={name}", f"--label={LABEL}={box.scratch}"),
             *("--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
@@ -158,30 +170,8 @@ class Podman:
             *(f"--cpuset-cpus={box.processors}", f"--shm-size={_SHM_BYTES}"),
             *(f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in _rlimits().items()),
             *(f"--volume={path.absolute()}:{at}" for at, path in box.mounts.items()),
-            *self._system(box),
+            *(own_image if box.user else unpacked),
         ]
-
-    def _system(self, box: Box) -> list[str]:
-        """The files that it runs in, and as whom."""
-        if box.user:
-            return ["--pull=never", box.image]
-        user = ["--userns=keep-id"] if os.geteuid() else []
-        return [
-            *("--read-only", "--read-only-tmpfs=false", f"--workdir={_WORK}"),
-            *(f"--user={os.geteuid()}:{os.getegid()}", *user),
-            # O: on the folder itself podman would leave the points that it mounts things at
-            *("--rootfs", f"{box.root.absolute()}:O"),
-            *_with_environment(box.env),
-        ]
-
-    def _remove_leftovers(self) -> None:
-        """Containers whose command was killed before it could end them."""
-        shown = '{{.ID}} {{index .Labels "' + LABEL + '"}}'
-        listed = self._read("ps", "--all", f"--filter=label={LABEL}", f"--format={shown}")
-        for line in listed.splitlines():
-            identity, _, scratch = line.partition(" ")
-            if is_left(scratch):
-                self._read("rm", "--force", "--ignore", "--time=0", identity)
 
     def _read(self, *arguments: str) -> str:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -252,7 +242,7 @@ def _docker_arguments(box: Box, command: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _followed(container: Container) -> Iterator[Running]:
-    """A started container whose output comes through a pipe, as that of a process does."""
+    """Starts a container and sends its output through a pipe, as that of a process comes."""
     from urllib3.exceptions import HTTPError
 
     output, into = os.pipe()
@@ -272,56 +262,54 @@ def _followed(container: Container) -> Iterator[Running]:
 
 
 def is_left(scratch: str) -> bool:
-    """Whether the command that made a container is gone: nobody holds its scratch folder."""
+    """Whether the command that made a container has ended: its scratch folder is free."""
     path = Path(scratch)
     return path.is_absolute() and (not path.is_dir() or is_free(path / "in-use"))
 
 
 def _rlimits() -> dict[str, tuple[int, int]]:
-    """Limits of each process; what engines set without being asked, root here may not raise."""
+    """Limits of each process: container engines set their own, which root inside may not raise."""
     files = min(x for x in resource.getrlimit(resource.RLIMIT_NOFILE) if x != -1)
     sizes = LARGEST_FILE_BYTES, LARGEST_FILE_BYTES
     return {"nofile": (files, files), "nproc": (_PROCESSES,) * 2, "core": (0, 0), "fsize": sizes}
 
 
 def _with_environment(env: Mapping[str, str]) -> list[str]:
-    """These variables and no other: engines add some of their own, each its own."""
+    """Sets these variables and no other: each container engine adds some of its own."""
     return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in env.items())]
 
 
 def find_way(wanted: Wanted) -> Way:
-    """The first way that this machine allows; tried, not guessed."""
+    """Tries the backends on this machine and returns the first that works."""
     reasons = []
     for kind in KINDS if wanted == "auto" else (wanted,):
-        way = _tried(kind)
-        if not isinstance(way, str):
-            return way
-        reasons.append(f"{kind}: {way}")
+        reason = ""
+        if kind == "namespaces":
+            sandbox = find_sandbox()
+            if sandbox.kind == "namespaces":
+                return Namespaces()
+            reason = sandbox.reason or "not allowed here"
+        elif kind == "docker":
+            try:
+                docker.connect().close()
+                return Docker()
+            except DockerUnavailable as error:
+                reason = str(error)
+        else:
+            found = _find_podman()
+            if isinstance(found, Podman):
+                return found
+            reason = found
+        reasons.append(f"{kind}: {reason}")
     raise SandboxUnavailable(f"no sandbox to compile in ({'; '.join(reasons)})")
 
 
-def _tried(kind: Kind) -> Way | str:
-    """A way, or what stands in it."""
-    if kind == "namespaces":
-        sandbox = find_sandbox()
-        works = sandbox.kind == "namespaces"
-        return Namespaces() if works else sandbox.reason or "not allowed here"
-    if kind == "docker":
-        try:
-            docker.connect().close()
-        except DockerUnavailable as error:
-            return str(error)
-        return Docker()
-    return _podman()
-
-
-def _podman() -> Podman | str:
-    """Podman with the first runtime that works here: its own choice need not."""
+def _find_podman() -> Podman | str:
+    """Podman with the first runtime that works, as its own choice need not; else the reason."""
     reason = ""
+    limits = [f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in _rlimits().items()]
     for runtime in ("", "crun", "runc"):
         head = ["podman", *([f"--runtime={runtime}"] if runtime else [])]
-        limits = [f"--ulimit={name}={soft}:{hard}" for name, (soft, hard) in _rlimits().items()]
-        # a program that is not there is the last thing a runtime finds out
         arguments = ["run", "--rm", "--network=none", *limits, "--rootfs"]
         try:
             with tempfile.TemporaryDirectory() as empty:
@@ -329,6 +317,7 @@ def _podman() -> Podman | str:
                 done = proc.read(command, timeout_s=_PODMAN_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
+        # a missing program is the last thing that a runtime finds out: all else works
         if done.returncode == 127:
             return Podman(runtime)
         reason = reason or proc.last_line(done.stderr.decode(errors="replace"))
@@ -336,10 +325,34 @@ def _podman() -> Podman | str:
 
 
 def run_step(way: Way, box: Box, command: Sequence[str], on_line: OnLine) -> int:
-    """Run one command to its end and hand on its lines; one that hangs is ended."""
-    with way.running(box, command) as running:
-        for line in _lines(running.output, box.limits):
-            on_line(line)
+    """Runs one command, hands on its lines, and ends it where it hangs."""
+    limits, rest, start = box.limits, b"", time.monotonic()
+    last = start
+    with way.running(box, command) as running, selectors.DefaultSelector() as waiting:
+        os.set_blocking(running.output, False)
+        waiting.register(running.output, selectors.EVENT_READ)
+        while True:
+            now = time.monotonic()
+            if now - start > limits.most_s:
+                raise StepFailed(f"took longer than {log.seconds(limits.most_s)}, so it was ended")
+            if now - last > limits.silent_s:
+                silent = log.seconds(limits.silent_s)
+                raise StepFailed(f"printed nothing for {silent}, so it was ended")
+            if not waiting.select(timeout=min(1.0, limits.silent_s)):
+                continue
+            chunk = os.read(running.output, 1 << 16)
+            if not chunk:
+                break
+            last = time.monotonic()
+            # ninja ends lines with carriage returns on terminals
+            *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            # a line without end must not fill the memory
+            if len(rest) > _MOST_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in filter(None, lines):
+                on_line(line.decode(errors="replace"))
+        if rest:
+            on_line(rest.decode(errors="replace"))
         code = running.wait()
     if code == _KILLED:
         limit = log.size(box.limits.memory_bytes)
@@ -351,16 +364,16 @@ def run_step(way: Way, box: Box, command: Sequence[str], on_line: OnLine) -> int
 def _process(
     command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None = None
 ) -> Iterator[Running]:
+    if env is None:
+        env = proc.environment("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
     process = subprocess.Popen(
         list(command),
         cwd=cwd,
-        env=proc.environment("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
-        if env is None
-        else dict(env),
+        env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # Ctrl-C on a terminal is ours to act on: all it started ends as one
+        # on Ctrl-C we end everything that it started
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -371,33 +384,3 @@ def _process(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-
-
-def _lines(handle: int, limits: Limits) -> Iterator[str]:
-    """Output line by line; carriage returns end lines too, as ninja writes them on terminals."""
-    rest, start = b"", time.monotonic()
-    last = start
-    os.set_blocking(handle, False)
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(handle, selectors.EVENT_READ)
-        while True:
-            now = time.monotonic()
-            if now - start > limits.most_s:
-                raise StepFailed(f"took longer than {log.seconds(limits.most_s)}, so it was ended")
-            if now - last > limits.silent_s:
-                silent = log.seconds(limits.silent_s)
-                raise StepFailed(f"printed nothing for {silent}, so it was ended")
-            if not waiting.select(timeout=min(1.0, limits.silent_s)):
-                continue
-            chunk = os.read(handle, 1 << 16)
-            if not chunk:
-                break
-            last = time.monotonic()
-            *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-            yield from (line.decode(errors="replace") for line in lines if line)
-            # a line without end must not fill the memory
-            if len(rest) > _MOST_LINE_BYTES:
-                yield rest.decode(errors="replace")
-                rest = b""
-    if rest:
-        yield rest.decode(errors="replace")

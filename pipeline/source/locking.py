@@ -1,9 +1,10 @@
-"""Locking a source: its archive is looked up and unpacked once, for the digest of its files."""
+"""Locks a source: looks up its archive and unpacks it once, for the digest of its files."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ SizeOf = Callable[[str, str, str], int]
 
 @dataclass(frozen=True)
 class Outside:
-    """How a lock reaches the outside; where that is, is configuration."""
+    """Indexes and mirrors, as this machine's configuration names them."""
 
     list_files: ListFiles
     size_of: SizeOf
@@ -43,36 +44,29 @@ class Outside:
 
 
 def lock_source(store: Store, spec: SourceSpec, outside: Outside) -> SourceLock:
-    """The lock of a source from the place that its spec names."""
-    pin, fetcher = _found(spec, outside), outside.fetcher
+    """Locks a source from the index or mirror that its spec names."""
+    if sdist := spec.archive.sdist:
+        pin = _find_sdist(sdist, outside)
+    elif debian := spec.archive.debian:
+        security = debian.suite.endswith("-security")
+        pin = find_debian_source(debian, outside.debian_security if security else outside.debian)
+    else:
+        raise SpecInvalid(
+            f"{spec.name}: archive: is a file of your own",
+            f"`sm120 source lock {spec.name} --from FILE` locks it.",
+        )
     with log.progress("fetched", pin.size_bytes) as bar:
-        archive = fetcher.fetch(pin, bar)
+        archive = outside.fetcher.fetch(pin, bar)
     return _sealed(store, spec, pin, archive)
 
 
-def _found(spec: SourceSpec, outside: Outside) -> ArchivePin:
-    if sdist := spec.archive.sdist:
-        return find_sdist(sdist, outside.list_files, outside.size_of)
-    if debian := spec.archive.debian:
-        security = debian.suite.endswith("-security")
-        return find_debian_source(debian, outside.debian_security if security else outside.debian)
-    raise SpecInvalid(
-        f"{spec.name}: archive: is a file of your own",
-        f"`sm120 source lock {spec.name} --from FILE` locks it.",
-    )
-
-
 def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
-    """The lock of a source from an archive at hand, which the store keeps for the build."""
+    """Locks a source from a local archive, and keeps that in the store for the build."""
     if not archive.is_file():
         raise SpecInvalid(f"{archive}: is not a file", "Name a tar archive, packed or not.")
-    digest = sha256_of_file(archive).removeprefix("sha256:")
+    digest, size_bytes = sha256_of_file(archive).removeprefix("sha256:"), archive.stat().st_size
     pin = ArchivePin(
-        kind="file",
-        name=spec.name,
-        file=archive.name,
-        size_bytes=archive.stat().st_size,
-        sha256=digest,
+        kind="file", name=spec.name, file=archive.name, size_bytes=size_bytes, sha256=digest
     )
     lock = _sealed(store, spec, pin, archive)
     if not store.has_input(digest, pin.size_bytes):
@@ -80,24 +74,21 @@ def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
     return lock
 
 
-def find_sdist(wanted: SdistSpec, list_files: ListFiles, size_of: SizeOf) -> ArchivePin:
-    """The one source archive of a version, by the hash that the index states."""
-    for package in list_files(wanted.project):
-        try:
-            name, version = parse_sdist_filename(package.filename)
-        except InvalidSdistFilename:
-            continue
-        digest = package.digests.get("sha256")
-        is_it = name == canonicalize_name(wanted.project) and version == Version(wanted.version)
-        if is_it and digest:
-            return ArchivePin(
-                kind="sdist",
-                name=wanted.project,
-                version=wanted.version,
-                file=package.filename,
-                size_bytes=package.size or size_of(wanted.project, package.filename, digest),
-                sha256=digest,
-            )
+def _find_sdist(wanted: SdistSpec, outside: Outside) -> ArchivePin:
+    """Finds the source archive of a version, by the hash that the index states."""
+    project, this = wanted.project, (canonicalize_name(wanted.project), Version(wanted.version))
+    for package in outside.list_files(project):
+        file, digest = package.filename, package.digests.get("sha256")
+        with suppress(InvalidSdistFilename):
+            if digest and parse_sdist_filename(file) == this:
+                return ArchivePin(
+                    kind="sdist",
+                    name=project,
+                    version=wanted.version,
+                    file=file,
+                    size_bytes=package.size or outside.size_of(project, file, digest),
+                    sha256=digest,
+                )
     raise ResolveFailed(f"{wanted.project} {wanted.version}: no index has its source archive")
 
 

@@ -1,21 +1,16 @@
-"""Judges what a build left, before any of it is kept: its processor, GPU code, instruction sets."""
+"""Judges what a build made, before the store keeps it: processor, GPU code, instruction sets."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from pipeline import log
 from pipeline.assemble.plan import TreePlan
-from pipeline.binary import elf
-from pipeline.binary.instructions import (
-    InstructionReader,
-    disassembler,
-    known_features,
-    with_implied,
-)
-from pipeline.binary.modules import Module, broken_promise, read_modules
+from pipeline.binary import elf, instructions
+from pipeline.binary.modules import broken_promise, read_modules
 from pipeline.errors import OutputWrong
 from pipeline.model import Frozen
 from pipeline.source.box import Box, Way, run_step
@@ -33,7 +28,7 @@ class MachineCode(Frozen):
 
 
 def declared_outputs(plan: TreePlan, build: Path) -> dict[str, Path]:
-    """The files that the spec names, by their path below the build's folder; all must be there."""
+    """Finds all files that the spec names, by their path below the build's folder."""
     files = {output.source: build / output.source for output in plan.outputs}
     for name, path in files.items():
         # a link on its path, which a step may have made, leads to files of this machine
@@ -44,10 +39,12 @@ def declared_outputs(plan: TreePlan, build: Path) -> dict[str, Path]:
 
 
 def judge_outputs(way: Way, box: Box, plan: TreePlan, files: Mapping[str, Path]) -> MachineCode:
-    """What the outputs hold, if that is what the build promises; else the first that is wrong."""
+    """Reads the outputs; raises an error for the first that breaks a promise of the build."""
     objects = {name: path for name, path in files.items() if _is_object(plan, name, path)}
     with log.step(f"Judging {log.count(len(objects), 'object')} of {plan.title}"):
-        return MachineCode(gpu=_gpu(plan, objects), cpu=_cpu(way, box, plan, list(objects)))
+        gpu = _gpu_code(plan, objects)
+        cpu = _cpu_code(way, box, plan, list(objects)) if objects else {}
+        return MachineCode(gpu=gpu, cpu=cpu)
 
 
 def _is_object(plan: TreePlan, name: str, path: Path) -> bool:
@@ -66,63 +63,56 @@ def _is_object(plan: TreePlan, name: str, path: Path) -> bool:
     return True
 
 
-def _gpu(plan: TreePlan, objects: Mapping[str, Path]) -> dict[str, int]:
-    """Every module must hold machine code for exactly the promised cards."""
+def _gpu_code(plan: TreePlan, objects: Mapping[str, Path]) -> dict[str, int]:
+    """Counts modules; every one must hold machine code for exactly the promised cards."""
     promised, counts = plan.build.architectures, Counter[str]()
     for name, path in objects.items():
-        modules = _modules(plan, name, path)
+        try:
+            modules = read_modules(partial(_pieces, path), path.stat().st_size)
+        except elf.Unreadable as error:
+            raise OutputWrong(f"{plan.title}: {name}: {error}") from error
         if problem := broken_promise(modules, promised):
             raise OutputWrong(f"{plan.title}: {name} {problem}")
         counts.update({", ".join(map(str, each)): times for each, times in modules.items()})
     if promised and not counts:
-        raise OutputWrong(
-            f"{plan.title}: holds no GPU code where {', '.join(promised)} is promised"
-        )
+        archs = ", ".join(promised)
+        raise OutputWrong(f"{plan.title}: holds no GPU code where {archs} is promised")
     return dict(sorted(counts.items()))
 
 
-def _modules(plan: TreePlan, name: str, path: Path) -> Counter[Module]:
-    def pieces() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
-
-    try:
-        return read_modules(pieces, path.stat().st_size)
-    except elf.Unreadable as error:
-        raise OutputWrong(f"{plan.title}: {name}: {error}") from error
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
 
 
-def _cpu(way: Way, box: Box, plan: TreePlan, objects: list[str]) -> dict[str, int]:
-    """The instruction sets that the code uses, by the toolchain's own disassembler."""
-    if not objects:
-        return {}
-    reader, last = InstructionReader(plan.platform), [""]
+def _cpu_code(way: Way, box: Box, plan: TreePlan, objects: list[str]) -> dict[str, int]:
+    """Counts instructions by their set, with the toolchain's own disassembler.
+
+    The code may use nothing beyond what the spec names, and must use everything that it names.
+    """
+    reader, last = instructions.InstructionReader(plan.platform), [""]
 
     def see(line: str) -> None:
         reader.see(line)
         last[0] = line
 
-    code = run_step(way, box, [*disassembler(plan.platform), *objects], see)
+    code = run_step(way, box, [*instructions.disassembler(plan.platform), *objects], see)
     if code or len(reader.files) != len(objects) or not reader.instructions:
         raise OutputWrong(f"{plan.title}: cannot be disassembled, {code}: {last[0].strip()[:200]}")
-    require_features(plan, reader)
-    return dict(sorted(reader.used.items()))
-
-
-def require_features(plan: TreePlan, reader: InstructionReader) -> None:
-    """Nothing beyond what the spec names, and something of everything that it names."""
     promised, checked = plan.build.cpu, plan.build.cpu_checked
-    if unknown := [x for x in promised if x not in known_features(plan.platform)]:
-        known = ", ".join(sorted(known_features(plan.platform)))
+    known = instructions.known_features(plan.platform)
+    if unknown := [x for x in promised if x not in known]:
         raise OutputWrong(
-            f"{plan.title}: `cpu` names {unknown[0]}, which nobody can look for", f"Known: {known}."
+            f"{plan.title}: `cpu` names {unknown[0]}, which no check can find",
+            f"Known: {', '.join(sorted(known))}.",
         )
-    allowed = with_implied([*promised, *checked])
+    allowed = instructions.with_implied([*promised, *checked])
     for name, use in sorted(reader.first.items()):
         if name not in allowed:
             raise OutputWrong(f"{plan.title}: {use} is of {name}, which `cpu` does not name")
-    needed = with_implied(reader.used)
+    needed = instructions.with_implied(reader.used)
     for name in promised:
         if name not in needed:
             raise OutputWrong(f"{plan.title}: `cpu` names {name}, and no instruction is of it")
+    return dict(sorted(reader.used.items()))

@@ -19,9 +19,11 @@ from pipeline.files import folder_below, os_errors_explained, remove_tree, sha25
 from pipeline.oci.record import FileRow, Kind, LayerRecord
 from pipeline.store.store import Store
 
-BINFMT = "/proc/sys/fs/binfmt_misc"  # where the kernel lists emulators for programs of others
+BINFMT = "/proc/sys/fs/binfmt_misc"  # the kernel lists emulators for other processors here
 NOT_HERE = "Compile it on a machine of that platform, or install qemu-user-static with binfmt."
 _MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+# O_EXCL and O_NOFOLLOW: no file of the image may lead us elsewhere.
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 Row = tuple[LayerRecord, FileRow]
 
 
@@ -41,10 +43,10 @@ def why_not_here(plan: TreePlan) -> str:
 
 
 def unpacked_root(store: Store, image: Built) -> Path:
-    """The image's files in a folder of the store, every one hashed before it is used.
+    """Unpacks the image into a folder of the store, and hashes every file before it is used.
 
-    A compiler that somebody changed would change what it compiles, and the folder outlives the
-    command that made it; hashing 1.4 GB takes some seconds, a build takes minutes.
+    A changed compiler would change what it compiles, and the folder outlives the command that made
+    it; hashing 1.4 GB takes some seconds, a build takes minutes.
     """
     final = store.root / "toolchains" / image.digest.removeprefix("sha256:")
     rows = _rows(store, image)
@@ -53,8 +55,11 @@ def unpacked_root(store: Store, image: Built) -> Path:
             log.say(f"{image.name}: its unpacked copy was changed and is made anew")
             remove_tree(final)
         if not final.is_dir():
-            with log.step(f"Unpacking {image.name}, {log.size(image.record.unpacked_bytes)}"):
-                _unpack(store, rows, final)
+            title = f"Unpacking {image.name}, {log.size(image.record.unpacked_bytes)}"
+            with log.step(title), store.scratch() as scratch:
+                _fill(store, rows, scratch / "root")
+                final.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(scratch / "root", final)
         # so that `sm120 store trim` knows that it is in use
         with os_errors_explained(final):
             os.utime(final)
@@ -63,7 +68,7 @@ def unpacked_root(store: Store, image: Built) -> Path:
 
 @contextmanager
 def unpacked(store: Store, image: Built) -> Iterator[Path]:
-    """The image's files in a folder that goes with the block: those of an engine are 8 GB."""
+    """Unpacks the image into a folder that goes with the block: those of an engine are 8 GB."""
     store.need_space(image.record.unpacked_bytes)
     with store.scratch() as scratch:
         root = scratch / "root"
@@ -78,34 +83,19 @@ def _rows(store: Store, image: Built) -> dict[str, Row]:
 
 def _is_whole(root: Path, rows: dict[str, Row]) -> bool:
     """Whether the folder holds exactly the image's files."""
-    return _count(root) == len(rows) and all(
-        _is(root / path, row) for path, (_, row) in rows.items()
-    )
-
-
-def _is(place: Path, row: FileRow) -> bool:
-    if row.kind == Kind.SYMLINK:
-        return place.is_symlink() and str(place.readlink()) == row.target
-    if place.is_symlink():
+    if sum(len(folders) + len(files) for _, folders, files in os.walk(root)) != len(rows):
         return False
-    if row.kind == Kind.DIR:
-        return place.is_dir()
-    if row.kind == Kind.FILE:
-        return place.is_file() and sha256_of_file(place) == f"sha256:{row.sha256}"
-    return place.is_file()
-
-
-def _count(root: Path) -> int:
-    """Everything in the folder but itself."""
-    return sum(len(folders) + len(files) for _, folders, files in os.walk(root))
-
-
-def _unpack(store: Store, rows: dict[str, Row], final: Path) -> None:
-    with store.scratch() as scratch:
-        root = scratch / "root"
-        _fill(store, rows, root)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(root, final)
+    for path, (_, row) in rows.items():
+        place, is_good = root / path, False
+        if place.is_symlink():
+            is_good = row.kind == Kind.SYMLINK and str(place.readlink()) == row.target
+        elif row.kind == Kind.FILE:
+            is_good = place.is_file() and sha256_of_file(place) == f"sha256:{row.sha256}"
+        elif row.kind != Kind.SYMLINK:
+            is_good = place.is_dir() if row.kind == Kind.DIR else place.is_file()
+        if not is_good:
+            return False
+    return True
 
 
 def _fill(store: Store, rows: dict[str, Row], root: Path) -> None:
@@ -113,31 +103,26 @@ def _fill(store: Store, rows: dict[str, Row], root: Path) -> None:
     # links to files come last: what they lead to must be there
     ordered = sorted(rows.items(), key=lambda item: (item[1][1].kind == Kind.HARDLINK, item[0]))
     for path, (layer, row) in ordered:
+        *parents, last = path.split("/")
         try:
-            _place(store, layer, row, path, root)
+            with folder_below(root, parents, make=True) as parent:
+                if row.kind == Kind.DIR:
+                    with folder_below(root, [*parents, last], make=True):
+                        pass
+                elif row.kind == Kind.SYMLINK:
+                    os.symlink(row.target, last, dir_fd=parent)
+                elif row.kind == Kind.HARDLINK:
+                    *above, name = row.target.split("/")
+                    with folder_below(root, above) as source:
+                        where = {"src_dir_fd": source, "dst_dir_fd": parent}
+                        os.link(name, last, **where, follow_symlinks=False)
+                else:
+                    with os.fdopen(os.open(last, _NEW_FILE, dir_fd=parent), "wb") as out:
+                        out.writelines(read_pieces(store.blob_path(layer.digest), row))
+                        # the user who unpacks it must be able to remove it again
+                        os.fchmod(out.fileno(), row.mode & 0o755 | 0o644)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST):
                 raise
             # a foreign base may name files below a link of its own, which leads anywhere
             raise HostileArchive(f"/{path}: is below a link or a file of the image") from error
-
-
-def _place(store: Store, layer: LayerRecord, row: FileRow, path: str, root: Path) -> None:
-    *parents, last = path.split("/")
-    with folder_below(root, parents, make=True) as parent:
-        if row.kind == Kind.DIR:
-            with folder_below(root, path.split("/"), make=True):
-                return
-        if row.kind == Kind.SYMLINK:
-            return os.symlink(row.target, last, dir_fd=parent)
-        if row.kind == Kind.HARDLINK:
-            *above, name = row.target.split("/")
-            with folder_below(root, above) as source:
-                return os.link(
-                    name, last, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False
-                )
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(last, flags, dir_fd=parent), "wb") as out:
-            out.writelines(read_pieces(store.blob_path(layer.digest), row))
-            # whoever unpacks it must be able to remove it again, so folders keep the usual mode
-            os.fchmod(out.fileno(), row.mode & 0o755 | 0o644)

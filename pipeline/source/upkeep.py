@@ -1,9 +1,8 @@
-"""Looking after what compiling leaves in the store: how much it is, and what of it nobody needs.
+"""What compiling leaves in the store: how much it is, and what no build needs any more.
 
 toolchains/   toolchain images, unpacked: a gigabyte each, made again from the image
 objects/      compiled objects, by what they were compiled from; ccache keeps them below 30 GB
-imports/      which of them came from elsewhere
-trees/        how each compiled tree was made; its layer lies with the others
+trees/        how each compiled tree was made; its layer is with the others
 logs/         the output of the last build of each kind
 """
 
@@ -18,24 +17,23 @@ from pipeline.oci.record import LayerRecord
 from pipeline.store.store import Store, read_own
 from pipeline.store.upkeep import StoreSection, tree_sections
 
-# All of it is made again from locks; a month without use is enough to let go of gigabytes.
+# Builds make all of it again from locks: after a month without use the gigabytes may go.
 _UNUSED_S = 30 * 24 * 3600
 _PARTS = {
     "unpacked toolchains": "toolchains",
     "compiled objects": "objects",
-    "notes on imported objects": "imports",
     "notes on compiled trees": "trees",
     "logs of builds": "logs",
 }
 
 
 def source_sections(store: Store) -> list[StoreSection]:
-    """How much of what compiling left."""
+    """Counts what compiling wrote to the store."""
     return tree_sections(store, _PARTS)
 
 
 def source_leftovers(store: Store) -> list[Path]:
-    """Toolchains, objects and logs that no build has used for a month, and notes on gone trees.
+    """Lists toolchains, objects and logs without use for a month, and notes on removed trees.
 
     ccache renews the time of an entry that it uses; unpacking renews that of a toolchain.
     """
@@ -48,22 +46,21 @@ def source_leftovers(store: Store) -> list[Path]:
         for entry in files_below(top)
         if entry.stat(follow_symlinks=False).st_mtime < old
     ]
-    trees = [path for path in _entries(store.root / "trees") if not _has_layer(store, path)]
-    return [*unused, *objects, *trees]
-
-
-def _has_layer(store: Store, note: Path) -> bool:
-    try:
-        # a tree's signed statement lies beside its record
-        key = note.name.partition(".")[0]
-        data = read_own(store.root / "layers" / f"{key}.json")
-        record = LayerRecord.model_validate_json(data)
-    except (FileNotFoundError, StoreDamaged, ValueError):
-        return False
-    return store.blob_path(record.digest).exists()
+    trees = []
+    for note in _entries(store.root / "trees"):
+        try:
+            # a tree's signed statement is next to its record
+            data = read_own(store.root / "layers" / f"{note.name.partition('.')[0]}.json")
+            record = LayerRecord.model_validate_json(data)
+            if not store.blob_path(record.digest).exists():
+                trees.append(note)
+        except (FileNotFoundError, StoreDamaged, ValueError):
+            trees.append(note)
+    # earlier versions could import objects, and noted which
+    return [*unused, *objects, *trees, *_entries(store.root / "imports")]
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder of the store; a link leads elsewhere and is not looked into."""
+    """Lists a folder of the store; a link leads elsewhere and is not followed."""
     is_own = folder.is_dir() and not folder.is_symlink()
     return sorted(folder.iterdir()) if is_own else []

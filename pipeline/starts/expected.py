@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.assemble.plan import ImagePlan
@@ -32,17 +31,19 @@ _MODULES: dict[Engine, tuple[str, ...]] = {
     ),
     "llama-cpp": ("xllamacpp",),
 }
+# Programs that engines call by name, by the .debs that bring them.
+_PROGRAMS = {"numactl": "numactl", "libc-bin": "ldconfig", "gcc": "gcc", "g++": "g++"}
 _LIMIT_S, _EMULATED_LIMIT_S = 900.0, 7200.0
 
 
 class OptionalLibraries(Frozen):
-    """Files that may ask for libraries in vain, as patterns, each with the reason."""
+    """Patterns of files whose libraries may be missing, each with the reason."""
 
     askers: dict[str, str]
 
 
 class ParserWanted(Frozen):
-    """How the argument parser is asked, and the flags that it must know."""
+    """The arguments that start the engine's parser, and the flags that it must know."""
 
     arguments: list[str]
     flags: list[str]
@@ -50,7 +51,7 @@ class ParserWanted(Frozen):
 
 
 class Wanted(Frozen):
-    """All that is looked at inside the image; `checks` is in the order of the run."""
+    """All that the checks inside the image look at; `checks` is in the order of the run."""
 
     checks: list[str]
     user: str
@@ -61,7 +62,7 @@ class Wanted(Frozen):
     command: list[str]
     arch: str
     driver: list[str]
-    optional: dict[str, str]  # files that may ask for libraries in vain, and why
+    optional: dict[str, str]  # files whose libraries may be missing, and why
     limit_s: float
 
 
@@ -69,15 +70,52 @@ def wanted_of(
     plan: ImagePlan, config: ImageConfig, flags: ParserFlags | None, *, emulated: bool = False
 ) -> Wanted:
     """What an image must show, as far as its spec promises it."""
-    parser, variables = engine_of(plan), config.variables()
+    parser, variables, specs = engine_of(plan), config.variables(), [x.spec for x in plan.chain()]
     command = [*(config.runs.entrypoint or []), *(config.runs.command or [])]
+    # of the image, or of the nearest one that it stands on
+    user = next((spec.user for spec in reversed(specs) if spec.user), None)
+    debs = [name for spec in specs for name in spec.debs]
+    wheels = {wheel.name for each in plan.chain() for wheel in each.lock.wheels}
+    modules: tuple[str, ...] = ()
+    parser_wanted = None
+    if parser:
+        # an engine that is one program imports nothing
+        is_python = parser.arguments[0] != "program"
+        modules = _MODULES.get(parser.engine, ()) if is_python else ()
+        known = flags.flags if flags else {}
+        parser_wanted = ParserWanted(
+            arguments=parser.arguments,
+            flags=[name for name, flag in known.items() if not flag.retired],
+            file=f"lockfiles/flags/{flags.image}.yaml" if flags else "",
+        )
+    promised = {
+        "user": user is not None,
+        "folders": True,
+        "libraries": True,
+        "programs": True,
+        "certificates": "ca-certificates" in debs,
+        "c": {"gcc", "libpython3.11-dev"} <= {*debs},
+        "cxx": "g++" in debs,
+        "ninja": "ninja" in wheels,
+        "nvcc": "nvidia-cuda-nvcc" in wheels and plan.spec.cuda is not None,
+        "triton": "triton" in wheels,
+        "modules": bool(modules),
+        "parser": parser is not None,
+        # an engine's image without arguments prints its help
+        "command": parser is not None and command[-1:] == ["--help"],
+    }
+    # as container engines do: the home that the image names, else that of its user's account
+    accounts = {account.name: account.home for spec in specs for account in spec.accounts}
+    home = variables.get("HOME") or accounts.get(user or "root", "/root")
+    below = [value for value in variables.values() if value.startswith(f"{home}/")]
     return Wanted(
-        checks=_checks(plan, parser, command),
-        user=_of_chain(plan, "user") or "root",
-        folders=_folders(variables, _home(plan, variables)),
-        modules=_modules(parser),
-        programs=_programs(plan),
-        parser=_parser(parser, flags) if parser else None,
+        checks=[name for name, is_promised in promised.items() if is_promised],
+        user=user or "root",
+        # where XDG_CACHE_HOME is not set, libraries take ~/.cache; each folder once
+        folders=list(dict.fromkeys([home, "/tmp", f"{home}/.cache", *sorted(below)])),  # noqa: S108
+        modules=list(modules),
+        programs=[_PROGRAMS[name] for name in debs if name in _PROGRAMS],
+        parser=parser_wanted,
         command=command,
         arch=plan.spec.promised_archs[0],
         driver=list(DRIVER),
@@ -92,65 +130,3 @@ def engine_of(plan: ImagePlan) -> Parser | None:
         return find_parser(plan)
     except SpecInvalid:
         return None
-
-
-def _parser(parser: Parser, flags: ParserFlags | None) -> ParserWanted:
-    names = [name for name, flag in flags.flags.items() if not flag.retired] if flags else []
-    file = f"lockfiles/flags/{flags.image}.yaml" if flags else ""
-    return ParserWanted(arguments=parser.arguments, flags=names, file=file)
-
-
-def _modules(parser: Parser | None) -> list[str]:
-    # an engine that is one program imports nothing
-    is_python = parser is not None and parser.arguments[0] != "program"
-    return list(_MODULES.get(parser.engine, ())) if parser and is_python else []
-
-
-def _of_chain(plan: ImagePlan, field: str) -> str | None:
-    """A setting of an image, or of the nearest one that it stands on."""
-    values = [getattr(each.spec, field) for each in plan.chain()]
-    return next((value for value in reversed(values) if value), None)
-
-
-def _checks(plan: ImagePlan, parser: Parser | None, command: list[str]) -> list[str]:
-    debs = {name for each in plan.chain() for name in each.spec.debs}
-    wheels = {wheel.name for each in plan.chain() for wheel in each.lock.wheels}
-    promised = {
-        "user": _of_chain(plan, "user") is not None,
-        "folders": True,
-        "libraries": True,
-        "programs": True,
-        "certificates": "ca-certificates" in debs,
-        "c": {"gcc", "libpython3.11-dev"} <= debs,
-        "cxx": "g++" in debs,
-        "ninja": "ninja" in wheels,
-        "nvcc": "nvidia-cuda-nvcc" in wheels and plan.spec.cuda is not None,
-        "triton": "triton" in wheels,
-        "modules": bool(_modules(parser)),
-        "parser": parser is not None,
-        # an engine's image without arguments prints its help
-        "command": parser is not None and command[-1:] == ["--help"],
-    }
-    return [name for name, is_promised in promised.items() if is_promised]
-
-
-def _programs(plan: ImagePlan) -> list[str]:
-    """Programs that engines call by name, of the .debs that were put in for them."""
-    named = {"numactl": "numactl", "libc-bin": "ldconfig", "gcc": "gcc", "g++": "g++"}
-    debs = [name for each in plan.chain() for name in each.spec.debs]
-    return [named[name] for name in debs if name in named]
-
-
-def _home(plan: ImagePlan, variables: Mapping[str, str]) -> str:
-    """The home that the image names, else that of its user's account, as container engines do."""
-    user = _of_chain(plan, "user")
-    accounts = {x.name: x.home for each in plan.chain() for x in each.spec.accounts}
-    return variables.get("HOME") or accounts.get(user or "root", "/root")
-
-
-def _folders(variables: Mapping[str, str], home: str) -> list[str]:
-    """Home, /tmp, caches, and what variables place below the home; each once."""
-    below = [value for value in variables.values() if value.startswith(f"{home}/")]
-    # where XDG_CACHE_HOME is not set, libraries take this one
-    named = [home, "/tmp", f"{home}/.cache", *sorted(below)]  # noqa: S108
-    return list(dict.fromkeys(named))

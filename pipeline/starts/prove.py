@@ -1,91 +1,90 @@
-"""Start an image without a GPU, in namespaces, Docker or Podman, and keep what it showed."""
+"""Starts an image without a GPU, in namespaces, Docker or Podman, and keeps what it showed."""
 
 from __future__ import annotations
 
 import os
 import platform
+import posixpath
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from pipeline import __version__, log
+from pipeline import __version__, log, proc
+from pipeline.assemble.entry import parents
 from pipeline.assemble.image import Built
 from pipeline.errors import StepFailed
 from pipeline.evidence.runs import Run, RunTest
 from pipeline.files import sha256_of_file
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.model import Frozen, sha256_of
+from pipeline.model import sha256_of
 from pipeline.oci.config import ImageConfig, read_config
+from pipeline.oci.record import FileRow, Kind
+from pipeline.oci.tar_reader import open_layer
 from pipeline.recipe.parser_flags import ParserFlags
-from pipeline.serve.container_engine import ContainerEngine
-from pipeline.serve.facts import ImageFacts, require_same
+from pipeline.serve.facts import require_same
 from pipeline.serve.find_engine import find_engine
 from pipeline.serve.read_flags import SCRIPT as FLAGS_SCRIPT
 from pipeline.source.box import Box, Limits, Way, run_step
 from pipeline.source.toolchain import unpacked
-from pipeline.starts.bytecode import VARIABLE, compile_bytecode
 from pipeline.starts.expected import Wanted, engine_of, wanted_of
 from pipeline.starts.inside.check import CHECKS, MARK
-from pipeline.starts.owners import give_owners, judge_owners, read_owners
 from pipeline.store.store import Store
 
 _INSIDE = Path(__file__).with_name("inside")
 _SCRIPTS = (_INSIDE / "check.py", _INSIDE / "libraries.py", FLAGS_SCRIPT)
-_PLACE = "/sm120-start"  # of the scripts, in the image
+# The scripts and the bytecode have paths of their own: they hide nothing of the image.
+_PLACE = "/sm120-start"
 _BYTECODE = "/sm120-bytecode"
+BYTECODE_VARIABLE = "PYTHONPYCACHEPREFIX"
+_PYTHON_FOLDERS = ("usr/lib", "opt/venv/lib")
+_DEEPEST = 30  # of folders below one another
 _MOST_LINE_BYTES = 1 << 16
 _SHOWN_LINES = 5
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Imports of an engine take half a minute, and half an hour in an emulator.
 _LIMITS = Limits(cpus=os.cpu_count() or 1, memory_bytes=64 << 30, silent_s=7200.0, most_s=14400.0)
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
-
-
-class _Line(Frozen):
-    """A verdict, as the script in the image prints it."""
-
-    check: str
-    test: RunTest
+_WRITE_AND_ENTER = 0o3  # to make files in a folder a user must be able to write and to enter it
 
 
 def prove_start(
     store: Store, image: Built, way: Way, flags: ParserFlags | None, flags_file: Path | None = None
 ) -> Run:
-    """A verdict for each thing that an image needs when it starts."""
+    """Gives a verdict on each thing that an image needs when it starts."""
     emulator = emulator_for(image.platform)
     config = read_config(store.read_blob(image.record.config))
     wanted = wanted_of(image.plan, config, flags, emulated=bool(emulator))
-    tests = [unrunnable(image.platform)]
-    if emulator is not None:
-        tests = _proved(store, image, way, config, wanted, is_emulated=bool(emulator))
+    if emulator is None:
+        message = (
+            f"{image.platform} cannot run on {platform.machine()}, and no emulator is registered"
+            " (qemu-user-static with binfmt-support registers one)"
+        )
+        tests = [RunTest(name="processor", verdict="unknown", message=message)]
+    else:
+        tests = _run_checks(store, image, way, config, wanted, is_emulated=bool(emulator))
     inputs = {}
     if wanted.parser and wanted.parser.file and flags_file:
         inputs[wanted.parser.file] = sha256_of_file(flags_file)
+    machine = {"processor": platform.machine(), "emulator": emulator or "none"}
+    # the same scripts give the same verdicts
+    checks = sha256_of(b"".join(path.read_bytes() for path in _SCRIPTS))
     return Run(
         kind="start",
         inputs=inputs,
-        machine={
-            "sandbox": way.kind,
-            "processor": platform.machine(),
-            "emulator": emulator or "none",
-        },
-        made_by={"sm120-pipeline": __version__, "checks": scripts_digest()},
+        machine={"sandbox": way.kind, **machine},
+        made_by={"sm120-pipeline": __version__, "checks": checks},
         tests=tests,
     )
 
 
-def scripts_digest() -> str:
-    """The digest of the scripts that judge."""
-    return sha256_of(b"".join(path.read_bytes() for path in _SCRIPTS))
-
-
 def emulator_for(image_platform: str, registered: Path = _BINFMT) -> str | None:
-    """What runs the programs of a platform here: empty for the processor itself, else an emulator.
+    """Names what runs the programs of a platform: empty for the processor, else an emulator.
 
     None where there is neither.
     """
@@ -102,45 +101,92 @@ def emulator_for(image_platform: str, registered: Path = _BINFMT) -> str | None:
     return entry.name if lines[:1] == ["enabled"] and "F" in flags else None
 
 
-def unrunnable(image_platform: str) -> RunTest:
-    """The verdict on an image for another processor, where nothing emulates it."""
-    message = (
-        f"{image_platform} cannot run on {platform.machine()}, and no emulator is registered"
-        " (qemu-user-static with binfmt-support registers one)"
-    )
-    return RunTest(name="processor", verdict="unknown", message=message)
-
-
-def _proved(
-    store: Store,
-    image: Built,
-    way: Way,
-    config: ImageConfig,
-    wanted: Wanted,
-    *,
-    is_emulated: bool,
+def _run_checks(
+    store: Store, image: Built, way: Way, config: ImageConfig, wanted: Wanted, *, is_emulated: bool
 ) -> list[RunTest]:
+    """Runs all checks in the image; one that was not reached has failed."""
     owners = read_owners(store, image, wanted.folders)
+    results: list[tuple[str, RunTest]] = []
+    rest: list[str] = []
+
+    def on_line(text: str) -> None:
+        line = _read_line(text)
+        if line is None:
+            rest.append(text)
+            return
+        results.append(line)
+        log.say(f"  {line[1].verdict:8} {line[1].name}: {line[1].message[:120]}")
+
     with store.scratch() as scratch, _box(store, image, way, config, scratch) as box:
         if box.user is None:
             message = f"the config names {config.runs.user}, whom /etc/passwd does not know"
             return [RunTest(name="user", verdict="failed", message=message)]
-        tests = [judge_owners(owners, wanted.folders, *box.user)]
+        judged = judge_owners(owners, wanted.folders, *box.user)
         if way.kind == "namespaces" and os.geteuid() == 0:
             give_owners(box.root, owners)
-        _write_scripts(box.mounts[_PLACE], wanted)
+        folder = box.mounts[_PLACE]
+        for script in _SCRIPTS:
+            shutil.copy(script, folder / script.name)
+        (folder / "wanted.json").write_text(wanted.model_dump_json(), encoding="utf-8")
+        # another user reads them
+        folder.chmod(0o755)
+        for path in folder.iterdir():
+            path.chmod(0o644)
         if is_emulated and way.kind == "namespaces":
-            box = _with_bytecode(box)
+            made = compile_bytecode(box.root, box.scratch / "bytecode")
+            if made:
+                env = {**box.env, BYTECODE_VARIABLE: _BYTECODE}
+                box = replace(box, mounts={**box.mounts, _BYTECODE: made}, env=env)
+        parser = engine_of(image.plan)
+        python = parser.python if parser else "/usr/bin/python3"
+        command = [python, f"{_PLACE}/check.py", f"{_PLACE}/wanted.json"]
         with log.step(f"Starting {image.name} without a GPU"):
-            return [*tests, *_run(way, box, image, wanted)]
+            try:
+                ending = f"exit code {run_step(way, box, command, on_line)}"
+            except StepFailed as error:
+                ending = str(error)
+    reached = {check for check, _ in results}
+    last = " ".join(rest[-_SHOWN_LINES:])[-400:]
+    missed = [
+        RunTest(name=CHECKS[check][0], verdict="failed", message=f"was not run: {ending}: {last}")
+        for check in wanted.checks
+        if check not in reached
+    ]
+    return [judged, *(test for _, test in results), *missed]
+
+
+def _read_line(text: str) -> tuple[str, RunTest] | None:
+    """Reads a check's name and verdict; engine code prints other lines between them."""
+    if not text.startswith(MARK):
+        return None
+    try:
+        value = read_json(text.removeprefix(MARK).encode(), most_bytes=_MOST_LINE_BYTES)
+        return str(value.pop("check")), RunTest.model_validate(value)
+    except (JsonInvalid, ValidationError, AttributeError, KeyError, TypeError):
+        return None
 
 
 @contextmanager
 def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Path) -> Iterator[Box]:
-    """The image as a container would run it, with the scripts in a folder of their own."""
+    """Makes the image a container as it would be served, with a folder for the scripts.
+
+    Namespaces run its unpacked files, container engines the image that they loaded.
+    """
     scripts = scratch / "scripts"
     scripts.mkdir()
-    with _files(store, image, way) as (root, reference):
+    root, reference = None, ""
+    with ExitStack() as stack:
+        if way.kind == "namespaces":
+            root = stack.enter_context(unpacked(store, image))
+        else:
+            engine = stack.enter_context(closing(find_engine(way.kind)))
+            loaded = engine.image(image.record.config) or engine.image(image.digest)
+            if loaded is None:
+                engine.load(store, image.name, image.digest)
+                loaded = engine.image(image.record.config) or engine.image(image.digest)
+            require_same(image.name, image.record, loaded)
+            # by id: a tag can be moved
+            reference = loaded.id if loaded else ""
         accounts = read_passwd(root / "etc/passwd") if root else {}
         user = find_user(config.runs.user or "0:0", accounts)
         homes = {account.uid: account.home for account in accounts.values()}
@@ -157,36 +203,30 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
         )
 
 
-def _with_bytecode(box: Box) -> Box:
-    folder = compile_bytecode(box.root, box.scratch / "bytecode")
-    if folder is None:
-        return box
-    return replace(
-        box,
-        mounts={**box.mounts, _BYTECODE: folder},
-        env={**box.env, VARIABLE: _BYTECODE},
-    )
+def compile_bytecode(root: Path, to: Path) -> Path | None:
+    """Makes a folder for BYTECODE_VARIABLE; none where the image's Python has another version.
 
-
-@contextmanager
-def _files(store: Store, image: Built, way: Way) -> Iterator[tuple[Path | None, str]]:
-    """The image's files: unpacked for namespaces, else by its id in the container engine."""
-    if way.kind == "namespaces":
-        with unpacked(store, image) as root:
-            yield root, ""
-        return
-    with closing(find_engine(way.kind)) as engine:
-        loaded = _loaded(engine, image)
-        if loaded is None:
-            engine.load(store, image.name, image.digest)
-            loaded = _loaded(engine, image)
-    require_same(image.name, image.record, loaded)
-    # by id: a tag can be moved
-    yield None, loaded.id if loaded else ""
-
-
-def _loaded(engine: ContainerEngine, image: Built) -> ImageFacts | None:
-    return engine.image(image.record.config) or engine.image(image.digest)
+    Images hold sources alone, and bytecode is the same on every processor: an emulator takes
+    minutes to compile what one package imports, and the processor itself seconds.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = [root / place / version for place in _PYTHON_FOLDERS]
+    folders = [folder for folder in folders if folder.is_dir()]
+    if not folders:
+        return None
+    command = [
+        *(sys.executable, "-m", "compileall", "-qq"),
+        *("-j", str(len(os.sched_getaffinity(0))), "-r", str(_DEEPEST)),
+        # the files' times differ in each unpacked copy
+        *("--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"),
+        *map(str, folders),
+    ]
+    with log.step("Compiling its Python files for the emulator"):
+        # Some files are templates or for other versions: Python compiles them inside, if at all.
+        # A variable, not -X: the workers of compileall inherit no -X option since Python 3.12.
+        proc.read(command, env=proc.environment(**{BYTECODE_VARIABLE: str(to)}))
+    # below the prefix comes the whole path of each file
+    return to / root.resolve().relative_to("/")
 
 
 class Passwd(NamedTuple):
@@ -198,7 +238,7 @@ class Passwd(NamedTuple):
 
 
 def read_passwd(path: Path) -> dict[str, Passwd]:
-    """The accounts of an image by name; lines that cannot be read are passed over."""
+    """Reads the accounts of an image by name, and skips lines that it cannot read."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -209,7 +249,7 @@ def read_passwd(path: Path) -> dict[str, Passwd]:
 
 
 def find_user(user: str, accounts: Mapping[str, Passwd]) -> tuple[int, int] | None:
-    """The numbers of a config's user, whom it names by number or by the name of an account."""
+    """Finds the numbers of a config's user, which is a number or the name of an account."""
     first, _, second = user.partition(":")
     if first.isdigit():
         return int(first), int(second) if second.isdigit() else 0
@@ -217,53 +257,51 @@ def find_user(user: str, accounts: Mapping[str, Passwd]) -> tuple[int, int] | No
     return (account.uid, account.gid) if account else None
 
 
-def _write_scripts(folder: Path, wanted: Wanted) -> None:
-    for script in _SCRIPTS:
-        shutil.copy(script, folder / script.name)
-    (folder / "wanted.json").write_text(wanted.model_dump_json(), encoding="utf-8")
-    # another user reads them
-    folder.chmod(0o755)
-    for path in folder.iterdir():
-        path.chmod(0o644)
+def read_owners(store: Store, image: Built, folders: Iterable[str]) -> dict[str, FileRow]:
+    """Reads the entries of folders and of all above them, by path; the topmost layer decides.
+
+    From the layers themselves: the store's own tables have no owners.
+    """
+    paths = {path.strip("/") for path in folders} - {""}
+    wanted = paths | {above for path in paths for above in parents(path)}
+    found: dict[str, FileRow] = {}
+    for layer in image.layers:
+        record = layer.record
+        if any(row.path in wanted for row in store.contents(record)):
+            with open_layer(store.blob_path(record.digest), record.media_type) as stream:
+                found |= {row.path: row for row in stream.entries() if row.path in wanted}
+    return found
 
 
-def _run(way: Way, box: Box, image: Built, wanted: Wanted) -> list[RunTest]:
-    """All checks in the image; what was not reached is said so."""
-    parser = engine_of(image.plan)
-    python = parser.python if parser else "/usr/bin/python3"
-    command = [python, f"{_PLACE}/check.py", f"{_PLACE}/wanted.json"]
-    results, rest = list[_Line](), list[str]()
-
-    def on_line(text: str) -> None:
-        line = _read_line(text)
-        if line is None:
-            rest.append(text)
-            return
-        results.append(line)
-        log.say(f"  {line.test.verdict:8} {line.test.name}: {line.test.message[:120]}")
-
-    try:
-        code = run_step(way, box, command, on_line)
-        ending = f"exit code {code}"
-    except StepFailed as error:
-        ending = str(error)
-    reached = {line.check for line in results}
-    last = " ".join(rest[-_SHOWN_LINES:])[-400:]
-    missed = [
-        RunTest(name=CHECKS[check][0], verdict="failed", message=f"was not run: {ending}: {last}")
-        for check in wanted.checks
-        if check not in reached
-    ]
-    return [*(line.test for line in results), *missed]
+def give_owners(root: Path, rows: Mapping[str, FileRow]) -> None:
+    """Gives an unpacked image's folders the owners that its layers name; only root can."""
+    for path, row in rows.items():
+        place = root / path
+        if row.kind == Kind.DIR and place.is_dir() and not place.is_symlink():
+            os.chown(place, row.uid, row.gid)
+            place.chmod(row.mode)
 
 
-def _read_line(text: str) -> _Line | None:
-    """A line of the script; engine code prints between them."""
-    if not text.startswith(MARK):
-        return None
-    try:
-        value = read_json(text.removeprefix(MARK).encode(), most_bytes=_MOST_LINE_BYTES)
-        check = value.pop("check")
-        return _Line(check=check, test=RunTest.model_validate(value))
-    except (JsonInvalid, ValidationError, AttributeError, KeyError, TypeError):
-        return None
+def judge_owners(
+    rows: Mapping[str, FileRow], folders: Sequence[str], uid: int, gid: int
+) -> RunTest:
+    """Whether a user may make files in every folder, or make the folder itself."""
+    wrong = []
+    for folder in folders:
+        path = folder.strip("/")
+        while path and path not in rows:
+            path = posixpath.dirname(path)
+        row = rows.get(path)
+        if row is None:
+            wrong.append(f"{folder}: there is nothing above it but the root")
+            continue
+        # as the kernel does: the owner's bits count for the owner alone
+        shift = 6 if row.uid == uid else 3 if row.gid == gid else 0
+        if uid and row.mode >> shift & _WRITE_AND_ENTER != _WRITE_AND_ENTER:
+            owner = f"{row.uid}:{row.gid}, mode {row.mode & 0o7777:04o}"
+            who = f"{uid}:{gid} may not write there"
+            wrong.append(f"{folder}: /{path} belongs to {owner}, and {who}")
+    if wrong:
+        return RunTest(name="owners", verdict="failed", message="; ".join(dict.fromkeys(wrong)))
+    message = f"{uid}:{gid} may write to {', '.join(folders)}"
+    return RunTest(name="owners", verdict="passed", message=message)

@@ -20,8 +20,7 @@ from pipeline.oci.record import LayerRecord
 from pipeline.publish.tree import TreeStatement, golden_objection, tree_tag
 from pipeline.registry.pull import pull_blob
 from pipeline.registry.repository import Repository
-from pipeline.source.compiled import CompiledTree, TakenLayer
-from pipeline.source.taken import keep_taken
+from pipeline.source.compiled import CompiledTree, TakenLayer, keep_taken
 from pipeline.store.store import Store
 from pipeline.verify.remote import RemoteImage, attached_to
 from pipeline.verify.signature import judge_signatures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.gate.numerics.cases import read_numeric_cases
+from pipeline.gate.numerics import read_numeric_cases
 from pipeline.gate.smem.cases import read_gates
 from pipeline.spec.checkout import Checkout
 from tests.docs.pages import ROOT

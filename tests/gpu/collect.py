@@ -18,9 +18,8 @@ from pipeline.cli.context import host_platform
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.transport import make_fetcher
-from pipeline.gate.smem.context import GateContext
+from pipeline.gate.smem.context import GateContext, WheelFinder
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
-from pipeline.gate.smem.wheels import WheelFinder
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, default_root, open_store
 

@@ -19,10 +19,9 @@ import pytest
 from pipeline import log
 from pipeline.assemble.plan import plan_image
 from pipeline.binary.fatbin import CUBIN
-from pipeline.gate.arch.facts import read_facts
-from pipeline.gate.arch.verdict import ObjectVerdict
-from pipeline.gate.arch.verdict import judge as judge_object
-from pipeline.gate.numerics.check import check_numbers, numeric_cases
+from pipeline.gate.arch import ObjectVerdict, read_facts
+from pipeline.gate.arch import judge as judge_object
+from pipeline.gate.numerics import check_numbers, numeric_cases
 from pipeline.gate.patches import decide, with_numbers
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.engine import EngineTree, with_files

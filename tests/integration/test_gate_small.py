@@ -16,10 +16,8 @@ import pytest
 from pipeline import log
 from pipeline.cli.context import host_platform
 from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics.cases import NumericsSpec, numeric
-from pipeline.gate.numerics.check import check_numbers
-from pipeline.gate.smem.case_spec import GateFile
-from pipeline.gate.smem.cases import Gates
+from pipeline.gate.numerics import NumericsSpec, check_numbers, numeric
+from pipeline.gate.smem.cases import GateFile, Gates
 from pipeline.gate.smem.engine import EngineTree
 from pipeline.gate.smem.environment import Environment, known_facts
 from pipeline.gate.smem.limits import card_for

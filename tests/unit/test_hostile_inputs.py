@@ -29,7 +29,6 @@ from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.model import Limits
 from pipeline.smoke.wire import Address
 from pipeline.source.archive import unpack
-from pipeline.source.share import read_manifest
 from pipeline.spec.source import ArchiveSpec
 from pipeline.store.store import is_store
 from pipeline.yaml_file import read_yaml
@@ -209,11 +208,7 @@ def test_json_files(tmp_path: Path, name: str) -> None:
     path.write_bytes(JSONS[name])
     with pytest.raises(JsonInvalid):
         read_json(JSONS[name], most_bytes=1 << 20)
-    for act in (
-        lambda: read_facts(path),
-        lambda: read_capture(path),
-        lambda: read_manifest(tmp_path),
-    ):
+    for act in (lambda: read_facts(path), lambda: read_capture(path)):
         assert ending(act), "refused"
 
 

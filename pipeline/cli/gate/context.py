@@ -10,11 +10,10 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.transport import make_fetcher
 from pipeline.gate.files import read_setup
-from pipeline.gate.smem.context import GateContext
+from pipeline.gate.smem.context import GateContext, WheelFinder
 from pipeline.gate.smem.engine import engine_pin
 from pipeline.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.gate.smem.limits import Card, card_for
-from pipeline.gate.smem.wheels import WheelFinder
 from pipeline.lock.model import WheelPin
 
 arch_option = click.option(

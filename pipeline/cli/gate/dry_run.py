@@ -13,7 +13,7 @@ from pipeline.assemble.plan import ImagePlan, plan_image
 from pipeline.cli.context import pick_platform, say_json
 from pipeline.cli.gate.choice import GateChoice
 from pipeline.cli.gate.context import chosen_card
-from pipeline.gate.numerics.cases import read_numeric_cases
+from pipeline.gate.numerics import read_numeric_cases
 from pipeline.gate.smem.cases import Gates, read_gates
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.smem.engine import engine_pin, engine_work

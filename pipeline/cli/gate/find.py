@@ -17,8 +17,13 @@ from pipeline.errors import CaseNotFound
 from pipeline.files import bounded_lines, opened_log
 from pipeline.gate.files import has_cases
 from pipeline.gate.smem.cases import Gates, read_gates
-from pipeline.gate.smem.lookup import FoundCase, find_by_name, find_by_traceback, why_not_judged
-from pipeline.gate.tracebacks import TracebackReader
+from pipeline.gate.tracebacks import (
+    FoundCase,
+    TracebackReader,
+    find_by_name,
+    find_by_traceback,
+    why_not_judged,
+)
 from pipeline.spec.checkout import Checkout
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 from pipeline import log
 from pipeline.binary.fatbin import CUBIN, PTX, Target
-from pipeline.gate.arch.report import ArchReport, JudgedObject
-from pipeline.gate.arch.spec import ArchSpec
-from pipeline.gate.arch.verdict import ObjectVerdict
+from pipeline.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
 
 # What stands before this in a path is the same for all wheels of an image.
 _PACKAGES = "site-packages/"

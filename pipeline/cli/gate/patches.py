@@ -30,7 +30,7 @@ from pipeline.gate.patches import (
 )
 from pipeline.gate.smem.cases import read_gates
 from pipeline.gate.smem.image_gate import find_case
-from pipeline.gate.smem.tune import tune as sweep
+from pipeline.gate.smem.image_gate import tune as sweep
 from pipeline.sandbox.sandbox import find_sandbox, require_isolation
 
 

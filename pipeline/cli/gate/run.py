@@ -19,8 +19,7 @@ from pipeline.cli.images import find_image
 from pipeline.cli.options import json_option, mirror_option, offline_option, platform_option
 from pipeline.cli.signing import Signing
 from pipeline.errors import UnknownImage
-from pipeline.gate.arch.spec import read_arch_spec
-from pipeline.gate.arch.verdict import ARCHITECTURES, card_of
+from pipeline.gate.arch import ARCHITECTURES, card_of, read_arch_spec
 from pipeline.gate.evidence import error_of, keep_evidence
 from pipeline.gate.smem.context import GateContext
 from pipeline.gate.stage import (

@@ -17,8 +17,7 @@ from pipeline.cli.host.facts import root_option
 from pipeline.cli.options import json_option
 from pipeline.errors import IssueFound, SpecInvalid
 from pipeline.files import bounded_lines, opened_log
-from pipeline.gate.overrun import KnownKernel, known_kernels
-from pipeline.gate.tracebacks import Overrun, TracebackReader
+from pipeline.gate.tracebacks import KnownKernel, Overrun, TracebackReader, known_kernels
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.source import read_capture
 from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules

@@ -20,10 +20,10 @@ from pipeline.errors import MirrorUnknown
 from pipeline.evidence.inventory import explain as find_origin
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.sources import debian_mirror
-from pipeline.gate.arch.spec import ArchSpec
+from pipeline.gate.arch import ArchSpec
 from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics.cases import NumericsFile
-from pipeline.gate.smem.case_spec import GateFile
+from pipeline.gate.numerics import NumericsFile
+from pipeline.gate.smem.cases import GateFile
 from pipeline.net.address import masked
 from pipeline.oci.record import Kind
 from pipeline.recipe.model import RecipeFile

@@ -16,8 +16,7 @@ from pipeline.cli.context import checkout_of, host_platform, say_json, store_of
 from pipeline.cli.file_statements import keep_beside
 from pipeline.cli.options import json_option, platform_option
 from pipeline.cli.signing import Signing
-from pipeline.source.compiled import compiled_layer
-from pipeline.source.exported import export_tree
+from pipeline.source.compiled import compiled_layer, export_tree
 from pipeline.spec.image import CompiledSpec
 
 

@@ -1,26 +1,32 @@
 """Which Triton kernels an engine has, by reading its code without running it.
 
 A function under @triton.jit is a kernel where host code launches it or hands it on, a helper where
-only other kernels call it, and idle where nobody in the package does. `jit` of other compilers
-(CuTe, Numba) is none of Triton's.
+only other kernels call it, and idle where the package does neither. `jit` of other compilers (CuTe,
+Numba) does not count.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from pipeline.files import write_bytes
+from pipeline.gate.smem.context import mark_used
+from pipeline.gate.smem.engine import EngineTree
 from pipeline.gate.smem.results import Coverage, KernelFunction
 from pipeline.model import Frozen, canonical_json, sha256_of
+from pipeline.store.store import Store
 
 # Parsing takes far longer than searching: only files that can matter are parsed.
 _MENTIONS_JIT = re.compile(r"^\s*@(\w+\.)*jit\b", re.M)
 _COMPILERS = ("triton", "gluon")
-_LONGEST_WAY = 5  # of a name through modules that pass it on
+_MOST_IMPORTS = 5  # of a name through modules that pass it on
 # Modules for other makers' cards, and the engine's own tests, by a word of their name.
 _ELSEWHERE = re.compile(
     r"(^|[._])(amd|rocm|hip|aiter|xpu|npu|musa|ascend|tpu|gfx\d+\w*|tests?)([._]|$)"
@@ -51,15 +57,22 @@ class EngineKernels(Frozen):
     idle: list[Place]
 
 
-@cache
-def kernels_key(digest: str) -> str:
-    """The name under which an engine's kernels are kept: by its code, and by this reader's own."""
+def engine_kernels(store: Store, tree: EngineTree) -> EngineKernels:
+    """Finds the kernels of an engine; the store keeps them by its code and this reader's own."""
     reader = sha256_of(Path(__file__).read_bytes())
-    return sha256_of(canonical_json([reader, digest])).removeprefix("sha256:")
+    key = sha256_of(canonical_json([reader, tree.digest])).removeprefix("sha256:")
+    path = store.root / "gate" / "kernels-of" / f"{key}.json"
+    try:
+        kernels = EngineKernels.model_validate_json(path.read_bytes())
+        mark_used(path)
+    except (OSError, ValidationError):
+        kernels = find_kernels(tree.folder, tree.package)
+        write_bytes(path, kernels.model_dump_json().encode())
+    return kernels
 
 
 def find_kernels(folder: Path, package: str) -> EngineKernels:
-    """Every Triton function of a package."""
+    """Finds every Triton function of a package."""
     modules = _read(folder, package)
     places = {(m.name, name) for m in modules.values() for name in m.jits}
     launched: dict[Place, set[str]] = {}
@@ -68,7 +81,8 @@ def find_kernels(folder: Path, package: str) -> EngineKernels:
         for name, hosts in module.hosts.items():
             place = _resolved(modules, module, name)
             if place in places:
-                launched.setdefault(place, set()).update(_named(module, place, hosts))
+                before = "" if place[0] == module.name else f"{module.name}:"
+                launched.setdefault(place, set()).update(before + host for host in hosts)
         called |= {place for name in module.called if (place := _resolved(modules, module, name))}
     kernels = [
         KernelFunction(module=m.name, name=name, line=node.lineno, launched_by=sorted(hosts))
@@ -76,55 +90,36 @@ def find_kernels(folder: Path, package: str) -> EngineKernels:
         for name, node in m.jits.items()
         if (hosts := launched.get((m.name, name), set()))
     ]
+    own = [k for k in kernels if not _ELSEWHERE.search(k.module)]
     rest = sorted(places - launched.keys())
     return EngineKernels(
-        kernels=sorted(
-            (k for k in kernels if not _ELSEWHERE.search(k.module)),
-            key=lambda k: (k.module, k.line),
-        ),
+        kernels=sorted(own, key=lambda k: (k.module, k.line)),
         elsewhere=[(k.module, k.name) for k in kernels if _ELSEWHERE.search(k.module)],
         helpers=[place for place in rest if place in called],
         idle=[place for place in rest if place not in called],
     )
 
 
-def _named(module: _Module, place: Place, hosts: set[str]) -> set[str]:
-    return hosts if place[0] == module.name else {f"{module.name}:{host}" for host in hosts}
-
-
 def _read(folder: Path, package: str) -> dict[str, _Module]:
-    """Files that define Triton functions, then those that name one of them."""
+    """Parses files that define Triton functions, then those that name one of them."""
     texts = {p: p.read_text("utf-8", "replace") for p in sorted((folder / package).rglob("*.py"))}
-    defining = [path for path, text in texts.items() if _MENTIONS_JIT.search(text)]
-    modules = dict(_parsed(folder, defining, texts))
-    names = {name for module in modules.values() for name in module.jits}
-    others = [
-        path
-        for path, text in texts.items()
-        if _module_name(folder, path) not in modules and not names.isdisjoint(_words(text))
-    ]
-    return {**modules, **dict(_parsed(folder, others, texts))}
+    modules: dict[str, _Module] = {}
 
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text))
-
-
-def _parsed(
-    folder: Path, paths: Iterable[Path], texts: dict[Path, str]
-) -> Iterator[tuple[str, _Module]]:
-    for path in paths:
-        try:
+    def parse(path: Path) -> None:
+        name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        with suppress(SyntaxError, ValueError, RecursionError):
             tree = ast.parse(texts[path])
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        module = _Module(_module_name(folder, path), path.name == "__init__.py")
-        _ModuleReader(module).visit(tree)
-        yield module.name, module
+            modules[name] = _Module(name, path.name == "__init__.py")
+            _ModuleReader(modules[name]).visit(tree)
 
-
-def _module_name(folder: Path, path: Path) -> str:
-    return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+    defining = {path for path, text in texts.items() if _MENTIONS_JIT.search(text)}
+    for path in (path for path in texts if path in defining):
+        parse(path)
+    names = {name for module in modules.values() for name in module.jits}
+    for path, text in texts.items():
+        if path not in defining and not names.isdisjoint(re.findall(r"\w+", text)):
+            parse(path)
+    return modules
 
 
 class _ModuleReader(ast.NodeVisitor):
@@ -192,10 +187,9 @@ class _ModuleReader(ast.NodeVisitor):
     def _note(self, name: str) -> None:
         if self._in_jit:
             self._module.called.add(name)
-        elif self._path:
-            self._module.hosts.setdefault(name, set()).add(".".join(self._path))
         else:
-            self._module.hosts.setdefault(name, set()).add("<module>")
+            host = ".".join(self._path) or "<module>"
+            self._module.hosts.setdefault(name, set()).add(host)
 
     def _is_jit(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Call):
@@ -212,15 +206,14 @@ class _ModuleReader(ast.NodeVisitor):
 
 
 def _resolved(modules: dict[str, _Module], module: _Module, name: str) -> Place | None:
-    """Where a name as written in a module is defined."""
+    """Finds where a name that a module uses is defined."""
     owner, _, attribute = name.rpartition(".")
+    place = (module.name, name)
     if owner:
         target, inner = module.imports[owner]
         place = (f"{target}.{inner}" if inner else target, attribute)
-    else:
-        place = (module.name, name)
     # bounded: packages may import names from each other in a circle
-    for _ in range(_LONGEST_WAY):
+    for _ in range(_MOST_IMPORTS):
         owning = modules.get(place[0])
         if owning is None:
             return None

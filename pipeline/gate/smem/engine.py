@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class EngineTree:
     project: str
     version: str
     digest: str  # of the wheel and of what patches made of it
-    is_locked: bool = True  # the image's lock names the wheel; other versions nobody vouches for
+    is_locked: bool = True  # the image's lock names the wheel; other versions are not vouched for
 
     @property
     def package(self) -> str:
@@ -51,7 +52,7 @@ class EngineTree:
 def engine_pin(
     context: GateContext, plan: ImagePlan, project: str, version: str | None
 ) -> WheelPin:
-    """The locked wheel of the engine, or another version's from the index."""
+    """Finds the locked wheel of the engine, or another version's in the index."""
     locked = locked_wheel(plan, project)
     if version is None or version == locked.version:
         return locked
@@ -59,14 +60,25 @@ def engine_pin(
 
 
 def engine_tree(context: GateContext, plan: ImagePlan, pin: WheelPin) -> EngineTree:
-    """The engine's code as its wheel has it."""
+    """Unpacks the engine's code as its wheel has it."""
     folder = _folder(context, pin)
+
+    def place(row: FileRow) -> str | None:
+        path = row.path.removeprefix(f"{plan.venv.site}/")
+        if row.owner != pin.name or path == row.path or row.size_bytes > _LARGEST_BYTES:
+            return None
+        return path if path.endswith(_KEPT_SUFFIXES) else None
+
     with context.store.locked(f"gate-{folder.name}"):
         if not folder.is_dir():
-            _unpack_engine(context, plan, pin, folder)
+            layers = context.layers([layer_of(plan, pin, plan.architecture)])
+            with context.store.scratch() as scratch, os_errors_explained(folder):
+                unpack(context.store, layers, place, scratch / "engine")
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(scratch / "engine", folder)
     mark_used(folder)
-    locked = pin in plan.lock.wheels
-    return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}", locked)
+    is_locked = pin in plan.lock.wheels
+    return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}", is_locked)
 
 
 def engine_work(context: GateContext, plan: ImagePlan, pin: WheelPin) -> Work:
@@ -80,27 +92,10 @@ def _folder(context: GateContext, pin: WheelPin) -> Path:
     return context.store.root / "gate" / "engines" / key
 
 
-def _unpack_engine(context: GateContext, plan: ImagePlan, pin: WheelPin, folder: Path) -> None:
-    record = context.layers([layer_of(plan, pin, plan.architecture)])
-    site = f"{plan.venv.site}/"
-
-    def place(row: FileRow) -> str | None:
-        path = row.path.removeprefix(site)
-        if row.owner != pin.name or path == row.path or row.size_bytes > _LARGEST_BYTES:
-            return None
-        return path if path.endswith(_KEPT_SUFFIXES) else None
-
-    with context.store.scratch() as scratch:
-        unpack(context.store, record, place, scratch / "engine")
-        with os_errors_explained(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(scratch / "engine", folder)
-
-
 def patched(
     tree: EngineTree, patches: Sequence[PatchSpec], folder: Path, context: GateContext
 ) -> EngineTree:
-    """The tree with patches applied; each must fit exactly, but the version may be another."""
+    """Applies patches to a tree; each must fit exactly, but the version may be another."""
     changed: dict[str, bytes] = {}
     for spec in patches:
         for change in patch.parse(read_patch(folder / spec.file), spec.file):
@@ -110,7 +105,7 @@ def patched(
 
 
 def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateContext) -> EngineTree:
-    """The tree with some files replaced; the rest are links to the same files."""
+    """Replaces some files of a tree; the rest are links to the same files."""
     if not changed:
         return tree
     sums = {path: sha256_of(data) for path, data in changed.items()}
@@ -132,7 +127,7 @@ def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateCont
 
 
 def is_applied(tree: EngineTree, spec: PatchSpec, folder: Path) -> bool:
-    """Whether the engine already holds what a patch would put there."""
+    """Whether the engine already holds a patch's own lines."""
     for change in patch.parse(read_patch(folder / spec.file), spec.file):
         try:
             text = _read(tree.folder, change.path, spec.file).decode()
@@ -145,25 +140,24 @@ def is_applied(tree: EngineTree, spec: PatchSpec, folder: Path) -> bool:
 
 
 def compiler_requirements(tree: EngineTree) -> list[str]:
-    """What a version of an engine itself asks for of torch and Triton; empty where it is silent."""
+    """Lists what a version of an engine itself requires of torch and Triton."""
     requirements: set[str] = set()
     for path in tree.folder.glob("*.dist-info/METADATA"):
         head = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         for line in head.splitlines():
-            if not line.startswith("Requires-Dist:"):
+            name, _, value = line.partition(":")
+            if name != "Requires-Dist":
                 continue
-            try:
-                wanted = Requirement(line.partition(":")[2].strip())
-            except InvalidRequirement:
-                continue
-            extra = wanted.marker is not None and "extra" in str(wanted.marker)
-            if canonicalize_name(wanted.name) in ("torch", "triton") and not extra:
-                requirements.add(str(wanted))
+            with suppress(InvalidRequirement):
+                wanted = Requirement(value.strip())
+                is_compiler = canonicalize_name(wanted.name) in ("torch", "triton")
+                if is_compiler and "extra" not in str(wanted.marker or ""):
+                    requirements.add(str(wanted))
     return sorted(requirements)
 
 
 def modules_defining(tree: EngineTree, names: Sequence[str]) -> list[str]:
-    """Modules of an engine in whose text a function of one of these names begins."""
+    """Finds the modules of an engine that define a function of one of these names."""
     begins = re.compile(rf"^\s*(?:async )?def (?:{'|'.join(map(re.escape, names))})\b", re.M)
     return [
         ".".join(path.relative_to(tree.folder).with_suffix("").parts).removesuffix(".__init__")

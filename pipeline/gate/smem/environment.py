@@ -14,22 +14,29 @@ The engine's files are always the image's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline import log
 from pipeline.assemble.plan import ImagePlan, LayerPlan, Work, plan_image
 from pipeline.errors import GateEnvironment, LockMissing
-from pipeline.gate.smem.context import GateContext, layer_of, locked_wheel, mark_used, unpack
-from pipeline.gate.smem.module_names import absent_modules
+from pipeline.gate.smem.context import (
+    GateContext,
+    for_host,
+    layer_of,
+    locked_wheel,
+    mark_used,
+    unpack,
+)
 from pipeline.gate.smem.stub_libraries import make_stubs
-from pipeline.gate.smem.wheels import for_host
 from pipeline.lock.model import WheelPin
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import FileRow
 from pipeline.sandbox.sandbox import find_sandbox
+from pipeline.yaml_file import read_yaml
 
 # Part of every environment's key: raised when the same inputs are unpacked differently.
 FORMAT = 3
@@ -45,6 +52,37 @@ _LEFT_OUT_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".cuinc", ".cmake")
 _LEFT_OUT_FOLDERS = ("/cupti/", "/cupti-blackwell/", "torch/test/")
 _TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 _LINKERS = {"amd64": "ld-linux-x86-64.so.2", "arm64": "ld-linux-aarch64.so.1"}
+
+
+class ModuleNames(Frozen):
+    """Which modules a wheel is imported by, where its project has another name."""
+
+    modules: dict[str, tuple[str, ...]]
+    shared: dict[str, str]
+
+
+@cache
+def _module_names() -> ModuleNames:
+    return read_yaml(Path(__file__).with_name("module_names.yaml"), ModuleNames)
+
+
+def modules_of(project: str) -> tuple[str, ...]:
+    """The top-level modules that a project's wheel brings."""
+    names = _module_names()
+    if project in names.modules:
+        return names.modules[project]
+    shared = [package for prefix, package in names.shared.items() if project.startswith(prefix)]
+    return tuple(shared) or (project.replace("-", "_").replace(".", "_"),)
+
+
+def absent_modules(locked: Iterable[str], present: set[str]) -> tuple[str, ...]:
+    """Modules of an image's locked projects that its gate environment does not hold.
+
+    From the lock alone, whatever else the store holds: the same lock gives the same answers.
+    """
+    real = {module for project in present for module in modules_of(project)}
+    names = {module for project in locked for module in modules_of(project)} - real
+    return tuple(sorted(name for name in names if name.isidentifier()))
 
 
 class EnvironmentFacts(Frozen):
@@ -67,7 +105,7 @@ class Environment:
 
     folder: Path
     facts: EnvironmentFacts
-    # top-level modules of the image that are not here; a worker may put stand-ins in their place
+    # top-level modules of the image that are missing; a worker may put stand-ins in their place
     absent: tuple[str, ...]
 
     @property
@@ -80,13 +118,13 @@ class Environment:
         return [self.folder]
 
     def command(self, *args: str) -> list[str]:
-        """Run the image's interpreter by its own loader, whatever C library this machine has."""
+        """Runs the image's interpreter by its own loader, whatever C library this machine has."""
         architecture = self.facts.platform.partition("/")[2]
         system = self.folder / "root" / "usr" / "lib" / _TRIPLES[architecture]
         paths = f"{self.folder / 'stubs'}:{system}"
         python = self.folder / "root" / "usr" / "bin" / f"python{self.facts.python}"
         loader = [str(system / _LINKERS[architecture]), "--library-path", paths]
-        # -S: site.py would look for the image's folders, which are not here
+        # -S: site.py would look for the image's folders, which are missing
         return [*loader, str(python), "-S", *args]
 
     def variables(self) -> dict[str, str]:
@@ -99,22 +137,32 @@ class Environment:
 
 
 def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
-    """The environment of an image on this machine; made once, then taken by its key."""
-    wanted = _locked_pins(plan, wheels)
-    same = context.host == plan.platform
-    pins = wanted if same else [_for_host(context, plan, pin) for pin in wanted]
-    root = _root_layer(context, plan)
+    """Makes the environment of an image on this machine once, then finds it by its key."""
+    pins, root = _locked_pins(plan, wheels), _root_layer(context, plan)
+    is_own = context.host == plan.platform
+    if not is_own:
+        kept, find = context.store.root / "gate" / "host-wheels", context.make_finder
+        pins = [for_host(pin, plan.venv.version, context.host, kept, find) for pin in pins]
+    own, used = locked_wheel(plan, "torch").version, _version(pins, "torch")
+    stand_in = None if own == used else f"torch {used} carries the tensors of {own}"
+    relation = {"kind": "image" if is_own else "host wheels", "stand_in": stand_in}
     folder = _folder(context, plan, root, pins)
     with context.store.locked(f"gate-{folder.name}"):
         facts = known_facts(folder)
         is_new = facts is None
-        facts = facts or _make(context, plan, root, pins, folder)
+        facts = facts or _make(context, plan, root, pins, relation, folder)
         # images for several platforms share a folder where their versions are the same
-        facts = facts.model_copy(update=_relation(context, plan, pins))
+        facts = facts.model_copy(update=relation)
         absent = absent_modules((p.name for p in plan.lock.wheels), {p.name for p in pins})
         environment = Environment(folder, facts, absent)
         if is_new:
-            _compile_modules(environment)
+            # Python keeps what it compiles of torch and Triton; workers may not write there. Only
+            # files that the lock names run. Where it fails, workers start more slowly.
+            find_sandbox().run(
+                environment.command("-c", "import numpy, torch, triton"),
+                write=[folder],
+                env=environment.variables(),
+            )
     mark_used(folder)
     return environment
 
@@ -136,18 +184,17 @@ def _locked_pins(plan: ImagePlan, wheels: Sequence[str]) -> list[WheelPin]:
     return [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
 
 
+def _version(pins: Sequence[WheelPin], name: str) -> str:
+    return next(pin.version for pin in pins if pin.name == name)
+
+
 def _folder(
     context: GateContext, plan: ImagePlan, root: LayerPlan, pins: Sequence[WheelPin]
 ) -> Path:
     # all that decides what the folder holds; the same inputs never unpack twice
-    inputs = [
-        FORMAT,
-        context.host,
-        root.key,
-        cuda_of(plan),
-        [[p.name, p.sha256] for p in pins],
-    ]
-    key = sha256_of(canonical_json(inputs)).removeprefix("sha256:")[:32]
+    wheels = [[p.name, p.sha256] for p in pins]
+    inputs = canonical_json([FORMAT, context.host, root.key, cuda_of(plan), wheels])
+    key = sha256_of(inputs).removeprefix("sha256:")[:32]
     return context.store.root / "gate" / "environments" / key
 
 
@@ -157,20 +204,8 @@ def _layers_of(plan: ImagePlan, root: LayerPlan, pins: Sequence[WheelPin]) -> li
     return [root, *{p.key: p for p in plans}.values()]
 
 
-def _compile_modules(environment: Environment) -> None:
-    """Let Python keep what it compiles of torch and Triton; workers may not write there.
-
-    Only files that the lock names run here. If it does not succeed, workers start more slowly.
-    """
-    find_sandbox().run(
-        environment.command("-c", "import numpy, torch, triton"),
-        write=[environment.folder],
-        env=environment.variables(),
-    )
-
-
 def _root_layer(context: GateContext, plan: ImagePlan) -> LayerPlan:
-    """Debian's Python for this machine: the image's own root, or the same for this processor."""
+    """The layer of Debian's Python: the image's own root, or the same for this processor."""
     root = plan.chain()[0]
     if root.lock.base_image is not None:
         raise GateEnvironment(
@@ -186,11 +221,6 @@ def _root_layer(context: GateContext, plan: ImagePlan) -> LayerPlan:
                 f" {root.spec.name} has no lock for it"
             ) from error
     return root.layers[0]
-
-
-def _for_host(context: GateContext, plan: ImagePlan, pin: WheelPin) -> WheelPin:
-    folder = context.store.root / "gate" / "host-wheels"
-    return for_host(pin, plan.venv.version, context.host, folder, context.make_finder)
 
 
 def cuda_of(plan: ImagePlan) -> str:
@@ -219,74 +249,48 @@ def _make(
     plan: ImagePlan,
     root: LayerPlan,
     pins: Sequence[WheelPin],
+    relation: dict[str, Any],
     folder: Path,
 ) -> EnvironmentFacts:
-    records = context.layers(_layers_of(plan, root, pins))
-    site, names = f"{plan.venv.site}/", {pin.name for pin in pins}
-    architecture = context.host.partition("/")[2]
+    layers = context.layers(_layers_of(plan, root, pins))
+    version, names = plan.venv.version, {pin.name for pin in pins}
+    triple = _TRIPLES[context.host.partition("/")[2]]
+    python = (f"usr/lib/python{version}/", f"usr/bin/python{version}")
+
+    def place_root(row: FileRow) -> str | None:
+        is_library = row.path.startswith(f"usr/lib/{triple}/") and ".so" in row.path
+        return f"root/{row.path}" if is_library or row.path.startswith(python) else None
+
+    def place_site(row: FileRow) -> str | None:
+        path = row.path.removeprefix(f"{plan.venv.site}/")
+        if row.owner not in names or path == row.path:
+            return None
+        if path.endswith((*_LEFT_OUT_SUFFIXES, *_LEFT_OUT_FILES)):
+            return None
+        return None if any(part in path for part in _LEFT_OUT_FOLDERS) else f"site/{path}"
+
     with (
         context.store.scratch() as scratch,
         log.step(f"Unpacking what {plan.spec.name} compiles with"),
     ):
         work = scratch / "environment"
-        unpack(context.store, records[:1], _placing_root(architecture, plan.venv.version), work)
-        unpack(context.store, records[1:], _placing_site(site, names), work)
+        unpack(context.store, layers[:1], place_root, work)
+        unpack(context.store, layers[1:], place_site, work)
+        usr, torch = work / "root" / "usr", work / "site" / "torch"
+        libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
+        system = [*(usr / "lib" / triple).glob("*.so*"), *(usr / "bin").iterdir()]
         facts = EnvironmentFacts(
-            **_relation(context, plan, pins),
+            **relation,
             platform=context.host,
-            python=plan.venv.version,
-            triton=next(p.version for p in pins if p.name == "triton"),
-            torch=next(p.version for p in pins if p.name == "torch"),
+            python=version,
+            triton=_version(pins, "triton"),
+            torch=_version(pins, "torch"),
             cuda=cuda_of(plan),
             wheels=list(pins),
-            stubs=_make_stubs(work, architecture),
+            stubs=make_stubs(libraries, system, work / "stubs"),
         )
         (work / "facts.json").write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
         folder.parent.mkdir(parents=True, exist_ok=True)
         # in one step: a folder that is there is whole
         os.replace(work, folder)
     return facts
-
-
-def _relation(context: GateContext, plan: ImagePlan, pins: Sequence[WheelPin]) -> dict[str, Any]:
-    """How an environment stands to an image: its own files, or the same versions for this host."""
-    kind = "image" if context.host == plan.platform else "host wheels"
-    return {"kind": kind, "stand_in": _stand_in(plan, pins)}
-
-
-def _stand_in(plan: ImagePlan, pins: Sequence[WheelPin]) -> str | None:
-    own = next(pin.version for pin in plan.lock.wheels if pin.name == "torch")
-    used = next(pin.version for pin in pins if pin.name == "torch")
-    return None if own == used else f"torch {used} carries the tensors of {own}"
-
-
-def _placing_root(architecture: str, version: str) -> Callable[[FileRow], str | None]:
-    libraries = f"usr/lib/{_TRIPLES[architecture]}/"
-
-    def place(row: FileRow) -> str | None:
-        path = row.path
-        is_library = path.startswith(libraries) and ".so" in path
-        is_python = path.startswith((f"usr/lib/python{version}/", f"usr/bin/python{version}"))
-        return f"root/{path}" if is_library or is_python else None
-
-    return place
-
-
-def _placing_site(site: str, names: set[str]) -> Callable[[FileRow], str | None]:
-    def place(row: FileRow) -> str | None:
-        path = row.path.removeprefix(site)
-        if row.owner not in names or path == row.path:
-            return None
-        if path.endswith(_LEFT_OUT_SUFFIXES) or path.endswith(_LEFT_OUT_FILES):
-            return None
-        return None if any(part in path for part in _LEFT_OUT_FOLDERS) else f"site/{path}"
-
-    return place
-
-
-def _make_stubs(work: Path, architecture: str) -> list[str]:
-    torch = work / "site" / "torch"
-    libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
-    system = (work / "root" / "usr" / "lib" / _TRIPLES[architecture]).glob("*.so*")
-    python = (work / "root" / "usr" / "bin").iterdir()
-    return make_stubs(libraries, [*system, *python], work / "stubs")

@@ -6,10 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
-
-from pipeline.gate.smem.case_spec import AcceptedKernel
-from pipeline.gate.smem.cases import Case
+from pipeline.gate.smem.cases import AcceptedKernel, Case
 from pipeline.gate.smem.environment import EnvironmentFacts
 from pipeline.gate.smem.limits import Card
 from pipeline.gate.verdict import CaseVerdict, worst
@@ -18,8 +15,6 @@ from pipeline.sandbox.sandbox import Sandbox
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
 NumericsVerdict = Literal["right", "wrong", "unknown"]
-
-
 # ptxas refuses an instruction or a form of it: no other size of block helps
 _LACKING = re.compile(r"(?:Feature|Instruction) '([^']+)' not supported on \.target '(sm_\w+)'")
 
@@ -44,7 +39,7 @@ class Record(Frozen):
 
 
 class Computed(Frozen):
-    """One output of a call beside what it should be.
+    """How far one output of a call is from what it should be.
 
     Errors are shares of the sum of magnitudes that the right number is the sum of.
     """
@@ -158,9 +153,7 @@ class GateResult(Frozen):
     format: Literal[1] = 1
     image: str
     platform: str
-    image_digest: Digest | None = Field(
-        default=None, description="the image as built, where it is built"
-    )
+    image_digest: Digest | None = None  # of the image as built, where it is built
     engine: str
     engine_version: str
     engine_digest: Digest
@@ -171,12 +164,8 @@ class GateResult(Frozen):
     verdict: CaseVerdict
     cases: list[CaseResult]
     coverage: Coverage | None = None
-    numerics: NumericsResults | None = Field(
-        default=None, description="the patched kernels' numbers, where they were asked for"
-    )
-    sandbox: Sandbox | None = Field(
-        default=None, description="what the engine's code could not reach, where any of it ran"
-    )
+    numerics: NumericsResults | None = None  # of the patched kernels, on request
+    sandbox: Sandbox | None = None  # what the engine's code could not reach, where any of it ran
     seconds: float = 0.0
 
     @property
@@ -198,13 +187,34 @@ def judge_case(
     cached: bool,
 ) -> CaseResult:
     """The verdict on one case."""
-    kernels = _judged(answer.records, card, accepted, case.name)
-    verdict, message = _verdict(case, answer, kernels)
+    # an autotuner passes over what does not fit: one configuration of a group is enough
+    roomy = {
+        r.group
+        for r in answer.records
+        if r.group and r.shared_bytes is not None and r.shared_bytes <= card.shared_bytes
+    }
+    kernels = []
+    for record in answer.records:
+        needed, is_spare = record.shared_bytes, record.group in roomy
+        verdict: KernelVerdict = "spare" if is_spare else "over"
+        why = "another configuration fits" if is_spare else ""
+        if needed is None:
+            verdict, why = "spare" if is_spare else "error", record.error or ""
+        elif needed <= card.shared_bytes:
+            verdict, why = "fits", ""
+        elif not is_spare:
+            for known in accepted:
+                is_it = known.kernel == record.kernel and known.covers(case.name)
+                if is_it and needed <= known.most_bytes:
+                    verdict, why = "accepted", known.reason
+                    break
+        kernels.append(KernelResult(record=record, verdict=verdict, message=why))
+    overall_verdict, message = _verdict(case, answer, kernels)
     return CaseResult(
         gate=case.gate,
         name=case.name,
         stands_for=case.stands_for,
-        verdict=verdict,
+        verdict=overall_verdict,
         message=message,
         kernels=kernels,
         seconds=answer.seconds,
@@ -213,35 +223,6 @@ def judge_case(
         gone=answer.ended == "function gone",
         base=case.base,
     )
-
-
-def _judged(
-    records: Sequence[Record], card: Card, accepted: Sequence[AcceptedKernel], case: str
-) -> list[KernelResult]:
-    # an autotuner passes over what does not fit: one configuration of a group is enough
-    roomy = {
-        r.group
-        for r in records
-        if r.group and r.shared_bytes is not None and r.shared_bytes <= card.shared_bytes
-    }
-    return [_judge_kernel(r, card, accepted, case, is_spare=r.group in roomy) for r in records]
-
-
-def _judge_kernel(
-    record: Record, card: Card, accepted: Sequence[AcceptedKernel], case: str, *, is_spare: bool
-) -> KernelResult:
-    if record.shared_bytes is None:
-        verdict: KernelVerdict = "spare" if is_spare else "error"
-        return KernelResult(record=record, verdict=verdict, message=record.error or "")
-    if record.shared_bytes <= card.shared_bytes:
-        return KernelResult(record=record, verdict="fits")
-    if is_spare:
-        return KernelResult(record=record, verdict="spare", message="another configuration fits")
-    for known in accepted:
-        fits = record.shared_bytes <= known.most_bytes
-        if known.kernel == record.kernel and known.covers(case) and fits:
-            return KernelResult(record=record, verdict="accepted", message=known.reason)
-    return KernelResult(record=record, verdict="over")
 
 
 def _verdict(
@@ -267,10 +248,9 @@ def _verdict(
     if broken:
         error = _placeless(broken[0].message)
         return "unknown", f"{broken[0].record.kernel} did not compile: {error}"
-    seen = {k.record.kernel for k in kernels}
     # a call that no longer launches the kernel would otherwise pass without judging it
-    missing = [name for name in case.kernels if name not in seen]
-    if missing:
+    seen = {k.record.kernel for k in kernels}
+    if missing := [name for name in case.kernels if name not in seen]:
         return "unknown", f"{', '.join(missing)} was not compiled by this call"
     for kernel in kernels:
         spills = kernel.record.spill_bytes
@@ -279,9 +259,8 @@ def _verdict(
                 return "unknown", f"{kernel.record.kernel}: ptxas did not say what it spills"
             if spills:
                 return "failed", f"{kernel.record.kernel} spills {spills} bytes"
-    if any(k.verdict == "accepted" for k in kernels):
-        return "accepted", next(k.message for k in kernels if k.verdict == "accepted")
-    return "passed", ""
+    reason = next((k.message for k in kernels if k.verdict == "accepted"), None)
+    return ("passed", "") if reason is None else ("accepted", reason)
 
 
 def unanswered(case: Case, answer: WorkerAnswer) -> str:
@@ -295,7 +274,7 @@ def unanswered(case: Case, answer: WorkerAnswer) -> str:
 
 
 def _placeless(message: str) -> str:
-    """Without the command to repeat it by, which Triton adds: its files are gone by now."""
+    """Cuts the command to repeat it by, which Triton adds: its files are gone by now."""
     return message.partition(" Repro command:")[0]
 
 
@@ -305,7 +284,7 @@ def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
 
 
 def fingerprint(cases: Sequence[CaseResult]) -> list[Any]:
-    """What kernels came out, without times: equal for two engines that compile the same."""
+    """Lists the kernels without times: equal for two engines that compile the same."""
     return [
         [case.name, case.verdict, [k.record.model_dump(exclude={"seconds"}) for k in case.kernels]]
         for case in cases

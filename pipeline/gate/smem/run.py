@@ -1,4 +1,4 @@
-"""Cases to workers, in parallel; answers are kept, so that the same question is asked once."""
+"""Puts cases to workers, in parallel; keeps answers, so that it asks each question once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from pydantic import ValidationError
 
@@ -41,13 +41,13 @@ _MOST_BYTES = 128 << 20
 _MOST_LINE_BYTES = 16 << 20
 # A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
 CASES_A_WORKER = 24
-# A name like `forward` is in many modules; more places than these help nobody.
+# A name like `forward` is in many modules; more places than these do not help.
 _MOST_PLACES = 3
 
 
 @cache
 def worker_digest() -> str:
-    """The worker's own code: after a change of it, everything is asked again."""
+    """The digest of the worker's own code: a change of it asks everything again."""
     files = sorted(WORKER.rglob("*.py"))
     return sha256_of(
         canonical_json({str(f.relative_to(WORKER)): sha256_of(f.read_bytes()) for f in files})
@@ -86,9 +86,12 @@ class GateTarget:
     def folder(self, name: str) -> Path:
         return self.store.root / "gate" / name
 
+    def answer_path(self, case: Case) -> Path:
+        return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
+
     @property
     def kernels(self) -> Path:
-        """What compiled kernels need, kept by workers themselves.
+        """The folder where workers keep what compiled kernels need.
 
         Engines of the lock share it. One that no lock names has its own: it could write anything.
         """
@@ -98,7 +101,7 @@ class GateTarget:
 
 
 def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
-    """Every case's verdict."""
+    """Judges every case."""
     return [
         judge_case(case, answer, target.card, gates.gates[case.gate].accepted, cached=cached)
         for case, answer, cached in answered(target, cases)
@@ -106,39 +109,31 @@ def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[C
 
 
 def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, WorkerAnswer, bool]]:
-    """Each case with its answer, and whether that was kept from an earlier run."""
+    """Returns each case with its answer, and whether that was kept from an earlier run."""
     kept = {case.name: read_answer(target, case) for case in cases}
     if known := sum(answer is not None for answer in kept.values()):
         log.say(f"  {known} of {log.count(len(cases), 'case')} judged before, from the store")
     new = {a.case: a for a in ask(target, [case for case in cases if kept[case.name] is None])}
-    answers = [kept[case.name] or new[case.name] for case in cases]
-    return [
-        (case, _explained(target.tree, case, answer), kept[case.name] is not None)
-        for case, answer in zip(cases, answers, strict=True)
-    ]
-
-
-def _explained(tree: EngineTree, case: Case, answer: WorkerAnswer) -> WorkerAnswer:
-    """The answer; where the case's function is gone, with how to look for it."""
-    if answer.ended != "function gone":
-        return answer
-    names = sorted({function.partition(":")[2] for function in case.function})
-    places = modules_defining(tree, names)[:_MOST_PLACES]
-    where = (
-        f"now in {', '.join(places)}"
-        if places
-        else f"search that version's source for `def {names[0]}`, or its history for where it went"
-    )
-    message = (
-        f"{tree.project} {tree.version} has no {' and no '.join(case.function)}, which case"
-        f" {case.name} calls ({where}); correct `function` in gates/{case.gate}.yaml"
-    )
-    return answer.model_copy(update={"message": message})
+    results, tree = [], target.tree
+    for case in cases:
+        answer = kept[case.name] or new[case.name]
+        if answer.ended == "function gone":
+            names = sorted({function.partition(":")[2] for function in case.function})
+            places = ", ".join(modules_defining(tree, names)[:_MOST_PLACES])
+            search = f"search that version's source for `def {names[0]}`, or its history for"
+            where = f"now in {places}" if places else f"{search} where it went"
+            message = (
+                f"{tree.project} {tree.version} has no {' and no '.join(case.function)}, which case"
+                f" {case.name} calls ({where}); correct `function` in gates/{case.gate}.yaml"
+            )
+            answer = answer.model_copy(update={"message": message})
+        results.append((case, answer, kept[case.name] is not None))
+    return results
 
 
 def read_answer(target: GateTarget, case: Case) -> WorkerAnswer | None:
-    """A kept answer; one that is damaged or half-written is as good as none."""
-    path = target.folder("answers") / f"{target.key(case).removeprefix('sha256:')}.json"
+    """Reads a kept answer; a damaged or half-written one counts as none."""
+    path = target.answer_path(case)
     try:
         answer = WorkerAnswer.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -148,7 +143,7 @@ def read_answer(target: GateTarget, case: Case) -> WorkerAnswer | None:
 
 
 def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
-    """Put cases to workers, a process a core, and keep their answers."""
+    """Puts cases to workers, a process a core, and keeps their answers."""
     if not cases:
         return []
     with os_errors_explained(target.folder("kernels")):
@@ -156,62 +151,45 @@ def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
             folder.mkdir(parents=True, exist_ok=True)
     if "files" not in target.sandbox.held:
         hide_environment()
-    count = min(len(os.sched_getaffinity(0)), len(cases))
-    shares = _shares(cases, count)
-    stop = threading.Event()
-    with ThreadPoolExecutor(count) as pool, log.counting(len(cases), "case") as bar:
-        try:
-            batches = pool.map(lambda share: _ask_in_turn(target, share, stop, bar), shares)
-            answers = [answer for batch in batches for answer in batch]
-        except BaseException:
-            stop.set()
-            raise
-    return answers
-
-
-def _shares(cases: Sequence[Case], processes: int) -> list[list[Case]]:
-    """Cases for one worker each: the patient ones first, and so few that none is left waiting."""
+    processes = min(len(os.sched_getaffinity(0)), len(cases))
     # what may take longest begins first, so that no core waits for it alone at the end
     patient = sorted(cases, key=lambda case: -case.timeout_s)
     count = min(len(cases), max(processes, len(cases) // CASES_A_WORKER))
-    return [patient[i::count] for i in range(count)]
+    shares = [patient[i::count] for i in range(count)]
+    stop = threading.Event()
+    with ThreadPoolExecutor(processes) as pool, log.counting(len(cases), "case") as bar:
+        try:
+            batches = pool.map(lambda share: _ask_in_turn(target, share, stop, bar), shares)
+            return [answer for batch in batches for answer in batch]
+        except BaseException:
+            stop.set()
+            raise
 
 
 def _ask_in_turn(
     target: GateTarget, cases: list[Case], stop: threading.Event, bar: log.Bar
 ) -> list[WorkerAnswer]:
-    """One process after the other until every case is answered; a bad case costs its process."""
+    """Starts one process after the other until all cases have answers: a bad case ends its own."""
     answers: list[WorkerAnswer] = []
     while len(answers) < len(cases):
-        left, gauge = cases[len(answers) :], log.Gauge(bar)
+        todo, gauge = cases[len(answers) :], log.Gauge(bar)
         with target.store.scratch() as scratch:
-            new = _one_process(target, left, scratch, stop, gauge)
+            new = _one_process(target, todo, scratch, stop, gauge)
         # also those that a worker began and did not live to answer
         gauge.at(len(new))
-        _keep(target, left, new)
+        for case, answer in zip(todo, new, strict=False):
+            # Another try might fare better after these: a worker died or was stopped, or the
+            # environment lacks a module, which is no fault of the kernel.
+            if answer.ended not in ("died", "timed out", "not imported"):
+                write_bytes(target.answer_path(case), answer.model_dump_json().encode())
         answers += new
     return answers
-
-
-def _keep(target: GateTarget, cases: Sequence[Case], answers: Sequence[WorkerAnswer]) -> None:
-    """Keep what another try would answer again.
-
-    A worker that died or was stopped might fare better; a module that could not be imported is a
-    fault of the environment, not of the kernel.
-    """
-    by_name = {case.name: case for case in cases}
-    for answer in answers:
-        if answer.ended not in ("died", "timed out", "not imported"):
-            name = target.key(by_name[answer.case]).removeprefix("sha256:")
-            write_bytes(
-                target.folder("answers") / f"{name}.json", answer.model_dump_json().encode()
-            )
 
 
 def _one_process(
     target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event, gauge: log.Gauge
 ) -> list[WorkerAnswer]:
-    """One worker's answers until it is done, dies or is stopped; at least one."""
+    """Returns one worker's answers until it is done, dies or is stopped; at least one."""
     interpret = cases[0].numerics is not None
     job = {
         "engine": str(target.tree.folder),
@@ -224,7 +202,7 @@ def _one_process(
         "interpret": interpret,
         "cases": [case.model_dump() for case in cases],
     }
-    # The worker's folder holds nothing that we read again: it may have put anything there.
+    # We read nothing in the worker's own folder: it may have put anything there.
     job_file, answers_file, output = (scratch / n for n in ("job.json", "answers", "output"))
     root, work = scratch / "root", scratch / "work"
     for folder in (root, work):
@@ -238,33 +216,44 @@ def _one_process(
         root=root,
         cwd=work,
     )
-    variables = _variables(target, work, interpret=interpret)
-    # opened once: whatever else may stand at its place later is not read
+    variables = {
+        **target.environment.variables(),
+        # Triton writes its cache below TRITON_HOME and C sources to TMPDIR
+        **dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work)),
+        # one thread each: there is a worker for every core
+        **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+        **({"TRITON_INTERPRET": "1"} if interpret else {}),
+    }
+    # opened once: the worker may put another file in its place
     with answers_file.open("rb") as reader:
         with proc.running(command, env=variables, output=output, cwd=work) as process:
             ended = _watch(process, reader, cases, stop, gauge)
         # one line when a case begins, one when it ends
         lines = _lines(reader, 2 * len(cases))
-    answers = _answers(lines, cases)
     began = sum("begins" in line for line in lines)
-    if len(answers) < len(cases):
-        if process.returncode == 0 and answers and began == len(answers):
-            return answers
-        if ended == "died" and not began:
-            # nothing was even begun: no case after it would fare better
-            return [_unanswered(case, ended, _last_line(output)) for case in cases]
-        answers.append(_unanswered(cases[len(answers)], ended, _last_line(output)))
-    return answers
-
-
-def _variables(target: GateTarget, work: Path, *, interpret: bool) -> dict[str, str]:
-    """Everything that a worker's environment holds."""
-    # Triton writes its cache below TRITON_HOME and C sources to TMPDIR
-    homes = dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work))
-    # one thread each: there is a worker for every core
-    fixed = {"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
-    variables = {**target.environment.variables(), **homes, **fixed}
-    return {**variables, "TRITON_INTERPRET": "1"} if interpret else variables
+    answers: list[WorkerAnswer] = []
+    # in the order of the cases, as far as they are answers to them
+    for line, case in zip((x for x in lines if "begins" not in x), cases, strict=False):
+        try:
+            answer = WorkerAnswer.model_validate(line)
+        except ValidationError:
+            break
+        if answer.case != case.name:
+            break
+        answers.append(answer)
+    is_done = process.returncode == 0 and answers and began == len(answers)
+    if is_done or len(answers) == len(cases):
+        return answers
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - 4096))
+        last = proc.last_line(file.read(4096).decode(errors="replace"), "without output")
+    message = f"the worker died: {_harmless(last)[:300]}" if ended == "died" else ""
+    unanswered = cases[len(answers) : len(answers) + 1]
+    if ended == "died" and not began:
+        # where it could not even begin, no later case would fare better
+        answers, unanswered = [], cases
+    failed = [WorkerAnswer(case=case.name, ended=ended, message=message) for case in unanswered]
+    return answers + failed
 
 
 def _watch(
@@ -273,8 +262,8 @@ def _watch(
     cases: list[Case],
     stop: threading.Event,
     gauge: log.Gauge,
-) -> str:
-    """Wait for the worker to end, or for a case to take longer than it may."""
+) -> Literal["died", "timed out"]:
+    """Waits for the worker to end, or for a case to take longer than it may."""
     seen, deadline = -1, time.monotonic() + START_S
     while process.poll() is None:
         output = _read_all(reader)
@@ -283,7 +272,6 @@ def _watch(
         lines = output.count(b"\n")
         if lines != seen:
             seen = lines
-            # one line when a case begins, one when it ends
             current = min(lines // 2, len(cases) - 1)
             allowed = float(cases[current].timeout_s) if lines % 2 else START_S
             deadline = time.monotonic() + allowed
@@ -302,7 +290,7 @@ def _read_all(reader: BinaryIO) -> bytes:
 
 
 def _lines(reader: BinaryIO, most: int) -> list[dict[str, Any]]:
-    """The first lines that are JSON objects; endless output of a worker fills no memory."""
+    """Reads the first lines that are JSON objects; endless output of a worker fills no memory."""
     lines: list[dict[str, Any]] = []
     for line in io.BytesIO(_read_all(reader)):
         if len(lines) == most:
@@ -318,7 +306,7 @@ def _lines(reader: BinaryIO, most: int) -> list[dict[str, Any]]:
 
 
 def _harmless(value: Any) -> Any:
-    """The same without terminal control characters: engine code chose some of this text."""
+    """Removes terminal control characters: engine code chose some of this text."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
     if isinstance(value, list):
@@ -326,30 +314,3 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, dict):
         return {_harmless(key): _harmless(part) for key, part in value.items()}
     return value
-
-
-def _answers(lines: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[WorkerAnswer]:
-    """In the order of the cases, as far as they are answers to them."""
-    answers: list[WorkerAnswer] = []
-    for line in [x for x in lines if "begins" not in x][: len(cases)]:
-        try:
-            answer = WorkerAnswer.model_validate(line)
-        except ValidationError:
-            break
-        if answer.case != cases[len(answers)].name:
-            break
-        answers.append(answer)
-    return answers
-
-
-def _unanswered(case: Case, ended: str, message: str) -> WorkerAnswer:
-    shown = f"the worker died: {message}" if ended == "died" else ""
-    return WorkerAnswer.model_validate({"case": case.name, "ended": ended, "message": shown})
-
-
-def _last_line(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        output = file.read(4096).decode(errors="replace")
-    shown: str = _harmless(proc.last_line(output, "without output"))
-    return shown[:300]

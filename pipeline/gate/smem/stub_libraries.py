@@ -2,8 +2,8 @@
 
 `import torch` needs every library that torch was linked with to load: four gigabytes of machine
 code for GPUs, of which a gate that only carries CPU tensors runs not one instruction. A stub
-has the right name, the right symbols in the right versions, and behind each of them a
-function that returns an error. So torch itself stays the image's own.
+has the right name and the right symbols in the right versions, and each of them is a function that
+returns an error. So torch itself stays the image's own.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ class Links:
 
 def read_links(path: Path) -> Links | None:
     """The dynamic links of a 64-bit little-endian ELF file; none for any other file."""
-    if not path.is_file():
-        return None
     try:
-        return _read_links(path)
+        return _read_links(path) if path.is_file() else None
     except (struct.error, IndexError, ValueError) as error:
         raise GateEnvironment(
             f"{path.name}: its ELF tables are damaged or cut off ({error})",
@@ -63,11 +61,9 @@ def _read_links(path: Path) -> Links | None:
         head = handle.read(64)
         if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
             return None
-        machine = struct.unpack_from("<H", head, 18)[0]
-        at, size, count = (
-            struct.unpack_from("<Q", head, 40)[0],
-            *struct.unpack_from("<HH", head, 58),
-        )
+        (machine,) = struct.unpack_from("<H", head, 18)
+        (at,) = struct.unpack_from("<Q", head, 40)
+        size, count = struct.unpack_from("<HH", head, 58)
         table = _stretch(handle, at, size * count, size_bytes)
         sections = [struct.unpack_from("<IIQQQQIIQQ", table, size * i) for i in range(count)]
 
@@ -129,7 +125,7 @@ def _text(names: bytes, at: int) -> str:
 
 
 def make_stubs(libraries: Sequence[Path], system: Sequence[Path], folder: Path) -> list[str]:
-    """Write what the libraries miss into a folder; returns the names of what was written.
+    """Writes what the libraries miss into a folder; returns the names of what it wrote.
 
     `system` are the libraries that come with the interpreter, under the names they load by.
     """
@@ -155,94 +151,80 @@ def make_stubs(libraries: Sequence[Path], system: Sequence[Path], folder: Path) 
 
 
 def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int) -> bytes:
-    """An ELF shared object with these (version, symbol) pairs.
+    """Writes an ELF shared object with these (version, symbol) pairs.
 
     Functions fail when they are called. Objects are zeros, but for C++ type descriptions, which
     must say their name: pybind11 asks for it while it registers classes.
     """
-    strings = _Strings()
+    count, strings = len(symbols), _Strings()
     own_name = strings.add(soname)
     names = [strings.add(symbol) for _, symbol in symbols]
     versions = sorted({version for version, _ in symbols if version})
     # 0 is for local symbols and 1 for the file's own name
     index = {version: i + 2 for i, version in enumerate(versions)}
-    versym = struct.pack("<H", 0)
-    versym += b"".join(struct.pack("<H", index.get(version, 1)) for version, _ in symbols)
-    verdef = _version_definitions([soname, *versions], strings)
-    hashed = _hash_table([symbol for _, symbol in symbols])
+    numbers = [0, *(index.get(version, 1) for version, _ in symbols)]
     described = [i for i, (_, symbol) in enumerate(symbols) if symbol.startswith(_TYPE_INFO)]
-
-    place = _Places(64 + 56 * _SEGMENTS)
-    at_symbols = place.take(24 * (len(symbols) + 1))
-    at_hash = place.take(len(hashed))
-    at_versym = place.take(len(versym))
-    at_verdef = place.take(len(verdef))
-    at_strings = place.take(len(strings.data))
-    at_moves = place.take(24 * len(described))
-    at_dynamic = place.take(16 * 13)
-    at_objects = place.take(_SLOT_BYTES * len(symbols))
-    at_scratch = place.take(_SCRATCH_BYTES)
-    at_code = place.page()
-    end = at_code + _SLOT_BYTES * len(symbols)
+    pieces = {
+        "symbols": bytes(24 * (count + 1)),
+        "hash": _hash_table([symbol for _, symbol in symbols]),
+        "versym": struct.pack(f"<{count + 1}H", *numbers),
+        "verdef": _version_definitions([soname, *versions], strings),
+        "strings": bytes(strings.data),
+        "moves": bytes(24 * len(described)),
+        "dynamic": bytes(16 * 13),
+        "objects": bytes(_SLOT_BYTES * count),
+        "scratch": bytes(_SCRATCH_BYTES),
+    }
+    # the sizes are known, so every address is, before the tables of addresses are filled in
+    at, last = dict[str, int](), 64 + 56 * _SEGMENTS
+    for name, piece in pieces.items():
+        at[name] = _aligned(last, 16)
+        last = at[name] + len(piece)
+    code = _aligned(last, _PAGE)
+    end = code + _SLOT_BYTES * count
 
     table, moves = bytes(24), b""
-    for i, (name, (_, symbol)) in enumerate(zip(names, symbols, strict=True)):
+    for i, (text, (_, symbol)) in enumerate(zip(names, symbols, strict=True)):
         is_object = symbol.startswith(_OBJECTS)
-        address = (at_objects if is_object else at_code) + _SLOT_BYTES * i
+        address = (at["objects"] if is_object else code) + _SLOT_BYTES * i
         # global, object or function; no section table is there to contradict section 1
         kind = 0x11 if is_object else 0x12
-        table += struct.pack("<IBBHQQ", name, kind, 0, 1, address, _SLOT_BYTES)
+        table += struct.pack("<IBBHQQ", text, kind, 0, 1, address, _SLOT_BYTES)
     for i in described:
-        text = at_strings + names[i] + len(_TYPE_INFO)
-        moves += struct.pack("<QQQ", at_objects + _SLOT_BYTES * i + 8, _RELATIVE[machine], text)
+        shown = at["strings"] + names[i] + len(_TYPE_INFO)
+        slot = at["objects"] + _SLOT_BYTES * i + 8
+        moves += struct.pack("<QQQ", slot, _RELATIVE[machine], shown)
     tags = [
-        (_DT_SONAME, own_name),
-        (_DT_HASH, at_hash),
-        (_DT_STRTAB, at_strings),
-        (_DT_SYMTAB, at_symbols),
-        (_DT_STRSZ, len(strings.data)),
-        (_DT_SYMENT, 24),
-        (_DT_VERSYM, at_versym),
-        (_DT_VERDEF, at_verdef),
-        (_DT_VERDEFNUM, len(versions) + 1),
-        (_DT_RELA, at_moves),
-        (_DT_RELASZ, len(moves)),
-        (_DT_RELAENT, 24),
-        (0, 0),
+        *((_DT_SONAME, own_name), (_DT_HASH, at["hash"]), (_DT_STRTAB, at["strings"])),
+        *((_DT_SYMTAB, at["symbols"]), (_DT_STRSZ, len(strings.data)), (_DT_SYMENT, 24)),
+        *((_DT_VERSYM, at["versym"]), (_DT_VERDEF, at["verdef"])),
+        *((_DT_VERDEFNUM, len(versions) + 1), (_DT_RELA, at["moves"])),
+        *((_DT_RELASZ, len(moves)), (_DT_RELAENT, 24), (_DT_NULL, 0)),
     ]
-    dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
+    pieces |= {"symbols": table, "moves": moves}
+    pieces["dynamic"] = b"".join(struct.pack("<QQ", *tag) for tag in tags)
     head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
         "<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, _SEGMENTS, 64, 0, 0
     )
-    headers = (
-        _program_header(_PT_LOAD, _READ | _WRITE, 0, at_code, _PAGE)
-        + _program_header(_PT_LOAD, _READ | _EXECUTE, at_code, end - at_code, _PAGE)
-        + _program_header(_PT_DYNAMIC, _READ | _WRITE, at_dynamic, len(dynamic), 8)
+    for kind, flags, start, size, alignment in (
+        (_PT_LOAD, _READ | _WRITE, 0, code, _PAGE),
+        (_PT_LOAD, _READ | _EXECUTE, code, end - code, _PAGE),
+        (_PT_DYNAMIC, _READ | _WRITE, at["dynamic"], len(pieces["dynamic"]), 8),
         # without it the loader wants an executable stack, which hardened systems refuse
-        + _program_header(_PT_GNU_STACK, _READ | _WRITE, 0, 0, 16)
-    )
-    pieces = {
-        0: head + headers,
-        at_symbols: table,
-        at_hash: hashed,
-        at_versym: versym,
-        at_verdef: verdef,
-        at_strings: bytes(strings.data),
-        at_moves: moves,
-        at_dynamic: dynamic,
-        at_code: b"".join(
-            _returning(at_scratch, at_code + _SLOT_BYTES * i, machine) for i in range(len(symbols))
-        ),
-    }
-    out = bytearray(end)
-    for at, piece in pieces.items():
-        out[at : at + len(piece)] = piece
+        (_PT_GNU_STACK, _READ | _WRITE, 0, 0, 16),
+    ):
+        head += struct.pack("<IIQQQQQQ", kind, flags, start, start, start, size, size, alignment)
+    out = bytearray(head.ljust(end, b"\0"))
+    for name, piece in pieces.items():
+        out[at[name] : at[name] + len(piece)] = piece
+    for slot in range(code, end, _SLOT_BYTES):
+        out[slot : slot + _SLOT_BYTES] = _returning(at["scratch"], slot, machine)
     return bytes(out)
 
 
 def _returning(scratch: int, here: int, machine: int) -> bytes:
-    """A function that returns the scratch area's address: as a number an error, as a pointer
-    something that can be read and written (torch keeps a callback in what one of them returns)."""
+    """Machine code that returns the scratch area's address: as a number an error, as a pointer
+    something to read and to write (torch keeps a callback in what one of them returns)."""
     distance = scratch - here
     if machine == _X86_64:  # lea rax, [rip + distance]; ret
         code = b"\x48\x8d\x05" + struct.pack("<i", distance - 7) + b"\xc3"
@@ -251,21 +233,6 @@ def _returning(scratch: int, here: int, machine: int) -> bytes:
         code = struct.pack("<I", 0x10000000 | (bits & 3) << 29 | bits >> 2 << 5)
         code += bytes.fromhex("c0035fd6")
     return code.ljust(_SLOT_BYTES, b"\0")
-
-
-class _Places:
-    """Hands out room in a file, each piece aligned."""
-
-    def __init__(self, start: int) -> None:
-        self._at = start
-
-    def take(self, size: int) -> int:
-        at = _aligned(self._at, 16)
-        self._at = at + size
-        return at
-
-    def page(self) -> int:
-        return _aligned(self._at, _PAGE)
 
 
 class _Strings:
@@ -308,10 +275,6 @@ def _elf_hash(name: str) -> int:
         high = value & 0xF0000000
         value = (value ^ (high >> 24)) & ~high & 0xFFFFFFFF
     return value
-
-
-def _program_header(kind: int, flags: int, at: int, size: int, alignment: int) -> bytes:
-    return struct.pack("<IIQQQQQQ", kind, flags, at, at, at, size, size, alignment)
 
 
 def _aligned(number: int, step: int) -> int:

@@ -1,7 +1,7 @@
 """Which shared libraries the programs of an image ask for and where the loader finds them.
 
-Runs inside an image; standard library only. Read from the files, as the loader would, without
-loading one: what needs the driver cannot be loaded on a machine that has none.
+Runs inside an image; standard library only. It reads the files as the loader would, and loads none:
+what needs the driver cannot be loaded on a machine that has none.
 https://man7.org/linux/man-pages/man8/ld.so.8.html
 """
 
@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 _MAGIC64 = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _HEAD = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -37,7 +37,7 @@ class Needs(NamedTuple):
 
 
 def read_needs(path: Path) -> Needs | None:
-    """The needs of a file; nothing where it is not linked dynamically."""
+    """Reads the needs of a file; none where it is not linked dynamically."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD.size)
@@ -47,47 +47,34 @@ def read_needs(path: Path) -> Needs | None:
             file.seek(start)
             table = file.read(size * count)
             segments = [_SEGMENT.unpack_from(table, at) for at in range(0, len(table), size)]
-            return _read_dynamic(file, str(path), machine, segments)
-    except (OSError, struct.error, ValueError):
+            # no such segment: the file is not linked dynamically
+            dynamic = next(s for s in segments if s[0] == _DYNAMIC)
+            file.seek(dynamic[2])
+            data = file.read(min(dynamic[5], _MOST_BYTES))
+            entries = [_ENTRY.unpack_from(data, n) for n in range(0, len(data) - 15, 16)]
+            values = dict(reversed(entries))
+            address = values[_STRINGS]
+            # the table of strings is named by its address in memory
+            load = next(s for s in segments if s[0] == _LOAD and s[3] <= address < s[3] + s[5])
+
+            def text(offset: int) -> str:
+                # one by one: libraries of CUDA have tables of many megabytes
+                file.seek(load[2] + address - load[3] + offset)
+                name, end, _ = file.read(_LONGEST_TEXT).partition(b"\0")
+                if not end:
+                    raise ValueError("a text is cut off")
+                return name.decode("utf-8", "replace")
+
+            needed = tuple(text(value) for tag, value in entries if tag == _NEEDED)
+            named = {tag: text(values[tag]) for tag in (_SONAME, _RPATH, _RUNPATH) if tag in values}
+    except (OSError, struct.error, ValueError, LookupError, StopIteration):
         return None
-
-
-def _read_dynamic(
-    file: BinaryIO, path: str, machine: int, segments: Sequence[tuple[int, ...]]
-) -> Needs | None:
-    dynamic = next((s for s in segments if s[0] == _DYNAMIC), None)
-    if dynamic is None:
-        return None
-    file.seek(dynamic[2])
-    data = file.read(min(dynamic[5], _MOST_BYTES))
-    entries = [_ENTRY.unpack_from(data, n) for n in range(0, len(data) - 15, 16)]
-    values = dict(reversed(entries))
-    if _STRINGS not in values:
-        return None
-    address = values[_STRINGS]
-    # the table of strings is named by its address in memory
-    load = next((s for s in segments if s[0] == _LOAD and s[3] <= address < s[3] + s[5]), None)
-    if load is None:
-        return None
-
-    def text(offset: int) -> str:
-        # one by one: libraries of CUDA have tables of many megabytes
-        file.seek(load[2] + address - load[3] + offset)
-        name, end, _ = file.read(_LONGEST_TEXT).partition(b"\0")
-        if not end:
-            raise ValueError("a text is cut off")
-        return name.decode("utf-8", "replace")
-
-    def paths(tag: int) -> tuple[str, ...]:
-        return tuple(p for p in text(values[tag]).split(":") if p) if tag in values else ()
-
-    needed = tuple(text(value) for tag, value in entries if tag == _NEEDED)
-    soname = text(values[_SONAME]) if _SONAME in values else ""
-    return Needs(path, machine, soname, needed, paths(_RPATH), paths(_RUNPATH))
+    paths = (tuple(filter(None, named.get(tag, "").split(":"))) for tag in (_RPATH, _RUNPATH))
+    return Needs(str(path), machine, named.get(_SONAME, ""), needed, *paths)
 
 
 def linked_files(root: str = "/") -> Iterator[Needs]:
-    """Every program and library below a folder that is linked dynamically."""
+    """Finds every program and library below a folder that is linked dynamically."""
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if f"{folder}{name}" not in _HIDDEN]
         for path in (Path(folder, name) for name in files):
@@ -96,14 +83,17 @@ def linked_files(root: str = "/") -> Iterator[Needs]:
 
 
 class Loader:
-    """Where the loader of an image looks, and what lies elsewhere in it."""
+    """Looks for libraries where the loader of an image does, and in its Python packages."""
 
     def __init__(
         self, files: Sequence[Needs], environment: Mapping[str, str], root: str = ""
     ) -> None:
         self._root = root
         self._environment = [p for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p]
-        self._system = [*self._configured(Path(f"{root}/etc/ld.so.conf")), *self._usual()]
+        triplets = [p.name for p in Path(f"{root}/usr/lib").glob("*-linux-gnu*")]
+        usual = [f"{top}/{name}" for top in ("/lib", "/usr/lib") for name in triplets]
+        usual += ["/lib", "/usr/lib", "/lib64", "/usr/lib64"]
+        self._system = [*self._configured(Path(f"{root}/etc/ld.so.conf")), *usual]
         self._machines = {Path(each.path).resolve(): each.machine for each in files}
         self._known: dict[str, int | None] = {}
         # Python code loads some libraries of its own packages first, and what is loaded already
@@ -114,36 +104,23 @@ class Loader:
                 self._loaded.setdefault((each.machine, name), each.path)
 
     def find(self, file: Needs, name: str) -> str | None:
-        """The file that a needed name leads to; nothing where there is none in the image."""
+        """Returns the file that a needed name leads to; none where the image has no such file."""
         if "/" in name:
             return name if Path(self._root + name).exists() else None
+        # found by walking: no part of its path is a link
+        origin = str(Path(file.path).parent)
         # an RPATH counts only where there is no RUNPATH
         before = file.rpath if not file.runpath else ()
         for folder in (*before, *self._environment, *file.runpath, *self._system):
-            path = f"{self._folder(folder, file.path)}/{name}"
-            if self._machine(path) == file.machine:
+            own = folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
+            path = f"{own if 'ORIGIN' in folder else self._root + folder}/{name}"
+            if path not in self._known:
+                place = Path(path)
+                # most places hold nothing, and to look is cheaper than to resolve
+                self._known[path] = self._machines.get(place.resolve()) if place.exists() else None
+            if self._known[path] == file.machine:
                 return path
         return self._loaded.get((file.machine, name)) if _PACKAGES in file.path else None
-
-    def _machine(self, path: str) -> int | None:
-        """The processor that a path's library is for; nothing where there is none."""
-        if path not in self._known:
-            place = Path(path)
-            # most places that are looked at hold nothing, and a look is cheaper than resolving
-            self._known[path] = self._machines.get(place.resolve()) if place.exists() else None
-        return self._known[path]
-
-    def _folder(self, folder: str, path: str) -> str:
-        if "ORIGIN" in folder:
-            # found by walking: no part of it is a link
-            origin = str(Path(path).parent)
-            return folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
-        return self._root + folder
-
-    def _usual(self) -> list[str]:
-        triplets = [p.name for p in Path(f"{self._root}/usr/lib").glob("*-linux-gnu*")]
-        folders = [f"{top}/{name}" for top in ("/lib", "/usr/lib") for name in triplets]
-        return [*folders, "/lib", "/usr/lib", "/lib64", "/usr/lib64"]
 
     def _configured(self, path: Path) -> list[str]:
         """The folders of ld.so.conf, with what it includes."""
@@ -163,10 +140,10 @@ class Loader:
 
 
 def missing_libraries(files: Sequence[Needs], loader: Loader, machine: int) -> dict[str, list[str]]:
-    """Names that nothing in the image answers to, and who asks for them."""
+    """Returns the names that no file of the image answers to, and which files ask for them."""
     missing: dict[str, list[str]] = {}
     for file in files:
-        # code of other machines is data here: a library for a card's own processor, say
+        # code of other machines is data: a library for a card's own processor, for example
         if file.machine != machine:
             continue
         for name in file.needed:

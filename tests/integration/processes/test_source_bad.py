@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from pipeline.errors import (
     UnknownSource,
 )
 from pipeline.source.objects import entries, objects_folder
-from pipeline.source.share import export_objects, import_objects, read_manifest
 from pipeline.spec.image import CompiledSpec
 from tests.integration.built import need_sandbox
 from tests.testbed.tiny_source import FILES, HERE, Bench, processes_in, toolchain_deb
@@ -224,16 +222,3 @@ def test_a_build_that_is_stopped_leaves_no_process_and_goes_on_with_its_objects(
     made.write()
     made.compile()
     assert (made.tree().objects.compiled, made.tree().objects.kept) == (0, 2)
-
-
-def test_imported_objects_are_used_and_recorded_as_such(bench: Make, tmp_path: Path) -> None:
-    made = bench()
-    first = made.compile()
-    done = export_objects(made.store, tmp_path / "export")
-    for name in ("objects", "layers", "trees"):
-        shutil.rmtree(made.store.root / name)
-    import_objects(made.store, tmp_path / "export", *read_manifest(tmp_path / "export"))
-    assert made.compile().digest == first.digest
-    objects = made.tree().objects
-    assert (objects.compiled, objects.kept, objects.imported) == (0, 0, 2)
-    assert objects.manifests == [done.manifest]

@@ -117,8 +117,6 @@ ROWS: Mapping[str, Row] = {
     "smoke": _URL,
     "source build": Row("a name that was typed", (NAME, ODD)),
     "source export": Row("a name that was typed", (NAME, ODD, "{folder}")),
-    "source export-objects": Row("a folder of others", ("{folder}",)),
-    "source import-objects": Row("a folder of others", ("{folder}",)),
     "source list": _OWN,
     "source publish": Row("a name that was typed", (NAME, ODD, f"127.0.0.1:9/{NAME}")),
     "source lock": _IMAGE,

@@ -24,8 +24,8 @@ from pipeline.gate.evidence import (
     keep_evidence,
     read_evidence,
 )
-from pipeline.gate.findings import ptxas_version, ptxas_versions, unjudged
 from pipeline.gate.smem.limits import CARDS, card_for
+from pipeline.gate.stage import ptxas_version, ptxas_versions, unjudged
 from pipeline.gate.verdict import CaseVerdict, worst
 from pipeline.store.store import Store, open_store
 

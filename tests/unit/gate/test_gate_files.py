@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import GateInvalid
-from pipeline.gate.arch.spec import read_arch_spec
+from pipeline.gate.arch import read_arch_spec
 from pipeline.gate.files import gate_files
-from pipeline.gate.numerics.cases import read_numeric_cases
+from pipeline.gate.numerics import read_numeric_cases
 from pipeline.gate.smem.cases import Case, read_gates
 from pipeline.spec.checkout import Checkout
 from tests.unit.support import AMD64, ARM64

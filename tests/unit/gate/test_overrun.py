@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.gate.evidence import Evidence, EvidenceRow, keep_evidence
-from pipeline.gate.overrun import KnownKernel, known_kernels
 from pipeline.gate.smem.cases import read_gates
-from pipeline.gate.tracebacks import Frame, Overrun, TracebackReader
+from pipeline.gate.tracebacks import Frame, KnownKernel, Overrun, TracebackReader, known_kernels
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests.unit.support import ROOT

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pipeline.assemble import patch
-from pipeline.gate.arch.spec import read_arch_spec
+from pipeline.gate.arch import read_arch_spec
 from pipeline.host.probes.tune import plan
 from pipeline.lock.model import read_lock
 from pipeline.lock.source import read_source_lock

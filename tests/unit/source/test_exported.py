@@ -13,7 +13,7 @@ from pipeline.assemble.layer import write_layer
 from pipeline.assemble.plan import plan_tree
 from pipeline.errors import PipelineError, StoreDamaged
 from pipeline.oci.record import Kind, LayerRecord
-from pipeline.source.exported import export_tree
+from pipeline.source.compiled import export_tree
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import CompiledSpec
 from pipeline.store.store import Store, open_store

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.source.objects import kept_objects, objects_folder, replaced_objects
+from pipeline.source.objects import (
+    STATS,
+    count_objects,
+    kept_objects,
+    objects_folder,
+    replaced_objects,
+)
 from pipeline.store.store import Store
 
 RESULT, OTHER = "0/3/" + "a" * 30 + "R", "0/3/" + "b" * 30 + "R"
@@ -29,3 +35,11 @@ def test_a_kept_object_that_was_written_anew_was_damaged(tmp_path: Path) -> None
     assert replaced_objects(store, before) == 0
     write(store, RESULT, b"5678")
     assert replaced_objects(store, before) == 1
+
+
+def test_objects_are_counted_by_what_ccache_wrote_for_each_compiler(tmp_path: Path) -> None:
+    assert (count_objects(tmp_path).compiled, count_objects(tmp_path).kept) == (0, 0)
+    lines = "# a\ncache_miss\n# b\ndirect_cache_hit\n# c\npreprocessed_cache_hit\n"
+    (tmp_path / STATS).write_text(lines)
+    counts = count_objects(tmp_path)
+    assert (counts.compiled, counts.kept, counts.imported, counts.manifests) == (1, 2, 0, [])

@@ -21,8 +21,7 @@ from pipeline.errors import (
 )
 from pipeline.model import canonical_json, sha256_of
 from pipeline.source import archive
-from pipeline.source.archive import unpack
-from pipeline.source.patched import add_files, apply_patches
+from pipeline.source.archive import add_files, apply_patches, unpack
 from pipeline.spec.source import ArchiveSpec, SourceSpec
 
 Member = tuple[str, dict[str, Any], bytes]

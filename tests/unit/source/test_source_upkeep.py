@@ -33,7 +33,6 @@ def test_what_compiling_leaves_is_counted(store: Store) -> None:
     assert shown["compiled objects"] == (1, 5)
     assert shown["notes on compiled trees"] == (1, 5)
     assert shown["logs of builds"] == (1, 5)
-    assert shown["notes on imported objects"] == (0, 0)
 
 
 def test_what_was_used_this_month_stays(store: Store) -> None:

@@ -12,10 +12,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.assemble.plan import plan_image
-from pipeline.gate.arch.spec import ArchSpec
+from pipeline.gate.arch import ArchSpec
 from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics.cases import NumericsFile
-from pipeline.gate.smem.case_spec import GateFile
+from pipeline.gate.numerics import NumericsFile
+from pipeline.gate.smem.cases import GateFile
 from pipeline.lock.model import current_lock
 from pipeline.lock.source import current_source_lock
 from pipeline.spec.checkout import Checkout

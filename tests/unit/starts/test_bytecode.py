@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.starts.bytecode import VARIABLE, compile_bytecode
+from pipeline.starts.prove import BYTECODE_VARIABLE, compile_bytecode
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -35,7 +35,7 @@ def test_a_module_is_imported_from_the_bytecode_at_its_path_in_the_image(tmp_pat
     whole.mkdir(parents=True)
     file.rename(whole / file.name)
     command = [sys.executable, "-c", "import thing"]
-    env = {VARIABLE: str(prefix), "PYTHONPATH": str(folder)}
+    env = {BYTECODE_VARIABLE: str(prefix), "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "compiled here\n"
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from pipeline.starts.expected import DRIVER
-from pipeline.starts.inside import check
+from pipeline.starts.inside import check, libraries
 from pipeline.starts.inside.check import Broken, Row, one
 from tests.unit.starts.elf_file import write_elf
 
@@ -119,14 +120,8 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An image whose Python is a library without code."""
     python = write_elf(tmp_path / "usr/bin/python3")
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(check, "linked_files", lambda: linked(tmp_path))
+    monkeypatch.setattr(libraries, "linked_files", partial(libraries.linked_files, str(tmp_path)))
     return tmp_path
-
-
-def linked(root: Path) -> Iterator[Any]:
-    from pipeline.starts.inside.libraries import linked_files
-
-    return linked_files(str(root))
 
 
 def test_a_missing_library_is_caught_by_name_and_the_drivers_is_not_blamed(image: Path) -> None:

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from pipeline.errors import StoreDamaged
-from pipeline.gate.arch import report as arch
-from pipeline.gate.arch.facts import reader_digest
-from pipeline.gate.arch.report import ArchReport, judge_image, read_image
-from pipeline.gate.arch.spec import ArchSpec, read_arch_spec
-from pipeline.gate.arch.verdict import ObjectVerdict, answers, card_of
+from pipeline.gate import arch
+from pipeline.gate.arch import (
+    ArchReport,
+    ArchSpec,
+    ObjectVerdict,
+    answers,
+    card_of,
+    judge_image,
+    read_arch_spec,
+    read_image,
+    reader_digest,
+)
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store
 from tests import makers

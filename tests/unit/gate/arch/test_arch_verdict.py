@@ -3,8 +3,16 @@ from __future__ import annotations
 import pytest
 
 from pipeline.binary.fatbin import CUBIN, NVVM, PTX, Target
-from pipeline.gate.arch.facts import Facts, ModuleFacts, read_facts
-from pipeline.gate.arch.verdict import ObjectVerdict, card_of, jits_on, judge, runs_on
+from pipeline.gate.arch import (
+    Facts,
+    ModuleFacts,
+    ObjectVerdict,
+    card_of,
+    jits_on,
+    judge,
+    read_facts,
+    runs_on,
+)
 from tests.unit.binary.arch_files import DATA, opener
 
 

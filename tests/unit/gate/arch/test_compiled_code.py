@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.arch.report import ArchReport, judge_image, promised_code, read_image
-from pipeline.gate.arch.spec import ArchSpec
-from pipeline.gate.arch.verdict import ObjectVerdict
+from pipeline.gate.arch import (
+    ArchReport,
+    ArchSpec,
+    ObjectVerdict,
+    judge_image,
+    promised_code,
+    read_image,
+)
 from tests.compiled import CompiledWorld, CopyingWay, build_compiled, source_spec
 from tests.unit.binary.arch_files import DATA
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline.errors import GateInvalid
-from pipeline.gate.numerics.cases import read_numeric_cases
+from pipeline.gate.numerics import read_numeric_cases
 from pipeline.gate.smem.cases import Case, read_gates
 from pipeline.spec.checkout import Checkout
 from tests.unit.gate.smem.test_cases import CASE, read

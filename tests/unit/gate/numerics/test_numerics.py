@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.numerics.check import TOLERANCES, judge_numbers, overall_numbers
+from pipeline.gate.numerics import TOLERANCES, judge_numbers, overall_numbers
 from pipeline.gate.patches import PatchVerdict, unproved, with_numbers
 from pipeline.gate.smem.cases import Case
 from pipeline.gate.smem.results import NumericsResult, NumericsResults, WorkerAnswer

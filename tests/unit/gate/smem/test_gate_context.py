@@ -48,7 +48,7 @@ def all_below(row: FileRow) -> str:
 
 
 def test_files_and_near_links_are_written_each_with_its_mode(store: Store, tmp_path: Path) -> None:
-    size = unpack(store, [kept(store, LOWER)], all_below, tmp_path / "to")
+    unpack(store, [kept(store, LOWER)], all_below, tmp_path / "to")
     result = {
         str(p.relative_to(tmp_path / "to")): p
         for p in (tmp_path / "to").rglob("*")
@@ -63,25 +63,23 @@ def test_files_and_near_links_are_written_each_with_its_mode(store: Store, tmp_p
     assert result["root/bin/tool"].stat().st_mode & 0o777 == 0o755
     assert result["root/lib/large.so"].read_bytes() == BIG
     assert result["root/lib/large.so"].stat().st_mode & 0o777 == 0o644
-    assert size == len(b"old") + len(BIG)
 
 
 def test_a_later_layer_wins(store: Store, tmp_path: Path) -> None:
     layers = [kept(store, LOWER), kept(store, UPPER)]
-    size = unpack(store, layers, all_below, tmp_path / "to")
+    unpack(store, layers, all_below, tmp_path / "to")
     tool = tmp_path / "to" / "root" / "bin" / "tool"
     assert tool.read_bytes() == b"newer"
     assert tool.stat().st_mode & 0o777 == 0o644
-    assert size == len(b"newer") + len(BIG)
 
 
 def test_only_what_is_given_a_place_is_written(store: Store, tmp_path: Path) -> None:
     def place(row: FileRow) -> str | None:
         return "here/tool" if row.path == "bin/tool" else None
 
-    assert unpack(store, [kept(store, LOWER)], place, tmp_path / "to") == 3
+    unpack(store, [kept(store, LOWER)], place, tmp_path / "to")
     assert [p.name for p in (tmp_path / "to" / "here").iterdir()] == ["tool"]
-    assert unpack(store, [kept(store, LOWER)], lambda row: None, tmp_path / "none") == 0
+    unpack(store, [kept(store, LOWER)], lambda row: None, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

@@ -8,8 +8,8 @@ import pytest
 from packaging.version import Version
 
 from pipeline.errors import GateEnvironment, ResolveFailed
+from pipeline.gate.smem.context import WheelFinder, for_host, nearest
 from pipeline.gate.smem.environment import cuda_of
-from pipeline.gate.smem.wheels import WheelFinder, for_host, nearest
 from pipeline.lock.model import WheelPin
 
 HOST = "linux/arm64"

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from pipeline.gate.files import EngineSetup
-from pipeline.gate.smem.case_spec import GateFile
-from pipeline.gate.smem.cases import Gates
-from pipeline.gate.smem.lookup import (
+from pipeline.gate.smem.cases import GateFile, Gates
+from pipeline.gate.tracebacks import (
     FoundCase,
+    Traceback,
+    TracebackReader,
     find_by_name,
     find_by_traceback,
     why_not_judged,
 )
-from pipeline.gate.tracebacks import Traceback, TracebackReader
 
 CRASH = """\
 [2026-01-20 03:11:09 TP0] Scheduler hit an exception: Traceback (most recent call last):

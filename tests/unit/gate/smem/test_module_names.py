@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.assemble.plan import plan_image
-from pipeline.gate.smem.module_names import absent_modules, modules_of
+from pipeline.gate.smem.environment import absent_modules, modules_of
 from pipeline.spec.checkout import Checkout
 from tests.unit.support import ROOT
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.smem.case_spec import AcceptedKernel
-from pipeline.gate.smem.cases import Case
+from pipeline.gate.smem.cases import AcceptedKernel, Case
 from pipeline.gate.smem.limits import CARDS, card_for
 from pipeline.gate.smem.results import CaseResult, Record, WorkerAnswer, judge_case, overall
 

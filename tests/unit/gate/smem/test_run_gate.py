@@ -12,10 +12,9 @@ import pytest
 from pipeline.cli.gate.kernels import show_kernels
 from pipeline.errors import GateInvalid
 from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics.check import add_numbers
+from pipeline.gate.numerics import add_numbers
 from pipeline.gate.smem import run
-from pipeline.gate.smem.case_spec import GateFile
-from pipeline.gate.smem.cases import Gates
+from pipeline.gate.smem.cases import GateFile, Gates
 from pipeline.gate.smem.engine import EngineTree
 from pipeline.gate.smem.image_gate import ImageGate, chosen_cases, find_case, reached, run_gate
 from pipeline.gate.smem.limits import card_for

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import GateUnknown
-from pipeline.gate.smem.image_gate import ImageGate, find_case
+from pipeline.gate.smem.image_gate import CaseTuning, ImageGate, find_case, tune
 from pipeline.gate.smem.limits import card_for
-from pipeline.gate.smem.tune import CaseTuning, tune
 from tests.unit.gate.smem.test_run import HEAD, worker
 from tests.unit.gate.smem.test_run_gate import make_gate
 from tests.unit.support import ROOT, Command
