@@ -57,12 +57,7 @@ def _base_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
 
 def _move(new: ImageLock, kind: str, name: str, before: str | None, after: str | None) -> Move:
     return Move(
-        image=new.image,
-        platform=new.platform,
-        kind=kind,
-        name=name,
-        before=before,
-        after=after,
+        image=new.image, platform=new.platform, kind=kind, name=name, before=before, after=after
     )
 
 

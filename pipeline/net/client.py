@@ -119,12 +119,7 @@ class Client:
         return answer
 
     def _send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: Body | None,
-        limits: Limits,
+        self, method: str, url: str, headers: Mapping[str, str], body: Body | None, limits: Limits
     ) -> urllib3.BaseHTTPResponse:
         """Try again where only a kept connection was closed: that is no answer to this request."""
         while True:

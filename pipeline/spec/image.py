@@ -323,10 +323,7 @@ class PatchSpec(Frozen):
 
     @model_validator(mode="after")
     def _has_reasons(self) -> PatchSpec:
-        given = {
-            "upstream": (self.upstream, self.no_upstream),
-            "gate": (self.gate, self.no_gate),
-        }
+        given = {"upstream": (self.upstream, self.no_upstream), "gate": (self.gate, self.no_gate)}
         unclear = [
             f"give either `{field}`, or under `no_{field}` why there is none"
             for field, (value, reason) in given.items()

@@ -13,12 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.errors import (
-    HubBroken,
-    HubRefused,
-    PipelineError,
-    SourceUnreachable,
-)
+from pipeline.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
 from pipeline.fetch.http import Client, unreachable
 from pipeline.fetch.settings import Settings
 from pipeline.foreign_json import JsonInvalid, read_json

@@ -72,11 +72,7 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
 
 
 def _index_warnings(
-    pin: FilePin,
-    commit: str,
-    listed: Sequence[FilePin],
-    wanted: Sequence[FilePin],
-    fetch: Fetch,
+    pin: FilePin, commit: str, listed: Sequence[FilePin], wanted: Sequence[FilePin], fetch: Fetch
 ) -> list[str]:
     """Whether every shard that an index names is there, and part of the set."""
     # only a warning hangs on it, so an index that is too large is passed over

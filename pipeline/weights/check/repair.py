@@ -14,12 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import (
-    DiskFull,
-    Interrupted,
-    PipelineError,
-    SourceUnreachable,
-)
+from pipeline.errors import DiskFull, Interrupted, PipelineError, SourceUnreachable
 from pipeline.files import free_bytes, locked
 from pipeline.model import Frozen
 from pipeline.weights.check.copies import Source, Supply, find_copies

@@ -249,9 +249,7 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
     good = [p for p in present if known.get(p.pin.path) == p.identity and p.pin.path not in odd]
     named = {p.pin.path for p in good} | odd
     return ReceiptCheck(
-        [p.pin for p in good],
-        [pin for pin in place.lock.files if pin.path not in named],
-        findings,
+        [p.pin for p in good], [pin for pin in place.lock.files if pin.path not in named], findings
     )
 
 

@@ -13,18 +13,9 @@ Json = dict[str, Any]
 
 def file_entry(pin: FilePin) -> Json:
     """A file in a tree."""
-    entry: Json = {
-        "type": "file",
-        "oid": blob_id(pin),
-        "size": pin.size_bytes,
-        "path": pin.path,
-    }
+    entry: Json = {"type": "file", "oid": blob_id(pin), "size": pin.size_bytes, "path": pin.path}
     if pin.sha256:
-        entry["lfs"] = {
-            "oid": pin.sha256,
-            "size": pin.size_bytes,
-            "pointerSize": len(pointer(pin)),
-        }
+        entry["lfs"] = {"oid": pin.sha256, "size": pin.size_bytes, "pointerSize": len(pointer(pin))}
     return entry
 
 

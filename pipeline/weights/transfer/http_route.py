@@ -10,13 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from pipeline.errors import (
-    DigestMismatch,
-    HubBroken,
-    HubRefused,
-    PipelineError,
-    RevisionMoved,
-)
+from pipeline.errors import DigestMismatch, HubBroken, HubRefused, PipelineError, RevisionMoved
 from pipeline.fetch.http import Client, unreachable
 from pipeline.net.address import next_address
 from pipeline.net.answer import Answer
