@@ -23,7 +23,7 @@ from pipeline.weights.disk.survey import walk
 from pipeline.weights.model import FILE_HASH, FilePin
 from pipeline.weights.place import Place, cache_name, user_cache
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
-from pipeline.weights.transfer.routes import Route
+from pipeline.weights.transfer.router import Route
 
 # Another copy of a set: the bytes of a file from start up to stop, or a `PipelineError`. Nothing of
 # it is trusted before the hash is right.

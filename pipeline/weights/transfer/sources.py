@@ -15,8 +15,14 @@ from pipeline.net.failures import BadAddress
 from pipeline.weights import hub
 from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import cache_name
-from pipeline.weights.transfer.http_route import STALL_S, HttpRoute, HubRepository
-from pipeline.weights.transfer.routes import (
+from pipeline.weights.transfer.hub_routes import (
+    STALL_S,
+    HttpRoute,
+    HubRepository,
+    XetRoute,
+    has_xet,
+)
+from pipeline.weights.transfer.router import (
     NEIGHBOUR_TOKEN,
     AttemptFailed,
     ByteStream,
@@ -24,7 +30,6 @@ from pipeline.weights.transfer.routes import (
     Route,
     not_offline,
 )
-from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 
 
 def open_routes(
@@ -60,9 +65,8 @@ def find_routes(
 
     The Hub's token is sent to the Hub only; neighbours get the one in SM120_NEIGHBOUR_TOKEN.
     """
-    folders = named_folders(neighbours)
     # all that are named share the work; the internet is asked for what none of them has
-    routes: list[Route] = [FolderRoute(folder, lock) for folder in folders]
+    routes: list[Route] = [FolderRoute(folder, lock) for folder in named_folders(neighbours)]
     if offline:
         return routes
     for address in (place for place in neighbours if folder_of(place) is None):
@@ -118,17 +122,17 @@ class _FileBody:
     is_whole = False
 
     def __init__(self, handle: BinaryIO, start: int, stop: int) -> None:
-        self._handle, self._left = handle, stop - start
+        self._handle, self._rest = handle, stop - start
         handle.seek(start)
 
     def readinto(self, buffer: memoryview) -> int:
         try:
-            count: int = self._handle.readinto(buffer[: self._left])  # type: ignore[attr-defined]
+            count: int = self._handle.readinto(buffer[: self._rest])  # type: ignore[attr-defined]
         except OSError as error:
             raise AttemptFailed(f"{self._handle.name}: {error.strerror}") from error
         if not count:
             raise AttemptFailed(f"{self._handle.name}: became shorter")
-        self._left -= count
+        self._rest -= count
         return count
 
     def close(self) -> None:
