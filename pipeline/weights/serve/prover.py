@@ -107,7 +107,9 @@ class Prover:
         try:
             now = identity(handle)
             if self._verdict(held)[1] != now:
-                self._judge_soon(held)
+                held.judged.clear()
+                self._enqueue(held, first=True)
+                held.judged.wait(_WAIT_S)
             state, seen, why = self._verdict(held)
             if seen != now or state == "unproved":
                 raise NotYet(held.trouble or "is still being checked")
@@ -142,11 +144,6 @@ class Prover:
         except FileUnreadable as reason:
             raise NotYet(str(reason)) from None
 
-    def _judge_soon(self, held: ServedFile) -> None:
-        held.judged.clear()
-        self._enqueue(held, first=True)
-        held.judged.wait(_WAIT_S)
-
     def _enqueue(self, held: ServedFile, *, first: bool) -> None:
         with self._changed:
             if held.queued and first and held in self._queue:
@@ -165,27 +162,28 @@ class Prover:
                 if self._stopping.is_set():
                     return
                 held = self._queue.popleft()
-            self._judge(held)
-
-    def _judge(self, held: ServedFile) -> None:
-        seen: Identity | None = None
-        try:
-            handle = open_pin(held.place, held.pin)
+            trouble, seen = "", None
             try:
-                seen = identity(handle)
-                self._let_settle(held, seen)
-                seen = check_open(handle, held.pin, self.advance, self._stopping)
-                self._set(held, "proved", seen, "")
-            finally:
-                os.close(handle)
-        except FileUnfit as reason:
-            self._set(held, "wrong", seen, str(reason))
-        except FileUnreadable as reason:
-            self._put_off(held, str(reason))
-        except OSError as error:
-            self._put_off(held, _not_now(error))
-        except Interrupted:
-            return
+                handle = open_pin(held.place, held.pin)
+                try:
+                    seen = identity(handle)
+                    if not held.is_small:
+                        age_s = time.time() - seen.ctime_ns / 1e9
+                        self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
+                    seen = check_open(handle, held.pin, self.advance, self._stopping)
+                    self._set(held, "proved", seen, "")
+                finally:
+                    os.close(handle)
+            except FileUnfit as reason:
+                self._set(held, "wrong", seen, str(reason))
+            except FileUnreadable as reason:
+                trouble = str(reason)
+            except OSError as error:
+                trouble = _not_now(error)
+            except Interrupted:
+                return
+            if trouble:
+                self._put_off(held, trouble)
 
     def _put_off(self, held: ServedFile, trouble: str) -> None:
         """Too many open files or a failing disk prove nothing about the bytes: a proof stays."""
@@ -196,11 +194,6 @@ class Prover:
         if held.retries <= _MOST_RETRIES and held.state == "unproved":
             self._stopping.wait(_RETRY_S)
             self._enqueue(held, first=False)
-
-    def _let_settle(self, held: ServedFile, seen: Identity) -> None:
-        if not held.is_small:
-            age_s = time.time() - seen.ctime_ns / 1e9
-            self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
 
     def _verdict(self, held: ServedFile) -> tuple[State, Identity | None, str]:
         """All of it from one moment: half an old verdict and half a new one would be wrong."""
