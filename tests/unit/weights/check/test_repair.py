@@ -17,7 +17,6 @@ from pipeline.fetch.http import Client
 from pipeline.fetch.settings import plain_settings
 from pipeline.weights.check import rebuild, repair
 from pipeline.weights.check.copies import RouteSupply
-from pipeline.weights.check.rebuild import wrong_by_size
 from pipeline.weights.check.repair import Repaired
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES
@@ -446,10 +445,6 @@ def test_after_a_repair_the_receipt_is_right_again(big: DiskSet) -> None:
 
 
 def test_ranges_are_found_joined_and_turned_around() -> None:
-    assert wrong_by_size(10, 10) == [(0, 10)]
-    assert wrong_by_size(10, 5) == [(5, 10)]
-    assert wrong_by_size(10, 11) == []
-    assert wrong_by_size(0, 0) == [(0, 0)]
     assert merged([(0, 1), (1, 2), (3, 4)]) == [(0, 2), (3, 4)]
     assert missing([(0, 2), (5, 10)], 10) == [(2, 5)]
     assert missing([], 10) == [(0, 10)]
