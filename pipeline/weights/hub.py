@@ -20,7 +20,15 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.net.address import linked_page, next_address, origin_of, parts_of
 from pipeline.net.answer import Pages
 from pipeline.net.client import MAY_PASS, Reply
-from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError
+from pipeline.net.failures import (
+    BadAddress,
+    BadAnswer,
+    BadHeader,
+    BadProxy,
+    Lost,
+    NetError,
+    Untrusted,
+)
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
@@ -33,19 +41,17 @@ _HUB_DOWN = "Check the network and HF_ENDPOINT, then run it again."
 
 def endpoint() -> str:
     """HF_ENDPOINT as it is now, else the Hub."""
-    address = (os.environ.get("HF_ENDPOINT") or _default_endpoint()).rstrip("/")
+    address = os.environ.get("HF_ENDPOINT")
+    if not address:
+        # imported late: importing it fails if HF_ENDPOINT is malformed
+        from huggingface_hub import constants
+
+        address = constants.ENDPOINT
     try:
         parts_of(address)
     except BadAddress as error:
         raise SourceUnreachable(f"HF_ENDPOINT: {error}", "Correct HF_ENDPOINT.") from error
-    return address
-
-
-def _default_endpoint() -> str:
-    """From the Hub's own library, imported late: importing it fails if HF_ENDPOINT is malformed."""
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
+    return address.rstrip("/")
 
 
 def is_offline() -> bool:
@@ -123,7 +129,7 @@ class Hub:
         return list(pins.values())
 
     def _entries(self, repository: str, commit: str) -> Iterator[Any]:
-        """What all pages of a tree list."""
+        """The entries of all pages of a tree."""
         place: str | None = f"{self.endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
         pages = Pages(f"{repository}: its listing", _MOST_PAGES, self._client.http.limits.pages_s)
         while place is not None:
@@ -136,22 +142,16 @@ class Hub:
             if not isinstance(entries, list):
                 raise HubBroken(f"{repository}: the answer is not a list of files")
             yield from entries
-            place = self._next_page(repository, reply)
-
-    def _next_page(self, repository: str, reply: Reply) -> str | None:
-        link = linked_page(reply.header("Link"))
-        if link is None:
-            return None
-        try:
-            place = next_address(reply.url, link)
-        except BadAnswer as error:
-            raise HubBroken(f"{repository}: a page {error}") from error
-        if origin_of(place) != origin_of(self.endpoint):
-            where = urlsplit(place).netloc
-            raise HubBroken(
-                f"{repository}: the next page is at {where}, which must not get our token"
-            )
-        return place
+            place = linked_page(reply.header("Link"))
+            try:
+                place = next_address(reply.url, place) if place is not None else None
+            except BadAnswer as error:
+                raise HubBroken(f"{repository}: a page {error}") from error
+            if place is not None and origin_of(place) != origin_of(self.endpoint):
+                where = urlsplit(place).netloc
+                raise HubBroken(
+                    f"{repository}: the next page is at {where}, which must not get our token"
+                )
 
     def _ask(self, repository: str, url: str) -> Reply:
         """Try again what may pass; every other failure has its own error."""
@@ -181,16 +181,13 @@ def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
 
 
 def _failure(repository: str, error: NetError) -> PipelineError:
-    if isinstance(error, Lost):
-        return SourceUnreachable(f"{repository}: {error}", _HUB_DOWN)
     if isinstance(error, BadAnswer):
         return HubBroken(f"{repository}: {error}")
-    if isinstance(error, BadAddress) and not isinstance(error, BadProxy):
-        return SourceUnreachable(f"{repository}: {error}", "Correct HF_ENDPOINT.")
-    failure = unreachable(error)
-    if failure.hint == SourceUnreachable.hint:
-        failure.hint = _HUB_DOWN
-    return failure
+    # settings of this machine have hints of their own
+    if isinstance(error, BadProxy | BadHeader | Untrusted):
+        return unreachable(error)
+    hint = "Correct HF_ENDPOINT." if isinstance(error, BadAddress) else _HUB_DOWN
+    return SourceUnreachable(f"{repository}: {error}", hint)
 
 
 def _pin(repository: str, listed: dict[str, Any]) -> FilePin:

@@ -111,8 +111,6 @@ class HttpRoute:
     ) -> None:
         self.name, self.is_shared = name, is_shared
         self._client, self._repository, self._stall_s = client, repository, stall_s
-        # a neighbour has tokens of its own, and never gets the Hub's
-        self._login_hint = NEIGHBOUR_LOGIN if is_shared else HubRefused.hint
         self._links: dict[str, str] = {}
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
@@ -130,7 +128,7 @@ class HttpRoute:
                 answer = None
         answer = answer or self._ask_hub(pin, headers)
         try:
-            is_whole = check_answer(answer, pin, start, stop, self._login_hint)
+            is_whole = check_answer(answer, pin, start, stop, is_neighbour=self.is_shared)
         except BaseException:
             answer.close()
             raise
@@ -195,11 +193,11 @@ def _other_size(pin: FilePin, size: int) -> DigestMismatch:
 
 
 def check_answer(
-    answer: Answer, pin: FilePin, start: int, stop: int, login_hint: str = HubRefused.hint
+    answer: Answer, pin: FilePin, start: int, stop: int, *, is_neighbour: bool = False
 ) -> bool:
     """Refuse what cannot be the wanted range; returns whether the whole file comes instead."""
     if answer.status not in (200, 206):
-        raise _refusal(answer, pin, login_hint)
+        raise _refusal(answer, pin, is_neighbour)
     # ranges count bytes of the encoded form, which no lock knows
     if answer.header("Content-Encoding") not in ("", "identity"):
         raise AttemptFailed(
@@ -223,7 +221,7 @@ def check_answer(
     return is_part and answer.status == 200
 
 
-def _refusal(answer: Answer, pin: FilePin, login_hint: str) -> AttemptFailed | NotAvailable:
+def _refusal(answer: Answer, pin: FilePin, is_neighbour: bool) -> AttemptFailed | NotAvailable:
     """Whether another attempt may help, by the status; else the error that explains it."""
     status, code = answer.status, answer.header("X-Error-Code")
     # the Hub, and whoever serves as it does, gives the reason for people in a header
@@ -233,6 +231,7 @@ def _refusal(answer: Answer, pin: FilePin, login_hint: str) -> AttemptFailed | N
         wait_s = asked_wait_s(answer.headers)
         return AttemptFailed(f"{pin.path}: the server answers {status}{why}", wait_s=wait_s)
     error: PipelineError
+    wants_login = False
     if code == "GatedRepo":
         error = HubRefused(f"{pin.path}: the repository is gated, and this user has no access")
     elif code == "RevisionNotFound":
@@ -241,7 +240,8 @@ def _refusal(answer: Answer, pin: FilePin, login_hint: str) -> AttemptFailed | N
         error = wrong_bytes(f"{pin.path}: the server's file is shorter than the locked one")
     elif status in (401, 403):
         text = f"{pin.path}: the server answers {status}: this user has no access"
-        error = HubRefused(text, login_hint)
+        # a neighbour has tokens of its own, and never gets the Hub's
+        error, wants_login = HubRefused(text, NEIGHBOUR_LOGIN if is_neighbour else ""), is_neighbour
     else:
         text = f"{pin.path}: the server answers {status} {code}".rstrip() + why
         hint = "It has no such file at the locked commit; see `sm120 weights lock NAME --dry-run`."
@@ -250,7 +250,7 @@ def _refusal(answer: Answer, pin: FilePin, login_hint: str) -> AttemptFailed | N
         error = HubRefused(text, hint)
     # the other codes are about the repository or the revision, so they hold for every file
     is_of_file = status in (404, 409, 410, 416) and code in ("", "EntryNotFound")
-    return NotAvailable(error, only_this_file=is_of_file)
+    return NotAvailable(error, only_this_file=is_of_file, wants_login=wants_login)
 
 
 def has_xet() -> bool:

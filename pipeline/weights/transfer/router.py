@@ -89,11 +89,14 @@ class NotAvailable(Exception):
     """This route will never deliver this file; `error` is raised if no other route does.
 
     `only_this_file` where the reason is the file's own, like a 404: other files may still come.
+    `wants_login` where a neighbour accepts no request without another token.
     """
 
-    def __init__(self, error: PipelineError, *, only_this_file: bool = False) -> None:
+    def __init__(
+        self, error: PipelineError, *, only_this_file: bool = False, wants_login: bool = False
+    ) -> None:
         super().__init__(str(error))
-        self.error, self.only_this_file = error, only_this_file
+        self.error, self.only_this_file, self.wants_login = error, only_this_file, wants_login
 
 
 def not_delivered(message: str) -> SourceUnreachable:
@@ -197,21 +200,24 @@ class Router:
         missing = self._missing.get(pin.want, {})
         if not missing:
             return not_offline(f"{pin.path}: is not here, and no server may be asked")
-        errors = [nothing.error for nothing in missing.values()]
-        first = next(e for kind in _MOST_USEFUL for e in reversed(errors) if isinstance(e, kind))
-        others = [row for row in self._reasons(pin) if not str(first).endswith(row[0])]
-        reasons = [str(first), *(f"{reason} ({name})" for reason, name in others)]
-        return type(first)("; ".join(reasons), self._with_login(first.hint, pin))
+        every = list(reversed(missing.values()))
+        first = next(n for kind in _MOST_USEFUL for n in every if isinstance(n.error, kind))
+        text, hint = str(first.error), first.error.hint
+        others = [row for row in self._reasons(pin) if not text.endswith(row[0])]
+        reasons = [text, *(f"{reason} ({name})" for reason, name in others)]
+        error = type(first.error)("; ".join(reasons), hint)
+        return error if first.wants_login else self._with_login(error, pin)
 
     def _reasons(self, pin: FilePin) -> list[tuple[str, str]]:
         """Why routes do not deliver a file, each with the route's name."""
         rows = self._missing.get(pin.want, {}).items()
         return [(str(n.error).removeprefix(f"{pin.path}: "), route.name) for route, n in rows]
 
-    def _with_login(self, hint: str, pin: FilePin) -> str:
-        """A hint, and how to log in to a neighbour that refused the file."""
-        hints = {nothing.error.hint for nothing in self._missing.get(pin.want, {}).values()}
-        return f"{hint} {NEIGHBOUR_LOGIN}" if NEIGHBOUR_LOGIN in hints - {hint} else hint
+    def _with_login(self, error: PipelineError, pin: FilePin) -> PipelineError:
+        """An error that also tells how to log in to a neighbour that refused the file."""
+        if any(nothing.wants_login for nothing in self._missing.get(pin.want, {}).values()):
+            error.hint = f"{error.hint} {NEIGHBOUR_LOGIN}"
+        return error
 
     def final_error(
         self, pin: FilePin, failure: AttemptFailed, reasons: dict[str, str]
@@ -220,9 +226,7 @@ class Router:
         with self._guard:
             rows = [*self._reasons(pin), *((why, name) for name, why in reasons.items())]
             texts = "; ".join(f"{why} ({name})" for why, name in rows)
-            error = failure.error_type(f"{pin.path}: {texts}")
-            error.hint = self._with_login(error.hint, pin)
-            return error
+            return self._with_login(failure.error_type(f"{pin.path}: {texts}"), pin)
 
     def mark_missing(self, route: Route, pin: FilePin, nothing: NotAvailable) -> None:
         """Never ask this route for this file again."""
