@@ -7,7 +7,7 @@ hold blobs by hash (an OCI layout is one), then the configured registries, in or
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,12 +79,14 @@ class Bases:
             manifest = self._document(base.repository, entry.digest)
             if manifest.kind != "manifest" or len(manifest.data) != entry.size_bytes:
                 raise BaseUnusable(f"{base}: {entry.digest} does not match its index")
-        config = _config_of(base, manifest)
+        config = manifest.config
+        # what has no config is an artifact of another kind
+        if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
+            kind = config.media_type if config else OCI_EMPTY
+            raise BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
+        most_bytes = MOST_CONFIG_BYTES
         data = self._small(
-            base.repository,
-            config.digest,
-            MOST_CONFIG_BYTES,
-            lambda there: there.read_blob(config, MOST_CONFIG_BYTES),
+            base.repository, config.digest, most_bytes, lambda r: r.read_blob(config, most_bytes)
         )
         return BasePin(
             repository=base.repository,
@@ -98,7 +100,12 @@ class Bases:
         """All documents and blobs of a locked base into the store; what is there is not asked."""
         index = self._document(pin.repository, pin.index.digest) if pin.index else None
         manifest = self._document(pin.repository, pin.manifest.digest)
-        _require_locked(pin, index, manifest)
+        # the documents name what the lock names: a lock written by hand is refused here
+        if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
+            raise BaseUnusable(f"{pin}: is not listed in {index.digest}")
+        named = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
+        if named != [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]:
+            raise BaseUnusable(f"{pin}: its manifest names other parts than the lock")
         # byte for byte as they came: their digests are what the lock and the evidence name
         for document in (*([index] if index else []), manifest):
             self._store.put_blob(document.data)
@@ -108,14 +115,16 @@ class Bases:
             if not is_whole(self._store.blob_path(blob.digest), blob.digest, blob.size_bytes)
         ]
         self._store.need_space(sum(b.size_bytes for b in missing))
+        digests, n_layers = [layer.digest for layer in pin.layers], len(pin.layers)
+        parts = {d: f"layer {digests.index(d) + 1} of {n_layers}" for d in digests}
         # after the question of space: copies from a folder need as much as downloads
-        missing = [b for b in missing if not self._copied(b, _part(pin, b))]
+        missing = [b for b in missing if not self._copied(b, parts.get(b.digest, "config"))]
         if not missing:
             return
         if self._offline:
             raise OfflineMiss(
                 f"{pin}: {len(missing)} of its {len(pin.blobs)} blobs are not in the store:"
-                f" {', '.join(_part(pin, blob) for blob in missing)}"
+                f" {', '.join(parts.get(blob.digest, 'config') for blob in missing)}"
             )
         wanted = Wanted(root=manifest, documents=(manifest,))
         if wanted.size_bytes > MOST_BYTES:
@@ -178,47 +187,24 @@ class Bases:
             raise BaseUnplaced(f"{what}: no registry is configured that could have it")
         failures: list[PipelineError] = []
         for place in self._settings.registries:
+            name = f"{place.rstrip('/')}/{repository}"
             try:
-                return ask(self._repository(place, repository))
+                if name not in self._open:
+                    reference = parse_repository(name)
+                    client = RegistryClient(reference, self._settings.access)
+                    self._open[name] = Repository(client, reference.repository)
+                return ask(self._open[name])
             except _ELSEWHERE as error:
                 failures.append(error)
-        raise _verdict(what, failures)
-
-    def _repository(self, place: str, repository: str) -> Repository:
-        name = f"{place.rstrip('/')}/{repository}"
-        if name not in self._open:
-            reference = parse_repository(name)
-            client = RegistryClient(reference, self._settings.access)
-            self._open[name] = Repository(client, reference.repository)
-        return self._open[name]
-
-
-def _part(pin: BasePin, blob: BlobPin) -> str:
-    digests = [layer.digest for layer in pin.layers]
-    if blob.digest not in digests:
-        return "config"
-    return f"layer {digests.index(blob.digest) + 1} of {len(digests)}"
-
-
-def _verdict(what: str, failures: Sequence[PipelineError]) -> PipelineError:
-    # a registry that lies matters more than one that does not answer
-    broken = [f for f in failures if isinstance(f, RegistryBroken)]
-    if broken or len(failures) == 1:
-        return (broken or failures)[0]
-    return SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
+        # a registry that lies matters more than one that does not answer
+        broken = [f for f in failures if isinstance(f, RegistryBroken)]
+        if broken or len(failures) == 1:
+            raise (broken or failures)[0]
+        raise SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
 
 
 def _pin(blob: Descriptor) -> BlobPin:
     return BlobPin(digest=blob.digest, size_bytes=blob.size_bytes)
-
-
-def _config_of(base: ForeignBase, manifest: Document) -> Descriptor:
-    """An image's config; what has none is an artifact of another kind."""
-    config = manifest.config
-    if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
-        kind = config.media_type if config else OCI_EMPTY
-        raise BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
-    return config
 
 
 def _layer_pins(
@@ -235,39 +221,27 @@ def _layer_pins(
     # here and not when the image is run: overlayfs mounts only so many
     if len(diff_ids) > MOST_LAYERS:
         raise BaseUnusable(f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted")
-    return [
-        LayerPin(
-            digest=layer.digest,
-            diff_id=diff_id,
-            size_bytes=layer.size_bytes,
-            media_type=_layer_type(base, layer),
+    pins = []
+    for layer, diff_id in zip(manifest.layers, diff_ids, strict=True):
+        media_type = _LAYERS.get(layer.media_type)
+        if media_type is None or not layer.size_bytes:
+            raise _unusable_layer(base, layer)
+        digest, size = layer.digest, layer.size_bytes
+        pins.append(
+            LayerPin(digest=digest, diff_id=diff_id, size_bytes=size, media_type=media_type)
         )
-        for layer, diff_id in zip(manifest.layers, diff_ids, strict=True)
-    ]
+    return pins
 
 
-def _layer_type(base: ForeignBase, layer: Descriptor) -> LayerType:
-    """Gzip and plain tar; what cannot be read cannot be checked, and is refused."""
-    known = _LAYERS.get(layer.media_type)
-    if known is not None and layer.size_bytes:
-        return known
+def _unusable_layer(base: ForeignBase, layer: Descriptor) -> BaseUnusable:
+    """Only gzip and plain tar are read; what cannot be read cannot be checked."""
     what = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
     if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-        raise BaseUnusable(f"{what}, which registries may not distribute")
+        return BaseUnusable(f"{what}, which registries may not distribute")
     if layer.media_type.endswith("zstd"):
-        raise BaseUnusable(
+        return BaseUnusable(
             f"{what}; zstd is not supported, and Docker before 23 cannot run it",
             "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
             " the copy's digest.",
         )
-    raise BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")
-
-
-def _require_locked(pin: BasePin, index: Document | None, manifest: Document) -> None:
-    """The documents name what the lock names: a lock written by hand is refused here."""
-    if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
-        raise BaseUnusable(f"{pin}: is not listed in {index.digest}")
-    named = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
-    locked = [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]
-    if named != locked:
-        raise BaseUnusable(f"{pin}: its manifest names other parts than the lock")
+    return BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")

@@ -78,28 +78,24 @@ class Fetcher:
         # by content, not by image: two builds often want the same wheel at the same time
         with self._store.locked(f"input-{pin.sha256}", self._client.stop):
             if self._store.has_input(pin.sha256, pin.size_bytes):
-                if self._is_whole(pin, final, bar):
-                    return final
+                gauge = Gauge(bar)
+                with final.open("rb") as handle:
+                    if _hashed(handle, gauge, self._client.stop) == pin.sha256:
+                        return final
+                gauge.at(0)
                 log.say(f"{pin.file}: the store's copy is not the locked file and is removed")
                 final.unlink(missing_ok=True)
             self._try_all(pin, bar)
             keep(self._store.partial_path(pin.sha256), final)
         return final
 
-    def _is_whole(self, pin: Pin, path: Path, bar: Bar) -> bool:
-        gauge = Gauge(bar)
-        with path.open("rb") as handle:
-            got = _hashed(handle, gauge, self._client.stop)
-        if got != pin.sha256:
-            gauge.at(0)
-        return got == pin.sha256
-
     def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Generator[tuple[Pin, Path]]:
         """Yield each file as it is done.
 
         Use it under `contextlib.closing`, so that its threads end when the caller does.
         """
-        self._require_near(pins)
+        if self.offline:
+            self._require_near(pins)
         # a deque's ends may be taken from by several threads without a lock
         todo = deque(sorted(pins, key=lambda p: p.size_bytes))
         done: SimpleQueue[Result] = SimpleQueue()
@@ -123,19 +119,18 @@ class Fetcher:
 
     def _require_near(self, pins: Sequence[Pin]) -> None:
         """With --offline: say at once how much is missing, not only the first file."""
-        missing = [pin for pin in pins if self.offline and not self._is_near(pin)]
+        missing = [
+            pin
+            for pin in pins
+            if not self._store.has_input(pin.sha256, pin.size_bytes)
+            and not any(True for find in self._sources.finders(pin, offline=True) for _ in find())
+        ]
         if len(missing) == 1:
             raise self._verdict(missing[0], [])
         if missing:
             largest = max(missing, key=lambda pin: pin.size_bytes)
             files = log.count(len(missing), "file is", "files are")
             raise OfflineMiss(f"{files} not in the store, such as {largest.file}")
-
-    def _is_near(self, pin: Pin) -> bool:
-        if self._store.has_input(pin.sha256, pin.size_bytes):
-            return True
-        finders = self._sources.finders(pin, offline=True)
-        return any(True for find in finders for _ in find())
 
     def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
         while not self._client.stop.is_set():
@@ -177,24 +172,19 @@ class Fetcher:
         return SourceUnreachable(f"{pin.file}: {reasons}")
 
     def _take(self, pin: Pin, place: Place, bar: Bar) -> None:
-        gauge = Gauge(bar)
+        gauge, partial = Gauge(bar), self._store.partial_path(pin.sha256)
+        sha256, size_bytes = pin.sha256, pin.size_bytes
         try:
-            self._bring(pin, place, self._store.partial_path(pin.sha256), gauge)
+            if place.local:
+                _copy(pin, Path(place.where), partial, gauge, self._client.stop)
+            else:
+                url = place.where
+                download(
+                    self._client, url, partial, sha256=sha256, size_bytes=size_bytes, bar=gauge
+                )
         except BaseException:
             gauge.at(0)
             raise
-
-    def _bring(self, pin: Pin, place: Place, partial: Path, bar: Bar) -> None:
-        if place.local:
-            return _copy(pin, Path(place.where), partial, bar, self._client.stop)
-        download(
-            self._client,
-            place.where,
-            partial,
-            sha256=pin.sha256,
-            size_bytes=pin.size_bytes,
-            bar=bar,
-        )
 
 
 def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event) -> None:
@@ -204,17 +194,13 @@ def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event
             # of the open file: what lies under the name may change
             if os.fstat(handle.fileno()).st_size != pin.size_bytes:
                 raise DigestMismatch(f"{source}: is not of the locked {pin.size_bytes} bytes")
-            got = _pour(handle, partial, bar, stop)
+            with os_errors_explained(partial), partial.open("wb") as out:
+                got = _hashed(handle, bar, stop, out)
     except OSError as error:
         raise SourceUnreachable(f"{source}: {error.strerror}") from error
     if got != pin.sha256:
         partial.unlink()
         raise DigestMismatch(f"{source}: locked as {pin.sha256}, it holds {got}")
-
-
-def _pour(source: BinaryIO, partial: Path, bar: Bar, stop: threading.Event) -> str:
-    with os_errors_explained(partial), partial.open("wb") as out:
-        return _hashed(source, bar, stop, out)
 
 
 def _hashed(source: BinaryIO, bar: Bar, stop: threading.Event, out: BinaryIO | None = None) -> str:
@@ -235,7 +221,9 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
         folder.mkdir(parents=True, exist_ok=True)
     todo = [p for p in pins if not is_whole(folder / p.file, f"sha256:{p.sha256}", p.size_bytes)]
     total = sum(p.size_bytes for p in todo)
-    store.need_space(sum(_to_come(store, p) for p in todo))
+    absent = [p for p in todo if not store.has_input(p.sha256, p.size_bytes)]
+    begun = [size_so_far(store.partial_path(p.sha256)) for p in absent]
+    store.need_space(sum(max(0, p.size_bytes - n) for p, n in zip(absent, begun, strict=True)))
     need_space_for_copies(store.root, folder, total)
     title = f"Collecting {log.count(len(todo), 'file')}, {log.size(total)}"
     with (
@@ -247,13 +235,6 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
             with os_errors_explained(folder):
                 _place(path, folder / pin.file)
     return sum(p.size_bytes for p in pins)
-
-
-def _to_come(store: Store, pin: Pin) -> int:
-    """The bytes of a file that are not in the store yet."""
-    if store.has_input(pin.sha256, pin.size_bytes):
-        return 0
-    return max(0, pin.size_bytes - size_so_far(store.partial_path(pin.sha256)))
 
 
 def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> list[int]:
