@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -41,13 +40,9 @@ def find_debian_source(
     pinned = wanted.version is not None
     release = read_release(inrelease, keyring=keyring, now=now, may_be_old=pinned)
     require_suite(release, wanted.suite)
-    name = f"{wanted.component}/source/Sources"
-    return _pin(_chosen(read_index(get, base, release, name, _FIELDS), wanted))
-
-
-def _chosen(stanzas: Iterator[Stanza], wanted: DebianSourceSpec) -> Stanza:
+    name, place = f"{wanted.component}/source/Sources", f"{wanted.suite}/{wanted.component}"
+    stanzas = read_index(get, base, release, name, _FIELDS)
     there = [each for each in stanzas if each.get("Package") == wanted.package]
-    place = f"{wanted.suite}/{wanted.component}"
     if not there:
         raise UnknownPackage(
             f"{place} has no source package {wanted.package}",
@@ -57,7 +52,7 @@ def _chosen(stanzas: Iterator[Stanza], wanted: DebianSourceSpec) -> Stanza:
     if not fitting:
         versions = ", ".join(sorted(x.get("Version", "") for x in there))
         raise ResolveFailed(f"{place} has {wanted.package} {versions}, not {wanted.version}")
-    return max(fitting, key=lambda x: version_key(x.get("Version", "")))
+    return _pin(max(fitting, key=lambda x: version_key(x.get("Version", ""))))
 
 
 def _pin(stanza: Stanza) -> ArchivePin:

@@ -30,34 +30,23 @@ def binary_keyring(data: bytes) -> bytes:
     # a keybox, as newer GnuPG writes them, or packets, whose first byte has its high bit set
     if data[8:12] == b"KBXf" or (data and data[0] & 0x80):
         return data
-    blocks = list(_armored_blocks(data))
-    if not blocks:
+    lines = [line.strip() for line in data.splitlines()]
+    keys = b""
+    # whatever stands around the blocks
+    while _BEGIN in lines and _END in (rest := lines[lines.index(_BEGIN) + 1 :]):
+        end = rest.index(_END)
+        block, lines = rest[:end], rest[end + 1 :]
+        # headers such as `Version:` end at an empty line; `=` begins the checksum
+        body = block[block.index(b"") + 1 :] if b"" in block else block
+        try:
+            keys += base64.b64decode(b"".join(x for x in body if x[:1] != b"="), validate=True)
+        except binascii.Error as error:
+            raise KeyUnreadable("is a damaged ASCII-armored key") from error
+    if not keys:
         # the likeliest mistake, and one that its owner must hear of
         private = b"BEGIN PGP PRIVATE KEY" in data
         raise KeyUnreadable("holds a private key" if private else "holds no OpenPGP public key")
-    return b"".join(_unarmored(block) for block in blocks)
-
-
-def _armored_blocks(data: bytes) -> Iterator[list[bytes]]:
-    """The lines of each block, whatever stands around it."""
-    block: list[bytes] | None = None
-    for line in map(bytes.strip, data.splitlines()):
-        if line == _BEGIN:
-            block = []
-        elif line == _END and block is not None:
-            yield block
-            block = None
-        elif block is not None:
-            block.append(line)
-
-
-def _unarmored(lines: list[bytes]) -> bytes:
-    # headers such as `Version:` end at an empty line; `=` begins the checksum
-    body = lines[lines.index(b"") + 1 :] if b"" in lines else lines
-    try:
-        return base64.b64decode(b"".join(x for x in body if x[:1] != b"="), validate=True)
-    except binascii.Error as error:
-        raise KeyUnreadable("is a damaged ASCII-armored key") from error
+    return keys
 
 
 class _Key(Frozen):
