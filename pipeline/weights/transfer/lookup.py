@@ -13,7 +13,7 @@ from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
 from pipeline.weights.locking import LockResult, look_up
 from pipeline.weights.model import FilePin, WeightsSpec
 from pipeline.weights.transfer.fetch import fetch_range
-from pipeline.weights.transfer.hub_routes import HttpRoute, HubRepository
+from pipeline.weights.transfer.sources import HttpRoute, HubRepository
 
 _SHORT_CONNECT_S = 5.0  # behind a firewall that answers nothing, each try takes as long
 

@@ -12,8 +12,8 @@ from pipeline.errors import (
     SourceUnreachable,
 )
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.hub_routes import has_xet
 from pipeline.weights.transfer.router import Attempts
+from pipeline.weights.transfer.sources import has_xet
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, Bed, big_bytes

@@ -13,15 +13,8 @@ from pipeline.errors import DigestMismatch, HubBroken, HubRefused, OfflineMiss, 
 from pipeline.fetch.http import Client
 from pipeline.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer import hub_routes
+from pipeline.weights.transfer import sources
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.transfer.hub_routes import (
-    HttpRoute,
-    HubRepository,
-    XetRoute,
-    check_answer,
-    has_xet,
-)
 from pipeline.weights.transfer.router import (
     FAILURES,
     WRONG_ANSWERS,
@@ -31,6 +24,13 @@ from pipeline.weights.transfer.router import (
     NotAvailable,
     Route,
     Router,
+)
+from pipeline.weights.transfer.sources import (
+    HttpRoute,
+    HubRepository,
+    XetRoute,
+    check_answer,
+    has_xet,
 )
 from pipeline.weights.transfer.workers import Throttle
 from tests.testbed import hub_faults as fault
@@ -238,7 +238,7 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def plain_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_routes, "_file_info", lambda name, size: (name, size))
+    monkeypatch.setattr(sources, "_file_info", lambda name, size: (name, size))
 
 
 def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
