@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.errors import (
@@ -44,16 +45,23 @@ WRONG_ANSWERS = 3
 _MOST_USEFUL = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
 
-class ByteStream(Protocol):
-    """Bytes that arrive. `is_whole`: the server ignored the range and sends the whole file."""
+@dataclass
+class ByteStream:
+    """The bytes of a range, as they arrive from a source."""
 
-    is_whole: bool
+    what: str  # is read, for messages
+    read: Callable[[memoryview], int]  # into a buffer; 0 at the end
+    close: Callable[[], None]
+    n_bytes: int  # still to come
+    is_whole: bool = False  # the server ignored the range and sends the whole file
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer, or as much of it as the range still has; raises `AttemptFailed`."""
-        ...
-
-    def close(self) -> None: ...
+        count = self.read(buffer[: self.n_bytes])
+        if not count:
+            raise AttemptFailed(f"{self.what} ended {self.n_bytes} bytes early")
+        self.n_bytes -= count
+        return count
 
 
 class Route(Protocol):

@@ -10,11 +10,13 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 from pipeline.errors import (
@@ -137,31 +139,19 @@ class FolderRoute:
             try:
                 # the size rules out most other files; the hash of what was copied decides
                 if path.is_file() and path.stat().st_size == pin.size_bytes:
-                    return _FileBody(path.open("rb"), start, stop)
+                    file = path.open("rb", buffering=0)
+                    file.seek(start)
+                    return ByteStream(str(path), partial(_read, file), file.close, stop - start)
             except OSError:
                 continue
         raise NotAvailable(not_offline(f"{pin.path}: is not in {self.name}"), only_this_file=True)
 
 
-class _FileBody:
-    is_whole = False
-
-    def __init__(self, handle: BinaryIO, start: int, stop: int) -> None:
-        self._handle, self._rest = handle, stop - start
-        handle.seek(start)
-
-    def readinto(self, buffer: memoryview) -> int:
-        try:
-            count: int = self._handle.readinto(buffer[: self._rest])  # type: ignore[attr-defined]
-        except OSError as error:
-            raise AttemptFailed(f"{self._handle.name}: {error.strerror}") from error
-        if not count:
-            raise AttemptFailed(f"{self._handle.name}: became shorter")
-        self._rest -= count
-        return count
-
-    def close(self) -> None:
-        self._handle.close()
+def _read(file: FileIO, buffer: memoryview) -> int:
+    try:
+        return file.readinto(buffer)
+    except OSError as error:
+        raise AttemptFailed(f"{file.name}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -186,17 +176,13 @@ class HubRepository:
 
 
 def _ask(
-    client: Client,
-    pin: FilePin,
-    url: str,
-    headers: dict[str, str],
-    stall_s: float,
-    method: str = "GET",
+    route: HttpRoute | XetRoute, pin: FilePin, method: str, url: str, headers: dict[str, str]
 ) -> Answer:
     """One request about a file, which is given up when it stalls."""
     try:
+        stall_s = route.stall_s
         limits = Limits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
-        return client.http.ask(method, url, headers=headers, limits=limits)
+        return route.client.http.ask(method, url, headers=headers, limits=limits)
     except ConnectionLost as error:
         raise _lost(error) from error
     except NetError as error:
@@ -213,21 +199,16 @@ def _lost(error: ConnectionLost) -> AttemptFailed:
     )
 
 
+@dataclass(eq=False)
 class HttpRoute:
     """Ranges of a repository's files over plain HTTP; remembers where the Hub redirects each."""
 
-    def __init__(
-        self,
-        client: Client,
-        repository: HubRepository,
-        name: str,
-        stall_s: float = STALL_S,
-        *,
-        is_shared: bool = False,
-    ) -> None:
-        self.name, self.is_shared = name, is_shared
-        self._client, self._repository, self._stall_s = client, repository, stall_s
-        self._links: dict[str, str] = {}
+    client: Client
+    repository: HubRepository
+    name: str
+    stall_s: float = STALL_S
+    is_shared: bool = field(default=False, kw_only=True)
+    _links: dict[str, str] = field(default_factory=dict)
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         headers = {}
@@ -236,7 +217,7 @@ class HttpRoute:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         answer = None
         if (link := self._links.get(pin.path)) is not None:
-            answer = _ask(self._client, pin, link, headers, self._stall_s)
+            answer = _ask(self, pin, "GET", link, headers)
             # signed links end, then the Hub is asked anew
             if answer.status in (*REDIRECTS, *_STALE_LINK):
                 answer.close()
@@ -248,15 +229,23 @@ class HttpRoute:
         except BaseException:
             answer.close()
             raise
-        return _HttpBody(answer, pin.size_bytes if is_whole else stop - start, is_whole)
+
+        def read(buffer: memoryview) -> int:
+            try:
+                return answer.readinto(buffer)  # from the socket straight into the buffer
+            except ConnectionLost as error:
+                raise _lost(error) from error
+
+        length = pin.size_bytes if is_whole else stop - start
+        return ByteStream("the connection", read, answer.close, length, is_whole)
 
     def _ask_hub(self, pin: FilePin, headers: dict[str, str]) -> Answer:
-        url = home = self._repository.address(pin.path)
+        url = home = self.repository.address(pin.path)
         for _ in range(_MOST_HOPS):
             at_home = url == home or is_home(home, url)
             # a CDN has its own signature in the link, and must not see the token
-            login = self._repository.login if at_home else {}
-            answer = _ask(self._client, pin, url, {**headers, **login}, self._stall_s)
+            login = self.repository.login if at_home else {}
+            answer = _ask(self, pin, "GET", url, {**headers, **login})
             place = answer.header("Location")
             if answer.status not in REDIRECTS or not place:
                 # a signed link is good for a while, and spares the Hub a request for each range
@@ -278,26 +267,6 @@ class HttpRoute:
             except BadAnswer as error:
                 raise NotAvailable(HubBroken(f"{pin.path}: the server {error}")) from error
         raise AttemptFailed(f"{pin.path}: more than {_MOST_HOPS} redirects", error_type=HubBroken)
-
-
-class _HttpBody:
-    """Reads from the socket straight into the caller's buffer."""
-
-    def __init__(self, answer: Answer, length: int, is_whole: bool) -> None:
-        self.is_whole, self._answer, self._rest = is_whole, answer, length
-
-    def readinto(self, buffer: memoryview) -> int:
-        try:
-            count = self._answer.readinto(buffer[: self._rest])
-        except ConnectionLost as error:
-            raise _lost(error) from error
-        if not count:
-            raise AttemptFailed(f"the connection ended {self._rest} bytes early")
-        self._rest -= count
-        return count
-
-    def close(self) -> None:
-        self._answer.close()
 
 
 def _other_size(pin: FilePin, size: int) -> DigestMismatch:
@@ -370,50 +339,6 @@ def has_xet() -> bool:
     return importlib.util.find_spec("hf_xet") is not None
 
 
-class XetRoute:
-    """Ordered byte streams of the Xet store, by the hash that the Hub names for a file."""
-
-    name, is_shared = "Xet", False
-
-    def __init__(
-        self,
-        client: Client,
-        repository: HubRepository,
-        stall_s: float,
-        new_group: Callable[[HubRepository], Any] | None = None,
-    ) -> None:
-        self._client, self._repository, self._stall_s = client, repository, stall_s
-        self._new_group = new_group or _store_group
-        self._group: Any = None
-        self._watch = Watchdog()
-        self._guard = threading.Lock()
-
-    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
-        # the Hub's redirect names the file in the store by a header
-        url, login = self._repository.address(pin.path), self._repository.login
-        answer = _ask(self._client, pin, url, login, self._stall_s, "HEAD")
-        answer.close()
-        status, name = answer.status, answer.header(_XET_HASH)
-        if not name:
-            if status in MAY_PASS:
-                wait_s = asked_wait_s(answer.headers)
-                raise AttemptFailed(f"{pin.path}: the Hub answers {status}", wait_s=wait_s)
-            why = "is not offered through Xet"
-            if status >= 400:
-                why = f"the Hub answers {status} {answer.header('X-Error-Code')}".rstrip()
-            raise NotAvailable(SourceUnreachable(f"{pin.path}: {why}"), only_this_file=True)
-        try:
-            with self._guard:
-                # one for all threads: each group has its own connections and token
-                self._group = self._group or self._new_group(self._repository)
-            info = _file_info(name, pin.size_bytes)
-            stream = self._group.download_stream(info, start=start, end=stop)
-        except Exception as error:  # the store's client has no common kind of error
-            reason = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
-            raise NotAvailable(SourceUnreachable(reason), only_this_file=True) from error
-        return _XetBody(stream, stop - start, self._watch, self._stall_s)
-
-
 def _store_group(repository: HubRepository) -> Any:
     import hf_xet
 
@@ -430,39 +355,73 @@ def _file_info(name: str, size_bytes: int) -> Any:
     return hf_xet.XetFileInfo(name, size_bytes)
 
 
-class _XetBody:
-    """A stream as a body: its pieces have sizes of their own, and a stalled one is cancelled."""
+@dataclass(eq=False)
+class XetRoute:
+    """Ordered byte streams of the Xet store, by the hash that the Hub names for a file."""
 
-    is_whole = False
+    client: Client
+    repository: HubRepository
+    stall_s: float
+    new_group: Callable[[HubRepository], Any] = _store_group
+    name: str = "Xet"
+    is_shared: bool = False
+    _group: Any = None
+    _watch: Watchdog = field(default_factory=Watchdog)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(self, stream: Any, length: int, watch: Watchdog, stall_s: float) -> None:
-        self._stream, self._rest, self._watch, self._stall_s = stream, length, watch, stall_s
-        self._pieces: Iterator[bytes] = iter(stream)
-        self._piece = memoryview(b"")
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
+        # the Hub's redirect names the file in the store by a header
+        url = self.repository.address(pin.path)
+        answer = _ask(self, pin, "HEAD", url, self.repository.login)
+        answer.close()
+        status, name = answer.status, answer.header(_XET_HASH)
+        if not name:
+            if status in MAY_PASS:
+                wait_s = asked_wait_s(answer.headers)
+                raise AttemptFailed(f"{pin.path}: the Hub answers {status}", wait_s=wait_s)
+            why = "is not offered through Xet"
+            if status >= 400:
+                why = f"the Hub answers {status} {answer.header('X-Error-Code')}".rstrip()
+            raise NotAvailable(SourceUnreachable(f"{pin.path}: {why}"), only_this_file=True)
+        try:
+            with self._guard:
+                # one for all threads: each group has its own connections and token
+                self._group = self._group or self.new_group(self.repository)
+            info = _file_info(name, pin.size_bytes)
+            stream = self._group.download_stream(info, start=start, end=stop)
+        except Exception as error:  # the store's client has no common kind of error
+            reason = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
+            raise NotAvailable(SourceUnreachable(reason), only_this_file=True) from error
+        return self._body(stream, stop - start)
 
-    def readinto(self, buffer: memoryview) -> int:
-        why: Exception | None = None
-        if not self._piece:
-            self._watch.begin(id(self), self._stream.cancel, self._stall_s)
-            try:
-                self._piece = memoryview(next(self._pieces, b""))
-            except Exception as error:  # the store's client has no common kind of error
-                why = error
-            finally:
-                in_time = self._watch.end(id(self))
-            if not in_time:
-                raise AttemptFailed("the Xet stream stalled", is_stall=True) from why
-            if why is not None:
-                raise AttemptFailed(f"Xet: {reason_of(why)}") from why
-        count = min(len(buffer), len(self._piece), self._rest)
-        if not count:
-            raise AttemptFailed(f"the Xet stream ended {self._rest} bytes early")
-        buffer[:count] = self._piece[:count]
-        self._piece = self._piece[count:]
-        self._rest -= count
-        return count
+    def _body(self, stream: Any, length: int) -> ByteStream:
+        """A stream's pieces have sizes of their own, and a stalled stream is cancelled."""
+        pieces, piece = iter(stream), memoryview(b"")
 
-    def close(self) -> None:
-        # a stream that is dropped half read goes on in hf_xet's own threads
-        if self._rest:
-            self._stream.cancel()
+        def read(buffer: memoryview) -> int:
+            nonlocal piece
+            why: Exception | None = None
+            if not piece:
+                self._watch.begin(id(stream), stream.cancel, self.stall_s)
+                try:
+                    piece = memoryview(next(pieces, b""))
+                except Exception as error:  # the store's client has no common kind of error
+                    why = error
+                finally:
+                    in_time = self._watch.end(id(stream))
+                if not in_time:
+                    raise AttemptFailed("the Xet stream stalled", is_stall=True) from why
+                if why is not None:
+                    raise AttemptFailed(f"Xet: {reason_of(why)}") from why
+            count = min(len(buffer), len(piece))
+            buffer[:count] = piece[:count]
+            piece = piece[count:]
+            return count
+
+        def close() -> None:
+            # a stream that is dropped half read goes on in hf_xet's own threads
+            if body.n_bytes:
+                stream.cancel()
+
+        body = ByteStream("the Xet stream", read, close, length)
+        return body
