@@ -11,38 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline import log
-from pipeline.errors import (
-    BaseUnplaced,
-    BaseUnusable,
-    NotInRegistry,
-    OfflineMiss,
-    PipelineError,
-    RegistryBroken,
-    RegistryRefused,
-    RegistryUnreachable,
-    SourceUnreachable,
-)
+from pipeline import errors, log
 from pipeline.fetch.base_settings import BaseSettings
 from pipeline.files import is_whole, os_errors_explained, sha256_of_file
 from pipeline.lock.model import MOST_LAYERS, BasePin, BlobPin, LayerPin
 from pipeline.model import sha256_of
 from pipeline.net.address import clean
+from pipeline.oci import document as oci
 from pipeline.oci.config import MOST_CONFIG_BYTES, ImageConfig, read_config
-from pipeline.oci.document import (
-    DOCKER_CONFIG,
-    DOCKER_GZIP_LAYER,
-    DOCKER_PLAIN_LAYER,
-    GZIP_LAYER,
-    MOST_MANIFEST_BYTES,
-    OCI_CONFIG,
-    OCI_EMPTY,
-    PLAIN_LAYER,
-    Descriptor,
-    Document,
-    LayerType,
-    read_document,
-)
 from pipeline.oci.reference import parse_repository
 from pipeline.registry.client import RegistryClient
 from pipeline.registry.pull import MOST_BYTES, Wanted, choose, pull_into
@@ -52,15 +28,20 @@ from pipeline.store.store import Store
 
 Result = TypeVar("Result")
 # Failures of one registry after which the next one is asked.
-_ELSEWHERE = (NotInRegistry, RegistryUnreachable, RegistryRefused, RegistryBroken)
+_ELSEWHERE = (
+    errors.NotInRegistry,
+    errors.RegistryUnreachable,
+    errors.RegistryRefused,
+    errors.RegistryBroken,
+)
 # The same bytes by Docker's names and by OCI's.
-_LAYERS: dict[str, LayerType] = {
-    GZIP_LAYER: GZIP_LAYER,
-    PLAIN_LAYER: PLAIN_LAYER,
-    DOCKER_GZIP_LAYER: GZIP_LAYER,
-    DOCKER_PLAIN_LAYER: PLAIN_LAYER,
+_LAYERS: dict[str, oci.LayerType] = {
+    oci.GZIP_LAYER: oci.GZIP_LAYER,
+    oci.PLAIN_LAYER: oci.PLAIN_LAYER,
+    oci.DOCKER_GZIP_LAYER: oci.GZIP_LAYER,
+    oci.DOCKER_PLAIN_LAYER: oci.PLAIN_LAYER,
 }
-_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG)
+_CONFIGS = (oci.OCI_CONFIG, oci.DOCKER_CONFIG)
 
 
 class Bases:
@@ -78,12 +59,12 @@ class Bases:
             entry = choose(root, platform)
             manifest = self._document(base.repository, entry.digest)
             if manifest.kind != "manifest" or len(manifest.data) != entry.size_bytes:
-                raise BaseUnusable(f"{base}: {entry.digest} does not match its index")
+                raise errors.BaseUnusable(f"{base}: {entry.digest} does not match its index")
         config = manifest.config
         # what has no config is an artifact of another kind
         if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
-            kind = config.media_type if config else OCI_EMPTY
-            raise BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
+            kind = config.media_type if config else oci.OCI_EMPTY
+            raise errors.BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
         most_bytes = MOST_CONFIG_BYTES
         data = self._small(
             base.repository, config.digest, most_bytes, lambda r: r.read_blob(config, most_bytes)
@@ -102,10 +83,10 @@ class Bases:
         manifest = self._document(pin.repository, pin.manifest.digest)
         # the documents name what the lock names: a lock written by hand is refused here
         if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
-            raise BaseUnusable(f"{pin}: is not listed in {index.digest}")
+            raise errors.BaseUnusable(f"{pin}: is not listed in {index.digest}")
         named = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
         if named != [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]:
-            raise BaseUnusable(f"{pin}: its manifest names other parts than the lock")
+            raise errors.BaseUnusable(f"{pin}: its manifest names other parts than the lock")
         # byte for byte as they came: their digests are what the lock and the evidence name
         for document in (*([index] if index else []), manifest):
             self._store.put_blob(document.data)
@@ -122,13 +103,13 @@ class Bases:
         if not missing:
             return
         if self._offline:
-            raise OfflineMiss(
+            raise errors.OfflineMiss(
                 f"{pin}: {len(missing)} of its {len(pin.blobs)} blobs are not in the store:"
                 f" {', '.join(parts.get(blob.digest, 'config') for blob in missing)}"
             )
         wanted = Wanted(root=manifest, documents=(manifest,))
         if wanted.size_bytes > MOST_BYTES:
-            raise BaseUnusable(
+            raise errors.BaseUnusable(
                 f"{pin}: claims to have {wanted.size_bytes} bytes, which is too much"
             )
         self._from_registries(
@@ -137,12 +118,12 @@ class Bases:
             lambda there: pull_into(there, wanted, self._store, self._settings.jobs),
         )
 
-    def _document(self, repository: str, digest: str) -> Document:
+    def _document(self, repository: str, digest: str) -> oci.Document:
         """A manifest or index by its digest."""
         data = self._small(
-            repository, digest, MOST_MANIFEST_BYTES, lambda there: there.manifest(digest).data
+            repository, digest, oci.MOST_MANIFEST_BYTES, lambda there: there.manifest(digest).data
         )
-        return read_document(data)
+        return oci.read_document(data)
 
     def _small(
         self, repository: str, digest: str, most_bytes: int, ask: Callable[[Repository], bytes]
@@ -154,7 +135,7 @@ class Bases:
                 return data
         name = f"{repository}@{digest}"
         if self._offline:
-            raise OfflineMiss(f"{name}: this part of the base image is not in the store")
+            raise errors.OfflineMiss(f"{name}: this part of the base image is not in the store")
         return self._from_registries(repository, name, ask)
 
     def _in_folders(self, digest: str) -> list[Path]:
@@ -184,8 +165,8 @@ class Bases:
     ) -> Result:
         """The first registry's good answer; else the most telling of the others."""
         if not self._settings.registries:
-            raise BaseUnplaced(f"{what}: no registry is configured that could have it")
-        failures: list[PipelineError] = []
+            raise errors.BaseUnplaced(f"{what}: no registry is configured that could have it")
+        failures: list[errors.PipelineError] = []
         for place in self._settings.registries:
             name = f"{place.rstrip('/')}/{repository}"
             try:
@@ -197,30 +178,32 @@ class Bases:
             except _ELSEWHERE as error:
                 failures.append(error)
         # a registry that lies matters more than one that does not answer
-        broken = [f for f in failures if isinstance(f, RegistryBroken)]
+        broken = [f for f in failures if isinstance(f, errors.RegistryBroken)]
         if broken or len(failures) == 1:
             raise (broken or failures)[0]
-        raise SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
+        raise errors.SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
 
 
-def _pin(blob: Descriptor) -> BlobPin:
+def _pin(blob: oci.Descriptor) -> BlobPin:
     return BlobPin(digest=blob.digest, size_bytes=blob.size_bytes)
 
 
 def _layer_pins(
-    base: ForeignBase, manifest: Document, config: ImageConfig, platform: str
+    base: ForeignBase, manifest: oci.Document, config: ImageConfig, platform: str
 ) -> list[LayerPin]:
     """The layers with their diffIDs, if they are for this platform and of a kind that is read."""
     if config.platform != platform:
-        raise BaseUnusable(f"{base}: is for {clean(config.platform)}, not for {platform}")
+        raise errors.BaseUnusable(f"{base}: is for {clean(config.platform)}, not for {platform}")
     diff_ids = config.rootfs.diff_ids
     if len(diff_ids) != len(manifest.layers):
-        raise BaseUnusable(
+        raise errors.BaseUnusable(
             f"{base}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
         )
     # here and not when the image is run: overlayfs mounts only so many
     if len(diff_ids) > MOST_LAYERS:
-        raise BaseUnusable(f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted")
+        raise errors.BaseUnusable(
+            f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted"
+        )
     pins = []
     for layer, diff_id in zip(manifest.layers, diff_ids, strict=True):
         media_type = _LAYERS.get(layer.media_type)
@@ -233,15 +216,15 @@ def _layer_pins(
     return pins
 
 
-def _unusable_layer(base: ForeignBase, layer: Descriptor) -> BaseUnusable:
+def _unusable_layer(base: ForeignBase, layer: oci.Descriptor) -> errors.BaseUnusable:
     """Only gzip and plain tar are read; what cannot be read cannot be checked."""
     what = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
     if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-        return BaseUnusable(f"{what}, which registries may not distribute")
+        return errors.BaseUnusable(f"{what}, which registries may not distribute")
     if layer.media_type.endswith("zstd"):
-        return BaseUnusable(
+        return errors.BaseUnusable(
             f"{what}; zstd is not supported, and Docker before 23 cannot run it",
             "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
             " the copy's digest.",
         )
-    return BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")
+    return errors.BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")

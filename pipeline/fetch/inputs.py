@@ -19,16 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from pipeline import log
-from pipeline.errors import (
-    DigestMismatch,
-    Interrupted,
-    MirrorUnknown,
-    OfflineMiss,
-    PipelineError,
-    SourceUnreachable,
-    StoreUnwritable,
-)
+from pipeline import errors, log
 from pipeline.fetch.base import Bases
 from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fetch.http import Client, download
@@ -130,7 +121,7 @@ class Fetcher:
         if missing:
             largest = max(missing, key=lambda pin: pin.size_bytes)
             files = log.count(len(missing), "file is", "files are")
-            raise OfflineMiss(f"{files} not in the store, such as {largest.file}")
+            raise errors.OfflineMiss(f"{files} not in the store, such as {largest.file}")
 
     def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
         while not self._client.stop.is_set():
@@ -146,30 +137,30 @@ class Fetcher:
 
     def _try_all(self, pin: Pin, bar: Bar) -> None:
         """Take the first place that delivers; remember why the others did not."""
-        failures: list[PipelineError] = []
+        failures: list[errors.PipelineError] = []
         for find in self._sources.finders(pin, offline=self.offline):
             try:
                 for place in find():
                     try:
                         return self._take(pin, place, bar)
-                    except (SourceUnreachable, DigestMismatch) as error:
+                    except (errors.SourceUnreachable, errors.DigestMismatch) as error:
                         failures.append(error)
-            except (SourceUnreachable, DigestMismatch, MirrorUnknown) as error:
+            except (errors.SourceUnreachable, errors.DigestMismatch, errors.MirrorUnknown) as error:
                 failures.append(error)
         raise self._verdict(pin, failures)
 
-    def _verdict(self, pin: Pin, failures: list[PipelineError]) -> PipelineError:
+    def _verdict(self, pin: Pin, failures: list[errors.PipelineError]) -> errors.PipelineError:
         """The most telling of several failures."""
         # that a source has other bytes matters more than that the next one does not answer
-        wrong = [f for f in failures if isinstance(f, DigestMismatch)]
+        wrong = [f for f in failures if isinstance(f, errors.DigestMismatch)]
         if wrong:
             return wrong[0]
         if self.offline:
-            return OfflineMiss(f"{pin.file}: not in the store")
+            return errors.OfflineMiss(f"{pin.file}: not in the store")
         if len(failures) == 1:
             return failures[0]
         reasons = "; ".join(str(f) for f in failures) or "no source has it"
-        return SourceUnreachable(f"{pin.file}: {reasons}")
+        return errors.SourceUnreachable(f"{pin.file}: {reasons}")
 
     def _take(self, pin: Pin, place: Place, bar: Bar) -> None:
         gauge, partial = Gauge(bar), self._store.partial_path(pin.sha256)
@@ -193,21 +184,23 @@ def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event
         with source.open("rb") as handle:
             # of the open file: what lies under the name may change
             if os.fstat(handle.fileno()).st_size != pin.size_bytes:
-                raise DigestMismatch(f"{source}: is not of the locked {pin.size_bytes} bytes")
+                raise errors.DigestMismatch(
+                    f"{source}: is not of the locked {pin.size_bytes} bytes"
+                )
             with os_errors_explained(partial), partial.open("wb") as out:
                 got = _hashed(handle, bar, stop, out)
     except OSError as error:
-        raise SourceUnreachable(f"{source}: {error.strerror}") from error
+        raise errors.SourceUnreachable(f"{source}: {error.strerror}") from error
     if got != pin.sha256:
         partial.unlink()
-        raise DigestMismatch(f"{source}: locked as {pin.sha256}, it holds {got}")
+        raise errors.DigestMismatch(f"{source}: locked as {pin.sha256}, it holds {got}")
 
 
 def _hashed(source: BinaryIO, bar: Bar, stop: threading.Event, out: BinaryIO | None = None) -> str:
     sha = hashlib.sha256()
     while chunk := source.read(_CHUNK_BYTES):
         if stop.is_set():
-            raise Interrupted("stopped")
+            raise errors.Interrupted("stopped")
         if out is not None:
             out.write(chunk)
         sha.update(chunk)
@@ -253,7 +246,7 @@ def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> 
 def _place(source: Path, target: Path) -> None:
     """A link where the disk allows it; else a copy that gets its name only when whole."""
     if target.is_dir():
-        raise StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
+        raise errors.StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
     # beside the target, so that the rename stays on one disk
     partial = target.with_name(f".{target.name}.partial")
     partial.unlink(missing_ok=True)

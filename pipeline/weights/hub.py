@@ -17,18 +17,10 @@ from pipeline.errors import HubBroken, HubRefused, PipelineError, SourceUnreacha
 from pipeline.fetch.http import Client, unreachable
 from pipeline.fetch.settings import Settings
 from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.net import failures
 from pipeline.net.address import linked_page, next_address, origin_of, parts_of
 from pipeline.net.answer import Pages
 from pipeline.net.client import MAY_PASS, Reply
-from pipeline.net.failures import (
-    BadAddress,
-    BadAnswer,
-    BadHeader,
-    BadProxy,
-    Lost,
-    NetError,
-    Untrusted,
-)
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
@@ -49,7 +41,7 @@ def endpoint() -> str:
         address = constants.ENDPOINT
     try:
         parts_of(address)
-    except BadAddress as error:
+    except failures.BadAddress as error:
         raise SourceUnreachable(f"HF_ENDPOINT: {error}", "Correct HF_ENDPOINT.") from error
     return address.rstrip("/")
 
@@ -135,7 +127,7 @@ class Hub:
         while place is not None:
             try:
                 pages.take(place)
-            except BadAnswer as error:
+            except failures.BadAnswer as error:
                 raise HubBroken(str(error)) from error
             reply = self._ask(repository, place)
             entries = _value(repository, reply)
@@ -145,7 +137,7 @@ class Hub:
             place = linked_page(reply.header("Link"))
             try:
                 place = next_address(reply.url, place) if place is not None else None
-            except BadAnswer as error:
+            except failures.BadAnswer as error:
                 raise HubBroken(f"{repository}: a page {error}") from error
             if place is not None and origin_of(place) != origin_of(self.endpoint):
                 where = urlsplit(place).netloc
@@ -161,12 +153,12 @@ class Hub:
             reply = self._client.http.fetch(url, most_bytes=MOST_PAGE_BYTES, login=login)
             if reply.status in MAY_PASS:
                 wait_s = asked_wait_s(reply.headers)
-                raise Lost(f"the Hub answers {reply.status}", wait_s=wait_s)
+                raise failures.Lost(f"the Hub answers {reply.status}", wait_s=wait_s)
             return reply
 
         try:
             reply = self._client.patience.retried(once, self._attempts)
-        except NetError as error:
+        except failures.NetError as error:
             raise _failure(repository, error) from error
         if reply.status != 200:
             raise _refusal(repository, reply)
@@ -180,13 +172,13 @@ def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
         raise HubBroken(f"{repository}: the answer is not valid JSON ({error})") from error
 
 
-def _failure(repository: str, error: NetError) -> PipelineError:
-    if isinstance(error, BadAnswer):
+def _failure(repository: str, error: failures.NetError) -> PipelineError:
+    if isinstance(error, failures.BadAnswer):
         return HubBroken(f"{repository}: {error}")
     # settings of this machine have hints of their own
-    if isinstance(error, BadProxy | BadHeader | Untrusted):
+    if isinstance(error, failures.BadProxy | failures.BadHeader | failures.Untrusted):
         return unreachable(error)
-    hint = "Correct HF_ENDPOINT." if isinstance(error, BadAddress) else _HUB_DOWN
+    hint = "Correct HF_ENDPOINT." if isinstance(error, failures.BadAddress) else _HUB_DOWN
     return SourceUnreachable(f"{repository}: {error}", hint)
 
 

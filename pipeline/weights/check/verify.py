@@ -11,17 +11,8 @@ from pathlib import Path
 
 from pipeline import log
 from pipeline.model import Frozen
-from pipeline.weights.disk import receipt
-from pipeline.weights.disk.hashing import (
-    MACHINE_ERRORS,
-    Advance,
-    Moved,
-    NotPlain,
-    Reading,
-    cores,
-    on_all_cores,
-    read_file,
-)
+from pipeline.weights.disk import hashing, receipt
+from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
 from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, survey
 from pipeline.weights.model import FilePin, WeightsLock, chosen_files, is_chosen
 from pipeline.weights.place import Place
@@ -136,18 +127,18 @@ class _FileReader:
             judge = partial(self._judge, bar.advance)
             on_all_cores(judge, order, self._request.jobs, self._stop.set)
 
-    def _judge(self, advance: Advance, items: list[Present]) -> None:
+    def _judge(self, advance: hashing.Advance, items: list[Present]) -> None:
         path, pin, stop = items[0].path, items[0].pin, self._stop
         try:
             reading = read_file(
                 path, pin.new_hash(), advance=advance, stop=stop, direct=self._request.direct
             )
             if reading.identity != items[0].identity:
-                raise Moved("changed before it was read")
-        except (Moved, NotPlain) as error:
+                raise hashing.Moved("changed before it was read")
+        except (hashing.Moved, hashing.NotPlain) as error:
             return self._note(items, "moved", f"{error}: not proved")
         except OSError as error:
-            if error.errno in MACHINE_ERRORS:
+            if error.errno in hashing.MACHINE_ERRORS:
                 self.unjudged |= {item.pin.path for item in items}
             return self._note(items, "unreadable", error.strerror or str(error))
         for item in items:

@@ -10,16 +10,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline.weights.disk.proof import FileUnfit
-from pipeline.weights.serve.http import (
-    FilePart,
-    Query,
-    Refused,
-    Request,
-    Response,
-    is_set,
-    number,
-    wanted_range,
-)
+from pipeline.weights.serve import http
+from pipeline.weights.serve.http import Refused, Request, Response
 from pipeline.weights.serve.prover import NotYet, Prover, ServedFile
 from pipeline.weights.serve.served import MAIN, Json, ServedSets, Snapshot, absent
 
@@ -88,25 +80,27 @@ class HubApi:
         _check_method(request, "GET", "HEAD", "POST")
         raise absent("RepoNotFound", "this server has only model repositories, read-only")
 
-    def _api(self, request: Request, repository: str, rest: list[str], query: Query) -> Response:
+    def _api(
+        self, request: Request, repository: str, rest: list[str], query: http.Query
+    ) -> Response:
         match rest:
             case [] | ["revision", _]:
                 snapshot = self.served.find(repository, rest[1] if rest else MAIN)
-                return _json(snapshot.model_info(blobs=is_set(query, "blobs")), snapshot)
+                return _json(snapshot.model_info(blobs=http.is_set(query, "blobs")), snapshot)
             case ["refs"]:
                 return _json(self.served.refs(repository))
             case ["tree", revision, *path]:
                 snapshot = self.served.find(repository, revision)
                 below = "/".join(path).strip("/")
-                rows = snapshot.tree(below, recursive=is_set(query, "recursive"))
+                rows = snapshot.tree(below, recursive=http.is_set(query, "recursive"))
                 return self._page(request, rows, query, snapshot)
         raise absent("EntryNotFound", "this server does not have this part of the Hub's API")
 
     def _page(
-        self, request: Request, rows: list[Json], query: Query, snapshot: Snapshot
+        self, request: Request, rows: list[Json], query: http.Query, snapshot: Snapshot
     ) -> Response:
-        limit = min(number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
-        start = number(query, "cursor", 0)
+        limit = min(http.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
+        start = http.number(query, "cursor", 0)
         extra = {}
         if len(rows) > start + limit:
             asked = {name: values[0] for name, values in query.items()}
@@ -134,7 +128,7 @@ class HubApi:
         # RFC 9110, 13.1.5: the client has a part of another file, so it needs all of this one
         if request.header("if-range") not in ("", etag) or request.method == "HEAD":
             asked = ""
-        span = wanted_range(asked, pin.size_bytes)
+        span = http.wanted_range(asked, pin.size_bytes)
         start, length = span or (0, pin.size_bytes)
         if span:
             headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{pin.size_bytes}"
@@ -142,7 +136,7 @@ class HubApi:
         if held.is_small:
             return Response(status, headers, self.prover.read(held)[start : start + length])
         handle, seen = self.prover.open(held)
-        return Response(status, headers, part=FilePart(handle, start, length, seen))
+        return Response(status, headers, part=http.FilePart(handle, start, length, seen))
 
     def may_read(self, request: Request) -> bool:
         """Whether a request shows a token, or none is needed."""

@@ -13,15 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import Interrupted
+from pipeline.weights.disk import proof
 from pipeline.weights.disk.hashing import Advance, Identity, cores
-from pipeline.weights.disk.proof import (
-    FileUnfit,
-    FileUnreadable,
-    check_open,
-    identity,
-    open_pin,
-    read_checked,
-)
+from pipeline.weights.disk.proof import FileUnfit, FileUnreadable
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -82,9 +76,9 @@ class Prover:
                 receipts[state] = proved(held.place)
             known = receipts[state].get(held.pin.path)
             with suppress(FileUnfit, FileUnreadable):
-                handle = open_pin(held.place, held.pin)
+                handle = proof.open_pin(held.place, held.pin)
                 # of the open file, not of its name: a name can be moved between the two looks
-                if identity(handle) == known:
+                if proof.identity(handle) == known:
                     self._set(held, "proved", known, "")
                 os.close(handle)
 
@@ -105,7 +99,7 @@ class Prover:
         """A large file, open and proved to be what was hashed."""
         handle = self._opened(held)
         try:
-            now = identity(handle)
+            now = proof.identity(handle)
             if self._verdict(held)[1] != now:
                 held.judged.clear()
                 self._enqueue(held, first=True)
@@ -124,11 +118,11 @@ class Prover:
         """A small file's bytes, hashed just now."""
         handle = self._opened(held)
         try:
-            data = read_checked(handle, held.pin)
-            self._set(held, "proved", identity(handle), "")
+            data = proof.read_checked(handle, held.pin)
+            self._set(held, "proved", proof.identity(handle), "")
             return data
         except FileUnfit as reason:
-            self._set(held, "wrong", identity(handle), str(reason))
+            self._set(held, "wrong", proof.identity(handle), str(reason))
             raise
         except OSError as error:
             raise NotYet(_not_now(error)) from None
@@ -137,7 +131,7 @@ class Prover:
 
     def _opened(self, held: ServedFile) -> int:
         try:
-            return open_pin(held.place, held.pin)
+            return proof.open_pin(held.place, held.pin)
         except FileUnfit as reason:
             self._set(held, "wrong", None, str(reason))
             raise
@@ -164,13 +158,13 @@ class Prover:
                 held = self._queue.popleft()
             trouble, seen = "", None
             try:
-                handle = open_pin(held.place, held.pin)
+                handle = proof.open_pin(held.place, held.pin)
                 try:
-                    seen = identity(handle)
+                    seen = proof.identity(handle)
                     if not held.is_small:
                         age_s = time.time() - seen.ctime_ns / 1e9
                         self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
-                    seen = check_open(handle, held.pin, self.advance, self._stopping)
+                    seen = proof.check_open(handle, held.pin, self.advance, self._stopping)
                     self._set(held, "proved", seen, "")
                 finally:
                     os.close(handle)

@@ -21,16 +21,7 @@ from dataclasses import dataclass, field
 
 from pipeline import log
 from pipeline.errors import AddressUnusable
-from pipeline.weights.serve.http import (
-    Closed,
-    Incomplete,
-    Reader,
-    Refused,
-    Request,
-    Response,
-    send_bytes,
-    send_part,
-)
+from pipeline.weights.serve import http
 
 MOST_CONNECTIONS = 512  # 64 neighbours with the 8 connections of a stock client
 MOST_UNKNOWN = 256
@@ -41,7 +32,7 @@ _WANTED_FILES = 2 * MOST_CONNECTIONS + MOST_UNKNOWN + _OWN_FILES
 _HANDSHAKE_S = 10.0  # as long as a request may take, see HEAD_S
 _LOG_CHARS = 300  # of a target, which a client chooses
 _END_S = 2.0  # for the threads of open connections when the server stops
-_BUSY = Response(503, {"Retry-After": "5", "X-Error-Message": "all connections are in use"})
+_BUSY = http.Response(503, {"Retry-After": "5", "X-Error-Message": "all connections are in use"})
 
 
 @dataclass(eq=False)
@@ -155,11 +146,11 @@ def most_connections() -> int:
 class Server:
     """Listens, and gives each request to `answer`."""
 
-    answer: Callable[[Request], Response]
+    answer: Callable[[http.Request], http.Response]
     host: str = "127.0.0.1"
     port: int = 0
     tls: ssl.SSLContext | None = None
-    may_read: Callable[[Request], bool] = lambda request: True
+    may_read: Callable[[http.Request], bool] = lambda request: True
     most_of_one: int | None = None  # connections of one address; where no token is asked for
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     requests: int = 0
@@ -238,9 +229,9 @@ class Server:
             self.connections.forget(connection)
 
     def _talk(self, connection: ClientConnection) -> None:
-        reader, stays = Reader(connection.sock), True
+        reader, stays = http.Reader(connection.sock), True
         while stays and not self._stopping.is_set():
-            start, request, stays = time.monotonic(), Request("-", "-"), False
+            start, request, stays = time.monotonic(), http.Request("-", "-"), False
             connection.is_waiting = True
             # an unknown client gains no time by asking again and again
             if connection.may_read:
@@ -254,14 +245,14 @@ class Server:
                     answer, stays = _BUSY, False
                 else:
                     answer = self.answer(request)
-            except Closed:
+            except http.Closed:
                 return
-            except Refused as refused:
+            except http.Refused as refused:
                 why = str(refused)
-                answer = Response(refused.status, {"X-Error-Message": why}, why.encode())
+                answer = http.Response(refused.status, {"X-Error-Message": why}, why.encode())
             except Exception as error:
                 self._say(f"internal error: {type(error).__name__}: {error}")
-                answer = Response(500, {"X-Error-Message": "internal server error"})
+                answer = http.Response(500, {"X-Error-Message": "internal server error"})
             stays = self._send(connection.sock, request, answer, stays) and stays
             message = answer.headers.get("X-Error-Message", "")
             size = 0 if request.method == "HEAD" else answer.length
@@ -269,19 +260,21 @@ class Server:
             seconds = time.monotonic() - start
             self._say(f"{line} {size} {seconds:.3f}s{f' ({message})' if message else ''}")
 
-    def _send(self, sock: socket.socket, request: Request, answer: Response, stays: bool) -> bool:
+    def _send(
+        self, sock: socket.socket, request: http.Request, answer: http.Response, stays: bool
+    ) -> bool:
         part, head = answer.part, answer.head(stays=stays)
         has_body = request.method != "HEAD" and answer.length > 0 and answer.status != 304
         try:
             if part is not None and has_body:
-                send_bytes(sock, head, more=True)
-                send_part(sock, part)
+                http.send_bytes(sock, head, more=True)
+                http.send_part(sock, part)
             else:
-                send_bytes(sock, head + (answer.body if has_body else b""))
+                http.send_bytes(sock, head + (answer.body if has_body else b""))
             with self._lock:
                 self.requests += 1
                 self.sent_bytes += answer.length if has_body else 0
-        except Incomplete as reason:
+        except http.Incomplete as reason:
             self._say(f"incomplete: {_plain(request.target)}: {reason}")
             return False
         finally:
