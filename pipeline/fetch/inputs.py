@@ -2,7 +2,7 @@
 
 What is there already is hashed again before it is used: a store can come from a backup or a CI
 cache, and a file that was put there has the right name and size, too. That costs a second for a
-gigabyte, and finds any change made before the build began. It is no defence against somebody who
+gigabyte, and finds any change made before the build began. It is no defence against a program that
 writes to the store while it is built from.
 """
 

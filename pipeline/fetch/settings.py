@@ -36,7 +36,7 @@ class Settings:
 
 
 def default_index() -> str:
-    """The index that pip and uv ask where nobody names another."""
+    """The index that pip and uv ask unless another is named."""
     from pypi_simple import PYPI_SIMPLE_ENDPOINT  # slow to import: it brings an HTTP client along
 
     return PYPI_SIMPLE_ENDPOINT
@@ -156,9 +156,9 @@ def _ca_file(pip: dict[str, list[str]]) -> str | None:
 
 def with_login(url: str, index: str) -> str:
     """An address that an index gave, with the index's own login where it is the same server."""
-    here, there = urlsplit(index), urlsplit(url)
-    login, _, host = here.netloc.rpartition("@")
+    home, target = urlsplit(index), urlsplit(url)
+    login, _, host = home.netloc.rpartition("@")
     # an index may list files of any server: a login must not follow them there
-    if not login or (there.scheme, there.netloc) != (here.scheme, host):
+    if not login or (target.scheme, target.netloc) != (home.scheme, host):
         return url
-    return urlunsplit(there._replace(netloc=here.netloc))
+    return urlunsplit(target._replace(netloc=home.netloc))

@@ -42,15 +42,15 @@ def find_debian_source(
     require_suite(release, wanted.suite)
     name, place = f"{wanted.component}/source/Sources", f"{wanted.suite}/{wanted.component}"
     stanzas = read_index(get, base, release, name, _FIELDS)
-    there = [each for each in stanzas if each.get("Package") == wanted.package]
-    if not there:
+    offered = [each for each in stanzas if each.get("Package") == wanted.package]
+    if not offered:
         raise UnknownPackage(
             f"{place} has no source package {wanted.package}",
             "Packages are built from sources of other names: `apt-cache showsrc NAME` shows them.",
         )
-    fitting = [x for x in there if wanted.version in (None, x.get("Version"))]
+    fitting = [x for x in offered if wanted.version in (None, x.get("Version"))]
     if not fitting:
-        versions = ", ".join(sorted(x.get("Version", "") for x in there))
+        versions = ", ".join(sorted(x.get("Version", "") for x in offered))
         raise ResolveFailed(f"{place} has {wanted.package} {versions}, not {wanted.version}")
     return _pin(max(fitting, key=lambda x: version_key(x.get("Version", ""))))
 

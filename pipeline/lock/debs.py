@@ -21,7 +21,7 @@ Get = Callable[[str, int], bytes]  # a path, and how many bytes its file may hav
 
 # Debian 12's largest Packages file has 50 MB; a small file that inflates past this is an attack.
 MAX_INDEX_BYTES = 512 * 1024 * 1024
-# Debian's and Ubuntu's largest have some hundred kilobytes; nobody has signed it before it is read.
+# Debian's and Ubuntu's largest have some hundred kilobytes; its signature is checked after reading.
 MAX_RELEASE_BYTES = 16 * 1024 * 1024
 # so that a small index, too, may have grown by more than its own size
 _SLACK_BYTES = 1024 * 1024

@@ -77,12 +77,12 @@ def _debs(
     debian, spec = chain[0].debian, chain[-1]
     if not spec.debs or debian is None:
         return []
-    there = {pin.name for lock in below for pin in lock.debs}
+    in_base = {pin.name for lock in below for pin in lock.debs}
     suites = [(debian.suite, ask.debian)]
     if debian.security:
         suites.append((f"{debian.suite}-security", ask.debian_security))
     # resolved together with what the base has: its packages may already satisfy a dependency
-    wanted, exclude = sorted({*spec.debs, *there}), list(debian.exclude)
+    wanted, exclude = sorted({*spec.debs, *in_base}), list(debian.exclude)
     architecture = platform.partition("/")[2]
     pins = resolve_debs(wanted, exclude, suites, debian.components, architecture, ask.keyring)
-    return [pin for pin in pins if pin.name not in there]
+    return [pin for pin in pins if pin.name not in in_base]

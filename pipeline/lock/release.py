@@ -140,7 +140,7 @@ def _signers(status: str) -> frozenset[str]:
     """
     lines = [line.split()[1:] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
     seen = {line[0] for line in lines if line}
-    # also beside a good signature: somebody changed the text
+    # also beside a good signature: the text was changed
     if "BADSIG" in seen:
         raise SignatureInvalid("InRelease was changed after it was signed")
     valid, good = [], False

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from pipeline.net.failures import BadAddress, BadAnswer
 
-# In a sentence. A password may hold a slash that nobody encoded: then what follows the colon is no
+# In a sentence. A password may hold a slash that was not encoded: then what follows the colon is no
 # port. The bound keeps long texts linear.
 _LOGIN = re.compile(r"(^|//)(?:[^/\s]+|[^/\s:@\[]*:(?!\d*(?:/|\s|$))\S{0,300})@")
 # In one address it may hold blanks, too; and where a question mark in it ends the address …
@@ -121,7 +121,7 @@ def host_of(host_port: str) -> str:
 
 
 def is_loopback(host_port: str) -> bool:
-    """Whether a server is on this machine, where plain http harms nobody."""
+    """Whether a server is on this machine, where plain http does no harm."""
     host = host_of(host_port)
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -128,12 +128,12 @@ class Answer:
         Each is good until the next one is asked for.
         """
         buffer = memoryview(bytearray(PIECE_BYTES))
-        left = most_bytes
-        while left != 0:
-            count = self.readinto(buffer if left is None else buffer[:left])
+        budget = most_bytes
+        while budget != 0:
+            count = self.readinto(buffer if budget is None else buffer[:budget])
             if not count:
                 return
-            left = None if left is None else left - count
+            budget = None if budget is None else budget - count
             yield buffer[:count]
 
     def read(self, most_bytes: int, *, decode: bool = True) -> bytes:
@@ -167,10 +167,10 @@ class Answer:
         buffer, got, limits = memoryview(bytearray(_SMALL_BYTES)), 0, self._limits
         while got <= most_bytes:
             allowed_s = limits.grace_s + got / limits.least_bytes_per_s
-            left_s = self._since + allowed_s - time.monotonic()
-            if left_s <= 0:
+            remaining_s = self._since + allowed_s - time.monotonic()
+            if remaining_s <= 0:
                 raise self._lost("the server sends too slowly", is_stall=True)
-            count = self.readinto(buffer, left_s)
+            count = self.readinto(buffer, remaining_s)
             if not count:
                 return
             got += count

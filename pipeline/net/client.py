@@ -32,7 +32,7 @@ MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
 # A thread that waits for a connection cannot be stopped; the process does not wait for it.
 _LONGEST_GOODBYE_S = 3.0
 # A name that does not resolve, and a machine on which nothing listens.
-_NOBODY = (socket.gaierror, ConnectionRefusedError)
+_UNREACHED = (socket.gaierror, ConnectionRefusedError)
 # Ports that a step up from http to https does not change.
 _DEFAULT = tuple((http, https) for http in (None, 80) for https in (None, 443))
 
@@ -136,7 +136,7 @@ class Client:
                 return Untrusted(f"{shown(url)}: {why}")
         # once a server has answered it may be restarting; before that, its name may be wrong
         is_new = origin_of(url) not in self._answered
-        is_unreached = is_new and any(isinstance(e, _NOBODY) for e in causes)
+        is_unreached = is_new and any(isinstance(e, _UNREACHED) for e in causes)
         is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
         is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
         why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
@@ -152,19 +152,19 @@ class Client:
         limits: Limits | None = None,
     ) -> Answer:
         """An answer that is no redirect; a login goes to the first origin and to no other."""
-        here, login = url, login or login_in(url)
+        current, login = url, login or login_in(url)
         for hop in range((limits or self.limits).most_hops + 1):
             sent = dict(headers or {})
-            own = login if is_home(url, here) else ""
-            if header := own or self._netrc_login(here, is_first=not hop):
+            own = login if is_home(url, current) else ""
+            if header := own or self._netrc_login(current, is_first=not hop):
                 sent["Authorization"] = header
             try:
-                answer = self.ask(method, here, headers=sent, limits=limits)
+                answer = self.ask(method, current, headers=sent, limits=limits)
                 place = answer.header("Location")
                 if answer.status not in REDIRECTS or not place:
                     return answer
                 answer.drain()
-                here = next_address(here, place)
+                current = next_address(current, place)
             except (BadAddress, BadAnswer) as error:
                 if isinstance(error, BadProxy) or (not hop and isinstance(error, BadAddress)):
                     raise

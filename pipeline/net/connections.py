@@ -83,17 +83,17 @@ class Connections:
         with self._guard:
             if manager := self._managers.get((scheme, proxy)):
                 return manager
-            kept: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
+            extra: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
             if scheme == "https" or (proxy and proxy.url.startswith("https:")):
                 # reading all CAs takes a while, and plain http needs none
                 self._context = self._context or self._make_context()
             if scheme == "https":
-                kept["ssl_context"] = self._context
+                extra["ssl_context"] = self._context
             if proxy is None:
-                manager = urllib3.PoolManager(**kept)
+                manager = urllib3.PoolManager(**extra)
             else:
                 manager = urllib3.ProxyManager(
-                    proxy.url, proxy_headers=proxy.headers, proxy_ssl_context=self._context, **kept
+                    proxy.url, proxy_headers=proxy.headers, proxy_ssl_context=self._context, **extra
                 )
             # Pools whose connections tell us of their sockets. They know us only weakly: with the
             # last use of a client its connections close.

@@ -10,7 +10,7 @@ class NetError(Exception):
 class Lost(NetError):
     """The exchange failed for now: another try may help, after `wait_s` if the server names it.
 
-    `is_unreached`: nobody is there, and never has been, so that waiting seldom helps.
+    `is_unreached`: no server answered at this address yet, so waiting seldom helps.
     """
 
     def __init__(

@@ -19,10 +19,10 @@ Result = TypeVar("Result")
 
 # With waits of 0.5 to 4 s between them, a restart of some seconds is bridged.
 ATTEMPTS = 5
-# Where nobody is there from the beginning: a mistyped name, no network, a server not yet started.
+# Where no server answers from the beginning: a mistyped name, no network, a server not yet up.
 _UNREACHED_ATTEMPTS = 2
 LONGEST_WAIT_S = 30.0
-# Some servers ask for hours, which nobody would take for progress; the Hub counts in windows of
+# Some servers ask for hours, which no user would take for progress; the Hub counts in windows of
 # five minutes.
 LONGEST_ASKED_S = 330.0
 # of all waits together that servers ask for in one exchange: two windows of the Hub
@@ -103,7 +103,7 @@ class Patience:
             except Lost as lost:
                 failures += 1
                 asked_s += lost.wait_s or 0.0
-                # whoever asks for days, or again and again, is as good as down: nobody waits
+                # a server that asks for days, or again and again, is as good as down
                 if failures >= most_attempts(lost, attempts) or asked_s > _MOST_ASKED_S:
                     raise
                 self.pause(failures - 1, lost)

@@ -26,7 +26,7 @@ _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
 def require_no_links(*folders: Path) -> None:
-    """Refuse folders of this tool that are links: it would write into somebody else's."""
+    """Refuse folders of this tool that are links: it would write into another folder."""
     if link := next((folder for folder in folders if folder.is_symlink()), None):
         raise StoreUnwritable(
             f"{link}: is a link; this tool writes only into folders of its own",
@@ -153,8 +153,8 @@ def user_cache() -> Path:
 
 def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:
     """The lock by which files of a spec were fetched to a folder, or began to be."""
-    here = in_hub_cache(folder)
-    roots = [here.root] if here else [folder, folder / cache_name(spec)]
+    cached = in_hub_cache(folder)
+    roots = [cached.root] if cached else [folder, folder / cache_name(spec)]
     states = [state for root in roots for state in (root / STATE, root / STATE / spec.name)]
     for path in (state / name for state in states for name in (_BEGUN, _LOCK)):
         lock = read_or_none(read_lock, path)
@@ -186,9 +186,9 @@ def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> Place | None:
                 "Bring that spec along, or lock and fetch again where the Hub can be reached.",
             )
     if places:
-        there = ", ".join(f"{p.root} has {p.lock.name} of {p.lock.repository}" for p in places)
+        found = ", ".join(f"{p.root} has {p.lock.name} of {p.lock.repository}" for p in places)
         raise WeightsUnknown(
-            f"no lock of {spec.name} ({spec.repository} at {spec.revision}): {there}",
+            f"no lock of {spec.name} ({spec.repository} at {spec.revision}): {found}",
             "Name the folder of this set with --from, or fetch what is there by its own name.",
         )
     return None
@@ -235,18 +235,18 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
     Where no lock lies beside the files, as in a cache that the Hub's own client made, it is one of
     the `known` locks, by repository and commit.
     """
-    here = in_hub_cache(folder)
-    beside = list({(p.root, p.lock.name): p for p in _beside(folder, here)}.values())
+    cached = in_hub_cache(folder)
+    beside = list({(p.root, p.lock.name): p for p in _beside(folder, cached)}.values())
     fitting = (
         place
-        for root in _repositories(folder, here)
+        for root in _repositories(folder, cached)
         for place in (Place(root, lock, hub_cache=True) for lock in known)
         if root.resolve().name == cache_name(place.lock) and place.snapshot.is_dir()
     )
     both: tuple[Iterable[Place], ...] = (beside, fitting)
     for places in both:
         # a snapshot was named: the sets of the cache's other commits are not meant
-        if meant := [p for p in places if not here or here.commit in ("", p.lock.commit)]:
+        if meant := [p for p in places if not cached or cached.commit in ("", p.lock.commit)]:
             return meant
     if beside:
         others = ", ".join(f"{p.lock.name} at {p.lock.commit}" for p in beside)
@@ -264,13 +264,13 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
     raise WeightsUnknown(f"{folder}: has no locked weights ({STATE}/lock.yaml is missing)", hint)
 
 
-def _beside(folder: Path, here: CachePath | None) -> Iterator[Place]:
+def _beside(folder: Path, cached: CachePath | None) -> Iterator[Place]:
     if (folder / STATE / _LOCK).is_file():
         lock = read_kept(folder / STATE / _LOCK)
         # a lock that lies in a snapshot: its files are links, so the place is the cache around it
-        is_snapshot = here is not None and here.commit == lock.commit
+        is_snapshot = cached is not None and cached.commit == lock.commit
         yield new_place(folder, lock, hub_cache=False) if is_snapshot else Place(folder, lock)
-    for root in _repositories(folder, here):
+    for root in _repositories(folder, cached):
         for path in sorted(p for p in (root / STATE).glob(f"*/{_LOCK}") if p.is_file()):
             yield Place(root, read_kept(path), hub_cache=True)
 
@@ -281,10 +281,10 @@ def read_kept(path: Path) -> WeightsLock:
     return read_lock(path, edited=hint)
 
 
-def _repositories(folder: Path, here: CachePath | None) -> list[Path]:
+def _repositories(folder: Path, cached: CachePath | None) -> list[Path]:
     """The repositories that a folder is or holds."""
-    if here:
-        return [here.root]
+    if cached:
+        return [cached.root]
     return [folder, *sorted(folder.glob(f"{_MODELS}*")), *sorted(folder.glob(f"hub/{_MODELS}*"))]
 
 

@@ -73,7 +73,7 @@ def find_copies(
         own = place.file(pin)
         # where links in the file's place lead, and this user's Hub cache
         real = [(path, Path(os.path.realpath(path))) for path in (own, place.name(pin))]
-        paths = [there for path, there in real if there != path.absolute()]
+        paths = [target for path, target in real if target != path.absolute()]
         paths.append(user_cache() / cache_name(place.lock) / "blobs" / pin.want)
         # such as the tokenizer that a repository also keeps in a sub-folder
         paths += [path for path in twins[pin.want] if path != own]

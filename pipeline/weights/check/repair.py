@@ -144,11 +144,11 @@ class _Repairer:
         unpatched = [pin for pin in pins if not self._can_patch(pin)]
         self._copies = find_copies(place, unpatched, judged, self._stop)
         blobs = {pin.want: pin for pin in pins}.values()
-        here = [pin for pin in blobs if self.has(pin)]
-        part = [pin for pin in blobs if pin not in here and self._can_patch(pin)]
-        whole = [pin for pin in blobs if pin not in here and pin not in part]
-        if here:
-            log.say(f"  on this machine already, not fetched: {_counted(here)}")
+        local = [pin for pin in blobs if self.has(pin)]
+        part = [pin for pin in blobs if pin not in local and self._can_patch(pin)]
+        whole = [pin for pin in blobs if pin not in local and pin not in part]
+        if local:
+            log.say(f"  on this machine already, not fetched: {_counted(local)}")
         if part:
             log.say(f"  to be fetched only where they differ: {_counted(part)}")
         if whole:
@@ -165,7 +165,7 @@ class _Repairer:
         return pin.want in self._copies or pin.want in self._held
 
     def _can_patch(self, pin: FilePin) -> bool:
-        """Whether some of it is there, and which blocks are right can be told."""
+        """Whether a part of the file exists, and its marks tell which blocks are right."""
         return bool(self._marks(pin)) and plain_size(self._place.file(pin)) is not None
 
     def _marks(self, pin: FilePin) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_fil
 from pipeline.weights.model import FilePin, WeightsLock, sealed, spec_of
 from pipeline.weights.place import STATE, Place, in_hub_cache, require_no_links
 
-# The organisation of such a lock: no repository of the Hub, and nobody publishes under it.
+# The organisation of such a lock: no repository of the Hub has it.
 LOCAL = "local"
 # What clients of the Hub and git keep beside the files.
 _NOT_WEIGHTS = (STATE, ".cache", ".git")

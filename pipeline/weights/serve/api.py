@@ -105,8 +105,8 @@ class HubApi:
         if len(rows) > start + limit:
             asked = {name: values[0] for name, values in query.items()}
             text = urlencode({**asked, "limit": limit, "cursor": start + limit})
-            here = f"{self.scheme}://{request.header('host')}"
-            extra["Link"] = f'<{here}{quote(request.path, safe="/%")}?{text}>; rel="next"'
+            origin = f"{self.scheme}://{request.header('host')}"
+            extra["Link"] = f'<{origin}{quote(request.path, safe="/%")}?{text}>; rel="next"'
         return _json(rows[start : start + limit], snapshot, extra)
 
     def _file(self, request: Request, snapshot: Snapshot, held: ServedFile) -> Response:

@@ -273,12 +273,12 @@ def check(
     # a listed file that is ignored would never be compared
     if hidden := [path for path in wanted if is_below(path, ignored)]:
         raise ModelSignatureInvalid(f"{signature.name}: both lists and ignores {hidden[0]}")
-    here = files_below(folder, ignored)
-    _compare("missing", set(wanted) - set(here))
-    _compare("extra", set(here) - set(wanted))
+    present = files_below(folder, ignored)
+    _compare("missing", set(wanted) - set(present))
+    _compare("extra", set(present) - set(wanted))
     if not claimed.allows_links:
-        _compare("links", {p for p in here if (folder / p).is_symlink()})
-    unread = [p for p in here if p not in (known or {})]
+        _compare("links", {p for p in present if (folder / p).is_symlink()})
+    unread = [p for p in present if p not in (known or {})]
     read = read_digests(partial(sha256_below, folder), unread)
     digests = read | {p: d for p, d in (known or {}).items() if p in wanted}
     # first: a failing disk must not be reported as a forged file

@@ -69,11 +69,11 @@ def fetch_files(
         require_own_folder(place, pins)
         if not again:
             place.keep_begun()
-        here = FilesHere() if again else files_here(place, pins, client.stop)
-        todo = [pin for pin in pins if pin.path not in here.right]
+        present = FilesHere() if again else files_here(place, pins, client.stop)
+        todo = [pin for pin in pins if pin.path not in present.right]
         for pin in todo:
             # its bytes lie under the name of another file: nothing is fetched for it
-            if (other := here.wrong.get(pin.want)) is not None:
+            if (other := present.wrong.get(pin.want)) is not None:
                 log.say(f"  {pin.path}: lies here as {other.path}")
                 with os_errors_explained(place.file(other)):
                     # as if just arrived: it is hashed once more, and gets its name as all others do
@@ -169,8 +169,8 @@ def _transfer(
         names.setdefault(pin.want, []).append(pin)
     folder = place.partial_folder
     partials = [PartialFile(same[0], folder, options.range_bytes) for same in names.values()]
-    kept = sum(partial.kept_bytes for partial in partials)
-    missing = sum(partial.pin.size_bytes for partial in partials) - kept
+    fetched = sum(partial.kept_bytes for partial in partials)
+    missing = sum(partial.pin.size_bytes for partial in partials) - fetched
     require_space(place.root, missing)
 
     receipt = ReceiptWriter(place)
@@ -185,7 +185,7 @@ def _transfer(
         # one by one, so that a run which is killed leaves proof of what it finished
         receipt.add([installed(place, pin, partial.marks) for pin in same])
 
-    more = f" ({log.size(kept)} are here already)" if kept else ""
+    more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
     throttle = Throttle(options.limit_bytes_per_s, client.stop)
     with log.step(title), log.progress("weights", missing) as bar:

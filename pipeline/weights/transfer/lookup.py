@@ -34,8 +34,8 @@ def open_hub(*, patient: bool = True) -> tuple[Hub, ReadFile]:
     client = Client(settings)
 
     def read(repository: str, commit: str, pin: FilePin) -> bytes:
-        there = HubRepository(hub.endpoint, repository, commit, hub.token)
-        routes = [HttpRoute(client, there, "plain HTTP")]
+        source = HubRepository(hub.endpoint, repository, commit, hub.token)
+        routes = [HttpRoute(client, source, "plain HTTP")]
         return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
 
     return hub, read

@@ -22,10 +22,10 @@ Span = tuple[int, int]  # from, up to
 
 def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
     """All of the bytes: pwrite(2) may write fewer, as on a disk that is nearly full."""
-    left = memoryview(data)
-    while left:
-        count = os.pwrite(handle, left, at)
-        left, at = left[count:], at + count
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(handle, rest, at)
+        rest, at = rest[count:], at + count
 
 
 class PartialFile:

@@ -37,8 +37,8 @@ def plan_fetch(place: Place, pins: Sequence[FilePin], options: Options) -> list[
             # whether its bytes are right only reading tells, which takes minutes for a large set
             state, missing = "right" if proved.get(pin.path) == identity else "to be read", 0
         else:
-            kept = PartialFile(pin, place.partial_folder, options.range_bytes).kept_bytes
-            state, missing = "begun" if kept else "missing", pin.size_bytes - kept
+            fetched = PartialFile(pin, place.partial_folder, options.range_bytes).kept_bytes
+            state, missing = "begun" if fetched else "missing", pin.size_bytes - fetched
         size, missing = pin.size_bytes, 0 if pin.want in seen else missing
         planned.append(
             PlannedFile(path=pin.path, size_bytes=size, state=state, fetch_bytes=missing)

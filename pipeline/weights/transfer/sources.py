@@ -106,8 +106,8 @@ def find_routes(
             ) from error
         # not an option: command lines are visible to every user of the machine
         secret = os.environ.get(NEIGHBOUR_TOKEN)
-        there = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
-        routes.append(HttpRoute(client, there, name, stall_s, is_shared=True))
+        source = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
+        routes.append(HttpRoute(client, source, name, stall_s, is_shared=True))
     home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
     # after plain HTTP, which needs no native code and shares one connection pool
