@@ -48,7 +48,7 @@ class Relation:
         """Whether a package of this version satisfies the relation."""
         if not self.operator:
             return True
-        return _COMPARE[self.operator](version_key(version), version_key(self.version))
+        return bool(_COMPARE[self.operator](version_key(version), version_key(self.version)))
 
 
 Alternatives = tuple[Relation, ...]

@@ -26,7 +26,8 @@ class Move(Frozen):
 
 def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
     """Every difference, sorted by name."""
-    move, moves = partial(Move, image=new.image, platform=new.platform), []
+    moves: list[Move] = []
+    move = partial(Move, image=new.image, platform=new.platform)
     was_base, base = old.base_image if old else None, new.base_image
     if (named := base or was_base) and was_base != base:
         before, after = (each.manifest.digest if each else None for each in (was_base, base))

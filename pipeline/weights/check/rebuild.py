@@ -70,7 +70,8 @@ class NewFile:
         self, damaged: Path, marks: tuple[str, ...], source: Source
     ) -> list[Span] | None:
         """The ranges that were fetched; None where the marks or the source's bytes do not fit."""
-        size, hasher, asked, held = self.pin.size_bytes, self.pin.new_hash(), list[Span](), []
+        size, hasher = self.pin.size_bytes, self.pin.new_hash()
+        asked, held = list[Span](), list[Span]()
         if len(marks) != -(-size // BLOCK_BYTES):
             return None
         # what a killed run left may be used; a hard link to a file that is kept may not
