@@ -207,24 +207,20 @@ def _layer_pins(
     pins = []
     for layer, diff_id in zip(manifest.layers, diff_ids, strict=True):
         media_type = _LAYERS.get(layer.media_type)
-        if media_type is None or not layer.size_bytes:
-            raise _unusable_layer(base, layer)
         digest, size = layer.digest, layer.size_bytes
+        what = f"{base}: the layer {digest} is a {clean(layer.media_type)}"
+        # only gzip and plain tar are read; what cannot be read cannot be checked
+        if media_type is None or not size:
+            if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
+                raise errors.BaseUnusable(f"{what}, which registries may not distribute")
+            if layer.media_type.endswith("zstd"):
+                raise errors.BaseUnusable(
+                    f"{what}; zstd is not supported, and Docker before 23 cannot run it",
+                    "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …)"
+                    " and name the copy's digest.",
+                )
+            raise errors.BaseUnusable(f"{what} of {size} bytes, which is not supported")
         pins.append(
             LayerPin(digest=digest, diff_id=diff_id, size_bytes=size, media_type=media_type)
         )
     return pins
-
-
-def _unusable_layer(base: ForeignBase, layer: oci.Descriptor) -> errors.BaseUnusable:
-    """Only gzip and plain tar are read; what cannot be read cannot be checked."""
-    what = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
-    if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-        return errors.BaseUnusable(f"{what}, which registries may not distribute")
-    if layer.media_type.endswith("zstd"):
-        return errors.BaseUnusable(
-            f"{what}; zstd is not supported, and Docker before 23 cannot run it",
-            "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
-            " the copy's digest.",
-        )
-    return errors.BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")

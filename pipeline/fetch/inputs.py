@@ -90,10 +90,22 @@ class Fetcher:
         # a deque's ends may be taken from by several threads without a lock
         todo = deque(sorted(pins, key=lambda p: p.size_bytes))
         done: SimpleQueue[Result] = SimpleQueue()
+
+        def work(take: Callable[[], Pin]) -> None:
+            while not self._client.stop.is_set():
+                try:
+                    pin = take()
+                except IndexError:
+                    return
+                try:
+                    done.put((pin, self.fetch(pin, bar)))
+                except Exception as error:
+                    # also a defect of ours: without it the other end would wait for ever
+                    done.put((pin, error))
+
         takers = [todo.pop] * LARGE_FIRST + [todo.popleft] * SMALL_FIRST
         threads = [
-            threading.Thread(target=self._work, args=(take, done, bar), daemon=True)
-            for take in takers[: len(pins)]
+            threading.Thread(target=work, args=(take,), daemon=True) for take in takers[: len(pins)]
         ]
         try:
             for thread in threads:
@@ -123,29 +135,36 @@ class Fetcher:
             files = log.count(len(missing), "file is", "files are")
             raise errors.OfflineMiss(f"{files} not in the store, such as {largest.file}")
 
-    def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
-        while not self._client.stop.is_set():
-            try:
-                pin = take()
-            except IndexError:
-                return
-            try:
-                done.put((pin, self.fetch(pin, bar)))
-            except Exception as error:
-                # also a defect of ours: without it the other end would wait for ever
-                done.put((pin, error))
-
     def _try_all(self, pin: Pin, bar: Bar) -> None:
         """Take the first place that delivers; remember why the others did not."""
         failures: list[errors.PipelineError] = []
+        partial, stop = self._store.partial_path(pin.sha256), self._client.stop
+        sha256, size = pin.sha256, pin.size_bytes
+
+        def take(place: Place) -> None:
+            gauge = Gauge(bar)
+            try:
+                if place.local:
+                    return _copy(pin, Path(place.where), partial, gauge, stop)
+                download(
+                    self._client, place.where, partial, sha256=sha256, size_bytes=size, bar=gauge
+                )
+            except BaseException:
+                gauge.at(0)
+                raise
+
         for find in self._sources.finders(pin, offline=self.offline):
             try:
                 for place in find():
                     try:
-                        return self._take(pin, place, bar)
+                        return take(place)
                     except (errors.SourceUnreachable, errors.DigestMismatch) as error:
                         failures.append(error)
-            except (errors.SourceUnreachable, errors.DigestMismatch, errors.MirrorUnknown) as error:
+            except (
+                errors.SourceUnreachable,
+                errors.DigestMismatch,
+                errors.MirrorUnknown,
+            ) as error:
                 failures.append(error)
         raise self._verdict(pin, failures)
 
@@ -161,21 +180,6 @@ class Fetcher:
             return failures[0]
         reasons = "; ".join(str(f) for f in failures) or "no source has it"
         return errors.SourceUnreachable(f"{pin.file}: {reasons}")
-
-    def _take(self, pin: Pin, place: Place, bar: Bar) -> None:
-        gauge, partial = Gauge(bar), self._store.partial_path(pin.sha256)
-        sha256, size_bytes = pin.sha256, pin.size_bytes
-        try:
-            if place.local:
-                _copy(pin, Path(place.where), partial, gauge, self._client.stop)
-            else:
-                url = place.where
-                download(
-                    self._client, url, partial, sha256=sha256, size_bytes=size_bytes, bar=gauge
-                )
-        except BaseException:
-            gauge.at(0)
-            raise
 
 
 def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event) -> None:

@@ -30,7 +30,7 @@ from pipeline.errors import (
 )
 from pipeline.fetch.http import Client, unreachable
 from pipeline.fetch.settings import folder_of, plain_settings
-from pipeline.net.address import masked, next_address, parts_of, reason_of
+from pipeline.net.address import masked, next_address, number_in, parts_of, reason_of
 from pipeline.net.answer import Answer
 from pipeline.net.client import MAY_PASS, REDIRECTS, is_home, login_in
 from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
@@ -55,7 +55,6 @@ _MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
 _STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")  # RFC 9110, 14.4
 _MOST_REASON_CHARS = 200  # of a server's own message
-_NUMBER = re.compile(r"\d{1,18}")
 _XET_HASH = "X-Xet-Hash"  # huggingface_hub: HUGGINGFACE_HEADER_X_XET_HASH
 
 
@@ -260,8 +259,8 @@ class HttpRoute:
             if FILE_HASH.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
                 wrong = wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}")
                 raise NotAvailable(wrong, only_this_file=True)
-            if _NUMBER.fullmatch(size) and int(size) != pin.size_bytes:
-                raise NotAvailable(_other_size(pin, int(size)), only_this_file=True)
+            if number_in(size) not in (None, pin.size_bytes):
+                raise NotAvailable(_other_size(pin, size), only_this_file=True)
             try:
                 url = next_address(url, place)
             except BadAnswer as error:
@@ -269,7 +268,7 @@ class HttpRoute:
         raise AttemptFailed(f"{pin.path}: more than {_MOST_HOPS} redirects", error_type=HubBroken)
 
 
-def _other_size(pin: FilePin, size: int) -> DigestMismatch:
+def _other_size(pin: FilePin, size: str) -> DigestMismatch:
     return wrong_bytes(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
 
 
@@ -294,9 +293,9 @@ def check_answer(
             why = f"{pin.path}: the server sent another range than {start}-{stop - 1}"
             raise AttemptFailed(why, error_type=HubBroken)
         if span[3] not in ("*", str(pin.size_bytes)):
-            raise AttemptFailed(str(_other_size(pin, int(span[3]))), error_type=wrong_bytes)
+            raise AttemptFailed(str(_other_size(pin, span[3])), error_type=wrong_bytes)
         want = int(span[2]) + 1 - start
-    if length and (not _NUMBER.fullmatch(length) or int(length) != want):
+    if length and number_in(length) != want:
         why = f"{pin.path}: {want} bytes are locked, the server announces {length[:20]}"
         raise AttemptFailed(why, error_type=wrong_bytes)
     return is_part and answer.status == 200
