@@ -17,8 +17,7 @@ from pipeline import log
 from pipeline.errors import DiskFull, Interrupted, PipelineError, SourceUnreachable
 from pipeline.files import free_bytes, locked
 from pipeline.model import Frozen
-from pipeline.weights.check.copies import RouteSupply, find_copies
-from pipeline.weights.check.rebuild import NewFile
+from pipeline.weights.check.copies import NewFile, RouteSupply, find_copies
 from pipeline.weights.check.verify import Checked, VerifyOptions, verify
 from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores
 from pipeline.weights.disk.install import make_way, repair_link, set_aside

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import plain_settings
-from pipeline.weights.check import rebuild, repair
+from pipeline.weights.check import copies, repair
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import Repaired
 from pipeline.weights.disk import hashing
@@ -221,7 +221,7 @@ def test_marks_that_hide_the_damage_are_not_trusted(
     big: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(big.path(BIG), 3)
-    monkeypatch.setattr(rebuild, "mark_of", lambda hasher: "0" * 16)
+    monkeypatch.setattr(copies, "mark_of", lambda hasher: "0" * 16)
     known = read_receipt(big.place)[BIG]
     keep(big.place, [known.model_copy(update={"marks": "0" * len(known.marks)})], [])
     source = Counting(big.source)
@@ -267,7 +267,7 @@ def test_no_swapped_file_is_moved_before_all_are_proved(
     one.rename(tmp_path / "x")
     two.rename(one)
     (tmp_path / "x").rename(two)
-    monkeypatch.setattr(rebuild, "read_file", noting("proved", hashing.read_file))
+    monkeypatch.setattr(copies, "read_file", noting("proved", hashing.read_file))
     monkeypatch.setattr(repair._Repairer, "_install", noting("moved", repair._Repairer._install))
     mend(a_set, Counting(a_set.source))
     assert events == ["proved", "proved", "moved", "moved"]
@@ -526,8 +526,8 @@ def test_bytes_that_a_disk_takes_in_parts_are_all_written(
     monkeypatch.setattr(os, "pwrite", lambda f, piece, at: whole(f, piece[: 1 << 20], at))
     monkeypatch.setattr(os, "copy_file_range", _not_supported)
     (tmp_path / "taken").write_bytes(data)
-    with rebuild.open_both(tmp_path / "taken", tmp_path / "made", len(data)) as (taken, made):
-        rebuild.copy_range(taken, made, 0, len(data))
+    with copies.open_both(tmp_path / "taken", tmp_path / "made", len(data)) as (taken, made):
+        copies.copy_range(taken, made, 0, len(data))
     assert (tmp_path / "made").read_bytes() == data
 
 
@@ -543,10 +543,10 @@ def test_a_disk_that_is_full_in_mid_write_is_an_error_and_no_short_file(
     monkeypatch.setattr(os, "copy_file_range", _not_supported)
     (tmp_path / "taken").write_bytes(bytes(1000))
     with (
-        rebuild.open_both(tmp_path / "taken", tmp_path / "made", 1000) as (taken, made),
+        copies.open_both(tmp_path / "taken", tmp_path / "made", 1000) as (taken, made),
         pytest.raises(OSError, match="no space left"),
     ):
-        rebuild.copy_range(taken, made, 0, 1000)
+        copies.copy_range(taken, made, 0, 1000)
 
 
 def _not_supported(*_: object) -> int:
