@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.errors import (
@@ -75,36 +75,25 @@ class Route(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class AttemptFailed(Exception):
     """Another attempt or another route may succeed; `error_type` is raised if none does."""
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        is_stall: bool = False,
-        is_unreached: bool = False,
-        wait_s: float | None = None,
-        error_type: Callable[[str], PipelineError] | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.is_stall, self.is_unreached, self.wait_s = is_stall, is_unreached, wait_s
-        self.error_type = error_type or not_delivered
-        self.is_wrong = error_type is not None  # an answer that no sound server gives
+    reason: str
+    is_stall: bool = field(default=False, kw_only=True)
+    is_unreached: bool = field(default=False, kw_only=True)
+    wait_s: float | None = field(default=None, kw_only=True)  # as the server asks
+    # of an answer that no sound server gives
+    error_type: Callable[[str], PipelineError] | None = field(default=None, kw_only=True)
 
 
+@dataclass(eq=False)
 class NotAvailable(Exception):
-    """This route will never deliver this file; `error` is raised if no other route does.
+    """This route will never deliver this file; `error` is raised if no other route does."""
 
-    `only_this_file` where the reason is the file's own, like a 404: other files may still come.
-    `wants_login` where a neighbour accepts no request without another token.
-    """
-
-    def __init__(
-        self, error: PipelineError, *, only_this_file: bool = False, wants_login: bool = False
-    ) -> None:
-        super().__init__(str(error))
-        self.error, self.only_this_file, self.wants_login = error, only_this_file, wants_login
+    error: PipelineError
+    only_this_file: bool = field(default=False, kw_only=True)  # as a 404: other files may come
+    wants_login: bool = field(default=False, kw_only=True)  # a neighbour wants another token
 
 
 def not_delivered(message: str) -> SourceUnreachable:
@@ -234,7 +223,8 @@ class Router:
         with self._guard:
             rows = [*self._reasons(pin), *((why, name) for name, why in reasons.items())]
             texts = "; ".join(f"{why} ({name})" for why, name in rows)
-            return self._with_login(failure.error_type(f"{pin.path}: {texts}"), pin)
+            error_type = failure.error_type or not_delivered
+            return self._with_login(error_type(f"{pin.path}: {texts}"), pin)
 
     def mark_missing(self, route: Route, pin: FilePin, nothing: NotAvailable) -> None:
         """Never ask this route for this file again."""
@@ -343,10 +333,9 @@ class Attempts:
                 self._router.defer(route, failure.wait_s)
                 if self._deferred < DEFERRED_ATTEMPTS:
                     return
-        if failure.is_wrong and self._router.answered_wrong(route, pin):
+        if failure.error_type is not None and self._router.answered_wrong(route, pin):
             error = failure.error_type(str(failure))
-            is_of_file = isinstance(error, DigestMismatch)
-            nothing = NotAvailable(error, only_this_file=is_of_file)
+            nothing = NotAvailable(error, only_this_file=isinstance(error, DigestMismatch))
             return self._router.mark_missing(route, pin, nothing)
         self._failures += 1
         self._unreached = self._unreached + 1 if failure.is_unreached else 0
