@@ -44,13 +44,6 @@ class PackageIndex:
         for (provided,) in read_relations(stanza.get("Provides", "")):
             self.providers.setdefault(provided.name, []).append(stanza["Package"])
 
-    def real_name(self, name: str) -> str | None:
-        """The package behind a name, which may only be provided; None where there is none."""
-        if name in self.stanzas:
-            return name
-        # any rule would do, but two locks of one index must agree
-        return min(self.providers.get(name, ()), default=None)
-
     def newest(self, name: str, accepts: Accepts) -> Stanza | None:
         """The newest version that is accepted."""
         return next((s for s in self.stanzas.get(name, ()) if accepts(s["Version"])), None)
@@ -170,8 +163,11 @@ class _Choice:
             if known is not None and relation.accepts(known["Version"]):
                 return known
         first = group[0]
-        name = self.index.real_name(first.name)
-        if name is None:
+        name = first.name
+        # it may only be provided; any rule would do, but two locks of one index must agree
+        if name not in self.index.stanzas:
+            name = min(self.index.providers.get(name, ()), default="")
+        if not name:
             return None
         # packages of one source go together, also where the dependency is loose
         same = self.index.newest(name, lambda v: v == needed_by["Version"])

@@ -113,16 +113,10 @@ def number_in(header: str) -> int | None:
     return int(header) if _NUMBER.fullmatch(header) else None
 
 
-def host_of(host_port: str) -> str:
-    """The host alone, without port and brackets."""
-    if host_port.startswith("["):
-        return host_port[1:].partition("]")[0]
-    return host_port.partition(":")[0]
-
-
 def is_loopback(host_port: str) -> bool:
     """Whether a server is on this machine, where plain http does no harm."""
-    host = host_of(host_port)
+    is_bracketed = host_port.startswith("[")
+    host = host_port[1:].partition("]")[0] if is_bracketed else host_port.partition(":")[0]
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
