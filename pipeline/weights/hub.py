@@ -159,7 +159,13 @@ class Hub:
         try:
             reply = self._client.patience.retried(once, self._attempts)
         except failures.NetError as error:
-            raise _failure(repository, error) from error
+            if isinstance(error, failures.BadAnswer):
+                raise HubBroken(f"{repository}: {error}") from error
+            # settings of this machine have hints of their own
+            if isinstance(error, failures.BadProxy | failures.BadHeader | failures.Untrusted):
+                raise unreachable(error) from error
+            hint = "Correct HF_ENDPOINT." if isinstance(error, failures.BadAddress) else _HUB_DOWN
+            raise SourceUnreachable(f"{repository}: {error}", hint) from error
         if reply.status != 200:
             raise _refusal(repository, reply)
         return reply
@@ -170,16 +176,6 @@ def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
         return read_json(reply.data, most_bytes=MOST_PAGE_BYTES, any_int=any_int)
     except JsonInvalid as error:
         raise HubBroken(f"{repository}: the answer is not valid JSON ({error})") from error
-
-
-def _failure(repository: str, error: failures.NetError) -> PipelineError:
-    if isinstance(error, failures.BadAnswer):
-        return HubBroken(f"{repository}: {error}")
-    # settings of this machine have hints of their own
-    if isinstance(error, failures.BadProxy | failures.BadHeader | failures.Untrusted):
-        return unreachable(error)
-    hint = "Correct HF_ENDPOINT." if isinstance(error, failures.BadAddress) else _HUB_DOWN
-    return SourceUnreachable(f"{repository}: {error}", hint)
 
 
 def _pin(repository: str, listed: dict[str, Any]) -> FilePin:

@@ -19,7 +19,7 @@ from pipeline.files import free_bytes, locked
 from pipeline.model import Frozen
 from pipeline.weights.check.copies import NewFile, RouteSupply, find_copies
 from pipeline.weights.check.verify import Checked, VerifyOptions, verify
-from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores
+from pipeline.weights.disk.hashing import Reading, identity_of, on_all_cores
 from pipeline.weights.disk.install import make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
 from pipeline.weights.disk.survey import plain_size, right_size, shown, some
@@ -132,7 +132,6 @@ class _Repairer:
         self._copies: dict[str, Path] = {}  # by hash: on this machine under another name
         self._here: set[str] = set()  # paths whose bytes lie in their partial file, proved
         self._stop = threading.Event()
-        self._done: list[Repaired] = []
 
     def look_around(self, pins: list[FilePin]) -> None:
         """Find what need not be fetched, and report how much is to be fetched."""
@@ -196,22 +195,22 @@ class _Repairer:
             self._stop.set()
             self._supply.hang_up()
 
-        todo = list(once.values())
+        todo, done = list(once.values()), list[Repaired]()
         # all are proved before any is moved: moving one of two swapped files changes the link
         # count, and so the identity, of the bytes that the other is being read from
         on_all_cores(prove, todo, _JOBS, halt)
         with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
-            on_all_cores(lambda pin: self._repair(pin, bar.advance), todo, _JOBS, halt)
-        return self._done
 
-    def _repair(self, pin: FilePin, advance: Advance) -> None:
-        try:
-            result = self._rebuild(pin)
-        except (PipelineError, OSError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            result = Repaired(path=pin.path, how="not repaired", error=reason)
-        self._done.append(result)
-        advance(pin.size_bytes)
+            def repair_one(pin: FilePin) -> None:
+                try:
+                    done.append(self._rebuild(pin))
+                except (PipelineError, OSError) as error:
+                    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+                    done.append(Repaired(path=pin.path, how="not repaired", error=reason))
+                bar.advance(pin.size_bytes)
+
+            on_all_cores(repair_one, todo, _JOBS, halt)
+        return done
 
     def _new_file(self, pin: FilePin) -> NewFile:
         # two names of one content are two files, so the name is part of the partial file's

@@ -11,7 +11,7 @@ import ctypes
 import math
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -76,19 +76,26 @@ def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = 
     place.require_own_state()
     with locked(place.state / "scrub.lock"):
         present, odd = survey(place, place.lock.files)
-        state = _updated(place, read_state(place), now_s)
+        state = read_state(place)
+        histories: dict[str, FileHistory] = {}  # of every file as it is locked now, and no other
+        for pin in place.lock.files:
+            history = state.files.get(pin.path)
+            if history is None or history.want != pin.want or history.seen_s > now_s:
+                history = FileHistory(want=pin.want, seen_s=now_s)
+            elif (history.read_s or 0) > now_s:  # the clock was put back
+                history = history.model_copy(update={"read_s": None})
+            histories[pin.path] = history
         # a slice for every night since the last run, within a limit
         nightly = math.ceil(place.lock.size_bytes / pace.every_days)
         most = nightly * CATCH_UP_NIGHTS
         passed_s = DAY_S if state.last_run_s is None else max(0, now_s - state.last_run_s)
         credit = min(state.credit_bytes + math.ceil(nightly * passed_s / DAY_S), most)
-        chosen = _tonight(present, state, pace, credit, most, now_s)
+        chosen = _tonight(present, histories, pace, credit, most, now_s)
         names = frozenset(item.pin.path for item in chosen)
         # one file at a time: a scrub runs beside an engine, and has all night
         request = VerifyOptions(paths=names, full=True, direct=True, jobs=1)
         report = verify(place, request, neighbours).report
         damage = {finding.path: finding for finding in reversed(report.damage)}
-        histories = dict(state.files)
         for item in chosen:
             if bad := damage.get(item.pin.path):
                 update = {"bad": bad, "bad_as": item.identity}
@@ -121,25 +128,16 @@ def read_state(place: Place) -> ScrubState:
         return ScrubState()
 
 
-def _updated(place: Place, state: ScrubState, now_s: int) -> ScrubState:
-    """The state with every locked file, as it is locked now, and no other."""
-    histories = {}
-    for pin in place.lock.files:
-        history = state.files.get(pin.path)
-        if history is None or history.want != pin.want or history.seen_s > now_s:
-            history = FileHistory(want=pin.want, seen_s=now_s)
-        elif (history.read_s or 0) > now_s:  # the clock was put back
-            history = history.model_copy(update={"read_s": None})
-        histories[pin.path] = history
-    return state.model_copy(update={"files": histories})
-
-
 def _tonight(
-    present: list[Present], state: ScrubState, pace: Pace, credit: int, most: int, now_s: int
+    present: list[Present],
+    histories: Mapping[str, FileHistory],
+    pace: Pace,
+    credit: int,
+    most: int,
+    now_s: int,
 ) -> list[Present]:
     """Those read longest ago, never-read ones first; none is begun past the night's limit."""
     limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
-    histories = state.files
     # a known bad file would cost its share of every night until it is repaired
     fresh = [p for p in present if histories[p.pin.path].bad_as != p.identity]
     chosen: list[Present] = []

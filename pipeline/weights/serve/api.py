@@ -93,21 +93,15 @@ class HubApi:
                 snapshot = self.served.find(repository, revision)
                 below = "/".join(path).strip("/")
                 rows = snapshot.tree(below, recursive=http.is_set(query, "recursive"))
-                return self._page(request, rows, query, snapshot)
+                limit = min(http.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
+                start, extra = http.number(query, "cursor", 0), {}
+                if len(rows) > start + limit:
+                    asked = {name: values[0] for name, values in query.items()}
+                    text = urlencode({**asked, "limit": limit, "cursor": start + limit})
+                    place = f"{request.header('host')}{quote(request.path, safe='/%')}"
+                    extra["Link"] = f'<{self.scheme}://{place}?{text}>; rel="next"'
+                return _json(rows[start : start + limit], snapshot, extra)
         raise absent("EntryNotFound", "this server does not have this part of the Hub's API")
-
-    def _page(
-        self, request: Request, rows: list[Json], query: http.Query, snapshot: Snapshot
-    ) -> Response:
-        limit = min(http.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
-        start = http.number(query, "cursor", 0)
-        extra = {}
-        if len(rows) > start + limit:
-            asked = {name: values[0] for name, values in query.items()}
-            text = urlencode({**asked, "limit": limit, "cursor": start + limit})
-            origin = f"{self.scheme}://{request.header('host')}"
-            extra["Link"] = f'<{origin}{quote(request.path, safe="/%")}?{text}>; rel="next"'
-        return _json(rows[start : start + limit], snapshot, extra)
 
     def _file(self, request: Request, snapshot: Snapshot, held: ServedFile) -> Response:
         pin, etag = held.pin, f'"{held.pin.want}"'

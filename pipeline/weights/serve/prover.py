@@ -177,17 +177,14 @@ class Prover:
             except Interrupted:
                 return
             if trouble:
-                self._put_off(held, trouble)
-
-    def _put_off(self, held: ServedFile, trouble: str) -> None:
-        """Too many open files or a failing disk prove nothing about the bytes: a proof stays."""
-        with self._changed:
-            held.trouble, held.queued = trouble, False
-            held.retries += 1
-            held.judged.set()
-        if held.retries <= _MOST_RETRIES and held.state == "unproved":
-            self._stopping.wait(_RETRY_S)
-            self._enqueue(held, first=False)
+                # too many open files or a failing disk prove nothing about the bytes: a proof stays
+                with self._changed:
+                    held.trouble, held.queued = trouble, False
+                    held.retries += 1
+                    held.judged.set()
+                if held.retries <= _MOST_RETRIES and held.state == "unproved":
+                    self._stopping.wait(_RETRY_S)
+                    self._enqueue(held, first=False)
 
     def _verdict(self, held: ServedFile) -> tuple[State, Identity | None, str]:
         """All of it from one moment: half an old verdict and half a new one would be wrong."""

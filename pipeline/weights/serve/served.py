@@ -129,7 +129,16 @@ class ServedSets:
         for place in places:
             key = (place.lock.repository, place.lock.commit)
             self.snapshots.setdefault(key, Snapshot(*key)).add(place)
-            self._learn_names(place)
+            # a Hub cache records which branch or tag a commit came from; a plain folder does not
+            refs = place.root / "refs"
+            entries = files_below(refs) if place.hub_cache else ()
+            plain = (entry for entry in entries if entry.is_file(follow_symlinks=False))
+            for path in sorted(Path(entry.path) for entry in plain):
+                name = path.relative_to(refs).as_posix()
+                with suppress(OSError):  # what cannot be read names no commit
+                    data = read_plain(path, _MOST_REF_BYTES) or b""
+                    if data.strip() == place.lock.commit.encode():
+                        self._names[place.lock.repository, name] = place.lock.commit
 
     @property
     def files(self) -> list[ServedFile]:
@@ -165,18 +174,6 @@ class ServedSets:
 
     def _commits(self, repository: str) -> list[str]:
         return sorted(c for r, c in self.snapshots if r == repository)
-
-    def _learn_names(self, place: Place) -> None:
-        """A Hub cache records which branch or tag a commit came from; a plain folder does not."""
-        refs = place.root / "refs"
-        if not place.hub_cache:
-            return
-        plain = (e for e in files_below(refs) if e.is_file(follow_symlinks=False))
-        for path in sorted(Path(entry.path) for entry in plain):
-            name = path.relative_to(refs).as_posix()
-            with suppress(OSError):  # what cannot be read names no commit
-                if (read_plain(path, _MOST_REF_BYTES) or b"").strip() == place.lock.commit.encode():
-                    self._names[place.lock.repository, name] = place.lock.commit
 
     def health(self, *, in_detail: bool) -> Json:
         """Counts for everybody; names only for those who may read the files anyway."""
