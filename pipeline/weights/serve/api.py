@@ -13,7 +13,7 @@ from pipeline.weights.disk.proof import FileUnfit
 from pipeline.weights.serve import http
 from pipeline.weights.serve.http import Refused, Request, Response
 from pipeline.weights.serve.prover import NotYet, Prover, ServedFile
-from pipeline.weights.serve.served import MAIN, Json, ServedSets, Snapshot, absent
+from pipeline.weights.serve.served import MAIN, ServedSets, Snapshot, absent
 
 PAGE_ENTRIES = 1000  # as the Hub has on a page
 _RETRY_S = 10  # a shard of 5 GB is hashed in less

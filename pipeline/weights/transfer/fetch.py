@@ -12,14 +12,8 @@ from pipeline import log
 from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.files import free_bytes, is_free, locked, os_errors_explained
+from pipeline.weights.disk import receipt
 from pipeline.weights.disk.install import install, link
-from pipeline.weights.disk.receipt import (
-    FilesHere,
-    ReceiptWriter,
-    files_here,
-    installed,
-    set_back_mtime,
-)
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place, read_kept
 from pipeline.weights.transfer.partial_file import PartialFile, adopt
@@ -67,9 +61,10 @@ def fetch_files(
     with locked(lock_file, stop=client.stop):
         # under the lock: another fetch may just have made it the folder of another set
         require_own_folder(place, pins)
+        present = receipt.FilesHere()
         if not again:
             place.keep_begun()
-        present = FilesHere() if again else files_here(place, pins, client.stop)
+            present = receipt.files_here(place, pins, client.stop)
         todo = [pin for pin in pins if pin.path not in present.right]
         for pin in todo:
             # its bytes lie under the name of another file: nothing is fetched for it
@@ -173,17 +168,17 @@ def _transfer(
     missing = sum(partial.pin.size_bytes for partial in partials) - fetched
     require_space(place.root, missing)
 
-    receipt = ReceiptWriter(place)
+    writer = receipt.ReceiptWriter(place)
 
     def finish(partial: PartialFile) -> None:
-        set_back_mtime(partial.path)
+        receipt.set_back_mtime(partial.path)
         with os_errors_explained(partial.path):
             partial.sync()  # before it gets its name: a name must never lead to lost bytes
         same = names[partial.pin.want]
         install(place, partial.path, same)
         partial.forget()
         # one by one, so that a run which is killed leaves proof of what it finished
-        receipt.add([installed(place, pin, partial.marks) for pin in same])
+        writer.add([receipt.installed(place, pin, partial.marks) for pin in same])
 
     more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
@@ -196,7 +191,7 @@ def _transfer(
         try:
             pool.run(options.jobs)
         finally:
-            receipt.flush()
+            writer.flush()
 
 
 def require_space(root: Path, missing_bytes: int) -> None:
