@@ -214,15 +214,15 @@ class HttpRoute:
         # a whole file is asked for without a range: some mirrors know none
         if (start, stop) != (0, pin.size_bytes):
             headers["Range"] = f"bytes={start}-{stop - 1}"
-        answer = None
+        linked = None
         if (link := self._links.get(pin.path)) is not None:
-            answer = _ask(self, pin, "GET", link, headers)
+            linked = _ask(self, pin, "GET", link, headers)
             # signed links end, then the Hub is asked anew
-            if answer.status in (*REDIRECTS, *_STALE_LINK):
-                answer.close()
+            if linked.status in (*REDIRECTS, *_STALE_LINK):
+                linked.close()
                 self._links.pop(pin.path, None)
-                answer = None
-        answer = answer or self._ask_hub(pin, headers)
+                linked = None
+        answer = linked or self._ask_hub(pin, headers)
         try:
             is_whole = check_answer(answer, pin, start, stop, is_neighbour=self.is_shared)
         except BaseException:
