@@ -156,7 +156,8 @@ class Prover:
                 if self._stopping.is_set():
                     return
                 held = self._queue.popleft()
-            trouble, seen = "", None
+            trouble = ""
+            seen: Identity | None = None
             try:
                 handle = proof.open_pin(held.place, held.pin)
                 try:

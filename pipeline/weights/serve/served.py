@@ -131,9 +131,8 @@ class ServedSets:
             self.snapshots.setdefault(key, Snapshot(*key)).add(place)
             # a Hub cache records which branch or tag a commit came from; a plain folder does not
             refs = place.root / "refs"
-            entries = files_below(refs) if place.hub_cache else ()
-            plain = (entry for entry in entries if entry.is_file(follow_symlinks=False))
-            for path in sorted(Path(entry.path) for entry in plain):
+            plain = (e for e in files_below(refs) if e.is_file(follow_symlinks=False))
+            for path in sorted(Path(e.path) for e in plain) if place.hub_cache else ():
                 name = path.relative_to(refs).as_posix()
                 with suppress(OSError):  # what cannot be read names no commit
                     data = read_plain(path, _MOST_REF_BYTES) or b""

@@ -156,7 +156,8 @@ class WorkerPool:
         self, partial: PartialFile, span: Span, attempts: Attempts, buffer: memoryview
     ) -> None:
         """One attempt at a range; a later one fetches what does not come."""
-        spans, failed = [span], None
+        spans = [span]
+        failed: AttemptFailed | None = None
         try:
             with closing(attempts.open(partial.pin, *span)) as body:
                 # what the server sends anyway is written, not thrown away and asked for again
