@@ -246,7 +246,8 @@ def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> 
     for pin in pins:
         if (identity := right_size(place.file(pin), pin)) is None:
             # one of a wrong size may be another file of the set
-            if other := by_size.get(plain_size(place.file(pin)) or 0):
+            size = plain_size(place.file(pin))
+            if size and (other := by_size.get(size)):
                 unread.append((pin, other))
         elif known.get(pin.path) == identity:
             right.add(pin.path)
