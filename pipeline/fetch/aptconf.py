@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.errors import IndexBroken, MirrorUnknown
-from pipeline.lock.debian import Stanza, read_stanzas
+from pipeline.lock.debian import read_stanzas
 
 # Closed lists: Ubuntu's `noble main` and a vendor's `nodistro main` must not pass for Debian.
 _CODENAMES = "buster|bullseye|bookworm|trixie|forky|duke|sid"
@@ -18,6 +19,9 @@ _SUITE = re.compile(
     rf"(?:{_CODENAMES}|{_CLASSES})"
     r"(?P<pocket>-security|/updates|-updates|-backports|-proposed-updates)?"
 )
+# `buster/updates` was the security suite's name up to Debian 10
+_SECURITY = {"-security", "/updates"}
+_NO = ("no", "false", "without", "off", "disable")  # all that apt reads as "no"
 # Both of apt's formats: https://manpages.debian.org/bookworm/apt/sources.list.5.en.html
 _ONE_LINE = re.compile(r"deb\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<uri>\S+)\s+(?P<rest>.+)")
 _FIELDS = ("Types", "URIs", "Suites", "Components", "Signed-By", "Enabled")
@@ -61,22 +65,27 @@ def find_mirror(root: Path = Path("/")) -> DebianMirror:
 
 
 def _from_apt(root: Path) -> DebianMirror:
-    apt = root / "etc/apt"
+    apt, main, security = root / "etc/apt", list[str](), list[str]()
     # apt's own order, and only the names that apt reads: an editor leaves debian.list.save behind
-    sources = list(_sources_in(apt / "sources.list", _one_line_sources))
-    for path in sorted((apt / "sources.list.d").glob("*")):
-        if path.suffix == ".list":
-            sources += _sources_in(path, _one_line_sources)
-        elif path.suffix == ".sources":
-            sources += _sources_in(path, _deb822_sources)
-    return _mirror(sources, root)
+    paths = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
+    read = {".list": _one_line_sources, ".sources": _deb822_sources}
+    for source in (s for p in paths if p.suffix in read for s in read[p.suffix](_text(p))):
+        # a line without main is for firmware or drivers alone
+        if "main" not in source.components or not _may_be_debian(source):
+            continue
+        pockets = {match["pocket"] for s in source.suites if (match := _SUITE.fullmatch(s))}
+        uris = list(_addresses(source.uri, root))
+        # Backports alone would not do, but every mirror with backports has the suite itself.
+        if pockets - _SECURITY:
+            main += uris
+        if pockets & _SECURITY:
+            security += uris
+    return DebianMirror(_bases(main), _bases(security))
 
 
 def _from_python_apt(root: Path) -> DebianMirror:
     """python-apt's template repeats fields, so it is read line by line, not as deb822."""
-    main: list[str] = []
-    security: list[str] = []
-    bases = {"{series}": main, "{series}-security": security}
+    bases: dict[str, list[str]] = {"{series}": [], "{series}-security": []}
     suite = ""
     for line in _text(root / "usr/share/python-apt/templates/Debian.info").splitlines():
         name, _, value = line.partition(":")
@@ -84,60 +93,26 @@ def _from_python_apt(root: Path) -> DebianMirror:
             suite = value.strip()
         elif name == "BaseURI" and suite in bases:
             bases[suite].append(value.strip())
-    return DebianMirror(_bases(main), _bases(security))
-
-
-def _sources_in(path: Path, read: Callable[[str], Iterable[_Source]]) -> Iterator[_Source]:
-    """Sources of one file; a file that apt itself could not read counts as empty."""
-    try:
-        yield from read(_text(path))
-    except IndexBroken:
-        return
+    return DebianMirror(*map(_bases, bases.values()))
 
 
 def _one_line_sources(text: str) -> Iterator[_Source]:
     for line in text.splitlines():
-        match = _ONE_LINE.fullmatch(line.partition("#")[0].strip())
-        if match is None:
-            continue
-        suite, *components = match["rest"].split()
-        signed_by = re.search(r"signed-by=(\S+)", match["options"] or "", re.IGNORECASE)
-        yield _Source(match["uri"], (suite,), tuple(components), signed_by[1] if signed_by else "")
+        if match := _ONE_LINE.fullmatch(line.partition("#")[0].strip()):
+            suite, *components = match["rest"].split()
+            key = re.search(r"signed-by=(\S+)", match["options"] or "", re.IGNORECASE)
+            yield _Source(match["uri"], (suite,), tuple(components), key[1] if key else "")
 
 
 def _deb822_sources(text: str) -> Iterator[_Source]:
-    for stanza in read_stanzas(text, _FIELDS):
-        if "deb" in stanza.get("Types", "").split() and _is_enabled(stanza):
-            for uri in stanza.get("URIs", "").split():
-                yield _Source(
-                    uri,
-                    tuple(stanza.get("Suites", "").split()),
-                    tuple(stanza.get("Components", "").split()),
-                    stanza.get("Signed-By", ""),
-                )
-
-
-def _is_enabled(stanza: Stanza) -> bool:
-    # All that apt reads as "no".
-    return stanza.get("Enabled", "yes").lower() not in ("no", "false", "without", "off", "disable")
-
-
-def _mirror(sources: Iterable[_Source], root: Path) -> DebianMirror:
-    main: list[str] = []
-    security: list[str] = []
-    for source in sources:
-        # a line without main is for firmware or drivers alone
-        if "main" not in source.components or not _may_be_debian(source):
-            continue
-        pockets = [match["pocket"] for s in source.suites if (match := _SUITE.fullmatch(s))]
-        uris = list(_addresses(source.uri, root))
-        # Backports alone would not do, but every mirror with backports has the suite itself.
-        if any(pocket not in ("-security", "/updates") for pocket in pockets):
-            main += uris
-        # `buster/updates` was the security suite's name up to Debian 10
-        if any(pocket in ("-security", "/updates") for pocket in pockets):
-            security += uris
-    return DebianMirror(_bases(main), _bases(security))
+    with suppress(IndexBroken):  # a file that apt itself could not read counts as empty
+        for stanza in read_stanzas(text, _FIELDS):
+            enabled = stanza.get("Enabled", "yes").lower() not in _NO
+            uris, suites, components = (
+                tuple(stanza.get(name, "").split()) for name in ("URIs", "Suites", "Components")
+            )
+            for uri in uris if enabled and "deb" in stanza.get("Types", "").split() else ():
+                yield _Source(uri, suites, components, stanza.get("Signed-By", ""))
 
 
 def _may_be_debian(source: _Source) -> bool:
@@ -159,8 +134,7 @@ def _addresses(uri: str, root: Path) -> Iterator[str]:
         return
     path = root / urlsplit(uri.removeprefix("mirror+")).path.lstrip("/")
     for line in _text(path).splitlines():
-        fields = line.partition("#")[0].split()
-        yield from fields[:1]
+        yield from line.partition("#")[0].split()[:1]
 
 
 def _bases(uris: Iterable[str]) -> tuple[str, ...]:

@@ -7,42 +7,18 @@ hold blobs by hash (an OCI layout is one), then the configured registries, in or
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline import log
-from pipeline.errors import (
-    BaseUnplaced,
-    BaseUnusable,
-    NotInRegistry,
-    OfflineMiss,
-    PipelineError,
-    RegistryBroken,
-    RegistryRefused,
-    RegistryUnreachable,
-    SourceUnreachable,
-)
+from pipeline import errors, log
 from pipeline.fetch.base_settings import BaseSettings
 from pipeline.files import is_whole, os_errors_explained, sha256_of_file
 from pipeline.lock.model import MOST_LAYERS, BasePin, BlobPin, LayerPin
 from pipeline.model import sha256_of
 from pipeline.net.address import clean
+from pipeline.oci import document as oci
 from pipeline.oci.config import MOST_CONFIG_BYTES, ImageConfig, read_config
-from pipeline.oci.document import (
-    DOCKER_CONFIG,
-    DOCKER_GZIP_LAYER,
-    DOCKER_PLAIN_LAYER,
-    GZIP_LAYER,
-    MOST_MANIFEST_BYTES,
-    OCI_CONFIG,
-    OCI_EMPTY,
-    PLAIN_LAYER,
-    Descriptor,
-    Document,
-    LayerType,
-    read_document,
-)
 from pipeline.oci.reference import parse_repository
 from pipeline.registry.client import RegistryClient
 from pipeline.registry.pull import MOST_BYTES, Wanted, choose, pull_into
@@ -52,15 +28,20 @@ from pipeline.store.store import Store
 
 Result = TypeVar("Result")
 # Failures of one registry after which the next one is asked.
-_ELSEWHERE = (NotInRegistry, RegistryUnreachable, RegistryRefused, RegistryBroken)
+_ELSEWHERE = (
+    errors.NotInRegistry,
+    errors.RegistryUnreachable,
+    errors.RegistryRefused,
+    errors.RegistryBroken,
+)
 # The same bytes by Docker's names and by OCI's.
-_LAYERS: dict[str, LayerType] = {
-    GZIP_LAYER: GZIP_LAYER,
-    PLAIN_LAYER: PLAIN_LAYER,
-    DOCKER_GZIP_LAYER: GZIP_LAYER,
-    DOCKER_PLAIN_LAYER: PLAIN_LAYER,
+_LAYERS: dict[str, oci.LayerType] = {
+    oci.GZIP_LAYER: oci.GZIP_LAYER,
+    oci.PLAIN_LAYER: oci.PLAIN_LAYER,
+    oci.DOCKER_GZIP_LAYER: oci.GZIP_LAYER,
+    oci.DOCKER_PLAIN_LAYER: oci.PLAIN_LAYER,
 }
-_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG)
+_CONFIGS = (oci.OCI_CONFIG, oci.DOCKER_CONFIG)
 
 
 class Bases:
@@ -78,13 +59,15 @@ class Bases:
             entry = choose(root, platform)
             manifest = self._document(base.repository, entry.digest)
             if manifest.kind != "manifest" or len(manifest.data) != entry.size_bytes:
-                raise BaseUnusable(f"{base}: {entry.digest} does not match its index")
-        config = _config_of(base, manifest)
+                raise errors.BaseUnusable(f"{base}: {entry.digest} does not match its index")
+        config = manifest.config
+        # what has no config is an artifact of another kind
+        if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
+            kind = config.media_type if config else oci.OCI_EMPTY
+            raise errors.BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
+        most_bytes = MOST_CONFIG_BYTES
         data = self._small(
-            base.repository,
-            config.digest,
-            MOST_CONFIG_BYTES,
-            lambda there: there.read_blob(config, MOST_CONFIG_BYTES),
+            base.repository, config.digest, most_bytes, lambda r: r.read_blob(config, most_bytes)
         )
         return BasePin(
             repository=base.repository,
@@ -98,7 +81,12 @@ class Bases:
         """All documents and blobs of a locked base into the store; what is there is not asked."""
         index = self._document(pin.repository, pin.index.digest) if pin.index else None
         manifest = self._document(pin.repository, pin.manifest.digest)
-        _require_locked(pin, index, manifest)
+        # the documents name what the lock names: a lock written by hand is refused here
+        if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
+            raise errors.BaseUnusable(f"{pin}: is not listed in {index.digest}")
+        named = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
+        if named != [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]:
+            raise errors.BaseUnusable(f"{pin}: its manifest names other parts than the lock")
         # byte for byte as they came: their digests are what the lock and the evidence name
         for document in (*([index] if index else []), manifest):
             self._store.put_blob(document.data)
@@ -108,18 +96,20 @@ class Bases:
             if not is_whole(self._store.blob_path(blob.digest), blob.digest, blob.size_bytes)
         ]
         self._store.need_space(sum(b.size_bytes for b in missing))
+        digests, n_layers = [layer.digest for layer in pin.layers], len(pin.layers)
+        parts = {d: f"layer {digests.index(d) + 1} of {n_layers}" for d in digests}
         # after the question of space: copies from a folder need as much as downloads
-        missing = [b for b in missing if not self._copied(b, _part(pin, b))]
+        missing = [b for b in missing if not self._copied(b, parts.get(b.digest, "config"))]
         if not missing:
             return
         if self._offline:
-            raise OfflineMiss(
+            raise errors.OfflineMiss(
                 f"{pin}: {len(missing)} of its {len(pin.blobs)} blobs are not in the store:"
-                f" {', '.join(_part(pin, blob) for blob in missing)}"
+                f" {', '.join(parts.get(blob.digest, 'config') for blob in missing)}"
             )
         wanted = Wanted(root=manifest, documents=(manifest,))
         if wanted.size_bytes > MOST_BYTES:
-            raise BaseUnusable(
+            raise errors.BaseUnusable(
                 f"{pin}: claims to have {wanted.size_bytes} bytes, which is too much"
             )
         self._from_registries(
@@ -128,12 +118,12 @@ class Bases:
             lambda there: pull_into(there, wanted, self._store, self._settings.jobs),
         )
 
-    def _document(self, repository: str, digest: str) -> Document:
+    def _document(self, repository: str, digest: str) -> oci.Document:
         """A manifest or index by its digest."""
         data = self._small(
-            repository, digest, MOST_MANIFEST_BYTES, lambda there: there.manifest(digest).data
+            repository, digest, oci.MOST_MANIFEST_BYTES, lambda there: there.manifest(digest).data
         )
-        return read_document(data)
+        return oci.read_document(data)
 
     def _small(
         self, repository: str, digest: str, most_bytes: int, ask: Callable[[Repository], bytes]
@@ -145,7 +135,7 @@ class Bases:
                 return data
         name = f"{repository}@{digest}"
         if self._offline:
-            raise OfflineMiss(f"{name}: this part of the base image is not in the store")
+            raise errors.OfflineMiss(f"{name}: this part of the base image is not in the store")
         return self._from_registries(repository, name, ask)
 
     def _in_folders(self, digest: str) -> list[Path]:
@@ -175,99 +165,62 @@ class Bases:
     ) -> Result:
         """The first registry's good answer; else the most telling of the others."""
         if not self._settings.registries:
-            raise BaseUnplaced(f"{what}: no registry is configured that could have it")
-        failures: list[PipelineError] = []
+            raise errors.BaseUnplaced(f"{what}: no registry is configured that could have it")
+        failures: list[errors.PipelineError] = []
         for place in self._settings.registries:
+            name = f"{place.rstrip('/')}/{repository}"
             try:
-                return ask(self._repository(place, repository))
+                if name not in self._open:
+                    reference = parse_repository(name)
+                    client = RegistryClient(reference, self._settings.access)
+                    self._open[name] = Repository(client, reference.repository)
+                return ask(self._open[name])
             except _ELSEWHERE as error:
                 failures.append(error)
-        raise _verdict(what, failures)
-
-    def _repository(self, place: str, repository: str) -> Repository:
-        name = f"{place.rstrip('/')}/{repository}"
-        if name not in self._open:
-            reference = parse_repository(name)
-            client = RegistryClient(reference, self._settings.access)
-            self._open[name] = Repository(client, reference.repository)
-        return self._open[name]
+        # a registry that lies matters more than one that does not answer
+        broken = [f for f in failures if isinstance(f, errors.RegistryBroken)]
+        if broken or len(failures) == 1:
+            raise (broken or failures)[0]
+        raise errors.SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
 
 
-def _part(pin: BasePin, blob: BlobPin) -> str:
-    digests = [layer.digest for layer in pin.layers]
-    if blob.digest not in digests:
-        return "config"
-    return f"layer {digests.index(blob.digest) + 1} of {len(digests)}"
-
-
-def _verdict(what: str, failures: Sequence[PipelineError]) -> PipelineError:
-    # a registry that lies matters more than one that does not answer
-    broken = [f for f in failures if isinstance(f, RegistryBroken)]
-    if broken or len(failures) == 1:
-        return (broken or failures)[0]
-    return SourceUnreachable(f"{what}: {'; '.join(str(f) for f in failures)}")
-
-
-def _pin(blob: Descriptor) -> BlobPin:
+def _pin(blob: oci.Descriptor) -> BlobPin:
     return BlobPin(digest=blob.digest, size_bytes=blob.size_bytes)
 
 
-def _config_of(base: ForeignBase, manifest: Document) -> Descriptor:
-    """An image's config; what has none is an artifact of another kind."""
-    config = manifest.config
-    if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
-        kind = config.media_type if config else OCI_EMPTY
-        raise BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
-    return config
-
-
 def _layer_pins(
-    base: ForeignBase, manifest: Document, config: ImageConfig, platform: str
+    base: ForeignBase, manifest: oci.Document, config: ImageConfig, platform: str
 ) -> list[LayerPin]:
     """The layers with their diffIDs, if they are for this platform and of a kind that is read."""
     if config.platform != platform:
-        raise BaseUnusable(f"{base}: is for {clean(config.platform)}, not for {platform}")
+        raise errors.BaseUnusable(f"{base}: is for {clean(config.platform)}, not for {platform}")
     diff_ids = config.rootfs.diff_ids
     if len(diff_ids) != len(manifest.layers):
-        raise BaseUnusable(
+        raise errors.BaseUnusable(
             f"{base}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
         )
     # here and not when the image is run: overlayfs mounts only so many
     if len(diff_ids) > MOST_LAYERS:
-        raise BaseUnusable(f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted")
-    return [
-        LayerPin(
-            digest=layer.digest,
-            diff_id=diff_id,
-            size_bytes=layer.size_bytes,
-            media_type=_layer_type(base, layer),
+        raise errors.BaseUnusable(
+            f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted"
         )
-        for layer, diff_id in zip(manifest.layers, diff_ids, strict=True)
-    ]
-
-
-def _layer_type(base: ForeignBase, layer: Descriptor) -> LayerType:
-    """Gzip and plain tar; what cannot be read cannot be checked, and is refused."""
-    known = _LAYERS.get(layer.media_type)
-    if known is not None and layer.size_bytes:
-        return known
-    what = f"{base}: the layer {layer.digest} is a {clean(layer.media_type)}"
-    if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-        raise BaseUnusable(f"{what}, which registries may not distribute")
-    if layer.media_type.endswith("zstd"):
-        raise BaseUnusable(
-            f"{what}; zstd is not supported, and Docker before 23 cannot run it",
-            "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …) and name"
-            " the copy's digest.",
+    pins = []
+    for layer, diff_id in zip(manifest.layers, diff_ids, strict=True):
+        media_type = _LAYERS.get(layer.media_type)
+        digest, size = layer.digest, layer.size_bytes
+        what = f"{base}: the layer {digest} is a {clean(layer.media_type)}"
+        # only gzip and plain tar are read; what cannot be read cannot be checked
+        if media_type is None or not size:
+            if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
+                raise errors.BaseUnusable(f"{what}, which registries may not distribute")
+            if layer.media_type.endswith("zstd"):
+                raise errors.BaseUnusable(
+                    f"{what}; zstd is not supported, and Docker before 23 cannot run it",
+                    "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …)"
+                    " and name the copy's digest.",
+                )
+            raise errors.BaseUnusable(f"{what} of {size} bytes, which is not supported")
+        pins.append(
+            LayerPin(digest=digest, diff_id=diff_id, size_bytes=size, media_type=media_type)
         )
-    raise BaseUnusable(f"{what} of {layer.size_bytes} bytes, which is not supported")
-
-
-def _require_locked(pin: BasePin, index: Document | None, manifest: Document) -> None:
-    """The documents name what the lock names: a lock written by hand is refused here."""
-    if index is not None and pin.manifest.digest not in {d.digest for d in index.manifests}:
-        raise BaseUnusable(f"{pin}: is not listed in {index.digest}")
-    named = [(d.digest, d.size_bytes) for d in (manifest.config, *manifest.layers) if d]
-    locked = [(d.digest, d.size_bytes) for d in (pin.config, *pin.layers)]
-    if named != locked:
-        raise BaseUnusable(f"{pin}: its manifest names other parts than the lock")
+    return pins

@@ -1,4 +1,4 @@
-"""Files and pages as pip and uv would get them here, and one careful, resumable download."""
+"""Files and pages as pip and uv get them on this machine, and one careful, resumable download."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Client:
 
 
 def unreachable(error: NetError) -> SourceUnreachable:
-    """A failure that another try does not mend, with what to do about it."""
+    """The error for a failure that another try does not fix, with what to do about it."""
     hint = ""
     if isinstance(error, Untrusted):
         hint = "Name the CA of your network in SSL_CERT_FILE, or in pip's `cert` setting."

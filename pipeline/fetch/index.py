@@ -31,18 +31,15 @@ _BASE_TAG = re.compile(rb"<base\b", re.I)
 
 def find_file(client: Client, index: str, project: str, filename: str) -> list[DistributionPackage]:
     """The index's entries for a file; none where it has no such project or file."""
-    packages = _ask_patiently(client, index, project, filename)
+    packages = list_files(client, index, project, filename)
     return [package for package in packages if package.filename == filename]
 
 
-def list_files(client: Client, index: str, project: str) -> list[DistributionPackage]:
-    """Every file that an index has of a project."""
-    return _ask_patiently(client, index, project, "")
-
-
-def _ask_patiently(
-    client: Client, index: str, project: str, filename: str
+def list_files(
+    client: Client, index: str, project: str, filename: str = ""
 ) -> list[DistributionPackage]:
+    """Every file that an index has of a project; with a name, at least that one."""
+
     def failure(reason: object) -> SourceUnreachable:
         why = clean(masked(str(reason)))[:160]
         return SourceUnreachable(f"{masked(index)}: no answer about {project} ({why})")

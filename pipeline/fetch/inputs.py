@@ -2,7 +2,7 @@
 
 What is there already is hashed again before it is used: a store can come from a backup or a CI
 cache, and a file that was put there has the right name and size, too. That costs a second for a
-gigabyte, and finds any change made before the build began. It is no defence against somebody who
+gigabyte, and finds any change made before the build began. It is no defence against a program that
 writes to the store while it is built from.
 """
 
@@ -19,16 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from pipeline import log
-from pipeline.errors import (
-    DigestMismatch,
-    Interrupted,
-    MirrorUnknown,
-    OfflineMiss,
-    PipelineError,
-    SourceUnreachable,
-    StoreUnwritable,
-)
+from pipeline import errors, log
 from pipeline.fetch.base import Bases
 from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fetch.http import Client, download
@@ -78,35 +69,43 @@ class Fetcher:
         # by content, not by image: two builds often want the same wheel at the same time
         with self._store.locked(f"input-{pin.sha256}", self._client.stop):
             if self._store.has_input(pin.sha256, pin.size_bytes):
-                if self._is_whole(pin, final, bar):
-                    return final
+                gauge = Gauge(bar)
+                with final.open("rb") as handle:
+                    if _hashed(handle, gauge, self._client.stop) == pin.sha256:
+                        return final
+                gauge.at(0)
                 log.say(f"{pin.file}: the store's copy is not the locked file and is removed")
                 final.unlink(missing_ok=True)
             self._try_all(pin, bar)
             keep(self._store.partial_path(pin.sha256), final)
         return final
 
-    def _is_whole(self, pin: Pin, path: Path, bar: Bar) -> bool:
-        gauge = Gauge(bar)
-        with path.open("rb") as handle:
-            got = _hashed(handle, gauge, self._client.stop)
-        if got != pin.sha256:
-            gauge.at(0)
-        return got == pin.sha256
-
     def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Generator[tuple[Pin, Path]]:
         """Yield each file as it is done.
 
         Use it under `contextlib.closing`, so that its threads end when the caller does.
         """
-        self._require_near(pins)
+        if self.offline:
+            self._require_near(pins)
         # a deque's ends may be taken from by several threads without a lock
         todo = deque(sorted(pins, key=lambda p: p.size_bytes))
         done: SimpleQueue[Result] = SimpleQueue()
+
+        def work(take: Callable[[], Pin]) -> None:
+            while not self._client.stop.is_set():
+                try:
+                    pin = take()
+                except IndexError:
+                    return
+                try:
+                    done.put((pin, self.fetch(pin, bar)))
+                except Exception as error:
+                    # also a defect of ours: without it the other end would wait for ever
+                    done.put((pin, error))
+
         takers = [todo.pop] * LARGE_FIRST + [todo.popleft] * SMALL_FIRST
         threads = [
-            threading.Thread(target=self._work, args=(take, done, bar), daemon=True)
-            for take in takers[: len(pins)]
+            threading.Thread(target=work, args=(take,), daemon=True) for take in takers[: len(pins)]
         ]
         try:
             for thread in threads:
@@ -123,78 +122,64 @@ class Fetcher:
 
     def _require_near(self, pins: Sequence[Pin]) -> None:
         """With --offline: say at once how much is missing, not only the first file."""
-        missing = [pin for pin in pins if self.offline and not self._is_near(pin)]
+        missing = [
+            pin
+            for pin in pins
+            if not self._store.has_input(pin.sha256, pin.size_bytes)
+            and not any(True for find in self._sources.finders(pin, offline=True) for _ in find())
+        ]
         if len(missing) == 1:
             raise self._verdict(missing[0], [])
         if missing:
             largest = max(missing, key=lambda pin: pin.size_bytes)
             files = log.count(len(missing), "file is", "files are")
-            raise OfflineMiss(f"{files} not in the store, such as {largest.file}")
-
-    def _is_near(self, pin: Pin) -> bool:
-        if self._store.has_input(pin.sha256, pin.size_bytes):
-            return True
-        finders = self._sources.finders(pin, offline=True)
-        return any(True for find in finders for _ in find())
-
-    def _work(self, take: Callable[[], Pin], done: SimpleQueue[Result], bar: Bar) -> None:
-        while not self._client.stop.is_set():
-            try:
-                pin = take()
-            except IndexError:
-                return
-            try:
-                done.put((pin, self.fetch(pin, bar)))
-            except Exception as error:
-                # also a defect of ours: without it the other end would wait for ever
-                done.put((pin, error))
+            raise errors.OfflineMiss(f"{files} not in the store, such as {largest.file}")
 
     def _try_all(self, pin: Pin, bar: Bar) -> None:
         """Take the first place that delivers; remember why the others did not."""
-        failures: list[PipelineError] = []
+        failures: list[errors.PipelineError] = []
+        partial, stop = self._store.partial_path(pin.sha256), self._client.stop
+        sha256, size = pin.sha256, pin.size_bytes
+
+        def take(place: Place) -> None:
+            gauge = Gauge(bar)
+            try:
+                if place.local:
+                    return _copy(pin, Path(place.where), partial, gauge, stop)
+                download(
+                    self._client, place.where, partial, sha256=sha256, size_bytes=size, bar=gauge
+                )
+            except BaseException:
+                gauge.at(0)
+                raise
+
         for find in self._sources.finders(pin, offline=self.offline):
             try:
                 for place in find():
                     try:
-                        return self._take(pin, place, bar)
-                    except (SourceUnreachable, DigestMismatch) as error:
+                        return take(place)
+                    except (errors.SourceUnreachable, errors.DigestMismatch) as error:
                         failures.append(error)
-            except (SourceUnreachable, DigestMismatch, MirrorUnknown) as error:
+            except (
+                errors.SourceUnreachable,
+                errors.DigestMismatch,
+                errors.MirrorUnknown,
+            ) as error:
                 failures.append(error)
         raise self._verdict(pin, failures)
 
-    def _verdict(self, pin: Pin, failures: list[PipelineError]) -> PipelineError:
+    def _verdict(self, pin: Pin, failures: list[errors.PipelineError]) -> errors.PipelineError:
         """The most telling of several failures."""
         # that a source has other bytes matters more than that the next one does not answer
-        wrong = [f for f in failures if isinstance(f, DigestMismatch)]
+        wrong = [f for f in failures if isinstance(f, errors.DigestMismatch)]
         if wrong:
             return wrong[0]
         if self.offline:
-            return OfflineMiss(f"{pin.file}: not in the store")
+            return errors.OfflineMiss(f"{pin.file}: not in the store")
         if len(failures) == 1:
             return failures[0]
         reasons = "; ".join(str(f) for f in failures) or "no source has it"
-        return SourceUnreachable(f"{pin.file}: {reasons}")
-
-    def _take(self, pin: Pin, place: Place, bar: Bar) -> None:
-        gauge = Gauge(bar)
-        try:
-            self._bring(pin, place, self._store.partial_path(pin.sha256), gauge)
-        except BaseException:
-            gauge.at(0)
-            raise
-
-    def _bring(self, pin: Pin, place: Place, partial: Path, bar: Bar) -> None:
-        if place.local:
-            return _copy(pin, Path(place.where), partial, bar, self._client.stop)
-        download(
-            self._client,
-            place.where,
-            partial,
-            sha256=pin.sha256,
-            size_bytes=pin.size_bytes,
-            bar=bar,
-        )
+        return errors.SourceUnreachable(f"{pin.file}: {reasons}")
 
 
 def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event) -> None:
@@ -203,25 +188,23 @@ def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event
         with source.open("rb") as handle:
             # of the open file: what lies under the name may change
             if os.fstat(handle.fileno()).st_size != pin.size_bytes:
-                raise DigestMismatch(f"{source}: is not of the locked {pin.size_bytes} bytes")
-            got = _pour(handle, partial, bar, stop)
+                raise errors.DigestMismatch(
+                    f"{source}: is not of the locked {pin.size_bytes} bytes"
+                )
+            with os_errors_explained(partial), partial.open("wb") as out:
+                got = _hashed(handle, bar, stop, out)
     except OSError as error:
-        raise SourceUnreachable(f"{source}: {error.strerror}") from error
+        raise errors.SourceUnreachable(f"{source}: {error.strerror}") from error
     if got != pin.sha256:
         partial.unlink()
-        raise DigestMismatch(f"{source}: locked as {pin.sha256}, it holds {got}")
-
-
-def _pour(source: BinaryIO, partial: Path, bar: Bar, stop: threading.Event) -> str:
-    with os_errors_explained(partial), partial.open("wb") as out:
-        return _hashed(source, bar, stop, out)
+        raise errors.DigestMismatch(f"{source}: locked as {pin.sha256}, it holds {got}")
 
 
 def _hashed(source: BinaryIO, bar: Bar, stop: threading.Event, out: BinaryIO | None = None) -> str:
     sha = hashlib.sha256()
     while chunk := source.read(_CHUNK_BYTES):
         if stop.is_set():
-            raise Interrupted("stopped")
+            raise errors.Interrupted("stopped")
         if out is not None:
             out.write(chunk)
         sha.update(chunk)
@@ -235,7 +218,9 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
         folder.mkdir(parents=True, exist_ok=True)
     todo = [p for p in pins if not is_whole(folder / p.file, f"sha256:{p.sha256}", p.size_bytes)]
     total = sum(p.size_bytes for p in todo)
-    store.need_space(sum(_to_come(store, p) for p in todo))
+    absent = [p for p in todo if not store.has_input(p.sha256, p.size_bytes)]
+    begun = [size_so_far(store.partial_path(p.sha256)) for p in absent]
+    store.need_space(sum(max(0, p.size_bytes - n) for p, n in zip(absent, begun, strict=True)))
     need_space_for_copies(store.root, folder, total)
     title = f"Collecting {log.count(len(todo), 'file')}, {log.size(total)}"
     with (
@@ -247,13 +232,6 @@ def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> in
             with os_errors_explained(folder):
                 _place(path, folder / pin.file)
     return sum(p.size_bytes for p in pins)
-
-
-def _to_come(store: Store, pin: Pin) -> int:
-    """The bytes of a file that are not in the store yet."""
-    if store.has_input(pin.sha256, pin.size_bytes):
-        return 0
-    return max(0, pin.size_bytes - size_so_far(store.partial_path(pin.sha256)))
 
 
 def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> list[int]:
@@ -272,7 +250,7 @@ def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> 
 def _place(source: Path, target: Path) -> None:
     """A link where the disk allows it; else a copy that gets its name only when whole."""
     if target.is_dir():
-        raise StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
+        raise errors.StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
     # beside the target, so that the rename stays on one disk
     partial = target.with_name(f".{target.name}.partial")
     partial.unlink(missing_ok=True)

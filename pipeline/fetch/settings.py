@@ -6,6 +6,7 @@ import ast
 import os
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Settings:
 
 
 def default_index() -> str:
-    """The index that pip and uv ask where nobody names another."""
+    """The index that pip and uv ask unless another is named."""
     from pypi_simple import PYPI_SIMPLE_ENDPOINT  # slow to import: it brings an HTTP client along
 
     return PYPI_SIMPLE_ENDPOINT
@@ -44,7 +45,13 @@ def default_index() -> str:
 def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
     """The settings of pip, uv and SM120_* on this machine."""
     pip = pip_settings(_pip_config_list())
-    uv = uv_settings(dict(os.environ), _uv_files())
+    user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "uv" / "uv.toml"
+    files = []
+    for path in (user, Path("/etc/uv/uv.toml")):  # nearest first
+        # uv itself says what is wrong with one that does not parse when it makes a lock
+        with suppress(OSError, ValueError):
+            files.append(tomllib.loads(path.read_text(encoding="utf-8")))
+    uv = uv_settings(dict(os.environ), files)
     # uv first: it resolves our locks, so what it finds there should be fetched from there
     default = uv.get("default") or pip.get("index-url") or [default_index()]
     extra = [*uv.get("extra", []), *pip.get("extra-index-url", [])]
@@ -88,31 +95,15 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
         key, _, value = line.partition("=")
         # `global.index-url='https://…'`; of the environment `:env:.index-url='…'`
         section, _, name = key.rpartition(".")
-        rank, values = ranks.get(section, 0), _literal(value).split()
+        try:
+            text = str(ast.literal_eval(value.strip()))
+        except (ValueError, SyntaxError):
+            text = value
+        rank, values = ranks.get(section, 0), text.split()
         # pip, too, passes over a setting that is there but empty
         if values and rank > ranked.get(name, (0, []))[0]:
             ranked[name] = (rank, values)
     return {name: values for name, (_, values) in ranked.items()}
-
-
-def _literal(text: str) -> str:
-    try:
-        return str(ast.literal_eval(text.strip()))
-    except (ValueError, SyntaxError):
-        return text.strip()
-
-
-def _uv_files() -> list[dict[str, Any]]:
-    """uv's user and system settings that parse, nearest first."""
-    user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "uv" / "uv.toml"
-    settings = []
-    for path in (user, Path("/etc/uv/uv.toml")):
-        try:
-            settings.append(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            # uv itself says what is wrong with it when it makes a lock
-            continue
-    return settings
 
 
 def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -129,8 +120,7 @@ def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, l
         for index in settings.get("index", []):
             result["default" if index.get("default") else "extra"].append(str(index["url"]))
         # `[pip]` holds what is for `uv pip` alone, which is how we call it
-        tables = (settings, settings.get("pip", {}))
-        for table in tables:
+        for table in (settings, settings.get("pip", {})):
             result["default"] += [table["index-url"]] if "index-url" in table else []
             result["extra"] += table.get("extra-index-url", [])
             result["find-links"] += table.get("find-links", [])
@@ -166,9 +156,9 @@ def _ca_file(pip: dict[str, list[str]]) -> str | None:
 
 def with_login(url: str, index: str) -> str:
     """An address that an index gave, with the index's own login where it is the same server."""
-    here, there = urlsplit(index), urlsplit(url)
-    login, _, host = here.netloc.rpartition("@")
+    home, target = urlsplit(index), urlsplit(url)
+    login, _, host = home.netloc.rpartition("@")
     # an index may list files of any server: a login must not follow them there
-    if not login or (there.scheme, there.netloc) != (here.scheme, host):
+    if not login or (target.scheme, target.netloc) != (home.scheme, host):
         return url
-    return urlunsplit(there._replace(netloc=here.netloc))
+    return urlunsplit(target._replace(netloc=home.netloc))

@@ -58,7 +58,7 @@ class Sources:
         if isinstance(pin, DebPin):
             return [*near, *mirrors, partial(self._debian_places, pin)]
         if isinstance(pin, ArchivePin) and pin.kind == "debian":
-            return [*near, *mirrors, partial(self._debian_archive_places, pin)]
+            return [*near, *mirrors, partial(self._below_mirrors, pin.path or "")]
         if isinstance(pin, ArchivePin) and pin.kind == "file":
             return [*near, *mirrors]  # its name means something to the user alone
         indexes = [partial(self._index_places, index, pin) for index in settings.indexes]
@@ -75,9 +75,6 @@ class Sources:
                     f"{pin.file}: locked as {pin.sha256}, the index offers {offered}"
                 )
             yield Place(with_login(package.url, index))
-
-    def _debian_archive_places(self, pin: ArchivePin) -> Iterator[Place]:
-        return self._below_mirrors(pin.path or "")
 
     def _below_mirrors(self, path: str) -> Iterator[Place]:
         for base in self._find_mirror().bases_for(path):
@@ -113,9 +110,12 @@ def read_below(client: Client, bases: Sequence[str], path: str, most_bytes: int)
     failures = []
     for base in bases:
         try:
-            if folder := folder_of(base):
-                return _small_file(folder / path, most_bytes)
-            return client.read(f"{base.rstrip('/')}/{path}", most_bytes)
+            folder = folder_of(base)
+            if folder is None:
+                return client.read(f"{base.rstrip('/')}/{path}", most_bytes)
+            if (data := read_at_most(folder / path, most_bytes)) is not None:
+                return data
+            failures.append(f"{folder / path}: is larger than {most_bytes} bytes")
         except OSError as error:
             failures.append(f"{base}: {error.strerror}")
         except SourceUnreachable as error:
@@ -125,13 +125,6 @@ def read_below(client: Client, bases: Sequence[str], path: str, most_bytes: int)
             f"no mirror is known for {path}", "Set SM120_DEBIAN_SECURITY_MIRROR to its address."
         )
     raise SourceUnreachable("; ".join(failures))
-
-
-def _small_file(path: Path, most_bytes: int) -> bytes:
-    data = read_at_most(path, most_bytes)
-    if data is None:
-        raise SourceUnreachable(f"{path}: is larger than {most_bytes} bytes")
-    return data
 
 
 def debian_mirror() -> DebianMirror:

@@ -71,11 +71,18 @@ def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int
     lines = [line for lock in locks for line in wanted(lock.read_text("utf-8"), target)]
     folder.mkdir(parents=True, exist_ok=True)
     title = f"Collecting this tool's wheels for {target.platform}, Python {target.python}"
+    names = [name for name in os.environ if name.startswith(_PREFIXES)]
     with log.step(title), tempfile.TemporaryDirectory() as scratch:
         for each in rounds(lines):
             chosen = Path(scratch) / "requirements.txt"
             chosen.write_text("".join(f"{line}\n" for line in each), encoding="utf-8")
-            _download(chosen, target, folder)
+            done = proc.read(pip_download(chosen, target, folder), env=proc.environment(*names))
+            if done.returncode:
+                reason = bootstrap.last_words(done.stderr.decode(errors="replace"))
+                raise SourceUnreachable(
+                    f"pip has no wheels for {target.platform} and Python {target.python}: {reason}",
+                    "Check the network and pip's settings (`python3 -m pip config list`).",
+                )
     sizes = [path.stat().st_size for path in folder.glob("*.whl")]
     return len(sizes), sum(sizes)
 
@@ -114,14 +121,3 @@ def pip_download(chosen: Path, target: ToolTarget, folder: Path) -> list[str]:
         *(word for name in names for word in ("--platform", name)),
         *("--dest", str(folder), "--requirement", str(chosen)),
     ]
-
-
-def _download(chosen: Path, target: ToolTarget, folder: Path) -> None:
-    names = [name for name in os.environ if name.startswith(_PREFIXES)]
-    done = proc.read(pip_download(chosen, target, folder), env=proc.environment(*names))
-    if done.returncode:
-        reason = bootstrap.last_words(done.stderr.decode(errors="replace"))
-        raise SourceUnreachable(
-            f"pip has no wheels for {target.platform} and Python {target.python}: {reason}",
-            "Check the network and pip's settings (`python3 -m pip config list`).",
-        )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 
 from pydantic import ValidationError
 
@@ -16,16 +18,16 @@ from pipeline.lock.model import DebPin
 
 # The fields a closure reads; everything else in a Packages file may be dropped while parsing.
 FIELDS = (
-    "Package",
-    "Version",
-    "Architecture",
-    "Depends",
-    "Pre-Depends",
-    "Provides",
-    "Filename",
-    "Size",
-    "SHA256",
+    *("Package", "Version", "Architecture", "Depends", "Pre-Depends", "Provides"),
+    *("Filename", "Size", "SHA256"),
 )
+_COMPARE = {
+    "<<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    ">=": operator.ge,
+    ">>": operator.gt,
+}
 # `name:arch (>= version)`; https://www.debian.org/doc/debian-policy/ch-relationships.html
 _RELATION = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9+.-]*)(?::(?P<qualifier>[a-z0-9-]+))?"
@@ -46,14 +48,7 @@ class Relation:
         """Whether a package of this version satisfies the relation."""
         if not self.operator:
             return True
-        got, want = version_key(version), version_key(self.version)
-        return {
-            "<<": got < want,
-            "<=": got <= want,
-            "=": got == want,
-            ">=": got >= want,
-            ">>": got > want,
-        }[self.operator]
+        return bool(_COMPARE[self.operator](version_key(version), version_key(self.version)))
 
 
 Alternatives = tuple[Relation, ...]
@@ -65,28 +60,20 @@ class Catalogue:
     def __init__(self, indexes: Iterable[Iterable[Stanza]], architecture: str) -> None:
         self.architecture = architecture
         self.packages: dict[str, Stanza] = {}
-        for index in indexes:
-            for stanza in index:
-                self._add(stanza)
-        self._providers = self._find_providers()
-
-    def _add(self, stanza: Stanza) -> None:
-        missing = {"Package", "Version", "Architecture"} - stanza.keys()
-        if missing:
-            raise IndexBroken(f"a package in the index has no {' and no '.join(sorted(missing))}")
-        if stanza["Architecture"] not in (self.architecture, "all"):
-            return
-        name = stanza["Package"]
-        known = self.packages.get(name)
-        if known is None or version_key(known["Version"]) < version_key(stanza["Version"]):
-            self.packages[name] = stanza
-
-    def _find_providers(self) -> dict[str, list[tuple[str, Relation]]]:
-        providers: dict[str, list[tuple[str, Relation]]] = {}
+        for stanza in chain.from_iterable(indexes):
+            missing = {"Package", "Version", "Architecture"} - stanza.keys()
+            if missing:
+                lacking = " and no ".join(sorted(missing))
+                raise IndexBroken(f"a package in the index has no {lacking}")
+            if stanza["Architecture"] not in (architecture, "all"):
+                continue
+            known = self.packages.get(stanza["Package"])
+            if known is None or version_key(known["Version"]) < version_key(stanza["Version"]):
+                self.packages[stanza["Package"]] = stanza
+        self._providers: dict[str, list[tuple[str, Relation]]] = {}
         for name in sorted(self.packages):
             for (provided,) in read_relations(self.packages[name].get("Provides", "")):
-                providers.setdefault(provided.name, []).append((name, provided))
-        return providers
+                self._providers.setdefault(provided.name, []).append((name, provided))
 
     def candidates(self, relation: Relation) -> list[str]:
         """Packages that satisfy a relation: the real one first, then providers by name."""
@@ -127,15 +114,16 @@ def pin_of(stanza: Stanza) -> DebPin:
 @lru_cache(maxsize=4096)
 def read_relations(text: str) -> tuple[Alternatives, ...]:
     """Parse `a (>= 1) | b, c:any` into groups of alternatives."""
-    groups = (part.strip() for part in text.split(","))
-    return tuple(tuple(map(_relation, group.split("|"))) for group in groups if group)
-
-
-def _relation(text: str) -> Relation:
-    match = _RELATION.fullmatch(text.strip())
-    if match is None:
-        raise IndexBroken(f"not a dependency: {text.strip()[:80]!r}")
-    return Relation(**{key: value or "" for key, value in match.groupdict().items()})
+    groups = []
+    for group in filter(None, map(str.strip, text.split(","))):
+        relations = []
+        for part in map(str.strip, group.split("|")):
+            match = _RELATION.fullmatch(part)
+            if match is None:
+                raise IndexBroken(f"not a dependency: {part[:80]!r}")
+            relations.append(Relation(**{k: v or "" for k, v in match.groupdict().items()}))
+        groups.append(tuple(relations))
+    return tuple(groups)
 
 
 def resolve_closure(
@@ -151,7 +139,19 @@ def resolve_closure(
     """
     catalogue = Catalogue(indexes, architecture)
     closure = _Closure(catalogue, frozenset(exclude))
-    closure.add_wanted(sorted(set(wanted)))
+    names = sorted(set(wanted))
+    for name in names:
+        if name in closure.exclude:
+            raise ResolveFailed(f"{name} is both wanted and excluded")
+        if name not in catalogue.packages:
+            raise _unknown(name, catalogue)
+    closure.follow(names)
+    while closure.open_choices:
+        # by name, not by when it was met: the lock must not depend on the order of an index
+        group = min(closure.open_choices, key=shown)
+        choice = closure.choose(group, closure.open_choices.pop(group))
+        if choice is not None:
+            closure.follow([choice])
     return [pin_of(catalogue.packages[name]) for name in sorted(closure.chosen)]
 
 
@@ -168,22 +168,7 @@ class _Closure:
     chosen: set[str] = field(default_factory=set)
     open_choices: dict[Alternatives, str] = field(default_factory=dict)
 
-    def add_wanted(self, wanted: Sequence[str]) -> None:
-        for name in wanted:
-            if name in self.exclude:
-                raise ResolveFailed(f"{name} is both wanted and excluded")
-            if name not in self.catalogue.packages:
-                raise _unknown(name, self.catalogue)
-        self._follow(wanted)
-        while self.open_choices:
-            # by name, not by when it was met: the lock must not depend on the order of an index
-            group = min(self.open_choices, key=shown)
-            needed_by = self.open_choices.pop(group)
-            choice = self._choose(group, needed_by)
-            if choice is not None:
-                self._follow([choice])
-
-    def _follow(self, names: Iterable[str]) -> None:
+    def follow(self, names: Iterable[str]) -> None:
         """Add packages and everything they need without a choice."""
         todo = list(names)
         while todo:
@@ -192,39 +177,27 @@ class _Closure:
                 continue
             self.chosen.add(name)
             for group in self.catalogue.dependencies(name):
-                only = self._only_choice(group)
-                if only is None:
+                first = group[0].name
+                # known to be left out: no need to put it off, and it may not even be in the index
+                if len(group) == 1 and first in self.exclude:
+                    continue
+                if len(group) == 1 and first in self.catalogue.candidates(group[0]):
+                    todo.append(first)
+                else:
                     self.open_choices.setdefault(group, name)
-                elif only not in self.exclude:
-                    todo.append(only)
 
-    def _only_choice(self, group: Alternatives) -> str | None:
-        """The package a group names outright, if it leaves no choice."""
-        name = group[0].name
-        # known to be left out: no need to put it off, and it may not even be in the index
-        if len(group) == 1 and name in self.exclude:
-            return name
-        clear = len(group) == 1 and name in self.catalogue.candidates(group[0])
-        return name if clear else None
-
-    def _choose(self, group: Alternatives, needed_by: str) -> str | None:
+    def choose(self, group: Alternatives, needed_by: str) -> str | None:
         """One already chosen, else the first that exists; None where that is excluded."""
-        options = list(self._options(group))
-        for name in options:
-            if name in self.chosen:
-                return name
-        for name in options:
-            return None if name in self.exclude else name
-        raise ResolveFailed(
-            f"{needed_by} needs {shown(group)}, and no package in the index satisfies that"
-        )
-
-    def _options(self, group: Alternatives) -> Iterator[str]:
+        options: list[str] = []
         for relation in group:
-            if relation.name in self.exclude:
-                yield relation.name
-            else:
-                yield from self.catalogue.candidates(relation)
+            is_left_out = relation.name in self.exclude
+            options += [relation.name] if is_left_out else self.catalogue.candidates(relation)
+        if not options:
+            raise ResolveFailed(
+                f"{needed_by} needs {shown(group)}, and no package in the index satisfies that"
+            )
+        name = next((option for option in options if option in self.chosen), options[0])
+        return None if name in self.exclude else name
 
 
 def shown(group: Alternatives) -> str:

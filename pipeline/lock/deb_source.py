@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -41,23 +40,19 @@ def find_debian_source(
     pinned = wanted.version is not None
     release = read_release(inrelease, keyring=keyring, now=now, may_be_old=pinned)
     require_suite(release, wanted.suite)
-    name = f"{wanted.component}/source/Sources"
-    return _pin(_chosen(read_index(get, base, release, name, _FIELDS), wanted))
-
-
-def _chosen(stanzas: Iterator[Stanza], wanted: DebianSourceSpec) -> Stanza:
-    there = [each for each in stanzas if each.get("Package") == wanted.package]
-    place = f"{wanted.suite}/{wanted.component}"
-    if not there:
+    name, place = f"{wanted.component}/source/Sources", f"{wanted.suite}/{wanted.component}"
+    stanzas = read_index(get, base, release, name, _FIELDS)
+    offered = [each for each in stanzas if each.get("Package") == wanted.package]
+    if not offered:
         raise UnknownPackage(
             f"{place} has no source package {wanted.package}",
             "Packages are built from sources of other names: `apt-cache showsrc NAME` shows them.",
         )
-    fitting = [x for x in there if wanted.version in (None, x.get("Version"))]
+    fitting = [x for x in offered if wanted.version in (None, x.get("Version"))]
     if not fitting:
-        versions = ", ".join(sorted(x.get("Version", "") for x in there))
+        versions = ", ".join(sorted(x.get("Version", "") for x in offered))
         raise ResolveFailed(f"{place} has {wanted.package} {versions}, not {wanted.version}")
-    return max(fitting, key=lambda x: version_key(x.get("Version", "")))
+    return _pin(max(fitting, key=lambda x: version_key(x.get("Version", ""))))
 
 
 def _pin(stanza: Stanza) -> ArchivePin:

@@ -42,7 +42,14 @@ def read_stanzas(
             more = []
         name, colon, value = line.partition(":")
         if colon:
-            field = _new_field(name, seen, names)
+            key = name.lower()
+            # Debian policy 5.1: a name has no blanks and does not begin with `-`
+            if not key or key[0] == "-" or key.split() != [key]:
+                raise IndexBroken(f"not a field name: {name[:80]!r}")
+            if key in seen:
+                raise IndexBroken(f"field {name} is given twice in one stanza")
+            seen.add(key)
+            field = name if names is None else names.get(key)
             if field is not None:
                 stanza[field] = value.strip()
         elif line.strip():
@@ -62,18 +69,6 @@ def read_stanza(text: str, keep: Iterable[str] | None = None) -> Stanza:
     if len(stanzas) != 1:
         raise IndexBroken(f"expected one stanza, got {len(stanzas)}")
     return stanzas[0]
-
-
-def _new_field(name: str, seen: set[str], names: dict[str, str] | None) -> str | None:
-    """The name to store a field under; None for one nobody asked for."""
-    key = name.lower()
-    # Debian policy 5.1: a name has no blanks and does not begin with `-`
-    if not key or key[0] == "-" or key.split() != [key]:
-        raise IndexBroken(f"not a field name: {name[:80]!r}")
-    if key in seen:
-        raise IndexBroken(f"field {name} is given twice in one stanza")
-    seen.add(key)
-    return name if names is None else names.get(key)
 
 
 Part = tuple[tuple[tuple[int, ...], int], ...]
@@ -102,15 +97,14 @@ def _part_key(text: str) -> Part:
 
     The closing run is what makes `1~` sort before `1`.
     """
-    return tuple((_run_key(other), int(digits or "0")) for other, digits in _RUNS.findall(text))
-
-
-def _run_key(run: str) -> tuple[int, ...]:
-    """Tilde before the end, the end before letters, letters before the rest."""
-    return (*(_character_order(c) for c in run), 0)
+    return tuple(
+        ((*map(_character_order, other), 0), int(digits or "0"))
+        for other, digits in _RUNS.findall(text)
+    )
 
 
 def _character_order(character: str) -> int:
+    """Tilde before the end, the end (0) before letters, letters before the rest."""
     if character == "~":
         return -1
     return ord(character) if character.isalpha() else ord(character) + 256

@@ -15,13 +15,13 @@ from pipeline.errors import IndexBroken
 from pipeline.lock.closure import FIELDS, resolve_closure
 from pipeline.lock.debian import Stanza, read_stanzas
 from pipeline.lock.model import DebPin
-from pipeline.lock.release import DEBIAN_12_KEYRING, IndexFile, Release, read_release
+from pipeline.lock.release import DEBIAN_12_KEYRING, Release, read_release
 
 Get = Callable[[str, int], bytes]  # a path, and how many bytes its file may have at most
 
 # Debian 12's largest Packages file has 50 MB; a small file that inflates past this is an attack.
 MAX_INDEX_BYTES = 512 * 1024 * 1024
-# Debian's and Ubuntu's largest have some hundred kilobytes; nobody has signed it before it is read.
+# Debian's and Ubuntu's largest have some hundred kilobytes; its signature is checked after reading.
 MAX_RELEASE_BYTES = 16 * 1024 * 1024
 # so that a small index, too, may have grown by more than its own size
 _SLACK_BYTES = 1024 * 1024
@@ -90,17 +90,17 @@ def read_index(
     most_bytes = 2 * promised.size_bytes + _SLACK_BYTES
     # by hash, the index of this very Release file stays while the mirror moves on
     packed = get(f"{where}{hashed if release.by_hash else plain}", most_bytes)
-    _require_bytes(packed, promised, f"{where}{plain}")
-    return read_stanzas(_text(inflated(packed, packing, MAX_INDEX_BYTES), plain), fields)
-
-
-def _require_bytes(data: bytes, promised: IndexFile, name: str) -> None:
-    got = hashlib.sha256(data).hexdigest()
-    if len(data) != promised.size_bytes or got != promised.sha256:
+    got = hashlib.sha256(packed).hexdigest()
+    if len(packed) != promised.size_bytes or got != promised.sha256:
         raise IndexBroken(
-            f"{name}: the Release file promises {promised.size_bytes} bytes with "
-            f"sha256 {promised.sha256}, received {len(data)} bytes with {got}"
+            f"{where}{plain}: the Release file promises {promised.size_bytes} bytes with "
+            f"sha256 {promised.sha256}, received {len(packed)} bytes with {got}"
         )
+    try:
+        text = inflated(packed, packing, MAX_INDEX_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise IndexBroken(f"{plain} is not UTF-8") from error
+    return read_stanzas(text, fields)
 
 
 def inflated(packed: bytes, packing: str, limit_bytes: int) -> bytes:
@@ -120,10 +120,3 @@ def inflated(packed: bytes, packing: str, limit_bytes: int) -> bytes:
     if len(data) > limit_bytes:
         raise IndexBroken(f"an index file is larger than {limit_bytes} bytes when decompressed")
     return data
-
-
-def _text(data: bytes, name: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise IndexBroken(f"{name} is not UTF-8") from error

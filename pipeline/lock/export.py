@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from pipeline.lock.model import ImageLock, Pin
 from pipeline.model import Frozen
@@ -25,45 +26,25 @@ class Move(Frozen):
 
 def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
     """Every difference, sorted by name."""
-    moves = _base_moves(old, new)
-    for kind in ("wheels", "debs"):
-        before: dict[str, Pin] = {p.name: p for p in (getattr(old, kind) if old else [])}
-        after: dict[str, Pin] = {p.name: p for p in getattr(new, kind)}
-        for name in sorted(before.keys() | after.keys()):
-            was, now = before.get(name), after.get(name)
-            if was == now:
-                continue
-            what = (kind.removesuffix("s"), name)
-            moves.append(_move(new, *what, _shown(was, now), _shown(now, was)))
-    return moves or _lock_moves(old, new)
-
-
-def _lock_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
-    """An image may have no package of its own, and a spec may change without moving one."""
-    before = old.seal if old else None
-    if before == new.seal:
-        return []
-    return [_move(new, "lock", new.image, before, new.seal)]
-
-
-def _base_moves(old: ImageLock | None, new: ImageLock) -> list[Move]:
-    was, now = old.base_image if old else None, new.base_image
-    named = now or was
-    if was == now or named is None:
-        return []
-    before, after = (base.manifest.digest if base else None for base in (was, now))
-    return [_move(new, "base", named.repository, before, after)]
-
-
-def _move(new: ImageLock, kind: str, name: str, before: str | None, after: str | None) -> Move:
-    return Move(
-        image=new.image,
-        platform=new.platform,
-        kind=kind,
-        name=name,
-        before=before,
-        after=after,
-    )
+    moves: list[Move] = []
+    move = partial(Move, image=new.image, platform=new.platform)
+    was_base, base = old.base_image if old else None, new.base_image
+    if (named := base or was_base) and was_base != base:
+        before, after = (each.manifest.digest if each else None for each in (was_base, base))
+        moves.append(move(kind="base", name=named.repository, before=before, after=after))
+    for kind, pins in (("wheel", "wheels"), ("deb", "debs")):
+        old_pins: dict[str, Pin] = {p.name: p for p in (getattr(old, pins) if old else [])}
+        new_pins: dict[str, Pin] = {p.name: p for p in getattr(new, pins)}
+        for name in sorted(old_pins.keys() | new_pins.keys()):
+            was, now = old_pins.get(name), new_pins.get(name)
+            if was != now:
+                before, after = _shown(was, now), _shown(now, was)
+                moves.append(move(kind=kind, name=name, before=before, after=after))
+    seal = old.seal if old else None
+    # an image may have no package of its own, and a spec may change without moving one
+    if not moves and seal != new.seal:
+        moves.append(move(kind="lock", name=new.image, before=seal, after=new.seal))
+    return moves
 
 
 def _shown(pin: Pin | None, other: Pin | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,13 +43,6 @@ class PackageIndex:
         self.stanzas.setdefault(stanza["Package"], []).append(stanza)
         for (provided,) in read_relations(stanza.get("Provides", "")):
             self.providers.setdefault(provided.name, []).append(stanza["Package"])
-
-    def real_name(self, name: str) -> str | None:
-        """The package behind a name, which may only be provided; None where there is none."""
-        if name in self.stanzas:
-            return name
-        # any rule would do, but two locks of one index must agree
-        return min(self.providers.get(name, ()), default=None)
 
     def newest(self, name: str, accepts: Accepts) -> Stanza | None:
         """The newest version that is accepted."""
@@ -124,14 +117,22 @@ class _Choice:
     chosen: dict[str, Stanza] = field(default_factory=dict)
 
     def part(self, names: Sequence[str], accepts: Accepts) -> Part:
-        roots = [self._root(name, accepts) for name in names]
         reached: dict[str, Stanza] = {}
-        todo = roots
+        todo = [self._root(name, accepts) for name in names]
         while todo:
             stanza = todo.pop()
-            if stanza["Package"] not in reached:
-                reached[stanza["Package"]] = self._keep(stanza)
-                todo += self._needed_by(stanza)
+            name = stanza["Package"]
+            if name in reached:
+                continue
+            reached[name] = known = self.chosen.setdefault(name, stanza)
+            if known["Version"] != stanza["Version"]:
+                raise ResolveFailed(
+                    f"{name} is needed as {known['Version']} and as {stanza['Version']}"
+                )
+            for field_name in ("Pre-Depends", "Depends"):
+                for group in read_relations(stanza.get(field_name, "")):
+                    if (needed := self._resolve(group, stanza)) is not None:
+                        todo.append(needed)
         # a flat repository writes ./name, a lock does not
         pins = [
             pin_of({**stanza, "Filename": stanza.get("Filename", "").removeprefix("./")})
@@ -154,20 +155,6 @@ class _Choice:
             "Correct lockfiles/host.yaml, or name a repository that has such a version.",
         )
 
-    def _keep(self, stanza: Stanza) -> Stanza:
-        known = self.chosen.setdefault(stanza["Package"], stanza)
-        if known["Version"] != stanza["Version"]:
-            raise ResolveFailed(
-                f"{stanza['Package']} is needed as {known['Version']} and as {stanza['Version']}"
-            )
-        return known
-
-    def _needed_by(self, stanza: Stanza) -> Iterable[Stanza]:
-        for name in ("Pre-Depends", "Depends"):
-            for group in read_relations(stanza.get(name, "")):
-                if (needed := self._resolve(group, stanza)) is not None:
-                    yield needed
-
     def _resolve(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
         """The repository's package for a dependency; None where the system's own archive has it."""
         # what is chosen already comes first: one version of each package for all parts
@@ -176,8 +163,11 @@ class _Choice:
             if known is not None and relation.accepts(known["Version"]):
                 return known
         first = group[0]
-        name = self.index.real_name(first.name)
-        if name is None:
+        name = first.name
+        # it may only be provided; any rule would do, but two locks of one index must agree
+        if name not in self.index.stanzas:
+            name = min(self.index.providers.get(name, ()), default="")
+        if not name:
             return None
         # packages of one source go together, also where the dependency is loose
         same = self.index.newest(name, lambda v: v == needed_by["Version"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.errors import LockStale
 from pipeline.files import write_bytes
@@ -16,6 +17,7 @@ from pipeline.spec.host import CudaRelease, HostSpec, Target
 
 PARTS = ("driver", "cuda", "container_toolkit", "nccl")
 _COMMAND = "sm120 host lock"
+_json = partial(json.dumps, ensure_ascii=False)
 
 
 class Part(Frozen):
@@ -85,10 +87,6 @@ def dump_host(lock: HostLock) -> str:
     return "\n".join([*lines, f"seal: {lock.seal}", ""])
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def host_lock_path(checkout: Checkout) -> Path:
     """The file of the hosts' lock."""
     return checkout.root / "lockfiles" / "host.lock.yaml"
@@ -101,12 +99,8 @@ def write_host_lock(path: Path, lock: HostLock) -> None:
 
 def read_host_lock(path: Path) -> HostLock:
     """A lock that is whole and unedited."""
-    return read_sealed(
-        path,
-        HostLock,
-        missing=f"Make it with `{_COMMAND}`.",
-        edited=f"Make it again with `{_COMMAND}`.",
-    )
+    missing, edited = f"Make it with `{_COMMAND}`.", f"Make it again with `{_COMMAND}`."
+    return read_sealed(path, HostLock, missing=missing, edited=edited)
 
 
 def current_host_lock(path: Path, spec: HostSpec) -> HostLock:

@@ -14,7 +14,7 @@ from pipeline.lock.release import DEBIAN_12_KEYRING
 from pipeline.lock.wheels import SizeFinder, resolve_wheels
 from pipeline.spec.base import ForeignBase
 from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import DebianSpec, ImageSpec
+from pipeline.spec.image import ImageSpec
 
 FindBase = Callable[[ForeignBase, str], BasePin]
 
@@ -60,43 +60,29 @@ def make_lock(
                 ask.index_env,
                 needs_cuda=any(link.cuda for link in chain),
             )
-    debs = _debs(chain, below, platform, ask)
     base_seal = below[-1].seal if below else None
-    base = _base(spec, platform, ask)
+    base = None
+    if spec.foreign is not None:
+        if ask.find_base is None:
+            raise BaseUnplaced(f"{spec.foreign}: the base of {spec.name} cannot be looked up")
+        base = ask.find_base(spec.foreign, platform)
+    debs = _debs(chain, below, platform, ask)
     return sealed(name, platform, spec.lock_digest(), base_seal, wheels, debs, base)
-
-
-def _base(spec: ImageSpec, platform: str, ask: Transport) -> BasePin | None:
-    """The foreign base by the digests of all its parts."""
-    if spec.foreign is None:
-        return None
-    if ask.find_base is None:
-        raise BaseUnplaced(f"{spec.foreign}: the base of {spec.name} cannot be looked up")
-    return ask.find_base(spec.foreign, platform)
 
 
 def _debs(
     chain: list[ImageSpec], below: list[ImageLock], platform: str, ask: Transport
 ) -> list[DebPin]:
     """The image's .debs and what they need, without those its base already has."""
-    root, spec = chain[0], chain[-1]
-    if not spec.debs or root.debian is None:
+    debian, spec = chain[0].debian, chain[-1]
+    if not spec.debs or debian is None:
         return []
-    there = {pin.name for lock in below for pin in lock.debs}
-    # resolved together with what the base has: its packages may already satisfy a dependency
-    pins = resolve_debs(
-        sorted({*spec.debs, *there}),
-        list(root.debian.exclude),
-        _suites(root.debian, ask),
-        root.debian.components,
-        platform.partition("/")[2],
-        ask.keyring,
-    )
-    return [pin for pin in pins if pin.name not in there]
-
-
-def _suites(debian: DebianSpec, ask: Transport) -> list[tuple[str, Get]]:
+    in_base = {pin.name for lock in below for pin in lock.debs}
     suites = [(debian.suite, ask.debian)]
     if debian.security:
         suites.append((f"{debian.suite}-security", ask.debian_security))
-    return suites
+    # resolved together with what the base has: its packages may already satisfy a dependency
+    wanted, exclude = sorted({*spec.debs, *in_base}), list(debian.exclude)
+    architecture = platform.partition("/")[2]
+    pins = resolve_debs(wanted, exclude, suites, debian.components, architecture, ask.keyring)
+    return [pin for pin in pins if pin.name not in in_base]

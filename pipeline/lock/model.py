@@ -73,16 +73,6 @@ class BasePin(Frozen):
         return [BlobPin(digest=d, size_bytes=n) for d, n in sizes.items()]
 
 
-def dump_base(base: BasePin | None) -> list[str]:
-    """Its lines in a lock: one a layer; none where there is no such base."""
-    if base is None:
-        return []
-    fields: dict[str, Any] = base.model_dump()
-    layers = fields.pop("layers")
-    lines = [f"  {name}: {json.dumps(value)}" for name, value in fields.items()]
-    return ["base_image:", *lines, "  layers:", *(f"  - {json.dumps(x)}" for x in layers)]
-
-
 # PEP 440 has `!` and `+`, Debian `~` and `:`
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 
@@ -180,8 +170,12 @@ def dump(lock: ImageLock) -> str:
         f"platform: {lock.platform}",
         f"spec: {lock.spec}",
         f"base_lock: {lock.base_lock or 'null'}",
-        *dump_base(lock.base_image),
     ]
+    if lock.base_image is not None:
+        fields: dict[str, Any] = lock.base_image.model_dump()
+        layers = fields.pop("layers")
+        lines += ["base_image:", *(f"  {name}: {json.dumps(x)}" for name, x in fields.items())]
+        lines += ["  layers:", *(f"  - {json.dumps(layer)}" for layer in layers)]
     for title, pins in (("wheels", lock.wheels), ("debs", lock.debs)):
         lines.append(f"{title}:" if pins else f"{title}: []")
         lines += [f"- {json.dumps(pin.model_dump(), ensure_ascii=False)}" for pin in pins]
@@ -211,13 +205,9 @@ def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLoc
         base = read_lock(checkout.lock_path(spec.parent, platform))
         if lock.base_lock != base.seal:
             raise LockStale(f"{path.name}: the lock of its base {spec.parent} has changed since")
-    _require_base(path, lock, spec)
-    return lock
-
-
-def _require_base(path: Path, lock: ImageLock, spec: ImageSpec) -> None:
-    """A foreign base is locked if and only if it is asked for, and is that one."""
+    # a foreign base is locked if and only if it is asked for, and is that one
     want, got = spec.foreign, lock.base_image
     locked = (got.repository, got.asked) if got else None
     if locked != ((want.repository, want.digest) if want else None):
         raise LockEdited(f"{path.name}: its base image is not the one in the spec")
+    return lock

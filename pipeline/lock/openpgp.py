@@ -10,8 +10,6 @@ import binascii
 import hashlib
 from collections.abc import Iterator
 
-from pipeline.model import Frozen
-
 _BEGIN, _END = (b"-----%s PGP PUBLIC KEY BLOCK-----" % word for word in (b"BEGIN", b"END"))
 _PUBLIC_KEY, _SUBKEY, _SIGNATURE = 6, 14, 2
 # the self-signatures that make a key usable: user IDs, the key itself, its subkeys
@@ -30,46 +28,23 @@ def binary_keyring(data: bytes) -> bytes:
     # a keybox, as newer GnuPG writes them, or packets, whose first byte has its high bit set
     if data[8:12] == b"KBXf" or (data and data[0] & 0x80):
         return data
-    blocks = list(_armored_blocks(data))
-    if not blocks:
+    lines = [line.strip() for line in data.splitlines()]
+    keys = b""
+    # whatever stands around the blocks
+    while _BEGIN in lines and _END in (rest := lines[lines.index(_BEGIN) + 1 :]):
+        end = rest.index(_END)
+        block, lines = rest[:end], rest[end + 1 :]
+        # headers such as `Version:` end at an empty line; `=` begins the checksum
+        body = block[block.index(b"") + 1 :] if b"" in block else block
+        try:
+            keys += base64.b64decode(b"".join(x for x in body if x[:1] != b"="), validate=True)
+        except binascii.Error as error:
+            raise KeyUnreadable("is a damaged ASCII-armored key") from error
+    if not keys:
         # the likeliest mistake, and one that its owner must hear of
         private = b"BEGIN PGP PRIVATE KEY" in data
         raise KeyUnreadable("holds a private key" if private else "holds no OpenPGP public key")
-    return b"".join(_unarmored(block) for block in blocks)
-
-
-def _armored_blocks(data: bytes) -> Iterator[list[bytes]]:
-    """The lines of each block, whatever stands around it."""
-    block: list[bytes] | None = None
-    for line in map(bytes.strip, data.splitlines()):
-        if line == _BEGIN:
-            block = []
-        elif line == _END and block is not None:
-            yield block
-            block = None
-        elif block is not None:
-            block.append(line)
-
-
-def _unarmored(lines: list[bytes]) -> bytes:
-    # headers such as `Version:` end at an empty line; `=` begins the checksum
-    body = lines[lines.index(b"") + 1 :] if b"" in lines else lines
-    try:
-        return base64.b64decode(b"".join(x for x in body if x[:1] != b"="), validate=True)
-    except binascii.Error as error:
-        raise KeyUnreadable("is a damaged ASCII-armored key") from error
-
-
-class _Key(Frozen):
-    """A primary key or a subkey, and the digests of the signatures that bind it."""
-
-    fingerprint: str
-    primary: str
-    digests: tuple[int, ...] = ()
-
-    @property
-    def is_weak(self) -> bool:
-        return bool(self.digests) and not STRONG_DIGESTS & set(self.digests)
+    return keys
 
 
 def sha1_bound(keyring: bytes) -> frozenset[str]:
@@ -77,28 +52,25 @@ def sha1_bound(keyring: bytes) -> frozenset[str]:
 
     gpgv takes such a key; Sequoia, with which Debian 13's apt verifies, does not.
     """
+    primaries: dict[str, str] = {}  # of each key and subkey
+    digests: dict[str, set[int]] = {}  # of the signatures that bind each of them
+    name = primary = ""
     try:
-        keys = list(_keys(keyring))
+        for tag, body in _packets(keyring):
+            if tag in (_PUBLIC_KEY, _SUBKEY):
+                if body[0] != 4:
+                    raise ValueError("not a version 4 key")
+                # a name, not a proof: RFC 4880 makes version 4 fingerprints so
+                packet = b"\x99" + len(body).to_bytes(2) + body
+                name = hashlib.sha1(packet, usedforsecurity=False).hexdigest().upper()
+                primary = name if tag == _PUBLIC_KEY else primary
+                primaries[name] = primary
+            elif tag == _SIGNATURE and name and _binds(body, primary):
+                digests.setdefault(name, set()).add(body[3])
     except (IndexError, ValueError, OverflowError):
         return frozenset()  # a keybox, or packets that gpgv will judge
-    weak = {key.fingerprint for key in keys if key.is_weak}
-    return frozenset({k.fingerprint for k in keys if k.fingerprint in weak or k.primary in weak})
-
-
-def _keys(keyring: bytes) -> Iterator[_Key]:
-    key: _Key | None = None
-    primary = ""
-    for tag, body in _packets(keyring):
-        if tag in (_PUBLIC_KEY, _SUBKEY):
-            if key is not None:
-                yield key
-            fingerprint = _fingerprint(body)
-            primary = fingerprint if tag == _PUBLIC_KEY else primary
-            key = _Key(fingerprint=fingerprint, primary=primary)
-        elif tag == _SIGNATURE and key is not None and _binds(body, primary):
-            key = key.model_copy(update={"digests": (*key.digests, body[3])})
-    if key is not None:
-        yield key
+    weak = {name for name, used in digests.items() if not STRONG_DIGESTS & used}
+    return frozenset(name for name, primary in primaries.items() if weak & {name, primary})
 
 
 def _binds(signature: bytes, primary: str) -> bool:
@@ -127,14 +99,6 @@ def _subpackets(signature: bytes) -> Iterator[tuple[int, bytes]]:
                 raise ValueError("an empty subpacket")
             yield signature[start] & 0x7F, signature[start + 1 : start + length]
             start += length
-
-
-def _fingerprint(body: bytes) -> str:
-    if body[0] != 4:
-        raise ValueError("not a version 4 key")
-    # a name, not a proof: RFC 4880 makes version 4 fingerprints so
-    name = hashlib.sha1(b"\x99" + len(body).to_bytes(2) + body, usedforsecurity=False)
-    return name.hexdigest().upper()
 
 
 def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:

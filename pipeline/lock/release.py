@@ -21,6 +21,12 @@ _BEGIN = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _END = b"-----END PGP SIGNATURE-----"
 # digest, size, path; other tables (MD5Sum, SHA1) are never read
 _HASH_LINE = re.compile(r"([0-9a-f]{64})\s+(\d{1,15})\s+(\S+)")
+_REASONS = {  # by the word in gpgv's status
+    "NO_PUBKEY": "signed by an unknown key",
+    "EXPKEYSIG": "the key has expired",
+    "REVKEYSIG": "the key was revoked",
+    "EXPSIG": "the signature has expired",
+}
 _FIELDS = ("Suite", "Codename", "Date", "Valid-Until", "Acquire-By-Hash", "SHA256")
 
 
@@ -84,7 +90,12 @@ def verify(inrelease: bytes, keyring: Path) -> Verified:
 
     The text is what gpgv wrote out, never the bytes that came over the wire.
     """
-    _require_one_signed_block(inrelease)
+    # text around the signed block is signed by no key, so it is not read
+    lines = inrelease.rstrip().split(b"\n")
+    if lines[0].rstrip() != _BEGIN or lines[-1].rstrip() != _END:
+        raise SignatureInvalid("InRelease is not one signed message from first line to last")
+    if sum(line.startswith(_BEGIN) for line in lines) != 1:
+        raise SignatureInvalid("InRelease holds more than one signed message")
     gpgv = proc.find_tool("gpgv", "Install it: `apt-get install gpgv`.")
     keys = read_keyring(keyring)
     # a home of its own: the user's keyring and gpg.conf must not decide what is believed
@@ -97,7 +108,10 @@ def verify(inrelease: bytes, keyring: Path) -> Verified:
         args += ["--status-fd", "1", "--output", str(text), str(signed)]
         done = proc.read(args, env=proc.environment(LC_ALL="C"))
         signers = _signers(done.stdout.decode(errors="replace"))
-        return Verified(text=_decoded(text.read_bytes()), signers=signers)
+        try:
+            return Verified(text=text.read_bytes().decode(), signers=signers)
+        except UnicodeDecodeError as error:
+            raise IndexBroken("the Release file is not UTF-8") from error
 
 
 def read_keyring(path: Path) -> bytes:
@@ -116,15 +130,6 @@ def read_keyring(path: Path) -> bytes:
         ) from error
 
 
-def _require_one_signed_block(inrelease: bytes) -> None:
-    """Refuse text around the signed block: nobody signed it, so nobody should read it."""
-    lines = inrelease.rstrip().split(b"\n")
-    if lines[0].rstrip() != _BEGIN or lines[-1].rstrip() != _END:
-        raise SignatureInvalid("InRelease is not one signed message from first line to last")
-    if sum(line.startswith(_BEGIN) for line in lines) != 1:
-        raise SignatureInvalid("InRelease holds more than one signed message")
-
-
 def _signers(status: str) -> frozenset[str]:
     """Who signed: at least one good signature with a strong digest, and no bad one.
 
@@ -135,12 +140,20 @@ def _signers(status: str) -> frozenset[str]:
     """
     lines = [line.split()[1:] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
     seen = {line[0] for line in lines if line}
-    # also beside a good signature: somebody changed the text
+    # also beside a good signature: the text was changed
     if "BADSIG" in seen:
         raise SignatureInvalid("InRelease was changed after it was signed")
-    valid = _valid_signatures(lines)
+    valid, good = [], False
+    for line in filter(None, lines):
+        # https://github.com/gpg/gnupg/blob/master/doc/DETAILS lists the fields of these lines
+        if line[0] == "VALIDSIG":
+            # an expired key's signature is valid and not good
+            valid += [line] if good and len(line) > 10 else []
+        if line[0] in ("NEWSIG", "GOODSIG", "VALIDSIG"):
+            good = line[0] == "GOODSIG"
     if not valid:
-        raise SignatureInvalid(f"InRelease has no valid signature by a known key ({_why(seen)})")
+        why = "; ".join(text for word, text in _REASONS.items() if word in seen) or "unreadable"
+        raise SignatureInvalid(f"InRelease has no valid signature by a known key ({why})")
     strong = [line for line in valid if int(line[8]) in STRONG_DIGESTS]
     if not strong:
         raise SignatureInvalid(
@@ -148,36 +161,6 @@ def _signers(status: str) -> frozenset[str]:
             "Nothing was used. Ask its owner to sign with SHA-256, or use another mirror.",
         )
     return frozenset(line[1] for line in strong)
-
-
-def _valid_signatures(lines: list[list[str]]) -> list[list[str]]:
-    """The VALIDSIG lines of signatures that are good; an expired key's is valid and not good."""
-    valid, good = [], False
-    for line in lines:
-        if line[:1] in (["NEWSIG"], ["GOODSIG"]):
-            good = line[0] == "GOODSIG"
-        # https://github.com/gpg/gnupg/blob/master/doc/DETAILS lists the fields of these lines
-        elif line[:1] == ["VALIDSIG"]:
-            valid += [line] if good and len(line) > 10 else []
-            good = False
-    return valid
-
-
-def _why(seen: set[str]) -> str:
-    reasons = {
-        "NO_PUBKEY": "signed by an unknown key",
-        "EXPKEYSIG": "the key has expired",
-        "REVKEYSIG": "the key was revoked",
-        "EXPSIG": "the signature has expired",
-    }
-    return "; ".join(text for word, text in reasons.items() if word in seen) or "unreadable"
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise IndexBroken("the Release file is not UTF-8") from error
 
 
 def _date(fields: dict[str, str], name: str) -> datetime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -53,7 +53,12 @@ def resolve_wheels(
     refused: list[str] = []
     while True:
         lock = _ask_uv(spec, platform, index_args, index_env or {}, scratch, refused)
-        without = _without_cuda(lock) if needs_cuda else []
+        # releases whose local version names another kind of machine, as requirements write them
+        without = [
+            f"{canonicalize_name(package['name'])}=={package['version']}"
+            for package in (lock.get("packages", []) if needs_cuda else ())
+            if str(package.get("version", "")).partition("+")[2].lower().startswith(_NO_CUDA)
+        ]
         if not without:
             break
         # a pin such as `torch==2.13.0+cpu` leaves uv no other choice
@@ -116,16 +121,6 @@ def _ask_uv(
     return tomllib.loads(answer.read_text(encoding="utf-8"))
 
 
-def _without_cuda(lock: dict[str, Any]) -> list[str]:
-    """Releases whose local version names another kind of machine, as requirements write them."""
-    releases = []
-    for package in lock.get("packages", []):
-        local = str(package.get("version", "")).partition("+")[2]
-        if local.lower().startswith(_NO_CUDA):
-            releases.append(f"{canonicalize_name(package['name'])}=={package['version']}")
-    return releases
-
-
 def choose_wheels(
     lock: dict[str, Any], spec: PythonSpec, platform: str
 ) -> list[tuple[str, str, str, str]]:
@@ -177,20 +172,17 @@ def wheel_order(file: str, ranks: dict[Tag, int]) -> tuple[int, int, str]:
 def tag_ranks(python: str, platform: str) -> dict[Tag, int]:
     """Every tag that runs in the image, best first, as pip would rank them there."""
     major, minor = (int(p) for p in python.split("."))
-    platforms = list(_platform_tags(_MACHINES[platform]))
-    version = (major, minor)
+    version, machine = (major, minor), _MACHINES[platform]
+    # manylinux1 is glibc 2.5; for aarch64 manylinux2014 (2.17) is the first, PEP 599
+    lowest = 5 if machine == "x86_64" else 17
+    platforms = []
+    for glibc in range(GLIBC_MINOR, lowest - 1, -1):
+        platforms.append(f"manylinux_2_{glibc}_{machine}")
+        platforms += [f"{old}_{machine}" for old, at in _LEGACY.items() if at == glibc]
+    # wheels that one builds oneself; pip, too, ranks them last
+    platforms.append(f"linux_{machine}")
     tags = [
         *cpython_tags(version, platforms=platforms),
         *compatible_tags(version, f"cp{major}{minor}", platforms=platforms),
     ]
     return {tag: rank for rank, tag in reversed(list(enumerate(tags)))}
-
-
-def _platform_tags(machine: str) -> Iterable[str]:
-    # manylinux1 is glibc 2.5; for aarch64 manylinux2014 (2.17) is the first, PEP 599
-    lowest = 5 if machine == "x86_64" else 17
-    for minor in range(GLIBC_MINOR, lowest - 1, -1):
-        yield f"manylinux_2_{minor}_{machine}"
-        yield from (f"{old}_{machine}" for old, at in _LEGACY.items() if at == minor)
-    # wheels that one builds oneself; pip, too, ranks them last
-    yield f"linux_{machine}"

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from pipeline.net.failures import BadAddress, BadAnswer
 
-# In a sentence. A password may hold a slash that nobody encoded: then what follows the colon is no
+# In a sentence. A password may hold a slash that was not encoded: then what follows the colon is no
 # port. The bound keeps long texts linear.
 _LOGIN = re.compile(r"(^|//)(?:[^/\s]+|[^/\s:@\[]*:(?!\d*(?:/|\s|$))\S{0,300})@")
 # In one address it may hold blanks, too; and where a question mark in it ends the address …
@@ -113,16 +113,10 @@ def number_in(header: str) -> int | None:
     return int(header) if _NUMBER.fullmatch(header) else None
 
 
-def host_of(host_port: str) -> str:
-    """The host alone, without port and brackets."""
-    if host_port.startswith("["):
-        return host_port[1:].partition("]")[0]
-    return host_port.partition(":")[0]
-
-
 def is_loopback(host_port: str) -> bool:
-    """Whether a server is on this machine, where plain http harms nobody."""
-    host = host_of(host_port)
+    """Whether a server is on this machine, where plain http does no harm."""
+    is_bracketed = host_port.startswith("[")
+    host = host_port[1:].partition("]")[0] if is_bracketed else host_port.partition(":")[0]
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

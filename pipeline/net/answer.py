@@ -24,16 +24,11 @@ def decoded(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     """The pieces of a body as they were before compression, a little at a time."""
     if encoding in ("", "identity"):
         yield from pieces
-    elif encoding in ("gzip", "x-gzip"):
-        yield from _gunzipped(pieces)
-    else:
+        return
+    if encoding not in ("gzip", "x-gzip"):
         raise BadAnswer(f"has the content encoding {encoding[:20]!r}, which was not requested")
-
-
-def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
     inflater, is_open = zlib.decompressobj(_GZIP), False
-    for piece in pieces:
-        data = piece
+    for data in pieces:
         while data:
             try:
                 plain = inflater.decompress(data, _MOST_AT_ONCE)
@@ -76,9 +71,7 @@ class Answer:
         # Below urllib3, whose own `readinto` makes a copy. And only `readinto`: the standard
         # library's `read` believes a chunk that claims to have -1 bytes, and reads for ever.
         self._source: Any = raw._original_response  # type: ignore[attr-defined]
-
-    def require_known_coding(self) -> None:
-        """Refuse a body whose framing would be taken for its content."""
+        # another coding's framing would be taken for the body's content
         coding = self.header("Transfer-Encoding").strip().lower()
         if coding not in ("", "identity", "chunked"):
             self.close()
@@ -104,7 +97,7 @@ class Answer:
         """Fill the buffer, or what the body still has of it; 0 at its end, `Lost` before that."""
         if self._stop.is_set():
             raise Interrupted("stopped")
-        self._watch.begin(id(self), self._cut, most_s or self._limits.piece_s)
+        self._watch.begin(id(self), lambda: end_socket(self._sock), most_s or self._limits.piece_s)
         why: BaseException | None = None
         count = 0
         try:
@@ -121,12 +114,9 @@ class Answer:
             is_stall = isinstance(why, TimeoutError)
             reason = "no more data arrived" if is_stall else "the connection broke off"
             raise self._lost(reason, is_stall=is_stall) from why
-        if not count and len(buffer) and (left := self._source.length):
-            raise self._lost(f"the connection ended {left} bytes early")
+        if not count and len(buffer) and (missing := self._source.length):
+            raise self._lost(f"the connection ended {missing} bytes early")
         return count
-
-    def _cut(self) -> None:
-        end_socket(self._sock)
 
     def _lost(self, reason: str, *, is_stall: bool = False) -> Lost:
         self.close()
@@ -138,12 +128,12 @@ class Answer:
         Each is good until the next one is asked for.
         """
         buffer = memoryview(bytearray(PIECE_BYTES))
-        left = most_bytes
-        while left != 0:
-            count = self.readinto(buffer if left is None else buffer[:left])
+        budget = most_bytes
+        while budget != 0:
+            count = self.readinto(buffer if budget is None else buffer[:budget])
             if not count:
                 return
-            left = None if left is None else left - count
+            budget = None if budget is None else budget - count
             yield buffer[:count]
 
     def read(self, most_bytes: int, *, decode: bool = True) -> bytes:
@@ -169,26 +159,23 @@ class Answer:
 
     def _steadily(self, most_bytes: int) -> Iterator[bytes]:
         """Small pieces, each in the time that the answer as a whole has left."""
-        self._require_length(most_bytes)
-        buffer, got, limits = memoryview(bytearray(_SMALL_BYTES)), 0, self._limits
-        while got <= most_bytes:
-            allowed_s = limits.grace_s + got / limits.least_bytes_per_s
-            left_s = self._since + allowed_s - time.monotonic()
-            if left_s <= 0:
-                raise self._lost("the server sends too slowly", is_stall=True)
-            count = self.readinto(buffer, left_s)
-            if not count:
-                return
-            got += count
-            yield bytes(buffer[:count])
-        raise BadAnswer(f"is larger than {most_bytes} bytes")
-
-    def _require_length(self, most_bytes: int) -> None:
         stated = self.header("Content-Length")
         if stated and self.length is None and not self.header("Transfer-Encoding"):
             raise BadAnswer(f"states a length of {clean(stated)[:20]!r} bytes")
         if (self.length or 0) > most_bytes:
             raise BadAnswer(f"is larger than {most_bytes} bytes")
+        buffer, got, limits = memoryview(bytearray(_SMALL_BYTES)), 0, self._limits
+        while got <= most_bytes:
+            allowed_s = limits.grace_s + got / limits.least_bytes_per_s
+            remaining_s = self._since + allowed_s - time.monotonic()
+            if remaining_s <= 0:
+                raise self._lost("the server sends too slowly", is_stall=True)
+            count = self.readinto(buffer, remaining_s)
+            if not count:
+                return
+            got += count
+            yield bytes(buffer[:count])
+        raise BadAnswer(f"is larger than {most_bytes} bytes")
 
     def drain(self) -> None:
         """Keep the connection where next to nothing is left of the body, and close it if not."""
@@ -204,8 +191,7 @@ class Answer:
         # the standard library closes an answer that has a length only when asked for more
         if self._source is not None and self._source.length == 0:
             self._source.close()
-        is_done = self._source is None or self._source.isclosed()
-        if not is_done:
+        if self._source is not None and not self._source.isclosed():
             self._raw.close()
         self._raw.release_conn()
 

@@ -32,7 +32,7 @@ MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
 # A thread that waits for a connection cannot be stopped; the process does not wait for it.
 _LONGEST_GOODBYE_S = 3.0
 # A name that does not resolve, and a machine on which nothing listens.
-_NOBODY = (socket.gaierror, ConnectionRefusedError)
+_UNREACHED = (socket.gaierror, ConnectionRefusedError)
 # Ports that a step up from http to https does not change.
 _DEFAULT = tuple((http, https) for http in (None, 80) for https in (None, 443))
 
@@ -104,52 +104,39 @@ class Client:
         for name, value in sent.items():
             # the standard library would show the value in its error
             if not (value.isascii() and value.isprintable()):
-                raise BadHeader(
-                    f"{shown(url)}: the {name} header contains characters that are not allowed"
-                )
-        try:
-            raw = self._send(method, url, sent, body, bounds)
-        except urllib3.exceptions.LocationValueError as error:
-            raise BadAddress(f"{shown(url)!r} is not a valid address") from error
-        except BREAKS as error:
-            raise self._failure(url, error) from error
-        self._answered.add(origin_of(url))
-        answer = Answer(raw, method, url, self._connections, bounds)
-        answer.require_known_coding()
-        return answer
-
-    def _send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: Body | None,
-        limits: Limits,
-    ) -> urllib3.BaseHTTPResponse:
-        """Try again where only a kept connection was closed: that is no answer to this request."""
+                why = f"the {name} header contains characters that are not allowed"
+                raise BadHeader(f"{shown(url)}: {why}")
         while True:
             try:
                 pieces = body.pieces() if body else None
-                return self._connections.send(method, url, headers, pieces, limits)
-            except urllib3.exceptions.ProtocolError as error:
-                is_closed = any(isinstance(part, ConnectionError) for part in error.args)
-                # what carries a body may have arrived, and its sender knows how to ask
-                if body is not None or not is_closed or not self._connections.slot.is_kept:
-                    raise
-                if self.stop.is_set():
-                    raise
+                raw = self._connections.send(method, url, sent, pieces, bounds)
+                break
+            except urllib3.exceptions.LocationValueError as error:
+                raise BadAddress(f"{shown(url)!r} is not a valid address") from error
+            except BREAKS as error:
+                is_protocol = isinstance(error, urllib3.exceptions.ProtocolError)
+                is_closed = is_protocol and any(isinstance(e, ConnectionError) for e in error.args)
+                # Only a kept connection was closed: that is no answer to this request, so ask
+                # again. What carries a body may have arrived, and its sender knows how to ask.
+                may_ask = is_closed and body is None and not self.stop.is_set()
+                if not may_ask or not self._connections.slot.is_kept:
+                    raise self._failure(url, error) from error
+        self._answered.add(origin_of(url))
+        return Answer(raw, method, url, self._connections, bounds)
 
     def _failure(self, url: str, error: Exception) -> Exception:
         if self.stop.is_set():
             return Interrupted("stopped")
-        causes = list(_causes(error))
-        for inner in causes:
-            if isinstance(inner, ssl.SSLCertVerificationError):
-                why = f"its certificate is not trusted: {inner.verify_message}"
+        causes: list[BaseException] = [error]
+        while inner := causes[-1].__cause__ or causes[-1].__context__:
+            causes.append(inner)
+        for cause in causes:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                why = f"its certificate is not trusted: {cause.verify_message}"
                 return Untrusted(f"{shown(url)}: {why}")
         # once a server has answered it may be restarting; before that, its name may be wrong
         is_new = origin_of(url) not in self._answered
-        is_unreached = is_new and any(isinstance(e, _NOBODY) for e in causes)
+        is_unreached = is_new and any(isinstance(e, _UNREACHED) for e in causes)
         is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
         is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
         why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
@@ -165,19 +152,19 @@ class Client:
         limits: Limits | None = None,
     ) -> Answer:
         """An answer that is no redirect; a login goes to the first origin and to no other."""
-        here, login = url, login or login_in(url)
+        current, login = url, login or login_in(url)
         for hop in range((limits or self.limits).most_hops + 1):
             sent = dict(headers or {})
-            own = login if is_home(url, here) else ""
-            if header := own or self._netrc_login(here, is_first=not hop):
+            own = login if is_home(url, current) else ""
+            if header := own or self._netrc_login(current, is_first=not hop):
                 sent["Authorization"] = header
             try:
-                answer = self.ask(method, here, headers=sent, limits=limits)
+                answer = self.ask(method, current, headers=sent, limits=limits)
                 place = answer.header("Location")
                 if answer.status not in REDIRECTS or not place:
                     return answer
                 answer.drain()
-                here = next_address(here, place)
+                current = next_address(current, place)
             except (BadAddress, BadAnswer) as error:
                 if isinstance(error, BadProxy) or (not hop and isinstance(error, BadAddress)):
                     raise
@@ -228,14 +215,6 @@ class Client:
         if all_gone:
             self.stop.clear()
         return all_gone
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what led to it, the innermost last."""
-    inner: BaseException | None = error
-    while inner is not None:
-        yield inner
-        inner = inner.__cause__ or inner.__context__
 
 
 def basic(user: str, password: str) -> str:

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,17 +29,13 @@ _SERVERS = 32
 _MOST_LINE_BYTES = 1 << 16
 
 
+@dataclass
 class Slot:
     """The socket that a thread uses at the moment."""
 
-    def __init__(self) -> None:
-        self.sock: socket.socket | None = None
-        self.limits = Limits()
-        self.is_kept = False  # the connection was there from an earlier request
-
-    def cut(self) -> None:
-        """End what the thread is at."""
-        end_socket(self.sock)
+    sock: socket.socket | None = None
+    limits: Limits = field(default_factory=Limits)
+    is_kept: bool = False  # the connection was there from an earlier request
 
 
 class Connections:
@@ -84,37 +81,29 @@ class Connections:
 
     def _manager(self, scheme: str, proxy: Proxy | None) -> urllib3.PoolManager:
         with self._guard:
-            manager = self._managers.get((scheme, proxy))
-            if manager is None:
-                manager = self._managers[scheme, proxy] = self._new_manager(scheme, proxy)
+            if manager := self._managers.get((scheme, proxy)):
+                return manager
+            extra: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
+            if scheme == "https" or (proxy and proxy.url.startswith("https:")):
+                # reading all CAs takes a while, and plain http needs none
+                self._context = self._context or self._make_context()
+            if scheme == "https":
+                extra["ssl_context"] = self._context
+            if proxy is None:
+                manager = urllib3.PoolManager(**extra)
+            else:
+                manager = urllib3.ProxyManager(
+                    proxy.url, proxy_headers=proxy.headers, proxy_ssl_context=self._context, **extra
+                )
+            # Pools whose connections tell us of their sockets. They know us only weakly: with the
+            # last use of a client its connections close.
+            me = weakref.ref(self)
+            manager.pool_classes_by_scheme = {
+                "http": partial(_new_pool, HTTPConnectionPool, partial(_Plain, me)),
+                "https": partial(_new_pool, HTTPSConnectionPool, partial(_Secure, me)),
+            }
+            self._managers[scheme, proxy] = manager
             return manager
-
-    def _new_manager(self, scheme: str, proxy: Proxy | None) -> urllib3.PoolManager:
-        kept: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
-        if scheme == "https" or (proxy and proxy.url.startswith("https:")):
-            # reading all CAs takes a while, and plain http needs none
-            self._context = self._context or self._make_context()
-        if scheme == "https":
-            kept["ssl_context"] = self._context
-        if proxy is None:
-            manager = urllib3.PoolManager(**kept)
-        else:
-            manager = urllib3.ProxyManager(
-                proxy.url, proxy_headers=proxy.headers, proxy_ssl_context=self._context, **kept
-            )
-        manager.pool_classes_by_scheme = self._pool_classes()
-        return manager
-
-    def _pool_classes(self) -> dict[str, Any]:
-        """Pools whose connections tell us of their sockets.
-
-        They know us only weakly: with the last use of a client its connections close.
-        """
-        me = weakref.ref(self)
-        return {
-            "http": partial(_new_pool, HTTPConnectionPool, partial(_Plain, me)),
-            "https": partial(_new_pool, HTTPSConnectionPool, partial(_Secure, me)),
-        }
 
     def note(self, sock: socket.socket) -> None:
         """A thread uses a socket from now on; after a stop it does not get far."""
@@ -137,7 +126,7 @@ class Connections:
     def in_time(self, most_s: float, what: str) -> Iterator[None]:
         """The calling thread's exchange is cut if what it does now takes longer."""
         slot = self.slot
-        self.watch.begin(id(slot), slot.cut, most_s)
+        self.watch.begin(id(slot), lambda: end_socket(slot.sock), most_s)
         try:
             yield
         finally:
@@ -154,7 +143,7 @@ class Connections:
 
 
 def end_socket(sock: socket.socket | None) -> None:
-    """Whoever reads or writes there stops at once."""
+    """Ends a connection: its reader and its writer stop at once."""
     # no socket: nothing is connected yet, or it is TLS within TLS
     with suppress(OSError, ValueError, TypeError):
         # the plain socket's: a TLS socket's own would go on without encryption

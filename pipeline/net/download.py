@@ -57,7 +57,14 @@ def _attempt(open_at: OpenAt, partial: Path, size_bytes: int, gauge: Gauge) -> s
     # what is complete is only hashed: a Range beyond the end would be refused
     if have == size_bytes and have:
         return f"sha256:{hash_so_far(partial, gauge.advance).hexdigest()}"
-    with _open_rest(open_at, have, size_bytes) as answer:
+    answer = open_at(have)
+    is_rest = answer.status == 206 and goes_on(answer.header("Content-Range"), have, size_bytes)
+    # a server without Range support answers 200 with the whole file; one that answers anything
+    # else is asked for all of it
+    if answer.status != 200 and not (is_rest and (answer.length or 0) <= size_bytes - have):
+        answer.close()
+        answer = open_at(0)
+    with answer:
         if answer.status == 200:
             # before the beginning is given up: another server may go on with it
             require_length(answer, size_bytes)
@@ -65,17 +72,6 @@ def _attempt(open_at: OpenAt, partial: Path, size_bytes: int, gauge: Gauge) -> s
         sha = hash_so_far(partial, gauge.advance)
         with os_errors_explained(partial), partial.open("ab") as out:
             return pour(answer, sha, out.tell(), size_bytes, gauge, out.write)
-
-
-def _open_rest(open_at: OpenAt, have: int, size_bytes: int) -> Answer:
-    """An answer that begins at our byte or, where the server cannot do that, at the first."""
-    answer = open_at(have)
-    is_rest = answer.status == 206 and goes_on(answer.header("Content-Range"), have, size_bytes)
-    # a server without Range support answers 200 with the whole file
-    if answer.status == 200 or (is_rest and (answer.length or 0) <= size_bytes - have):
-        return answer
-    answer.close()
-    return open_at(0)
 
 
 def require_length(answer: Answer, size_bytes: int) -> None:

@@ -1,28 +1,23 @@
-"""The four ways in which an exchange with a server fails."""
+"""How an exchange with a server fails."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 
 class NetError(Exception):
     """Something between this machine and a server; the message names the address."""
 
 
+@dataclass(eq=False)
 class Lost(NetError):
-    """The exchange failed for now: another try may help, after `wait_s` if the server names it.
+    """The exchange failed for now: another try may help, after `wait_s` if the server names it."""
 
-    `is_unreached`: nobody is there, and never has been, so that waiting seldom helps.
-    """
-
-    def __init__(
-        self,
-        why: str,
-        *,
-        wait_s: float | None = None,
-        is_stall: bool = False,
-        is_unreached: bool = False,
-    ) -> None:
-        super().__init__(why)
-        self.wait_s, self.is_stall, self.is_unreached = wait_s, is_stall, is_unreached
+    why: str
+    wait_s: float | None = field(default=None, kw_only=True)
+    is_stall: bool = field(default=False, kw_only=True)
+    # no server answered at this address yet, so waiting seldom helps
+    is_unreached: bool = field(default=False, kw_only=True)
 
 
 class BadAnswer(NetError):

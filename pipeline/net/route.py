@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -42,29 +43,18 @@ class Proxies:
             return self._configured
         address = self._environment.get(parts.scheme) or self._environment.get("all")
         host_port = parts.netloc.rpartition("@")[2]
-        if not address or is_loopback(host_port) or self._is_exempt(parts):
+        if not address or is_loopback(host_port) or proxy_bypass(host_port):
             return None
-        return read_proxy(address)
+        return None if self._is_in_exempt_network(parts.hostname or "") else read_proxy(address)
 
-    def _is_exempt(self, parts: SplitResult) -> bool:
-        if proxy_bypass(parts.netloc.rpartition("@")[2]):
-            return True
-        return _in_networks(parts.hostname or "", self._environment.get("no", ""))
-
-
-def _in_networks(host: str, no_proxy: str) -> bool:
-    """NO_PROXY may name networks, like 10.0.0.0/8."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    def _is_in_exempt_network(self, host: str) -> bool:
+        """NO_PROXY may name networks, like 10.0.0.0/8."""
+        for name in self._environment.get("no", "").split(","):
+            with suppress(ValueError):
+                network = ipaddress.ip_network(name.strip(), strict=False) if "/" in name else ()
+                if ipaddress.ip_address(host) in network:
+                    return True
         return False
-    for name in no_proxy.split(","):
-        try:
-            if "/" in name and address in ipaddress.ip_network(name.strip(), strict=False):
-                return True
-        except ValueError:
-            continue
-    return False
 
 
 def read_proxy(address: str) -> Proxy:
@@ -89,21 +79,18 @@ def read_proxy(address: str) -> Proxy:
 
 def tls_context(ca_file: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
     """A context that believes the CAs of a file, or of this machine."""
+    places = ssl.get_default_verify_paths()
+    has_none = not ca_file and not places.cafile and not places.capath
     try:
-        context = ssl.create_default_context(cafile=ca_file or _bundled())
+        # Mozilla's CAs as a Python package has them, where the system has none at all
+        if has_none and find_spec("certifi") is not None:
+            import certifi
+
+            ca_file = certifi.where()
+        context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
         raise Untrusted(f"{ca_file}: is not a readable file of CA certificates") from error
     # Python 3.13 began to refuse a CA without key usage, as `openssl req -x509` makes it: Docker,
     # curl and older Pythons take it (https://docs.python.org/3/library/ssl.html#context-creation)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
-
-
-def _bundled() -> str | None:
-    """Mozilla's CAs as a Python package has them, where the system has none at all."""
-    places = ssl.get_default_verify_paths()
-    if places.cafile or places.capath or find_spec("certifi") is None:
-        return None
-    import certifi
-
-    return certifi.where()

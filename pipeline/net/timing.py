@@ -19,10 +19,10 @@ Result = TypeVar("Result")
 
 # With waits of 0.5 to 4 s between them, a restart of some seconds is bridged.
 ATTEMPTS = 5
-# Where nobody is there from the beginning: a mistyped name, no network, a server not yet started.
+# Where no server answers from the beginning: a mistyped name, no network, a server not yet up.
 _UNREACHED_ATTEMPTS = 2
 LONGEST_WAIT_S = 30.0
-# Some servers ask for hours, which nobody would take for progress; the Hub counts in windows of
+# Some servers ask for hours, which no user would take for progress; the Hub counts in windows of
 # five minutes.
 LONGEST_ASKED_S = 330.0
 # of all waits together that servers ask for in one exchange: two windows of the Hub
@@ -56,12 +56,18 @@ _EPOCH_FROM = 10**9  # GitHub and others give the moment, not the seconds until 
 
 def asked_wait_s(headers: Mapping[str, str]) -> float | None:
     """Seconds that a refusing server asks for; the longest where it names several."""
-    asked = (
-        retry_after_s(headers.get("Retry-After") or ""),
-        _one_field(headers.get("RateLimit") or ""),
-        _many_fields(headers, "RateLimit"),
-        _many_fields(headers, "X-RateLimit"),
-    )
+    asked = [retry_after_s(headers.get("Retry-After") or "")]
+    for window in re.split(r',(?=\s*")', (headers.get("RateLimit") or "")[:_LONGEST_HEADER]):
+        left, reset = _LEFT.search(window), _RESET.search(window)
+        # only a window that is used up counts
+        if reset and (left is None or int(left[1]) == 0):
+            asked.append(float(reset[1]))
+    for prefix in ("RateLimit", "X-RateLimit"):
+        remaining = (headers.get(f"{prefix}-Remaining") or "").strip()
+        until = (headers.get(f"{prefix}-Reset") or "").strip()
+        if _NUMBER.fullmatch(until) and remaining in ("", "0"):
+            is_moment = float(until) >= _EPOCH_FROM
+            asked.append(max(0.0, float(until) - time.time()) if is_moment else float(until))
     return max((s for s in asked if s is not None), default=None)
 
 
@@ -73,26 +79,6 @@ def retry_after_s(text: str) -> float | None:
         return max(0.0, parsedate_to_datetime(text[:100]).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def _one_field(text: str) -> float | None:
-    """The longest reset among the windows that are used up."""
-    resets = []
-    windows = re.split(r',(?=\s*")', text[:_LONGEST_HEADER])
-    for window in windows:
-        left, reset = _LEFT.search(window), _RESET.search(window)
-        if reset and (left is None or int(left[1]) == 0):
-            resets.append(float(reset[1]))
-    return max(resets, default=None)
-
-
-def _many_fields(headers: Mapping[str, str], prefix: str) -> float | None:
-    left = (headers.get(f"{prefix}-Remaining") or "").strip()
-    reset = (headers.get(f"{prefix}-Reset") or "").strip()
-    if not _NUMBER.fullmatch(reset) or left not in ("", "0"):
-        return None
-    seconds = float(reset)
-    return max(0.0, seconds - time.time()) if seconds >= _EPOCH_FROM else seconds
 
 
 def most_attempts(lost: Lost, attempts: int | None = None) -> int:
@@ -117,7 +103,7 @@ class Patience:
             except Lost as lost:
                 failures += 1
                 asked_s += lost.wait_s or 0.0
-                # whoever asks for days, or again and again, is as good as down: nobody waits
+                # a server that asks for days, or again and again, is as good as down
                 if failures >= most_attempts(lost, attempts) or asked_s > _MOST_ASKED_S:
                     raise
                 self.pause(failures - 1, lost)
@@ -128,17 +114,14 @@ class Patience:
         if lost and lost.wait_s is not None:
             wait_s = min(lost.wait_s, LONGEST_ASKED_S)
         if lost and wait_s >= _REPORT_FROM_S:
-            self._report_once(f"  {lost}; trying again in {wait_s:.0f} s")
+            # one line for what several threads run into at the same time
+            now = time.monotonic()
+            with self._guard:
+                is_new, self._reported_at = now - self._reported_at >= _REPORT_FROM_S, now
+            if is_new:
+                log.say(f"  {lost}; trying again in {wait_s:.0f} s")
         if self._stop.wait(wait_s):
             raise Interrupted("stopped")
-
-    def _report_once(self, message: str) -> None:
-        """One line for what several threads run into at the same time."""
-        now = time.monotonic()
-        with self._guard:
-            is_new, self._reported_at = now - self._reported_at >= _REPORT_FROM_S, now
-        if is_new:
-            log.say(message)
 
 
 class Watchdog:

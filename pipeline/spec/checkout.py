@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -41,14 +40,10 @@ class Checkout:
 
     def sources(self) -> list[str]:
         """All sources that can be compiled here, sorted."""
-        return sorted(p.parent.name for p in self._sources.glob("*/source.yaml"))
-
-    @property
-    def _sources(self) -> Path:
-        return self.root / "images" / "sources"
+        return sorted(p.parent.name for p in (self.root / "images").glob("sources/*/source.yaml"))
 
     def source_folder(self, name: str) -> Path:
-        return self._sources / name
+        return self.root / "images" / "sources" / name
 
     def source_lock_path(self, name: str) -> Path:
         return self.root / "lockfiles" / "sources" / f"{name}.lock.yaml"
@@ -103,7 +98,21 @@ class Checkout:
             spec = self.spec(current).on(platform)
             specs.append(spec)
             current = spec.parent
-        _require_supported(specs[::-1])
+        # what cannot stand on a foreign base is refused before anything is looked up
+        for spec in specs[::-1] if specs[-1].foreign is not None else ():
+            if spec.debs:
+                raise SpecInvalid(
+                    f"{spec.name}: debs: cannot be added to a foreign base: it is not known which"
+                    " packages it has",
+                    "Use `files` and `python`, or an image of this checkout with `debian` as the"
+                    " base.",
+                )
+            if spec.gates:
+                raise SpecInvalid(
+                    f"{spec.name}: gates: cannot judge an image on a foreign base",
+                    "Leave `gates` empty, or use an image of this checkout with `debian` as the"
+                    " base.",
+                )
         return specs[::-1]
 
     def series(self, spec: ImageSpec) -> PatchSeries:
@@ -147,21 +156,3 @@ def find_checkout(start: Path) -> Checkout:
     if folder is None:
         raise NoCheckout(f"{start}: not inside a checkout (no images/ and lockfiles/ above it)")
     return Checkout(folder)
-
-
-def _require_supported(chain: Sequence[ImageSpec]) -> None:
-    """What cannot stand on a foreign base is refused before anything is looked up."""
-    if not chain or chain[0].foreign is None:
-        return
-    for spec in chain:
-        if spec.debs:
-            raise SpecInvalid(
-                f"{spec.name}: debs: cannot be added to a foreign base: it is not known which"
-                " packages it has",
-                "Use `files` and `python`, or an image of this checkout with `debian` as the base.",
-            )
-        if spec.gates:
-            raise SpecInvalid(
-                f"{spec.name}: gates: cannot judge an image on a foreign base",
-                "Leave `gates` empty, or use an image of this checkout with `debian` as the base.",
-            )

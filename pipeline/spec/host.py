@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
@@ -62,7 +61,8 @@ class ToolkitSpec(Frozen):
 
     @model_validator(mode="after")
     def _is_not_too_old(self) -> ToolkitSpec:
-        if _numbers(self.at_least) < _numbers(OLDEST_TOOLKIT):
+        given, oldest = (tuple(map(int, r.split("."))) for r in (self.at_least, OLDEST_TOOLKIT))
+        if given < oldest:
             raise ValueError(f"{self.at_least} is older than {OLDEST_TOOLKIT}")
         return self
 
@@ -102,18 +102,9 @@ class HostSpec(Frozen):
         return sha256_of(canonical_json(self.model_dump()))
 
 
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
-
-
-def spec_path(checkout: Checkout) -> Path:
-    """The file of the hosts' spec."""
-    return checkout.root / "lockfiles" / "host.yaml"
-
-
 def read_host_spec(checkout: Checkout) -> HostSpec:
     """The spec of this checkout."""
-    path = spec_path(checkout)
+    path = checkout.root / "lockfiles" / "host.yaml"
     if not path.exists():
         raise LockMissing(
             "lockfiles/host.yaml does not exist",

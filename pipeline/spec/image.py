@@ -208,18 +208,14 @@ class ImageSpec(Frozen):
         """The card that its kernels are compiled for: the first that it names."""
         return self.promised_archs[0].rstrip("af")
 
-    def lock_digest_input(self) -> dict[str, Any]:
-        """The part of the spec that decides what a lock must hold."""
-        # what only decides how files are laid out leaves a lock valid
-        python = (
-            self.python.model_dump(exclude={"prefer", "rewrite_record"}) if self.python else None
-        )
-        debian = self.debian.model_dump() if self.debian else None
-        return {"base": self.base, "debian": debian, "debs": sorted(self.debs), "python": python}
-
     def lock_digest(self) -> str:
         """The digest a lock of this spec records: change the spec, and the lock is stale."""
-        return sha256_of(canonical_json(self.lock_digest_input()))
+        # what only decides how files are laid out leaves a lock valid
+        layout = {"prefer", "rewrite_record"}
+        python = self.python.model_dump(exclude=layout) if self.python else None
+        debian = self.debian.model_dump() if self.debian else None
+        wanted = {"base": self.base, "debian": debian, "debs": sorted(self.debs), "python": python}
+        return sha256_of(canonical_json(wanted))
 
 
 class PythonOverride(Frozen):
@@ -323,14 +319,10 @@ class PatchSpec(Frozen):
 
     @model_validator(mode="after")
     def _has_reasons(self) -> PatchSpec:
-        given = {
-            "upstream": (self.upstream, self.no_upstream),
-            "gate": (self.gate, self.no_gate),
-        }
         unclear = [
             f"give either `{field}`, or under `no_{field}` why there is none"
-            for field, (value, reason) in given.items()
-            if bool(value) == bool(reason)
+            for field in ("upstream", "gate")
+            if bool(getattr(self, field)) == bool(getattr(self, f"no_{field}"))
         ]
         if unclear:
             raise ValueError("; ".join(unclear))

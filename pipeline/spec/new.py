@@ -20,6 +20,7 @@ from pipeline.yaml_file import mistakes
 
 SERIES = "patches/series.yaml"
 _SCHEMA = "# yaml-language-server: $schema={up}{kind}.schema.json\n"
+_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}
 
 
 class _Indented(yaml.SafeDumper):
@@ -47,7 +48,10 @@ def new_image(
     }
     _require_valid(body)
     path = _free_folder(checkout, name) / "image.yaml"
-    write_bytes(path, (_SCHEMA.format(up="../", kind="image") + _dumped(body)).encode())
+    # lists of one line, as people write them: [linux/amd64]
+    style = {**_STYLE, "default_flow_style": None, "width": 100}
+    text = _SCHEMA.format(up="../", kind="image") + yaml.safe_dump(body, **style)
+    write_bytes(path, text.encode())
     return path
 
 
@@ -59,7 +63,7 @@ def copy_image(checkout: Checkout, name: str, like: str) -> Path:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(checkout.folder(like), folder, ignore=ignore)
     path = folder / "image.yaml"
-    text = _text(path)
+    text = path.read_bytes().decode()
     old = _fields(text)["name"]
     start, end = old.start_mark.index, old.end_mark.index
     # quoted where it must be, such as a number
@@ -75,13 +79,13 @@ def add_to_series(checkout: Checkout, spec: ImageSpec, patch: PatchSpec, text: s
     # the patch first: a series must not name a file that is not there
     write_bytes(series.parent / patch.file, text.encode())
     head = _SCHEMA.format(up="../../", kind="series") + "patches: []\n"
-    before = _text(series) if series.exists() else head
+    before = series.read_bytes().decode() if series.exists() else head
     entry = patch.model_dump(mode="json", exclude_defaults=True)
     write_bytes(series, with_patch(before, entry).encode())
     written = [series.parent / patch.file, series]
     if spec.patches is None:
         path = folder / "image.yaml"
-        write_bytes(path, with_field(_text(path), "patches", SERIES).encode())
+        write_bytes(path, with_field(path.read_bytes().decode(), "patches", SERIES).encode())
         written.append(path)
     return written
 
@@ -137,19 +141,6 @@ def _free_folder(checkout: Checkout, name: str) -> Path:
     return folder
 
 
-def _text(path: Path) -> str:
-    return path.read_bytes().decode()
-
-
-def _dumped(body: object) -> str:
-    # lists of one line, as people write them: [linux/amd64]
-    return yaml.safe_dump(
-        body, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
-    )
-
-
 def _indented(entries: list[dict[str, object]], column: int) -> str:
-    lines = yaml.dump(
-        entries, Dumper=_Indented, sort_keys=False, allow_unicode=True, width=100 - column
-    )
+    lines = yaml.dump(entries, Dumper=_Indented, width=100 - column, **_STYLE)
     return "".join(f"{' ' * column}{line}\n" for line in lines.splitlines())

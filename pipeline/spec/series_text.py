@@ -15,19 +15,14 @@ def with_hashes(text: str, hashes: Mapping[Place, Mapping[str, str]]) -> str:
 
     By position and not by the old value: new entries may have none, or all the same one.
     """
-    edits = [edit for place, new in hashes.items() for edit in _edits(_file(text, place), new)]
+    patches = _values(yaml.compose(text, Loader=yaml.SafeLoader))["patches"]
+    edits: list[tuple[int, int, str]] = []
+    for (entry, at), new in hashes.items():
+        edits += _edits(_values(patches.value[entry])["files"].value[at], new)
     # from the end, so that places before an edit stay where they are
     for start, end, value in sorted(edits, reverse=True):
         text = f"{text[:start]}{value}{text[end:]}"
     return text
-
-
-def _file(text: str, place: Place) -> yaml.MappingNode:
-    patches = _values(yaml.compose(text, Loader=yaml.SafeLoader))["patches"]
-    files = _values(patches.value[place[0]])["files"]
-    node = files.value[place[1]]
-    assert isinstance(node, yaml.MappingNode)
-    return node
 
 
 def _values(node: yaml.Node) -> dict[str, yaml.Node]:

@@ -18,8 +18,8 @@ from pipeline.weights.disk.survey import some
 from pipeline.weights.model import dump
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
-from pipeline.weights.sign.manifest import locked_digests
 from pipeline.weights.sign.record import record_path
+from pipeline.weights.sign.signing import locked_digests
 
 
 def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:

@@ -13,19 +13,14 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.errors import (
-    HubBroken,
-    HubRefused,
-    PipelineError,
-    SourceUnreachable,
-)
+from pipeline.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
 from pipeline.fetch.http import Client, unreachable
 from pipeline.fetch.settings import Settings
 from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.net import failures
 from pipeline.net.address import linked_page, next_address, origin_of, parts_of
 from pipeline.net.answer import Pages
 from pipeline.net.client import MAY_PASS, Reply
-from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, Lost, NetError
 from pipeline.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
@@ -38,19 +33,17 @@ _HUB_DOWN = "Check the network and HF_ENDPOINT, then run it again."
 
 def endpoint() -> str:
     """HF_ENDPOINT as it is now, else the Hub."""
-    address = (os.environ.get("HF_ENDPOINT") or _default_endpoint()).rstrip("/")
+    address = os.environ.get("HF_ENDPOINT")
+    if not address:
+        # imported late: importing it fails if HF_ENDPOINT is malformed
+        from huggingface_hub import constants
+
+        address = constants.ENDPOINT
     try:
         parts_of(address)
-    except BadAddress as error:
+    except failures.BadAddress as error:
         raise SourceUnreachable(f"HF_ENDPOINT: {error}", "Correct HF_ENDPOINT.") from error
-    return address
-
-
-def _default_endpoint() -> str:
-    """From the Hub's own library, imported late: importing it fails if HF_ENDPOINT is malformed."""
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
+    return address.rstrip("/")
 
 
 def is_offline() -> bool:
@@ -128,35 +121,29 @@ class Hub:
         return list(pins.values())
 
     def _entries(self, repository: str, commit: str) -> Iterator[Any]:
-        """What all pages of a tree list."""
+        """The entries of all pages of a tree."""
         place: str | None = f"{self.endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
         pages = Pages(f"{repository}: its listing", _MOST_PAGES, self._client.http.limits.pages_s)
         while place is not None:
             try:
                 pages.take(place)
-            except BadAnswer as error:
+            except failures.BadAnswer as error:
                 raise HubBroken(str(error)) from error
             reply = self._ask(repository, place)
             entries = _value(repository, reply)
             if not isinstance(entries, list):
                 raise HubBroken(f"{repository}: the answer is not a list of files")
             yield from entries
-            place = self._next_page(repository, reply)
-
-    def _next_page(self, repository: str, reply: Reply) -> str | None:
-        link = linked_page(reply.header("Link"))
-        if link is None:
-            return None
-        try:
-            place = next_address(reply.url, link)
-        except BadAnswer as error:
-            raise HubBroken(f"{repository}: a page {error}") from error
-        if origin_of(place) != origin_of(self.endpoint):
-            where = urlsplit(place).netloc
-            raise HubBroken(
-                f"{repository}: the next page is at {where}, which must not get our token"
-            )
-        return place
+            place = linked_page(reply.header("Link"))
+            try:
+                place = next_address(reply.url, place) if place is not None else None
+            except failures.BadAnswer as error:
+                raise HubBroken(f"{repository}: a page {error}") from error
+            if place is not None and origin_of(place) != origin_of(self.endpoint):
+                where = urlsplit(place).netloc
+                raise HubBroken(
+                    f"{repository}: the next page is at {where}, which must not get our token"
+                )
 
     def _ask(self, repository: str, url: str) -> Reply:
         """Try again what may pass; every other failure has its own error."""
@@ -166,13 +153,19 @@ class Hub:
             reply = self._client.http.fetch(url, most_bytes=MOST_PAGE_BYTES, login=login)
             if reply.status in MAY_PASS:
                 wait_s = asked_wait_s(reply.headers)
-                raise Lost(f"the Hub answers {reply.status}", wait_s=wait_s)
+                raise failures.Lost(f"the Hub answers {reply.status}", wait_s=wait_s)
             return reply
 
         try:
             reply = self._client.patience.retried(once, self._attempts)
-        except NetError as error:
-            raise _failure(repository, error) from error
+        except failures.NetError as error:
+            if isinstance(error, failures.BadAnswer):
+                raise HubBroken(f"{repository}: {error}") from error
+            # settings of this machine have hints of their own
+            if isinstance(error, failures.BadProxy | failures.BadHeader | failures.Untrusted):
+                raise unreachable(error) from error
+            hint = "Correct HF_ENDPOINT." if isinstance(error, failures.BadAddress) else _HUB_DOWN
+            raise SourceUnreachable(f"{repository}: {error}", hint) from error
         if reply.status != 200:
             raise _refusal(repository, reply)
         return reply
@@ -183,19 +176,6 @@ def _value(repository: str, reply: Reply, *, any_int: bool = False) -> Any:
         return read_json(reply.data, most_bytes=MOST_PAGE_BYTES, any_int=any_int)
     except JsonInvalid as error:
         raise HubBroken(f"{repository}: the answer is not valid JSON ({error})") from error
-
-
-def _failure(repository: str, error: NetError) -> PipelineError:
-    if isinstance(error, Lost):
-        return SourceUnreachable(f"{repository}: {error}", _HUB_DOWN)
-    if isinstance(error, BadAnswer):
-        return HubBroken(f"{repository}: {error}")
-    if isinstance(error, BadAddress) and not isinstance(error, BadProxy):
-        return SourceUnreachable(f"{repository}: {error}", "Correct HF_ENDPOINT.")
-    failure = unreachable(error)
-    if failure.hint == SourceUnreachable.hint:
-        failure.hint = _HUB_DOWN
-    return failure
 
 
 def _pin(repository: str, listed: dict[str, Any]) -> FilePin:

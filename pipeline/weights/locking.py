@@ -18,6 +18,7 @@ MOST_INDEX_BYTES = 200 << 20  # some 100 for each tensor, of which Kimi K2.5 has
 _INDEX = ".safetensors.index.json"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<at>\d{5})-of-(?P<of>\d{5})(?P<end>\.\w+)")
 Fetch = Callable[[FilePin, str], bytes]
+Kind = Literal["added", "removed", "changed", "commit"]
 
 
 class LockResult(Frozen):
@@ -30,7 +31,7 @@ class LockResult(Frozen):
 class LockChange(Frozen):
     """One file that a new lock would add, drop or change."""
 
-    kind: Literal["added", "removed", "changed", "commit"]
+    kind: Kind
     path: str
     before: str | None = None
     after: str | None = None
@@ -53,7 +54,20 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
             f"{spec.name}: include and exclude leave out all of {len(listed)} files",
             f"Correct them, in lockfiles/weights/{spec.name}.yaml if they stand there.",
         )
-    warnings = [w for pin in wanted for w in _index_warnings(pin, commit, listed, wanted, fetch)]
+    listed_paths, wanted_paths = {pin.path for pin in listed}, {pin.path for pin in wanted}
+    warnings = []
+    for pin in wanted:
+        # only a warning hangs on it, so an index that is too large is passed over
+        if pin.path.endswith(_INDEX) and pin.size_bytes <= MOST_INDEX_BYTES:
+            named = _shards(pin, checked(pin, fetch(pin, commit)))
+            lacking, excluded = named - listed_paths, named & listed_paths - wanted_paths
+            for paths, who in (
+                (lacking, "the repository lacks"),
+                (excluded, "the spec leaves out"),
+            ):
+                some = ", ".join(sorted(paths)[:3])
+                if paths:
+                    warnings.append(f"{pin.path}: names {len(paths)} shards that {who} ({some})")
     warnings += _split_warnings(wanted)
     # asked again at the end: what was read in between belongs together only if the branch stood
     now = hub.commit_of(spec.repository, spec.revision)
@@ -71,31 +85,6 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
         ) from error
 
 
-def _index_warnings(
-    pin: FilePin,
-    commit: str,
-    listed: Sequence[FilePin],
-    wanted: Sequence[FilePin],
-    fetch: Fetch,
-) -> list[str]:
-    """Whether every shard that an index names is there, and part of the set."""
-    # only a warning hangs on it, so an index that is too large is passed over
-    if not pin.path.endswith(_INDEX) or pin.size_bytes > MOST_INDEX_BYTES:
-        return []
-    folder = pin.path.rpartition("/")[0]
-    named = {
-        f"{folder}/{s}" if folder else s for s in _shards(pin, checked(pin, fetch(pin, commit)))
-    }
-    return [
-        f"{pin.path}: names {len(lacking)} shards that {who} ({', '.join(sorted(lacking)[:3])})"
-        for lacking, who in (
-            (named - {p.path for p in listed}, "the repository lacks"),
-            (named & {p.path for p in listed} - {p.path for p in wanted}, "the spec leaves out"),
-        )
-        if lacking
-    ]
-
-
 def checked(pin: FilePin, data: bytes) -> bytes:
     """The bytes, if they are the pin's."""
     hasher = pin.new_hash()
@@ -109,13 +98,12 @@ def checked(pin: FilePin, data: bytes) -> bytes:
 
 
 def _shards(pin: FilePin, data: bytes) -> set[str]:
+    """The paths of all shards that an index names."""
     try:
         shards = set(read_json(data, most_bytes=MOST_INDEX_BYTES)["weight_map"].values())
+        return {pin.path[: pin.path.rfind("/") + 1] + shard for shard in shards}
     except (JsonInvalid, KeyError, TypeError, AttributeError) as error:
         raise HubBroken(f"{pin.path}: is not an index of safetensors shards") from error
-    if not all(isinstance(shard, str) for shard in shards):
-        raise HubBroken(f"{pin.path}: is not an index of safetensors shards")
-    return shards
 
 
 def _split_warnings(wanted: Sequence[FilePin]) -> list[str]:
@@ -137,27 +125,21 @@ def diff_locks(old: WeightsLock | None, new: WeightsLock) -> list[LockChange]:
     """What moves from one lock to the next."""
     before = {pin.path: pin for pin in old.files} if old else {}
     after = {pin.path: pin for pin in new.files}
-    rows = (_move(path, before.get(path), after.get(path)) for path in {**before, **after})
-    moves = sorted((move for move in rows if move), key=lambda move: move.path)
+    changes = []
     if old is None or old.commit != new.commit:
-        head = LockChange(
-            kind="commit", path="", before=old.commit if old else None, after=new.commit
-        )
-        return [head, *moves]
-    return moves
-
-
-def _move(path: str, old: FilePin | None, new: FilePin | None) -> LockChange | None:
-    if old == new:
-        return None
-    kind: Literal["added", "removed", "changed"] = "changed"
-    if old is None or new is None:
-        kind = "added" if old is None else "removed"
-    return LockChange(
-        kind=kind,
-        path=path,
-        before=old.want if old else None,
-        after=new.want if new else None,
-        before_bytes=old.size_bytes if old else None,
-        after_bytes=new.size_bytes if new else None,
-    )
+        commit = old.commit if old else None
+        changes.append(LockChange(kind="commit", path="", before=commit, after=new.commit))
+    for path in sorted({**before, **after}):
+        was, now = before.get(path), after.get(path)
+        if was != now:
+            kind: Kind = "changed" if was and now else "added" if now else "removed"
+            change = LockChange(
+                kind=kind,
+                path=path,
+                before=was.want if was else None,
+                after=now.want if now else None,
+                before_bytes=was.size_bytes if was else None,
+                after_bytes=now.size_bytes if now else None,
+            )
+            changes.append(change)
+    return changes

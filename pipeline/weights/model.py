@@ -87,9 +87,7 @@ class WeightsSpec(Frozen):
 
     def wants(self, path: str) -> bool:
         """Whether a file of the repository is part of the set; `*` also crosses folders."""
-        if not any(fnmatchcase(path, pattern) for pattern in self.include):
-            return False
-        return not any(fnmatchcase(path, pattern) for pattern in self.exclude)
+        return is_chosen(path, self.include, self.exclude)
 
     def lock_digest(self) -> str:
         """What a lock answers: everything but the description."""
@@ -105,13 +103,18 @@ def is_reference(text: str) -> bool:
 def spec_of(reference: str) -> WeightsSpec:
     """The spec of `organisation/model[@revision]`: all files of any model, no file needed."""
     repository, at, revision = reference.partition("@")
+    # A name for the lock and its files: `--` is in no repository's name (huggingface_hub,
+    # utils/_validators.py); of a commit twelve digits are enough to tell it from others.
+    short = revision[:12] if COMMIT.fullmatch(revision) else revision
+    whole = "--".join([*repository.split("/"), *([short] if short else [])]).lower()
+    name = re.sub(r"[^a-z0-9.+-]", "+", whole)
+    if len(name) > _MOST_NAME_CHARS:
+        digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
+        name = f"{name[: _MOST_NAME_CHARS - 13]}-{digest}"
+    about = f"All files of {repository}, as its publisher has them on the Hub."
     try:
-        return WeightsSpec(
-            name=_name_of(repository, revision),
-            repository=repository,
-            revision=revision if at else "main",
-            about=f"All files of {repository}, as its publisher has them on the Hub.",
-        )
+        revision = revision if at else "main"
+        return WeightsSpec(name=name, repository=repository, revision=revision, about=about)
     except ValidationError as error:
         part = "revision" if error.errors()[-1]["loc"] == ("revision",) else "repository"
         # people copy the address of a model's page
@@ -121,19 +124,6 @@ def spec_of(reference: str) -> WeightsSpec:
             f"{reference[:100]!r}: its {part} is not one that the Hub can have",
             f"Write organisation/model or organisation/model@revision, {example}.",
         ) from error
-
-
-def _name_of(repository: str, revision: str) -> str:
-    """A name for the lock and its files."""
-    # `--` is in no repository's name: huggingface/huggingface_hub, utils/_validators.py; of a
-    # commit twelve digits are enough to tell it from others
-    short = revision[:12] if COMMIT.fullmatch(revision) else revision
-    whole = "--".join([*repository.split("/"), *([short] if short else [])]).lower()
-    name = re.sub(r"[^a-z0-9.+-]", "+", whole)
-    if len(name) <= _MOST_NAME_CHARS:
-        return name
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
-    return f"{name[: _MOST_NAME_CHARS - 13]}-{digest}"
 
 
 class FilePin(Frozen):
@@ -206,6 +196,8 @@ def sealed(spec: WeightsSpec, commit: str, files: list[FilePin]) -> WeightsLock:
 
 def dump(lock: WeightsLock) -> str:
     """The lock as text: a line a file, so that a diff shows only what moved."""
+    # JSON is YAML too: a file stays on one line, whatever characters its name has
+    rows = [json.dumps(p.model_dump(exclude_none=True), ensure_ascii=False) for p in lock.files]
     lines = [
         "# Written by `sm120 weights lock`; do not edit: the seal would not match.",
         f"format: {lock.format}",
@@ -214,11 +206,7 @@ def dump(lock: WeightsLock) -> str:
         f"repository: {json.dumps(lock.repository)}",
         f"commit: {json.dumps(lock.commit)}",
         "files:",
-        *(
-            # JSON is YAML too: a file stays on one line, whatever characters its name has
-            f"- {json.dumps(pin.model_dump(exclude_none=True), ensure_ascii=False)}"
-            for pin in lock.files
-        ),
+        *(f"- {row}" for row in rows),
         f"seal: {lock.seal}",
         "",
     ]
@@ -244,7 +232,18 @@ def spec_names(checkout: Checkout) -> list[str]:
 def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
     """One set's spec, by its name; any model's by `organisation/model[@revision]`."""
     if is_reference(name):
-        return _saved_or_plain(checkout, spec_of(name))
+        plain = spec_of(name)
+        if plain.name not in spec_names(checkout):
+            return plain
+        # it was saved, and perhaps edited since
+        saved = read_spec(checkout, plain.name)
+        if (saved.repository, saved.revision) != (plain.repository, plain.revision):
+            raise SpecInvalid(
+                f"{spec_path(checkout, plain.name)}: is of {saved.repository} at {saved.revision},"
+                f" not of {plain.repository} at {plain.revision}",
+                f"Name it {plain.name} if that spec is meant; else rename its file.",
+            )
+        return saved
     path = spec_path(checkout, name)
     if name not in spec_names(checkout):
         known = there_are(name, spec_names(checkout))
@@ -256,20 +255,6 @@ def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
     if spec.name != name:
         raise SpecInvalid(f"{path}: the name in it is {spec.name!r}, not that of its file")
     return spec
-
-
-def _saved_or_plain(checkout: Checkout, plain: WeightsSpec) -> WeightsSpec:
-    """What was saved of a model and perhaps edited since, else all of its files."""
-    if plain.name not in spec_names(checkout):
-        return plain
-    saved = read_spec(checkout, plain.name)
-    if (saved.repository, saved.revision) != (plain.repository, plain.revision):
-        raise SpecInvalid(
-            f"{spec_path(checkout, plain.name)}: is of {saved.repository} at {saved.revision}, not"
-            f" of {plain.repository} at {plain.revision}",
-            f"Name it {plain.name} if that spec is meant; else rename its file.",
-        )
-    return saved
 
 
 def write_spec(path: Path, spec: WeightsSpec) -> None:

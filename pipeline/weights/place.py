@@ -11,11 +11,11 @@ name the cache or a repository: all three are accepted.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import LockEdited, LockStale, PipelineError, StoreUnwritable, WeightsUnknown
+from pipeline.errors import LockEdited, LockStale, StoreUnwritable, WeightsUnknown
 from pipeline.lock.sealed import read_or_none
 from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, read_lock, write_lock
 
@@ -26,7 +26,7 @@ _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
 def require_no_links(*folders: Path) -> None:
-    """Refuse folders of this tool that are links: it would write into somebody else's."""
+    """Refuse folders of this tool that are links: it would write into another folder."""
     if link := next((folder for folder in folders if folder.is_symlink()), None):
         raise StoreUnwritable(
             f"{link}: is a link; this tool writes only into folders of its own",
@@ -83,15 +83,12 @@ class Place:
         """Where a file's bytes lie."""
         if not self.hub_cache or self.is_without_link(pin):
             return self.name(pin)
-        return self._blob(pin)
+        return self.root / _BLOBS / pin.want
 
     def is_without_link(self, pin: FilePin) -> bool:
         """On a disk that has no links the Hub's client keeps the file itself under its name."""
-        name, blob = self.name(pin), self._blob(pin)
-        return not blob.is_symlink() and not blob.exists() and _is_plain_file(name)
-
-    def _blob(self, pin: FilePin) -> Path:
-        return self.root / _BLOBS / pin.want
+        name, blob = self.name(pin), self.root / _BLOBS / pin.want
+        return not os.path.lexists(blob) and name.is_file() and not name.is_symlink()
 
     def name(self, pin: FilePin) -> Path:
         """What an engine opens: the file itself, or a link to its blob."""
@@ -111,10 +108,6 @@ class Place:
         """Leave the lock where the next run finds it: a branch may move while a fetch goes on."""
         self.require_own_state()
         write_lock(self.begun_file, self.lock)
-
-
-def _is_plain_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
 
 
 @dataclass(frozen=True)
@@ -160,8 +153,8 @@ def user_cache() -> Path:
 
 def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:
     """The lock by which files of a spec were fetched to a folder, or began to be."""
-    here = in_hub_cache(folder)
-    roots = [here.root] if here else [folder, folder / cache_name(spec)]
+    cached = in_hub_cache(folder)
+    roots = [cached.root] if cached else [folder, folder / cache_name(spec)]
     states = [state for root in roots for state in (root / STATE, root / STATE / spec.name)]
     for path in (state / name for state in states for name in (_BEGUN, _LOCK)):
         lock = read_or_none(read_lock, path)
@@ -175,36 +168,30 @@ def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> Place | None:
 
     None where there is no lock at all; one that is damaged or of something else is refused.
     """
-    places = [place for folder in folders for place in _offered(folder)]
+    places: list[Place] = []
+    for folder in folders:
+        try:
+            places += _beside(folder, in_hub_cache(folder))
+        except LockEdited as error:
+            hint = "Copy the folder again from the machine that fetched it."
+            raise LockEdited(f"{folder}: {error}", hint) from error
     for place in places:
         if (place.lock.repository, place.lock.spec) == (spec.repository, spec.lock_digest()):
             return place
-    if places:
-        raise _of_something_else(places, spec)
-    return None
-
-
-def _offered(folder: Path) -> list[Place]:
-    try:
-        return list(_beside(folder, in_hub_cache(folder)))
-    except LockEdited as error:
-        hint = "Copy the folder again from the machine that fetched it."
-        raise LockEdited(f"{folder}: {error}", hint) from error
-
-
-def _of_something_else(places: Sequence[Place], spec: WeightsSpec) -> PipelineError:
     for place in places:
         # the name is right, so what the spec asks for has changed
         if (place.lock.name, place.lock.repository) == (spec.name, spec.repository):
-            return LockStale(
+            raise LockStale(
                 f"{place.lock_file}: was made for another spec than the {spec.name} that is here",
                 "Bring that spec along, or lock and fetch again where the Hub can be reached.",
             )
-    there = ", ".join(f"{p.root} has {p.lock.name} of {p.lock.repository}" for p in places)
-    return WeightsUnknown(
-        f"no lock of {spec.name} ({spec.repository} at {spec.revision}): {there}",
-        "Name the folder of this set with --from, or fetch what is there by its own name.",
-    )
+    if places:
+        found = ", ".join(f"{p.root} has {p.lock.name} of {p.lock.repository}" for p in places)
+        raise WeightsUnknown(
+            f"no lock of {spec.name} ({spec.repository} at {spec.revision}): {found}",
+            "Name the folder of this set with --from, or fetch what is there by its own name.",
+        )
+    return None
 
 
 def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:
@@ -213,25 +200,12 @@ def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:
     A folder that already is a part of a Hub cache is used as that: a plain file in the place of a
     link would take the bytes from under the other snapshots.
     """
-    if cached := in_hub_cache(folder):
-        _require_its_own(cached, lock)
-        return Place(cached.root, lock, hub_cache=True)
-    if not hub_cache:
-        return Place(folder, lock)
-    name = cache_name(lock)
-    return Place(folder if folder.name == name else folder / name, lock, hub_cache=True)
-
-
-def lock_place(folder: Path, lock: WeightsLock) -> Place:
-    """Where a lock's files lie that are already at a folder, in whichever layout."""
-    for cache in (folder, folder / "hub"):  # HF_HOME keeps its cache in `hub`
-        if (cache / cache_name(lock)).is_dir():
-            return new_place(cache, lock, hub_cache=True)
-    return new_place(folder, lock, hub_cache=False)
-
-
-def _require_its_own(cached: CachePath, lock: WeightsLock) -> None:
-    name, wanted = cached.root.resolve().name, cache_name(lock)
+    wanted, cached = cache_name(lock), in_hub_cache(folder)
+    if cached is None:
+        if not hub_cache:
+            return Place(folder, lock)
+        return Place(folder if folder.name == wanted else folder / wanted, lock, hub_cache=True)
+    name = cached.root.resolve().name
     if name.startswith(_MODELS) and name != wanted:
         raise WeightsUnknown(
             f"{cached.root}: is the cache of {cached.repository}, the lock {lock.name} is of"
@@ -244,6 +218,15 @@ def _require_its_own(cached: CachePath, lock: WeightsLock) -> None:
             f" {lock.commit}",
             f"Name {_SNAPSHOTS}/{lock.commit}, or the lock of the revision that is here.",
         )
+    return Place(cached.root, lock, hub_cache=True)
+
+
+def lock_place(folder: Path, lock: WeightsLock) -> Place:
+    """Where a lock's files lie that are already at a folder, in whichever layout."""
+    for cache in (folder, folder / "hub"):  # HF_HOME keeps its cache in `hub`
+        if (cache / cache_name(lock)).is_dir():
+            return new_place(cache, lock, hub_cache=True)
+    return new_place(folder, lock, hub_cache=False)
 
 
 def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place]:
@@ -252,33 +235,43 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
     Where no lock lies beside the files, as in a cache that the Hub's own client made, it is one of
     the `known` locks, by repository and commit.
     """
-    here = in_hub_cache(folder)
-    commit = here.commit if here else ""
-    beside = list({(p.root, p.lock.name): p for p in _beside(folder, here)}.values())
-    # a snapshot was named: the sets of the cache's other commits are not meant
-    places = [p for p in beside if commit in ("", p.lock.commit)]
-    places = places or [p for p in _known(folder, here, known) if commit in ("", p.lock.commit)]
-    if places:
-        return places
+    cached = in_hub_cache(folder)
+    beside = list({(p.root, p.lock.name): p for p in _beside(folder, cached)}.values())
+    fitting = (
+        place
+        for root in _repositories(folder, cached)
+        for place in (Place(root, lock, hub_cache=True) for lock in known)
+        if root.resolve().name == cache_name(place.lock) and place.snapshot.is_dir()
+    )
+    both: tuple[Iterable[Place], ...] = (beside, fitting)
+    for places in both:
+        # a snapshot was named: the sets of the cache's other commits are not meant
+        if meant := [p for p in places if not cached or cached.commit in ("", p.lock.commit)]:
+            return meant
     if beside:
         others = ", ".join(f"{p.lock.name} at {p.lock.commit}" for p in beside)
         raise WeightsUnknown(
             f"{folder}: no lock is of this snapshot (there are: {others})",
             f"Name {_SNAPSHOTS}/{beside[0].lock.commit}.",
         )
-    raise WeightsUnknown(
-        f"{folder}: has no locked weights ({STATE}/lock.yaml is missing)", _hint_for(folder)
+    hint = (
+        "Name the folder that `sm120 weights fetch --to` made, or lock your own files:"
+        f" `sm120 weights lock {folder.resolve()}`."
     )
+    if above := next(filter(None, map(in_hub_cache, folder.resolve().parents)), None):
+        named = above.root / _SNAPSHOTS / above.commit if above.commit else above.root
+        hint = f"It lies in a Hub cache: name {named}."
+    raise WeightsUnknown(f"{folder}: has no locked weights ({STATE}/lock.yaml is missing)", hint)
 
 
-def _beside(folder: Path, here: CachePath | None) -> Iterator[Place]:
-    if (folder / STATE / "lock.yaml").is_file():
-        lock = read_kept(folder / STATE / "lock.yaml")
+def _beside(folder: Path, cached: CachePath | None) -> Iterator[Place]:
+    if (folder / STATE / _LOCK).is_file():
+        lock = read_kept(folder / STATE / _LOCK)
         # a lock that lies in a snapshot: its files are links, so the place is the cache around it
-        is_snapshot = here is not None and here.commit == lock.commit
+        is_snapshot = cached is not None and cached.commit == lock.commit
         yield new_place(folder, lock, hub_cache=False) if is_snapshot else Place(folder, lock)
-    for root in _repositories(folder, here):
-        for path in sorted(p for p in (root / STATE).glob("*/lock.yaml") if p.is_file()):
+    for root in _repositories(folder, cached):
+        for path in sorted(p for p in (root / STATE).glob(f"*/{_LOCK}") if p.is_file()):
             yield Place(root, read_kept(path), hub_cache=True)
 
 
@@ -288,35 +281,14 @@ def read_kept(path: Path) -> WeightsLock:
     return read_lock(path, edited=hint)
 
 
-def _known(folder: Path, here: CachePath | None, known: Collection[WeightsLock]) -> Iterator[Place]:
-    for root in _repositories(folder, here):
-        for lock in known:
-            place = Place(root, lock, hub_cache=True)
-            if root.resolve().name == cache_name(lock) and place.snapshot.is_dir():
-                yield place
-
-
-def _repositories(folder: Path, here: CachePath | None) -> list[Path]:
+def _repositories(folder: Path, cached: CachePath | None) -> list[Path]:
     """The repositories that a folder is or holds."""
-    if here:
-        return [here.root]
+    if cached:
+        return [cached.root]
     return [folder, *sorted(folder.glob(f"{_MODELS}*")), *sorted(folder.glob(f"hub/{_MODELS}*"))]
 
 
 def snapshots_in(folder: Path) -> list[Path]:
     """The snapshots of a cache or of one of its repositories, locked or not."""
     roots = _repositories(folder, in_hub_cache(folder))
-    return [
-        path for root in roots for path in sorted(root.glob(f"{_SNAPSHOTS}/*")) if path.is_dir()
-    ]
-
-
-def _hint_for(folder: Path) -> str:
-    for parent in folder.resolve().parents:
-        if cached := in_hub_cache(parent):
-            named = cached.root / _SNAPSHOTS / cached.commit if cached.commit else cached.root
-            return f"It lies in a Hub cache: name {named}."
-    return (
-        "Name the folder that `sm120 weights fetch --to` made, or lock your own files:"
-        f" `sm120 weights lock {folder.resolve()}`."
-    )
+    return [p for root in roots for p in sorted(root.glob(f"{_SNAPSHOTS}/*")) if p.is_dir()]

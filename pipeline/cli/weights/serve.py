@@ -18,10 +18,9 @@ from pipeline.errors import AddressUnusable
 from pipeline.files import read_at_most
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.serve.api import HubApi
-from pipeline.weights.serve.connections import ConnectionLimits, most_connections
 from pipeline.weights.serve.prover import Prover
 from pipeline.weights.serve.served import ServedSets
-from pipeline.weights.serve.server import Server
+from pipeline.weights.serve.server import ConnectionLimits, Server, most_connections
 
 # a file of tokens, not a disk image that was named by mistake
 _MOST_TOKEN_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from pipeline.errors import LocksDisagree, LockStale
 from pipeline.model import Frozen
 from pipeline.spec.checkout import Checkout
 from pipeline.weights.disk.survey import some
-from pipeline.weights.model import FilePin, WeightsLock, lock_path, read_lock
+from pipeline.weights.model import WeightsLock, lock_path, read_lock
 from pipeline.weights.place import Place
 
 
@@ -46,43 +46,37 @@ def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
     # a cache that the Hub's own client made has no lock beside it
     if not place.lock_file.is_file():
         return Backing(lock_from="checkout", vouched_by="the checkout")
-    own = lock_path(checkout, place.lock.name)
+    own, lock = lock_path(checkout, place.lock.name), place.lock
     for path in sorted(own.parent.glob("*.lock.yaml")):
         # a forged lock may have another name, so all locks of its commit are compared
-        if path != own and place.lock.commit in path.read_text(encoding="utf-8", errors="replace"):
+        if path != own and lock.commit in path.read_text(encoding="utf-8", errors="replace"):
             _require_no_contradiction(place, path, read_lock(path))
     if not own.is_file():
         return Backing()
-    _require_same(place, own, read_lock(own))
-    return Backing(vouched_by="the checkout")
-
-
-def _require_same(place: Place, path: Path, known: WeightsLock) -> None:
-    _require_no_contradiction(place, path, known)
-    lock = place.lock
+    known = read_lock(own)
+    _require_no_contradiction(place, own, known)
+    difference = ""
     if (lock.repository, lock.commit) != (known.repository, known.commit):
         difference = f"{lock.repository} at {lock.commit}, {known.repository} at {known.commit}"
     elif lock.files != known.files:
         apart = {pin.path for pin in lock.files} ^ {pin.path for pin in known.files}
         difference = f"only one of them has {some(sorted(apart))}"
-    else:
-        return
-    raise LockStale(
-        f"{place.lock_file} and the checkout's {path.name} are of different sets: {difference}",
-        f"`sm120 weights fetch {known.name}` brings the checkout's set; `--lock FILE` chooses"
-        " which of the two locks judges.",
-    )
+    if difference:
+        raise LockStale(
+            f"{place.lock_file} and the checkout's {own.name} are of different sets: {difference}",
+            f"`sm120 weights fetch {known.name}` brings the checkout's set; `--lock FILE` chooses"
+            " which of the two locks judges.",
+        )
+    return Backing(vouched_by="the checkout")
 
 
 def _require_no_contradiction(place: Place, path: Path, known: WeightsLock) -> None:
     """One commit has one content: two locks of it that differ cannot both be right."""
-    lock = place.lock
+    lock, pins = place.lock, {pin.path: pin for pin in known.files}
     if (lock.repository, lock.commit) != (known.repository, known.commit):
         return
-    pins: dict[str, FilePin] = {pin.path: pin for pin in known.files}
     # files that only one of them has are no contradiction: two specs may choose differently
-    differing = [pin.path for pin in lock.files if pins.get(pin.path, pin) != pin]
-    if differing:
+    if differing := [pin.path for pin in lock.files if pins.get(pin.path, pin) != pin]:
         raise LocksDisagree(
             f"{place.lock_file} contradicts the checkout's {path.name} about {some(differing)}",
             f"One of them was changed, so nothing was judged. `--lock {path}` takes the latter.",

@@ -14,21 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline import log
-from pipeline.errors import (
-    DiskFull,
-    Interrupted,
-    PipelineError,
-    SourceUnreachable,
-)
+from pipeline.errors import DiskFull, Interrupted, PipelineError, SourceUnreachable
 from pipeline.files import free_bytes, locked
 from pipeline.model import Frozen
-from pipeline.weights.check.copies import Source, Supply, find_copies
-from pipeline.weights.check.rebuild import NewFile
+from pipeline.weights.check.copies import NewFile, RouteSupply, find_copies
 from pipeline.weights.check.verify import Checked, VerifyOptions, verify
-from pipeline.weights.disk.hashing import Advance, Reading, identity_of, on_all_cores
+from pipeline.weights.disk.hashing import Reading, identity_of, on_all_cores
 from pipeline.weights.disk.install import make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
-from pipeline.weights.disk.survey import FileFinding, plain_size, right_size, shown, some
+from pipeline.weights.disk.survey import plain_size, right_size, shown, some
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -46,7 +40,7 @@ class Repaired(Frozen):
 
 
 def repair(
-    place: Place, checked: Checked, supply: Supply, *, dry_run: bool = False
+    place: Place, checked: Checked, supply: RouteSupply, *, dry_run: bool = False
 ) -> list[Repaired]:
     """Repair the damage that a verify reported; a file that cannot be is named, others go on.
 
@@ -57,29 +51,33 @@ def repair(
         damage = checked.report.damage
         wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
         pins = [pin for pin in place.lock.files if pin.path in wrong]
-        repairer = _Repairer(place, checked.readings, supply)
+        done: list[Repaired] = []
         extras = [f for f in damage if f.kind == "extra"]
         if extras and dry_run:
             log.say(f"  to be set aside: {some([f.path for f in extras])}")
-        # before anybody looks for copies, which may be found among them
-        done = [_put_aside(place, f) for f in extras if not dry_run]
+        # before copies are looked for, which may be found among them
+        for finding in () if dry_run else extras:
+            aside = set_aside(place, place.snapshot / finding.name).relative_to(place.root)
+            done.append(Repaired(path=finding.path, how=shown(f"set aside as {aside}")))
         # first what lies on this machine: it may spare days of fetching
+        repairer = _Repairer(place, checked.readings, supply)
         repairer.look_around(pins)
         if dry_run:
             return []
         # missing files come by a fetch, which is faster than source by source
         gone = [pin for pin in pins if wrong[pin.path] == "missing" and not repairer.has(pin)]
         done += _fetched(place, gone, supply)
-        left = [pin for pin in pins if pin.path not in {r.path for r in done}]
-        done += repairer.repair(left)
+        done += repairer.repair([pin for pin in pins if pin.path not in {r.path for r in done}])
         astray = wrong.keys() | {f.path for f in damage if f.kind == "name"}
         astray -= {r.path for r in done if r.error}  # no link to a blob that is still wrong
         links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
-        done += [_relink(place, pin) for pin in links]
-    return sorted((r for r in done if r.how), key=lambda r: r.path)
+        for pin in links:
+            if repair_link(place, pin):
+                done.append(Repaired(path=pin.path, how="linked to its blob"))
+    return sorted(done, key=lambda r: r.path)
 
 
-def repair_known(place: Place, pins: Collection[FilePin], supply: Supply) -> list[Repaired]:
+def repair_known(place: Place, pins: Collection[FilePin], supply: RouteSupply) -> list[Repaired]:
     """Repair files that a receipt knows block by block, so that a fetch need not take them whole.
 
     All else, also what cannot be repaired, is left to the fetch.
@@ -106,7 +104,7 @@ def repair_known(place: Place, pins: Collection[FilePin], supply: Supply) -> lis
     return repair(place, Checked(report, checked.readings), supply) if wrong else []
 
 
-def _fetched(place: Place, pins: list[FilePin], supply: Supply) -> list[Repaired]:
+def _fetched(place: Place, pins: list[FilePin], supply: RouteSupply) -> list[Repaired]:
     """Missing files, by a fetch; what that cannot bring is tried source by source afterwards."""
     try:
         for pin in pins:
@@ -124,70 +122,52 @@ def _fetched(place: Place, pins: list[FilePin], supply: Supply) -> list[Repaired
     ]
 
 
-def _put_aside(place: Place, finding: FileFinding) -> Repaired:
-    kept = set_aside(place, place.snapshot / finding.name)
-    return Repaired(path=finding.path, how=shown(f"set aside as {kept.relative_to(place.root)}"))
-
-
-def _relink(place: Place, pin: FilePin) -> Repaired:
-    return Repaired(path=pin.path, how="linked to its blob" if repair_link(place, pin) else "")
-
-
 class _Repairer:
     """Decides for each wrong file where its bytes come from, and puts it in its place."""
 
-    def __init__(self, place: Place, readings: dict[str, Reading], supply: Supply) -> None:
+    def __init__(self, place: Place, readings: dict[str, Reading], supply: RouteSupply) -> None:
         self._place, self._readings, self._supply = place, readings, supply
         self._known = read_receipt(place)
-        self._by_digest: dict[str, tuple[Path, Reading]] = {}
         self._held: set[str] = set()  # hashes of what the wrong files hold: two may be swapped
         self._copies: dict[str, Path] = {}  # by hash: on this machine under another name
         self._here: set[str] = set()  # paths whose bytes lie in their partial file, proved
         self._stop = threading.Event()
-        self.done: list[Repaired] = []
 
     def look_around(self, pins: list[FilePin]) -> None:
-        """Find what need not be fetched, and report how much is left to fetch."""
-        wrong = {pin.path for pin in pins}
-        judged = {
-            self._place.file(pin)
-            for pin in self._place.lock.files
-            if pin.path not in wrong or pin.path in self._readings
-        }
-        self._held = {self._readings[path].digest for path in wrong if path in self._readings}
-        whole = [pin for pin in pins if not self._can_patch(pin)]
-        self._copies = find_copies(self._place, whole, judged, self._stop)
-        self._report_cost(pins)
-
-    def _report_cost(self, pins: list[FilePin]) -> None:
+        """Find what need not be fetched, and report how much is to be fetched."""
+        wrong, place, read = {pin.path for pin in pins}, self._place, self._readings
+        rest = (pin for pin in place.lock.files if pin.path not in wrong or pin.path in read)
+        judged = {place.file(pin) for pin in rest}
+        self._held = {read[path].digest for path in wrong if path in read}
+        unpatched = [pin for pin in pins if not self._can_patch(pin)]
+        self._copies = find_copies(place, unpatched, judged, self._stop)
         blobs = {pin.want: pin for pin in pins}.values()
-        here = [pin for pin in blobs if self.has(pin)]
-        part = [pin for pin in blobs if pin not in here and self._can_patch(pin)]
-        whole = [pin for pin in blobs if pin not in here and pin not in part]
-        if here:
-            log.say(f"  on this machine already, not fetched: {_counted(here)}")
+        local = [pin for pin in blobs if self.has(pin)]
+        part = [pin for pin in blobs if pin not in local and self._can_patch(pin)]
+        whole = [pin for pin in blobs if pin not in local and pin not in part]
+        if local:
+            log.say(f"  on this machine already, not fetched: {_counted(local)}")
         if part:
             log.say(f"  to be fetched only where they differ: {_counted(part)}")
-        if not whole:
-            return
-        n_bytes, of_all = sum(pin.size_bytes for pin in whole), self._place.lock.size_bytes
-        log.say(f"  to be fetched whole: {_counted(whole)} (the set has {log.size(of_all)})")
-        if n_bytes > of_all * _LARGE_SHARE:
-            log.say(
-                "  that is most of the set: if another folder has it, stop this with Ctrl-C"
-                " and name that folder with --from"
-            )
+        if whole:
+            of_all = place.lock.size_bytes
+            log.say(f"  to be fetched whole: {_counted(whole)} (the set has {log.size(of_all)})")
+            if sum(pin.size_bytes for pin in whole) > of_all * _LARGE_SHARE:
+                log.say(
+                    "  that is most of the set: if another folder has it, stop this with Ctrl-C"
+                    " and name that folder with --from"
+                )
 
     def has(self, pin: FilePin) -> bool:
         """Whether its bytes lie on this machine, so that nothing need be fetched for it."""
         return pin.want in self._copies or pin.want in self._held
 
     def _can_patch(self, pin: FilePin) -> bool:
-        """Whether some of it is there, and which blocks are right can be told."""
+        """Whether a part of the file exists, and its marks tell which blocks are right."""
         return bool(self._marks(pin)) and plain_size(self._place.file(pin)) is not None
 
     def _marks(self, pin: FilePin) -> tuple[str, ...]:
-        """What the hash was after each block when the file was right; none where unknown."""
+        """The hash after each block when the file was right; none where unknown."""
         entry = self._known.get(pin.path)
         return entry.each_mark() if entry and entry.want == pin.want else ()
 
@@ -195,36 +175,42 @@ class _Repairer:
         """All of them, a few in parallel; each blob once."""
         once = {self._place.file(pin): pin for pin in pins}
         held = [(path, self._readings.get(pin.path)) for path, pin in once.items()]
-        self._by_digest = {reading.digest: (path, reading) for path, reading in held if reading}
-        for pin in once.values():
-            self._find_here(pin)
-        todo = list(once.values())
+        by_digest = {reading.digest: (path, reading) for path, reading in held if reading}
+        for path, pin in once.items():
+            partial = self._new_file(pin).path
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            # its bytes may lie under the name of another: two files that were swapped
+            other, reading = by_digest.get(pin.want, (path, None))
+            with suppress(OSError):  # it is gone, or the disk has no hard links (exFAT)
+                if reading and other != path and identity_of(os.lstat(other)) == reading.identity:
+                    partial.unlink(missing_ok=True)
+                    os.link(other, partial, follow_symlinks=False)
+
+        def prove(pin: FilePin) -> None:
+            """Its bytes may be here whole: from a run that was killed, or as another file."""
+            if self._new_file(pin).is_right():
+                self._here.add(pin.path)
+
+        def halt() -> None:
+            self._stop.set()
+            self._supply.hang_up()
+
+        todo, done = list(once.values()), list[Repaired]()
         # all are proved before any is moved: moving one of two swapped files changes the link
         # count, and so the identity, of the bytes that the other is being read from
-        on_all_cores(self._prove, todo, _JOBS, self._halt)
+        on_all_cores(prove, todo, _JOBS, halt)
         with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
-            on_all_cores(lambda pin: self._repair(pin, bar.advance), todo, _JOBS, self._halt)
-        return self.done
 
-    def _prove(self, pin: FilePin) -> None:
-        """Its bytes may be here whole: from a run that was killed, or as another file."""
-        if self._new_file(pin).is_right():
-            self._here.add(pin.path)
+            def repair_one(pin: FilePin) -> None:
+                try:
+                    done.append(self._rebuild(pin))
+                except (PipelineError, OSError) as error:
+                    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+                    done.append(Repaired(path=pin.path, how="not repaired", error=reason))
+                bar.advance(pin.size_bytes)
 
-    def _halt(self) -> None:
-        self._stop.set()
-        self._supply.hang_up()
-
-    def _repair(self, pin: FilePin, advance: Advance) -> None:
-        try:
-            result = self._one(pin)
-        except PipelineError as error:
-            result = Repaired(path=pin.path, how="not repaired", error=str(error))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            result = Repaired(path=pin.path, how="not repaired", error=reason)
-        self.done.append(result)
-        advance(pin.size_bytes)
+            on_all_cores(repair_one, todo, _JOBS, halt)
+        return done
 
     def _new_file(self, pin: FilePin) -> NewFile:
         # two names of one content are two files, so the name is part of the partial file's
@@ -232,52 +218,35 @@ class _Repairer:
         path = self._place.partial_folder / f"{pin.want}.{name}.repair"
         return NewFile(pin, path, self._stop)
 
-    def _find_here(self, pin: FilePin) -> None:
-        """Its bytes may lie here under the name of another: two files that were swapped."""
-        partial = self._new_file(pin).path
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        path, reading = self._by_digest.get(pin.want, (partial, None))
-        if reading and path != self._place.file(pin) and _is_still(path, reading):
-            partial.unlink(missing_ok=True)
-            # not every disk has hard links (exFAT): then it is fetched
-            with suppress(OSError):
-                os.link(path, partial, follow_symlinks=False)
-
-    def _one(self, pin: FilePin) -> Repaired:
+    def _rebuild(self, pin: FilePin) -> Repaired:
         new = self._new_file(pin)
         if pin.path in self._here:
             return self._install(new, "was here already", 0)
-        self._require_space(pin)
-        if copy := self._copies.get(pin.want):
-            new.copy(copy, [(0, pin.size_bytes)])
-            if new.is_right():
-                return self._install(new, f"copied from {copy}", 0)
-        last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to fetch it from")
-        for source in self._supply.sources():
-            try:
-                return self._from(source, pin, new)
-            except (Interrupted, DiskFull):
-                raise
-            except PipelineError as error:
-                last = error
-        raise last
-
-    def _require_space(self, pin: FilePin) -> None:
         free = free_bytes(self._place.root)
         if free < pin.size_bytes:
             raise DiskFull(
                 f"{pin.path}: needs {log.size(pin.size_bytes)}, {log.size(free)} are free",
                 "A file is put together beside the damaged one, so that nothing is lost.",
             )
-
-    def _from(self, source: Source, pin: FilePin, new: NewFile) -> Repaired:
-        asked = new.patch(self._place.file(pin), self._marks(pin), source)
-        if asked is not None and new.is_right():
-            fetched = sum(stop - start for start, stop in asked)
-            return self._install(new, f"{log.count(len(asked), 'range')} fetched", fetched)
-        if asked is not None:
-            new.path.unlink(missing_ok=True)
-        return self._install(new, "fetched whole", new.fetch_whole(source))
+        if copy := self._copies.get(pin.want):
+            new.copy(copy, pin.size_bytes)
+            if new.is_right():
+                return self._install(new, f"copied from {copy}", 0)
+        last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to fetch it from")
+        for source in self._supply.sources():
+            try:
+                asked = new.patch(self._place.file(pin), self._marks(pin), source)
+                if asked is not None and new.is_right():
+                    fetched = sum(stop - start for start, stop in asked)
+                    return self._install(new, f"{log.count(len(asked), 'range')} fetched", fetched)
+                if asked is not None:
+                    new.path.unlink(missing_ok=True)
+                return self._install(new, "fetched whole", new.fetch_whole(source))
+            except (Interrupted, DiskFull):
+                raise
+            except PipelineError as error:
+                last = error
+        raise last
 
     def _install(self, new: NewFile, how: str, fetched: int) -> Repaired:
         target = self._place.file(new.pin)
@@ -289,10 +258,3 @@ class _Repairer:
 def _counted(pins: list[FilePin]) -> str:
     files = f"{len(pins)} files" if len(pins) != 1 else pins[0].path
     return f"{files}, {log.size(sum(pin.size_bytes for pin in pins))}"
-
-
-def _is_still(path: Path, reading: Reading) -> bool:
-    try:
-        return identity_of(os.lstat(path)) == reading.identity
-    except OSError:
-        return False

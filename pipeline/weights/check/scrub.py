@@ -11,19 +11,17 @@ import ctypes
 import math
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from pipeline.files import locked, read_plain, write_bytes
 from pipeline.model import Frozen, canonical_json
-from pipeline.weights.check.verify import VerifyOptions, VerifyReport, verify
+from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk.hashing import Identity
 from pipeline.weights.disk.survey import FileFinding, Present, survey
-from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
 DAY_S = 86_400
@@ -72,52 +70,44 @@ class Pace:
     every_days: int
     budget_bytes: int | None = None
 
-    def nightly_bytes(self, pins: Collection[FilePin]) -> int:
-        return math.ceil(sum(pin.size_bytes for pin in pins) / self.every_days)
-
 
 def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = ()) -> ScrubSlice:
     """Read tonight's slice; what was known to be bad stays reported until it is right."""
     place.require_own_state()
     with locked(place.state / "scrub.lock"):
         present, odd = survey(place, place.lock.files)
-        state = updated_state(place, read_state(place), now_s)
-        chosen = tonight(place.lock.files, present, state, pace, now_s)
+        state = read_state(place)
+        histories: dict[str, FileHistory] = {}  # of every file as it is locked now, and no other
+        for pin in place.lock.files:
+            history = state.files.get(pin.path)
+            if history is None or history.want != pin.want or history.seen_s > now_s:
+                history = FileHistory(want=pin.want, seen_s=now_s)
+            elif (history.read_s or 0) > now_s:  # the clock was put back
+                history = history.model_copy(update={"read_s": None})
+            histories[pin.path] = history
+        # a slice for every night since the last run, within a limit
+        nightly = math.ceil(place.lock.size_bytes / pace.every_days)
+        most = nightly * CATCH_UP_NIGHTS
+        passed_s = DAY_S if state.last_run_s is None else max(0, now_s - state.last_run_s)
+        credit = min(state.credit_bytes + math.ceil(nightly * passed_s / DAY_S), most)
+        chosen = _tonight(present, histories, pace, credit, most, now_s)
         names = frozenset(item.pin.path for item in chosen)
         # one file at a time: a scrub runs beside an engine, and has all night
         request = VerifyOptions(paths=names, full=True, direct=True, jobs=1)
         report = verify(place, request, neighbours).report
+        damage = {finding.path: finding for finding in reversed(report.damage)}
+        for item in chosen:
+            if bad := damage.get(item.pin.path):
+                update = {"bad": bad, "bad_as": item.identity}
+            else:
+                update = {"bad": None, "bad_as": None, "read_s": now_s}
+            histories[item.pin.path] = histories[item.pin.path].model_copy(update=update)
         spent = sum(item.pin.size_bytes for item in chosen)
-        done = ScrubState(
-            last_run_s=now_s,
-            credit_bytes=earned(state, pace, place.lock.files, now_s) - spent,
-            files=state.files | {i.pin.path: _turned(state, i, report, now_s) for i in chosen},
-        )
-        write_bytes(_state_file(place), canonical_json(done.model_dump()) + b"\n")
-    return _slice(place, pace, done, names, spent, [*odd, *report.findings], now_s)
-
-
-def _turned(state: ScrubState, item: Present, report: VerifyReport, now_s: int) -> FileHistory:
-    history = state.files[item.pin.path]
-    if bad := next((f for f in report.damage if f.path == item.pin.path), None):
-        return history.model_copy(update={"bad": bad, "bad_as": item.identity})
-    return history.model_copy(update={"bad": None, "bad_as": None, "read_s": now_s})
-
-
-def _slice(
-    place: Place,
-    pace: Pace,
-    state: ScrubState,
-    names: Collection[str],
-    spent: int,
-    new: list[FileFinding],
-    now_s: int,
-) -> ScrubSlice:
-    ages = {
-        path: now_s - (history.read_s or history.seen_s) for path, history in state.files.items()
-    }
-    known = [history.bad for history in state.files.values() if history.bad]
-    findings = {(f.path, f.kind): f for f in [*known, *new]}
+        done = ScrubState(last_run_s=now_s, credit_bytes=credit - spent, files=histories)
+        write_bytes(place.state / "scrub.json", canonical_json(done.model_dump()) + b"\n")
+    ages = {path: now_s - (h.read_s or h.seen_s) for path, h in histories.items()}
+    known = [history.bad for history in histories.values() if history.bad]
+    findings = {(f.path, f.kind): f for f in [*known, *odd, *report.findings]}
     return ScrubSlice(
         name=place.lock.name,
         root=str(place.root),
@@ -129,55 +119,33 @@ def _slice(
     )
 
 
-def _state_file(place: Place) -> Path:
-    return place.state / "scrub.json"
-
-
 def read_state(place: Place) -> ScrubState:
     """The position; a damaged one is begun anew, which only reads more."""
     try:
-        return ScrubState.model_validate_json(read_plain(_state_file(place), _MOST_BYTES) or b"")
+        data = read_plain(place.state / "scrub.json", _MOST_BYTES)
+        return ScrubState.model_validate_json(data or b"")
     except (OSError, ValidationError):
         return ScrubState()
 
 
-def updated_state(place: Place, state: ScrubState, now_s: int) -> ScrubState:
-    """The state with every locked file, as it is locked now, and no other."""
-    histories = {}
-    for pin in place.lock.files:
-        history = state.files.get(pin.path)
-        if history is None or history.want != pin.want or history.seen_s > now_s:
-            history = FileHistory(want=pin.want, seen_s=now_s)
-        elif (history.read_s or 0) > now_s:  # the clock was put back
-            history = history.model_copy(update={"read_s": None})
-        histories[pin.path] = history
-    return state.model_copy(update={"files": histories})
-
-
-def earned(state: ScrubState, pace: Pace, pins: Collection[FilePin], now_s: int) -> int:
-    """How much may be read tonight: a slice for every night since the last run, within a limit."""
-    nightly = pace.nightly_bytes(pins)
-    passed_s = DAY_S if state.last_run_s is None else max(0, now_s - state.last_run_s)
-    credit = state.credit_bytes + math.ceil(nightly * passed_s / DAY_S)
-    return min(credit, nightly * CATCH_UP_NIGHTS)
-
-
-def tonight(
-    pins: Collection[FilePin], present: list[Present], state: ScrubState, pace: Pace, now_s: int
+def _tonight(
+    present: list[Present],
+    histories: Mapping[str, FileHistory],
+    pace: Pace,
+    credit: int,
+    most: int,
+    now_s: int,
 ) -> list[Present]:
     """Those read longest ago, never-read ones first; none is begun past the night's limit."""
     limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
-    credit = earned(state, pace, pins, now_s)
-    # overdue files may use the catch-up limit, so that a long pause does not postpone them further
-    most = pace.nightly_bytes(pins) * CATCH_UP_NIGHTS
-    histories = state.files
-    # a known bad file would cost its share of every night until somebody repairs it
+    # a known bad file would cost its share of every night until it is repaired
     fresh = [p for p in present if histories[p.pin.path].bad_as != p.identity]
     chosen: list[Present] = []
     spent = 0
     for item in sorted(fresh, key=lambda p: (histories[p.pin.path].read_s or 0, p.pin.path)):
         history = histories[item.pin.path]
         is_due = now_s - (history.read_s or history.seen_s) >= pace.every_days * DAY_S
+        # overdue files may use the catch-up limit, so that a pause does not postpone them further
         if spent >= min(limit, most if is_due else credit):
             break
         chosen.append(item)

@@ -6,21 +6,13 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pipeline import log
 from pipeline.model import Frozen
-from pipeline.weights.disk import receipt
-from pipeline.weights.disk.hashing import (
-    MACHINE_ERRORS,
-    Advance,
-    Moved,
-    NotPlain,
-    Reading,
-    cores,
-    on_all_cores,
-    read_file,
-)
+from pipeline.weights.disk import hashing, receipt
+from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
 from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, survey
 from pipeline.weights.model import FilePin, WeightsLock, chosen_files, is_chosen
 from pipeline.weights.place import Place
@@ -93,27 +85,25 @@ def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] =
     try:
         reader.read(todo)
     finally:  # what was proved before a Ctrl-C need not be read again
-        bad = {finding.path for finding in [*findings, *reader.findings] if finding.damage}
-        bad -= reader.unjudged
+        findings += reader.findings
+        bad = {finding.path for finding in findings if finding.damage} - reader.unjudged
         if since_ns is not None and (todo or bad & known.keys()):
             good = [receipt.proved(pin, r, since_ns) for pin, r in reader.proved]
             receipt.keep(place, good, bad)
-    return Checked(
-        VerifyReport(
-            name=place.lock.name,
-            commit=place.lock.commit,
-            lock=place.lock.seal,
-            root=str(place.root),
-            files=len(pins),
-            size_bytes=sum(pin.size_bytes for pin in pins),
-            files_read=len(todo),
-            bytes_read=sum(p.pin.size_bytes for p in todo),
-            by_receipt=len(present) - len(todo),
-            seconds=round(time.monotonic() - start, 3),
-            findings=sorted([*findings, *reader.findings], key=lambda f: (f.path, f.kind)),
-        ),
-        reader.readings,
+    report = VerifyReport(
+        name=place.lock.name,
+        commit=place.lock.commit,
+        lock=place.lock.seal,
+        root=str(place.root),
+        files=len(pins),
+        size_bytes=sum(pin.size_bytes for pin in pins),
+        files_read=len(todo),
+        bytes_read=sum(p.pin.size_bytes for p in todo),
+        by_receipt=len(present) - len(todo),
+        seconds=round(time.monotonic() - start, 3),
+        findings=sorted(findings, key=lambda f: (f.path, f.kind)),
     )
+    return Checked(report, reader.readings)
 
 
 class _FileReader:
@@ -128,36 +118,27 @@ class _FileReader:
         self.unjudged: set[str] = set()  # the machine failed, not the file: an old proof stays
 
     def read(self, todo: list[Present]) -> None:
-        """The largest first, so that no core is left alone with a big one at the end."""
+        """The largest first, so that no core ends alone with a big one."""
         blobs: dict[Path, list[Present]] = {}
         for item in todo:  # in the Hub's layout equal files are one blob
             blobs.setdefault(item.path, []).append(item)
         order = sorted(blobs.values(), key=lambda items: -items[0].pin.size_bytes)
-        total = sum(items[0].pin.size_bytes for items in order)
-        with log.progress("verified", total) as bar:
-            on_all_cores(
-                lambda items: self._judge(items, bar.advance),
-                order,
-                self._request.jobs,
-                self._stop.set,
-            )
+        with log.progress("verified", sum(items[0].pin.size_bytes for items in order)) as bar:
+            judge = partial(self._judge, bar.advance)
+            on_all_cores(judge, order, self._request.jobs, self._stop.set)
 
-    def _judge(self, items: list[Present], advance: Advance) -> None:
-        first = items[0]
+    def _judge(self, advance: hashing.Advance, items: list[Present]) -> None:
+        path, pin, stop = items[0].path, items[0].pin, self._stop
         try:
             reading = read_file(
-                first.path,
-                first.pin.new_hash(),
-                advance=advance,
-                stop=self._stop,
-                direct=self._request.direct,
+                path, pin.new_hash(), advance=advance, stop=stop, direct=self._request.direct
             )
-            if reading.identity != first.identity:
-                raise Moved("changed before it was read")
-        except (Moved, NotPlain) as error:
+            if reading.identity != items[0].identity:
+                raise hashing.Moved("changed before it was read")
+        except (hashing.Moved, hashing.NotPlain) as error:
             return self._note(items, "moved", f"{error}: not proved")
         except OSError as error:
-            if error.errno in MACHINE_ERRORS:
+            if error.errno in hashing.MACHINE_ERRORS:
                 self.unjudged |= {item.pin.path for item in items}
             return self._note(items, "unreadable", error.strerror or str(error))
         for item in items:

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,50 +76,25 @@ def read_file(
     direct: bool = False,
 ) -> Reading:
     """Hash a file; `direct` asks the disk itself, not the memory that caches it."""
-    handle, is_direct = _open(path, direct)
+    # never through a link, and never blocking on a pipe
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = _open_direct(path, flags) if direct else None
+    # what is read past the page cache leaves nothing there to give back
+    give_back = handle is None
+    if handle is None:
+        handle = os.open(path, flags)
+        with suppress(OSError):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            if direct:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     try:
-        # what was read past the page cache left nothing there to give back
-        reading = read_open(handle, hasher, advance=advance, stop=stop, give_back=not is_direct)
+        reading = read_open(handle, hasher, advance=advance, stop=stop, give_back=give_back)
         # the open file may be unchanged while another was moved to its name
         if identity_of(os.lstat(path)) != reading.identity:
             raise Moved("changed while it was read")
     finally:
         os.close(handle)
     return reading
-
-
-def read_open(
-    handle: int,
-    hasher: hashlib._Hash,
-    *,
-    advance: Advance = lambda n_bytes: None,
-    stop: threading.Event | None = None,
-    give_back: bool = False,
-) -> Reading:
-    """Hash an open file; `give_back` leaves no more of it in the page cache than there was."""
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        raise NotPlain("is not a file any more")
-    before = identity_of(status)
-    spare = _uncached_windows(handle, before.size_bytes) if give_back else set()
-    chunks = _chunks(handle, before.size_bytes, spare)
-    marks = _pass_over(chunks, hasher, advance, stop or threading.Event())
-    if identity_of(os.fstat(handle)) != before:
-        raise Moved("changed while it was read")
-    return Reading(hasher.hexdigest(), marks, before)
-
-
-def _open(path: Path, direct: bool) -> tuple[int, bool]:
-    """Never through a link, and never blocking on a pipe."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    if direct and (opened := _open_direct(path, flags)) is not None:
-        return opened, True
-    handle = os.open(path, flags)
-    with suppress(OSError):
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        if direct:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    return handle, False
 
 
 def _open_direct(path: Path, flags: int) -> int | None:
@@ -139,6 +114,40 @@ def _open_direct(path: Path, flags: int) -> int | None:
     return handle
 
 
+def read_open(
+    handle: int,
+    hasher: hashlib._Hash,
+    *,
+    advance: Advance = lambda n_bytes: None,
+    stop: threading.Event | None = None,
+    give_back: bool = False,
+) -> Reading:
+    """Hash an open file; `give_back` leaves no more of it in the page cache than there was."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotPlain("is not a file any more")
+    before, marked = identity_of(status), MarkedHash(hasher)
+    uncached = _uncached_windows(handle, before.size_bytes) if give_back else set()
+    with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
+        for start in range(0, before.size_bytes, _WINDOW_BYTES):
+            end = min(start + _WINDOW_BYTES, before.size_bytes)
+            while marked.at < end:
+                if stop is not None and stop.is_set():
+                    raise Interrupted("stopped")
+                count = min(os.preadv(handle, [buffer], marked.at), end - marked.at)
+                if count <= 0:
+                    raise Moved("became shorter while it was read")
+                marked.update(buffer[:count])
+            advance(end - start)
+            # reading 600 GB must not push an engine's own files out of memory
+            if start in uncached:
+                with suppress(OSError):
+                    os.posix_fadvise(handle, start, end - start, os.POSIX_FADV_DONTNEED)
+    if identity_of(os.fstat(handle)) != before:
+        raise Moved("changed while it was read")
+    return Reading(marked.digest, marked.marks, before)
+
+
 def _uncached_windows(handle: int, size_bytes: int) -> set[int]:
     """Which windows are not in the page cache; the others are in use and must stay there."""
     probe = bytearray(1)
@@ -152,43 +161,6 @@ def _uncached_windows(handle: int, size_bytes: int) -> set[int]:
         except OSError:  # the file system does not support the question: leave its cache alone
             return set()
     return uncached
-
-
-def _chunks(handle: int, size_bytes: int, spare: set[int]) -> Iterator[memoryview]:
-    """All bytes in order; no chunk crosses a block's border."""
-    with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
-        for start in range(0, size_bytes, _WINDOW_BYTES):
-            stop = min(start + _WINDOW_BYTES, size_bytes)
-            yield from _read_chunks(handle, start, stop, buffer)
-            if start in spare:
-                _give_back(handle, start, stop - start)
-
-
-def _read_chunks(handle: int, at: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
-    while at < stop:
-        room = BLOCK_BYTES - at % BLOCK_BYTES
-        count = min(os.preadv(handle, [buffer[:room]], at), stop - at)
-        if count <= 0:
-            raise Moved("became shorter while it was read")
-        at += count
-        yield buffer[:count]
-
-
-def _pass_over(
-    chunks: Iterator[memoryview], hasher: hashlib._Hash, advance: Advance, stop: threading.Event
-) -> tuple[str, ...]:
-    """Hash everything; returns the marks."""
-    marked = MarkedHash(hasher)
-    reported = 0
-    for chunk in chunks:
-        if stop.is_set():
-            raise Interrupted("stopped")
-        marked.update(chunk)
-        if marked.at - reported >= _WINDOW_BYTES:
-            advance(marked.at - reported)
-            reported = marked.at
-    advance(marked.at - reported)
-    return marked.marks
 
 
 class MarkedHash:
@@ -223,12 +195,6 @@ class MarkedHash:
 def mark_of(hasher: hashlib._Hash) -> str:
     """The hash of all bytes so far, cut short: enough to tell blocks apart, no proof."""
     return hasher.hexdigest()[:MARK_CHARS]
-
-
-def _give_back(handle: int, start: int, length: int) -> None:
-    """Reading 600 GB must not push an engine's own files out of memory."""
-    with suppress(OSError):
-        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def cores() -> int:

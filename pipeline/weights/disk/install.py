@@ -9,6 +9,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -64,17 +65,14 @@ def repair_link(place: Place, pin: FilePin) -> bool:
         return False
     name = place.name(pin)
     make_way(place, name)
-    if name.exists() and not name.is_symlink() and not _has_same_bytes(name, pin):
-        set_aside(place, name)
+    if name.exists() and not name.is_symlink():
+        digest = ""
+        with suppress(OSError):
+            digest = read_file(name, pin.new_hash()).digest
+        # setting aside a copy of a good file would only fill the disk
+        if digest != pin.want:
+            set_aside(place, name)
     return link(place, pin)
-
-
-def _has_same_bytes(name: Path, pin: FilePin) -> bool:
-    """Setting aside a copy of a good file would only fill the disk."""
-    try:
-        return read_file(name, pin.new_hash()).digest == pin.want
-    except OSError:
-        return False
 
 
 def make_way(place: Place, target: Path) -> None:

@@ -19,7 +19,7 @@ from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_fil
 from pipeline.weights.model import FilePin, WeightsLock, sealed, spec_of
 from pipeline.weights.place import STATE, Place, in_hub_cache, require_no_links
 
-# The organisation of such a lock: no repository of the Hub, and nobody publishes under it.
+# The organisation of such a lock: no repository of the Hub has it.
 LOCAL = "local"
 # What clients of the Hub and git keep beside the files.
 _NOT_WEIGHTS = (STATE, ".cache", ".git")
@@ -42,10 +42,22 @@ def lock_folder(folder: Path) -> WeightsLock:
             "Lock that repository: `sm120 weights lock ORG/MODEL@COMMIT`.",
         )
     require_no_links(folder / STATE)
+    readings, stop = dict[str, Reading](), threading.Event()
     with os_errors_explained(folder):
         paths = _files(folder)
         since_ns = receipt.state_time_ns(folder / STATE)  # before the first file is read
-        readings = _read(folder, paths)
+        sizes = {path: (folder / path).stat().st_size for path in paths}
+        total = sum(sizes.values())
+        what = f"Hashing {log.count(len(paths), 'file')}, {log.size(total)}"
+        with log.step(what), log.progress("hashed", total) as bar:
+
+            def hash_one(path: str) -> None:
+                readings[path] = read_file(
+                    folder / path, hashlib.sha256(), advance=bar.advance, stop=stop
+                )
+
+            order = sorted(paths, key=lambda path: -sizes[path])
+            on_all_cores(hash_one, order, cores(), stop.set)
     pins = [
         FilePin(path=path, size_bytes=reading.identity.size_bytes, sha256=reading.digest)
         for path, reading in readings.items()
@@ -85,20 +97,3 @@ def _files(folder: Path) -> list[str]:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise WeightsUnknown(f"{folder / name}: {reason}", "Rename the file.") from error
     return found
-
-
-def _read(folder: Path, paths: list[str]) -> dict[str, Reading]:
-    stop, readings = threading.Event(), dict[str, Reading]()
-    sizes = {path: (folder / path).stat().st_size for path in paths}
-    total = sum(sizes.values())
-    what = f"Hashing {log.count(len(paths), 'file')}, {log.size(total)}"
-    with log.step(what), log.progress("hashed", total) as bar:
-
-        def hash_one(path: str) -> None:
-            readings[path] = read_file(
-                folder / path, hashlib.sha256(), advance=bar.advance, stop=stop
-            )
-
-        order = sorted(paths, key=lambda path: -sizes[path])
-        on_all_cores(hash_one, order, cores(), stop.set)
-    return {path: readings[path] for path in paths}

@@ -8,6 +8,7 @@ import stat
 import threading
 from pathlib import Path
 
+from pipeline.files import folder_below
 from pipeline.weights.disk.hashing import Advance, Identity, Moved, identity_of, read_open
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
@@ -17,7 +18,7 @@ _FILE_ERRORS = {
     *(errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM),
 }
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileUnfit(Exception):
@@ -43,17 +44,10 @@ def open_below(root: Path, relative: str) -> int:
     """A plain file below a folder; neither it nor a folder on the way may be a link."""
     *folders, last = relative.split("/")
     try:
-        at = os.open(root, _FLAGS | os.O_DIRECTORY)
-        try:
-            # folder by folder: O_NOFOLLOW of a whole path would only refuse a link at its end
-            for name in folders:
-                below = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=at)
-                os.close(at)
-                at = below
+        # folder by folder: O_NOFOLLOW of a whole path would only refuse a link at its end
+        with folder_below(root, folders) as folder:
             # O_NONBLOCK: opening a pipe would otherwise wait for its other end
-            handle = os.open(last, _FLAGS | os.O_NONBLOCK, dir_fd=at)
-        finally:
-            os.close(at)
+            handle = os.open(last, _FLAGS, dir_fd=folder)
     except FileNotFoundError:
         raise FileUnfit("is missing") from None
     except OSError as error:

@@ -26,16 +26,8 @@ from pipeline.errors import DiskFull, StoreUnwritable
 from pipeline.files import locked, read_plain, write_bytes
 from pipeline.lock.sealed import Sealed
 from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.weights.disk.hashing import (
-    BLOCK_BYTES,
-    MACHINE_ERRORS,
-    MARK_CHARS,
-    Identity,
-    Reading,
-    cores,
-    on_all_cores,
-    read_file,
-)
+from pipeline.weights.disk import hashing
+from pipeline.weights.disk.hashing import Identity, Reading, cores, on_all_cores, read_file
 from pipeline.weights.disk.survey import FileFinding, extras, plain_size, right_size, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
@@ -56,11 +48,14 @@ class ReceiptEntry(Frozen):
     path: str
     want: str
     identity: Identity | None
-    marks: Annotated[str, StringConstraints(pattern=rf"^([0-9a-f]{{{MARK_CHARS}}})*$")]
+    marks: Annotated[str, StringConstraints(pattern=rf"^([0-9a-f]{{{hashing.MARK_CHARS}}})*$")]
 
     def each_mark(self) -> tuple[str, ...]:
         """What the hash was after each block of the whole file."""
-        return tuple(self.marks[i : i + MARK_CHARS] for i in range(0, len(self.marks), MARK_CHARS))
+        return tuple(
+            self.marks[i : i + hashing.MARK_CHARS]
+            for i in range(0, len(self.marks), hashing.MARK_CHARS)
+        )
 
 
 class Receipt(Sealed):
@@ -72,7 +67,7 @@ class Receipt(Sealed):
     format: Literal[2] = 2
     lock: Digest
     machine: str
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int = hashing.BLOCK_BYTES
     files: list[ReceiptEntry] = Field(default=[])
     seal: str = ""
 
@@ -89,21 +84,14 @@ def machine() -> str:
 def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
     """Entries by path, each for the hash it names; none of a receipt that is damaged or foreign."""
     try:
-        data = read_plain(place.receipt_file, _MOST_BYTES)
-        if data is None:
-            return {}
-        receipt = Receipt.model_validate_json(data)
+        receipt = Receipt.model_validate_json(read_plain(place.receipt_file, _MOST_BYTES) or b"")
     except (OSError, ValidationError):
         return {}
     # Inode numbers of another machine's disk mean nothing here. One for another lock is of use:
     # most files of a set stay the same when it is locked anew, and need not be read for that.
-    if (
-        receipt.machine != machine()
-        or receipt.block_bytes != BLOCK_BYTES
-        or receipt.seal != receipt.computed_seal()
-    ):
-        return {}
-    return {entry.path: entry for entry in receipt.files}
+    is_own = (receipt.machine, receipt.block_bytes) == (machine(), hashing.BLOCK_BYTES)
+    is_whole = receipt.seal == receipt.computed_seal()
+    return {entry.path: entry for entry in receipt.files} if is_own and is_whole else {}
 
 
 def disk_time_ns(place: Place) -> int | None:
@@ -171,22 +159,17 @@ class ReceiptWriter:
         """Write them now, unless most of the time would go by with writing receipts."""
         with self._guard:
             self._new += entries
-            if time.monotonic() >= self._next_s:
-                self._write()
+        self.flush(not_before_s=self._next_s)
 
-    def flush(self) -> None:
-        """Write what is left."""
+    def flush(self, not_before_s: float = 0.0) -> None:
+        """Write what is not written yet."""
         with self._guard:
-            self._write()
-
-    def _write(self) -> None:
-        if not self._new:
-            return
-        begun_s = time.monotonic()
-        keep(self._place, self._new, ())
-        self._new = []
-        now_s = time.monotonic()
-        self._next_s = now_s + _PAUSE * (now_s - begun_s)
+            begun_s = time.monotonic()
+            if self._new and begun_s >= not_before_s:
+                keep(self._place, self._new, ())
+                self._new = []
+                now_s = time.monotonic()
+                self._next_s = now_s + _PAUSE * (now_s - begun_s)
 
 
 def keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
@@ -199,25 +182,20 @@ def keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) 
         place.require_own_state()
         if disk_time_ns(place) is None:
             return
-        _keep(place, entries, doubted)
+        with locked(place.state / "receipt.lock"):
+            known = read_receipt(place)
+            for path in known.keys() & set(doubted):
+                # the marks stay: they tell a repair which blocks are still good
+                known[path] = known[path].model_copy(update={"identity": None})
+            known |= {entry.path: entry for entry in entries}
+            paths = {pin.path for pin in place.lock.files}
+            # files that the lock no longer has would otherwise be kept for ever
+            files = [known[path] for path in sorted(known) if path in paths]
+            done = Receipt(lock=place.lock.seal, machine=machine(), files=files).sealed()
+            text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
+            write_bytes(place.receipt_file, text.encode() + b"\n")
     except (DiskFull, StoreUnwritable) as error:
         log.say(f"  no receipt is kept: {error}")
-
-
-def _keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
-    with locked(place.state / "receipt.lock"):
-        known = read_receipt(place)
-        for path in doubted:
-            # the marks stay: they tell a repair which blocks are still good
-            if path in known:
-                known[path] = known[path].model_copy(update={"identity": None})
-        known |= {entry.path: entry for entry in entries}
-        paths = {pin.path for pin in place.lock.files}
-        # files that the lock no longer has would otherwise be kept for ever
-        files = [known[path] for path in sorted(known) if path in paths]
-        done = Receipt(lock=place.lock.seal, machine=machine(), files=files).sealed()
-        text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
-        write_bytes(place.receipt_file, text.encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -246,13 +224,10 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
     findings += extras(place, neighbours)
     # a name that leads elsewhere is damage though the blob itself is proved
     odd = {finding.path for finding in findings if finding.damage}
-    good = [p for p in present if known.get(p.pin.path) == p.identity and p.pin.path not in odd]
-    named = {p.pin.path for p in good} | odd
-    return ReceiptCheck(
-        [p.pin for p in good],
-        [pin for pin in place.lock.files if pin.path not in named],
-        findings,
-    )
+    good = [p.pin for p in present if known.get(p.pin.path) == p.identity and p.pin.path not in odd]
+    named = {pin.path for pin in good} | odd
+    unknown = [pin for pin in place.lock.files if pin.path not in named]
+    return ReceiptCheck(good, unknown, findings)
 
 
 @dataclass(frozen=True)
@@ -266,54 +241,41 @@ class FilesHere:
 def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> FilesHere:
     """By the receipt, or else by hashing them now, which the receipt then knows."""
     known = proved_identities(place)
-    right, odd, unread = set(), [], []
+    by_size = {pin.size_bytes: pin for pin in pins}
+    right, unread = set(), []  # pairs: the file at the first's path is hashed as the second is
     for pin in pins:
         if (identity := right_size(place.file(pin), pin)) is None:
-            odd.append(pin)
+            # one of a wrong size may be another file of the set
+            size = plain_size(place.file(pin))
+            if size and (other := by_size.get(size)):
+                unread.append((pin, other))
         elif known.get(pin.path) == identity:
             right.add(pin.path)
         else:
             unread.append((pin, pin))
-    unread += _strays(place, odd, pins)
-    digests = _read(place, unread, stop) if unread else {}
-    right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
-    wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
-    return FilesHere(frozenset(right), wrong)
-
-
-def _strays(
-    place: Place, odd: Sequence[FilePin], pins: Sequence[FilePin]
-) -> list[tuple[FilePin, FilePin]]:
-    """Files of a wrong size that may be another file of the set, and which one."""
-    by_size = {pin.size_bytes: pin for pin in pins}
-    pairs = ((pin, by_size.get(plain_size(place.file(pin)) or 0)) for pin in odd)
-    return [(pin, other) for pin, other in pairs if other is not None]
-
-
-def _read(
-    place: Place, files: list[tuple[FilePin, FilePin]], stop: threading.Event
-) -> dict[str, str]:
-    """What lies at the path of each first, hashed as the second is; what cannot be read is not."""
-    total = sum(like.size_bytes for _, like in files)
     digests: dict[str, str] = {}
-    since_ns, writer = disk_time_ns(place), ReceiptWriter(place)
+    since_ns, writer = disk_time_ns(place) if unread else None, ReceiptWriter(place)
 
     def check(file: tuple[FilePin, FilePin]) -> None:
         pin, like = file
         try:
             reading = read_file(place.file(pin), like.new_hash(), advance=bar.advance, stop=stop)
         except OSError as error:
-            if error.errno in MACHINE_ERRORS:
+            if error.errno in hashing.MACHINE_ERRORS:
                 raise StoreUnwritable(f"{place.file(pin)}: {error.strerror}", _LIMITS) from error
             return
         digests[pin.path] = reading.digest
         if reading.digest == pin.want and since_ns is not None:
             writer.add([proved(pin, reading, since_ns)])
 
-    title = f"Checking {log.count(len(files), 'file')} already here, {log.size(total)}"
-    try:
-        with log.step(title), log.progress("check", total) as bar:
-            on_all_cores(check, files, cores(), stop.set)
-    finally:  # what was read before a Ctrl-C need not be read again
-        writer.flush()
-    return digests
+    if unread:
+        total = sum(like.size_bytes for _, like in unread)
+        title = f"Checking {log.count(len(unread), 'file')} already here, {log.size(total)}"
+        try:
+            with log.step(title), log.progress("check", total) as bar:
+                on_all_cores(check, unread, cores(), stop.set)
+        finally:  # what was read before a Ctrl-C need not be read again
+            writer.flush()
+    right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
+    wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
+    return FilesHere(frozenset(right), wrong)

@@ -81,69 +81,64 @@ class Present:
 def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list[FileFinding]]:
     """What is known of each file from its size and kind alone, without reading it."""
     # real paths: a link on the way must not lead the reader to files outside of the folder
-    root = os.path.realpath(place.root)
-
-    @cache
-    def folder(path: Path) -> str:
-        return os.path.realpath(path)
-
-    def real(path: Path) -> str:
-        return os.path.realpath(path) if path.is_symlink() else f"{folder(path.parent)}/{path.name}"
-
+    root, folder = os.path.realpath(place.root), cache(os.path.realpath)
     present, findings = [], []
     for pin in pins:
         path = place.file(pin)
-        if isinstance(seen := _look(pin, path, root, real(path)), Present):
+        real = f"{folder(path.parent)}/{path.name}"
+        if path.is_symlink():
+            real = os.path.realpath(path)
+        if isinstance(seen := _look(pin, path, root, real), Present):
             present.append(seen)
         else:
             findings.append(seen)
-        if place.hub_cache and (astray := _link_problem(place, pin, real(path))):
+        if place.hub_cache and (astray := _link_problem(place, pin, real)):
             findings.append(FileFinding(path=pin.path, kind="name", detail=astray))
     return present, findings
 
 
 def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | FileFinding:
+    kind: Kind
     if not Path(real).is_relative_to(root):
         return FileFinding(path=pin.path, kind="link", detail=f"leads out of the folder, to {real}")
     try:
         status = os.lstat(real)
     except (FileNotFoundError, NotADirectoryError):
-        detail = "the link is broken" if path.is_symlink() else ""
-        return FileFinding(path=pin.path, kind="missing", detail=detail)
+        kind, detail = "missing", "the link is broken" if path.is_symlink() else ""
     except OSError as error:
-        return FileFinding(path=pin.path, kind="unreadable", detail=error.strerror or str(error))
-    # opening a pipe would wait for a writer, and a device may act on being read
-    if not stat.S_ISREG(status.st_mode):
-        return FileFinding(path=pin.path, kind="not a file", detail=_kind_of(status.st_mode))
-    if status.st_size != pin.size_bytes:
-        kind: Kind = "short" if status.st_size < pin.size_bytes else "long"
-        detail = f"{status.st_size} bytes of {pin.size_bytes}"
-        return FileFinding(path=pin.path, kind=kind, detail=detail)
-    return Present(pin, Path(real), identity_of(status))
+        kind, detail = "unreadable", error.strerror or str(error)
+    else:
+        # opening a pipe would wait for a writer, and a device may act on being read
+        if not stat.S_ISREG(status.st_mode):
+            names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+            kind = "not a file"
+            detail = names.get(stat.S_IFMT(status.st_mode), "a link or device")
+        elif status.st_size != pin.size_bytes:
+            kind = "short" if status.st_size < pin.size_bytes else "long"
+            detail = f"{status.st_size} bytes of {pin.size_bytes}"
+        else:
+            return Present(pin, Path(real), identity_of(status))
+    return FileFinding(path=pin.path, kind=kind, detail=detail)
+
+
+def _plain(path: Path) -> os.stat_result | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def right_size(path: Path, pin: FilePin) -> Identity | None:
     """The identity of a plain file of the locked size; none for anything else, a link too."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    fits = stat.S_ISREG(status.st_mode) and status.st_size == pin.size_bytes
-    return identity_of(status) if fits else None
+    status = _plain(path)
+    return identity_of(status) if status and status.st_size == pin.size_bytes else None
 
 
 def plain_size(path: Path) -> int | None:
     """The size of a plain file; none for anything else, a link too."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
-def _kind_of(mode: int) -> str:
-    names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    return names.get(stat.S_IFMT(mode), "a link or device")
+    status = _plain(path)
+    return status.st_size if status else None
 
 
 def _link_problem(place: Place, pin: FilePin, blob: str) -> str:

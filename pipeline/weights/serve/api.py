@@ -10,13 +10,10 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline.weights.disk.proof import FileUnfit
-from pipeline.weights.serve import listing
-from pipeline.weights.serve import request as ask
-from pipeline.weights.serve.http import FilePart, Refused, Request, Response
-from pipeline.weights.serve.listing import health
+from pipeline.weights.serve import http
+from pipeline.weights.serve.http import Refused, Request, Response
 from pipeline.weights.serve.prover import NotYet, Prover, ServedFile
-from pipeline.weights.serve.request import Unsatisfiable, wanted_range
-from pipeline.weights.serve.served import MAIN, Absent, ServedSets, Snapshot
+from pipeline.weights.serve.served import MAIN, ServedSets, Snapshot, absent
 
 PAGE_ENTRIES = 1000  # as the Hub has on a page
 _RETRY_S = 10  # a shard of 5 GB is hashed in less
@@ -38,75 +35,73 @@ class HubApi:
         """The answer to a request; none of them changes anything."""
         try:
             return self._answer(request)
-        except Absent as absent:
-            extra = {"X-Repo-Commit": absent.commit} if absent.commit else {}
-            return _error(404, str(absent), {"X-Error-Code": absent.code, **extra})
         except NotYet as reason:
-            return _error(503, f"the file {reason}: try later", {"Retry-After": str(_RETRY_S)})
+            refused = Refused(503, f"the file {reason}: try later", {"Retry-After": str(_RETRY_S)})
         except FileUnfit as reason:
             # not a 5xx: clients would ask for half a minute more, and the file stays as it is
-            return _error(409, f"the file is refused: it {reason}")
-        except Refused as refused:
-            return _error(refused.status, str(refused), refused.extra)
+            refused = Refused(409, f"the file is refused: it {reason}")
+        except Refused as reason:
+            refused = reason
+        headers = {"X-Error-Message": str(refused), "Content-Type": "application/json"}
+        body = json.dumps({"error": str(refused)}).encode()
+        return Response(refused.status, headers | refused.extra, body)
 
     def _answer(self, request: Request) -> Response:
-        parts, query = ask.split(request.target)
-        self._check_host(request)
+        parts, query = request.split()
+        host = request.header("host")
+        if not _HOST.fullmatch(host):
+            raise Refused(400, "the Host header is missing or malformed")
+        # DNS rebinding: a page's own name may lead to 127.0.0.1, but its Host header shows the name
+        if self.only_loopback and not self.tokens and not _LOOPBACK.fullmatch(host):
+            raise Refused(421, "this server listens on loopback only; use localhost or 127.0.0.1")
         # before the token is asked for: load balancers and systemd probes have none
         if parts == ["healthz"]:
-            self._check_method(request, "GET", "HEAD")
-            return _json(health(self.served, in_detail=self.may_read(request)))
-        if denied := self._denied(request):
-            return denied
+            _check_method(request, "GET", "HEAD")
+            return _json(self.served.health(in_detail=self.may_read(request)))
+        if not self.may_read(request):
+            # the Hub's own message for a wrong token: its client recognises it
+            message = "Invalid credentials in Authorization header"
+            if not request.header("authorization"):
+                message = "this server needs a token: set HF_TOKEN"
+            raise Refused(401, message, {"WWW-Authenticate": "Bearer"})
         match parts:
             # POST, as the Hub's client asks: a list of paths may be longer than a URL
             case ["api", "models", owner, name, "paths-info", revision]:
-                self._check_method(request, "POST")
+                _check_method(request, "POST")
                 snapshot = self.served.find(f"{owner}/{name}", revision)
-                return _json(listing.paths_info(snapshot, ask.asked_paths(request)), snapshot)
+                return _json(snapshot.paths_info(request.asked_paths()), snapshot)
             case ["api", "models", owner, name, *rest]:
-                self._check_method(request, "GET", "HEAD")
+                _check_method(request, "GET", "HEAD")
                 return self._api(request, f"{owner}/{name}", rest, query)
             case [owner, name, "resolve", revision, *path] if path:
-                self._check_method(request, "GET", "HEAD")
+                _check_method(request, "GET", "HEAD")
                 snapshot = self.served.find(f"{owner}/{name}", revision)
                 return self._file(request, snapshot, snapshot.held("/".join(path)))
-        self._check_method(request, "GET", "HEAD", "POST")
-        raise Absent("RepoNotFound", "this server has only model repositories, read-only")
+        _check_method(request, "GET", "HEAD", "POST")
+        raise absent("RepoNotFound", "this server has only model repositories, read-only")
 
     def _api(
-        self, request: Request, repository: str, rest: list[str], query: ask.Query
+        self, request: Request, repository: str, rest: list[str], query: http.Query
     ) -> Response:
         match rest:
             case [] | ["revision", _]:
                 snapshot = self.served.find(repository, rest[1] if rest else MAIN)
-                return _json(
-                    listing.model_info(snapshot, blobs=ask.is_set(query, "blobs")), snapshot
-                )
+                return _json(snapshot.model_info(blobs=http.is_set(query, "blobs")), snapshot)
             case ["refs"]:
-                self.served.find(repository, next(iter(self.served.names(repository)), MAIN))
-                return _json(listing.refs(self.served.names(repository)))
+                return _json(self.served.refs(repository))
             case ["tree", revision, *path]:
                 snapshot = self.served.find(repository, revision)
                 below = "/".join(path).strip("/")
-                rows = listing.tree(snapshot, below, recursive=ask.is_set(query, "recursive"))
-                return self._page(request, rows, query, snapshot)
-        raise Absent("EntryNotFound", "this server does not have this part of the Hub's API")
-
-    def _page(
-        self, request: Request, rows: list[listing.Json], query: ask.Query, snapshot: Snapshot
-    ) -> Response:
-        limit = min(ask.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
-        start = ask.number(query, "cursor", 0)
-        page, more = rows[start : start + limit], len(rows) > start + limit
-        extra = {}
-        if more:
-            path = ask.below_host(request.target).partition("?")[0]
-            asked = {name: values[0] for name, values in query.items()}
-            text = urlencode({**asked, "limit": limit, "cursor": start + limit})
-            here = f"{self.scheme}://{request.header('host')}"
-            extra["Link"] = f'<{here}{quote(path, safe="/%")}?{text}>; rel="next"'
-        return _json(page, snapshot, extra)
+                rows = snapshot.tree(below, recursive=http.is_set(query, "recursive"))
+                limit = min(http.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
+                start, extra = http.number(query, "cursor", 0), {}
+                if len(rows) > start + limit:
+                    asked = {name: values[0] for name, values in query.items()}
+                    text = urlencode({**asked, "limit": limit, "cursor": start + limit})
+                    place = f"{request.header('host')}{quote(request.path, safe='/%')}"
+                    extra["Link"] = f'<{self.scheme}://{place}?{text}>; rel="next"'
+                return _json(rows[start : start + limit], snapshot, extra)
+        raise absent("EntryNotFound", "this server does not have this part of the Hub's API")
 
     def _file(self, request: Request, snapshot: Snapshot, held: ServedFile) -> Response:
         pin, etag = held.pin, f'"{held.pin.want}"'
@@ -127,11 +122,7 @@ class HubApi:
         # RFC 9110, 13.1.5: the client has a part of another file, so it needs all of this one
         if request.header("if-range") not in ("", etag) or request.method == "HEAD":
             asked = ""
-        try:
-            span = wanted_range(asked, pin.size_bytes)
-        except Unsatisfiable:
-            extra = {"Content-Range": f"bytes */{pin.size_bytes}"}
-            return _error(416, "the file does not have this range", extra)
+        span = http.wanted_range(asked, pin.size_bytes)
         start, length = span or (0, pin.size_bytes)
         if span:
             headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{pin.size_bytes}"
@@ -139,41 +130,21 @@ class HubApi:
         if held.is_small:
             return Response(status, headers, self.prover.read(held)[start : start + length])
         handle, seen = self.prover.open(held)
-        return Response(status, headers, part=FilePart(handle, start, length, seen))
-
-    def _denied(self, request: Request) -> Response | None:
-        if self.may_read(request):
-            return None
-        extra = {"WWW-Authenticate": "Bearer"}
-        if request.header("authorization"):
-            # the Hub's own message: its client recognises a wrong token by it
-            return _error(401, "Invalid credentials in Authorization header", extra)
-        return _error(401, "this server needs a token: set HF_TOKEN", extra)
+        return Response(status, headers, part=http.FilePart(handle, start, length, seen))
 
     def may_read(self, request: Request) -> bool:
         """Whether a request shows a token, or none is needed."""
-        return not self.tokens or self._knows(request)
-
-    def _knows(self, request: Request) -> bool:
         kind, _, given = request.header("authorization").partition(" ")
         token = given.strip().encode("latin-1", "replace")
         # all are compared, in constant time: the answer's delay must not show how much was right
         matches = [hmac.compare_digest(token, known.encode()) for known in self.tokens]
-        return kind.lower() == "bearer" and any(matches)
+        return not self.tokens or (kind.lower() == "bearer" and any(matches))
 
-    def _check_host(self, request: Request) -> None:
-        """A page in a browser must not reach a loopback server under a name of its own."""
-        host = request.header("host")
-        if not _HOST.fullmatch(host):
-            raise Refused(400, "the Host header is missing or malformed")
-        # DNS rebinding: a page's own name may lead to 127.0.0.1, but its Host header shows the name
-        if self.only_loopback and not self.tokens and not _LOOPBACK.fullmatch(host):
-            raise Refused(421, "this server listens on loopback only; use localhost or 127.0.0.1")
 
-    def _check_method(self, request: Request, *allowed: str) -> None:
-        if request.method not in allowed:
-            names = ", ".join(allowed)
-            raise Refused(405, f"only {names} may be used here", {"Allow": names})
+def _check_method(request: Request, *allowed: str) -> None:
+    if request.method not in allowed:
+        names = ", ".join(allowed)
+        raise Refused(405, f"only {names} may be used here", {"Allow": names})
 
 
 def _json(
@@ -183,8 +154,3 @@ def _json(
     if snapshot:
         headers["X-Repo-Commit"] = snapshot.commit
     return Response(200, headers, json.dumps(value, ensure_ascii=False).encode())
-
-
-def _error(status: int, message: str, extra: dict[str, str] | None = None) -> Response:
-    headers = {"X-Error-Message": message, "Content-Type": "application/json", **(extra or {})}
-    return Response(status, headers, json.dumps({"error": message}).encode())

@@ -13,15 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import Interrupted
+from pipeline.weights.disk import proof
 from pipeline.weights.disk.hashing import Advance, Identity, cores
-from pipeline.weights.disk.proof import (
-    FileUnfit,
-    FileUnreadable,
-    check_open,
-    identity,
-    open_pin,
-    read_checked,
-)
+from pipeline.weights.disk.proof import FileUnfit, FileUnreadable
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -82,9 +76,9 @@ class Prover:
                 receipts[state] = proved(held.place)
             known = receipts[state].get(held.pin.path)
             with suppress(FileUnfit, FileUnreadable):
-                handle = open_pin(held.place, held.pin)
+                handle = proof.open_pin(held.place, held.pin)
                 # of the open file, not of its name: a name can be moved between the two looks
-                if identity(handle) == known:
+                if proof.identity(handle) == known:
                     self._set(held, "proved", known, "")
                 os.close(handle)
 
@@ -105,9 +99,11 @@ class Prover:
         """A large file, open and proved to be what was hashed."""
         handle = self._opened(held)
         try:
-            now = identity(handle)
+            now = proof.identity(handle)
             if self._verdict(held)[1] != now:
-                self._judge_soon(held)
+                held.judged.clear()
+                self._enqueue(held, first=True)
+                held.judged.wait(_WAIT_S)
             state, seen, why = self._verdict(held)
             if seen != now or state == "unproved":
                 raise NotYet(held.trouble or "is still being checked")
@@ -122,11 +118,11 @@ class Prover:
         """A small file's bytes, hashed just now."""
         handle = self._opened(held)
         try:
-            data = read_checked(handle, held.pin)
-            self._set(held, "proved", identity(handle), "")
+            data = proof.read_checked(handle, held.pin)
+            self._set(held, "proved", proof.identity(handle), "")
             return data
         except FileUnfit as reason:
-            self._set(held, "wrong", identity(handle), str(reason))
+            self._set(held, "wrong", proof.identity(handle), str(reason))
             raise
         except OSError as error:
             raise NotYet(_not_now(error)) from None
@@ -135,17 +131,12 @@ class Prover:
 
     def _opened(self, held: ServedFile) -> int:
         try:
-            return open_pin(held.place, held.pin)
+            return proof.open_pin(held.place, held.pin)
         except FileUnfit as reason:
             self._set(held, "wrong", None, str(reason))
             raise
         except FileUnreadable as reason:
             raise NotYet(str(reason)) from None
-
-    def _judge_soon(self, held: ServedFile) -> None:
-        held.judged.clear()
-        self._enqueue(held, first=True)
-        held.judged.wait(_WAIT_S)
 
     def _enqueue(self, held: ServedFile, *, first: bool) -> None:
         with self._changed:
@@ -165,42 +156,36 @@ class Prover:
                 if self._stopping.is_set():
                     return
                 held = self._queue.popleft()
-            self._judge(held)
-
-    def _judge(self, held: ServedFile) -> None:
-        seen: Identity | None = None
-        try:
-            handle = open_pin(held.place, held.pin)
+            trouble = ""
+            seen: Identity | None = None
             try:
-                seen = identity(handle)
-                self._let_settle(held, seen)
-                seen = check_open(handle, held.pin, self.advance, self._stopping)
-                self._set(held, "proved", seen, "")
-            finally:
-                os.close(handle)
-        except FileUnfit as reason:
-            self._set(held, "wrong", seen, str(reason))
-        except FileUnreadable as reason:
-            self._put_off(held, str(reason))
-        except OSError as error:
-            self._put_off(held, _not_now(error))
-        except Interrupted:
-            return
-
-    def _put_off(self, held: ServedFile, trouble: str) -> None:
-        """Too many open files or a failing disk prove nothing about the bytes: a proof stays."""
-        with self._changed:
-            held.trouble, held.queued = trouble, False
-            held.retries += 1
-            held.judged.set()
-        if held.retries <= _MOST_RETRIES and held.state == "unproved":
-            self._stopping.wait(_RETRY_S)
-            self._enqueue(held, first=False)
-
-    def _let_settle(self, held: ServedFile, seen: Identity) -> None:
-        if not held.is_small:
-            age_s = time.time() - seen.ctime_ns / 1e9
-            self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
+                handle = proof.open_pin(held.place, held.pin)
+                try:
+                    seen = proof.identity(handle)
+                    if not held.is_small:
+                        age_s = time.time() - seen.ctime_ns / 1e9
+                        self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
+                    seen = proof.check_open(handle, held.pin, self.advance, self._stopping)
+                    self._set(held, "proved", seen, "")
+                finally:
+                    os.close(handle)
+            except FileUnfit as reason:
+                self._set(held, "wrong", seen, str(reason))
+            except FileUnreadable as reason:
+                trouble = str(reason)
+            except OSError as error:
+                trouble = _not_now(error)
+            except Interrupted:
+                return
+            if trouble:
+                # too many open files or a failing disk prove nothing about the bytes: a proof stays
+                with self._changed:
+                    held.trouble, held.queued = trouble, False
+                    held.retries += 1
+                    held.judged.set()
+                if held.retries <= _MOST_RETRIES and held.state == "unproved":
+                    self._stopping.wait(_RETRY_S)
+                    self._enqueue(held, first=False)
 
     def _verdict(self, held: ServedFile) -> tuple[State, Identity | None, str]:
         """All of it from one moment: half an old verdict and half a new one would be wrong."""

@@ -51,14 +51,9 @@ def verification(
         result = "damaged" if why else "unknown"
         count, first = len(checked.unknown), checked.unknown[0].path
         why.append(f"no receipt vouches for {count} files, such as {first}")
-    return WeightsVerification(
-        result=result,
-        how="receipt",
-        at=stamp(now or datetime.now(UTC)),
-        files_read=0,
-        files_by_receipt=len(checked.proved),
-        why=why,
-    )
+    proved = len(checked.proved)
+    stated = verification_from(files_read=0, files_by_receipt=proved, why=why, now=now)
+    return stated.model_copy(update={"result": result, "how": "receipt"})
 
 
 def verification_from(

@@ -7,7 +7,9 @@ is made here, and what `model_signing sign key` makes is accepted here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -22,22 +24,21 @@ from pipeline.files import write_bytes
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Hex, stays_below
 from pipeline.weights.check.verify import VerifyOptions, verify
-from pipeline.weights.disk.proof import FileUnfit, FileUnreadable
-from pipeline.weights.disk.survey import some
-from pipeline.weights.place import Place
-from pipeline.weights.sign.manifest import (
-    GIT_PATHS,
-    OWN_PATHS,
-    files_below,
-    is_below,
-    locked_digests,
-    read_digests,
-    sha256_below,
-)
+from pipeline.weights.disk.hashing import Moved, cores, on_all_cores, read_open
+from pipeline.weights.disk.proof import FileUnfit, FileUnreadable, open_below, open_pin
+from pipeline.weights.disk.survey import some, walk
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import STATE, Place
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 NAME = "model.sig"
+# What the format's own tool (model_signing) leaves out by default.
+GIT_PATHS = (".git", ".gitattributes", ".github", ".gitignore")
+# What our and the Hub's own tools keep beside the files; no engine loads it.
+OWN_PATHS = (STATE, ".cache/huggingface")
+
+Digests = dict[str, str | FileUnfit | FileUnreadable]  # or why a file has none
 
 _Path = Annotated[str, StringConstraints(min_length=1), AfterValidator(stays_below)]
 
@@ -70,6 +71,78 @@ class _Statement(bundle.ForeignModel):
     subject: list[_Subject] = Field(min_length=1, max_length=1)
     predicateType: Literal["https://model_signing/signature/v1.0"]
     predicate: _Predicate
+
+
+def locked_digests(place: Place, pins: Sequence[FilePin]) -> Digests:
+    """The SHA-256 of locked files; only those that the lock knows by git's SHA-1 are read."""
+    locked: Digests = {pin.path: pin.sha256 for pin in pins if pin.sha256}
+    small = {pin.path: pin for pin in pins if not pin.sha256}
+
+    def digest(path: str, stop: threading.Event) -> str:
+        pin = small[path]
+        handle = open_pin(place, pin)
+        try:
+            # once for either hash: files outside LFS are small
+            proof = read_open(handle, pin.new_hash(), stop=stop)
+            reading = read_open(handle, hashlib.sha256(), stop=stop)
+        finally:
+            os.close(handle)
+        if proof.digest != pin.want or proof.identity != reading.identity:
+            raise FileUnfit("does not have the locked bytes")
+        return reading.digest
+
+    return locked | read_digests(digest, list(small))
+
+
+def read_digests(work: Callable[[str, threading.Event], str], paths: list[str]) -> Digests:
+    """The digests that `work` reads, on all cores; Ctrl-C sets its event."""
+    digests: Digests = {}
+    stop = threading.Event()
+
+    def note(path: str) -> None:
+        try:
+            digests[path] = work(path, stop)
+        except (FileUnfit, FileUnreadable) as reason:
+            digests[path] = reason
+        except Moved as error:
+            digests[path] = FileUnfit(str(error))
+        except OSError as error:
+            digests[path] = FileUnreadable(f"could not be read now ({error.strerror})")
+
+    on_all_cores(note, paths, cores(), stop.set)
+    return digests
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether a path is one of some paths, or lies in one of them."""
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
+
+
+def files_below(root: Path, ignored: Iterable[str]) -> list[str]:
+    """Every file below a folder but the ignored ones; links are named and not followed.
+
+    A folder that cannot be listed is named, with a slash: no signature can cover it.
+    """
+    skip = list(ignored)
+    paths = (path for path in walk(root, skip) if not is_below(path, skip))
+    return sorted(paths, key=PurePosixPath)
+
+
+def sha256_below(root: Path, path: str, stop: threading.Event | None = None) -> str:
+    """The SHA-256 of a file that lies in a folder; a link may only lead into the same folder."""
+    home, where, name = root.resolve(), root, path
+    if (root / path).is_symlink():
+        # a snapshot of a Hub cache is all links: its blobs lie beside it in the same repository
+        home = home.parent.parent if home.parent.name == "snapshots" else home
+        real = (root / path).resolve()
+        if not real.is_relative_to(home):
+            raise FileUnfit("is a link out of the folder")
+        where, name = real.parent, real.name
+    handle = open_below(where, name)
+    try:
+        return read_open(handle, hashlib.sha256(), stop=stop).digest
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True)
@@ -130,7 +203,12 @@ def sign(
             f"{place.lock.name}: not in the lock, but in the folder to be signed: {some(extra)}",
             "Move what is not part of the set out of the folder.",
         )
-    digests = _sha256_of_all(place)  # after verify: large files need not be read again
+    digests = {}
+    # after verify: large files need not be read again
+    for path, digest in locked_digests(place, place.lock.files).items():
+        if not isinstance(digest, str):
+            raise WeightsDamaged(f"{path}: {digest}")
+        digests[path] = digest
     covered = {p: d for p, d in digests.items() if not is_below(p, ignored)}
     if not covered:
         raise WeightsDamaged(
@@ -149,15 +227,6 @@ def sign(
     )
 
 
-def _sha256_of_all(place: Place) -> dict[str, str]:
-    digests = {}
-    for path, digest in locked_digests(place, place.lock.files).items():
-        if not isinstance(digest, str):
-            raise WeightsDamaged(f"{path}: {digest}")
-        digests[path] = digest
-    return digests
-
-
 @dataclass(frozen=True)
 class SignedFiles:
     """What a signature claims about files, before any of them is read."""
@@ -173,9 +242,20 @@ class SignedFiles:
 
 def signed_files(signature: Path, key: ec.EllipticCurvePublicKey) -> SignedFiles:
     """The SHA-256 of each file, as its signer claims."""
-    claimed = _statement(signature, bundle.opened(signature, key)).predicate
-    files = {resource.name: resource.digest for resource in claimed.resources}
-    rules = claimed.serialization
+    payload = bundle.opened(signature, key)
+    try:
+        claimed = _Statement.model_validate(read_json(payload, most_bytes=len(payload)))
+    except (ValidationError, JsonInvalid) as error:
+        raise ModelSignatureInvalid(
+            f"{signature.name}: is not a model-signing statement over files with SHA-256"
+        ) from error
+    resources, rules = claimed.predicate.resources, claimed.predicate.serialization
+    files = {resource.name: resource.digest for resource in resources}
+    # the later digest would win here, the earlier one perhaps elsewhere
+    if len(files) != len(resources):
+        raise ModelSignatureInvalid(f"{signature.name}: lists a file twice")
+    if claimed.subject[0].digest["sha256"] != root_digest([each.digest for each in resources]):
+        raise ModelSignatureInvalid(f"{signature.name}: contradicts itself (root digest)")
     return SignedFiles(files, tuple(rules.ignore_paths), rules.allow_symlinks)
 
 
@@ -193,12 +273,12 @@ def check(
     # a listed file that is ignored would never be compared
     if hidden := [path for path in wanted if is_below(path, ignored)]:
         raise ModelSignatureInvalid(f"{signature.name}: both lists and ignores {hidden[0]}")
-    here = files_below(folder, ignored)
-    _compare("missing", set(wanted) - set(here))
-    _compare("extra", set(here) - set(wanted))
+    present = files_below(folder, ignored)
+    _compare("missing", set(wanted) - set(present))
+    _compare("extra", set(present) - set(wanted))
     if not claimed.allows_links:
-        _compare("links", {p for p in here if (folder / p).is_symlink()})
-    unread = [p for p in here if p not in (known or {})]
+        _compare("links", {p for p in present if (folder / p).is_symlink()})
+    unread = [p for p in present if p not in (known or {})]
     read = read_digests(partial(sha256_below, folder), unread)
     digests = read | {p: d for p, d in (known or {}).items() if p in wanted}
     # first: a failing disk must not be reported as a forged file
@@ -217,24 +297,6 @@ def check(
         len(unread),
         [p for p in files_below(folder, own) if is_below(p, ignored)],
     )
-
-
-def _statement(signature: Path, payload: bytes) -> _Statement:
-    try:
-        claimed = _Statement.model_validate(read_json(payload, most_bytes=len(payload)))
-    except (ValidationError, JsonInvalid) as error:
-        raise ModelSignatureInvalid(
-            f"{signature.name}: is not a model-signing statement over files with SHA-256"
-        ) from error
-    names = [resource.name for resource in claimed.predicate.resources]
-    # the later digest would win here, the earlier one perhaps elsewhere
-    if len(set(names)) != len(names):
-        raise ModelSignatureInvalid(f"{signature.name}: lists a file twice")
-    if claimed.subject[0].digest["sha256"] != root_digest(
-        [resource.digest for resource in claimed.predicate.resources]
-    ):
-        raise ModelSignatureInvalid(f"{signature.name}: contradicts itself (root digest)")
-    return claimed
 
 
 def _compare(what: str, paths: set[str]) -> None:

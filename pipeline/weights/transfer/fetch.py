@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,20 +12,13 @@ from pipeline import log
 from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.fetch.http import Client
 from pipeline.files import free_bytes, is_free, locked, os_errors_explained
+from pipeline.weights.disk import receipt
 from pipeline.weights.disk.install import install, link
-from pipeline.weights.disk.receipt import (
-    FilesHere,
-    ReceiptWriter,
-    files_here,
-    installed,
-    set_back_mtime,
-)
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place, read_kept
 from pipeline.weights.transfer.partial_file import PartialFile, adopt
-from pipeline.weights.transfer.router import Router
-from pipeline.weights.transfer.routes import Route
-from pipeline.weights.transfer.workers import Throttle, WorkerPool, read_range
+from pipeline.weights.transfer.router import AttemptFailed, Attempts, Route, Router
+from pipeline.weights.transfer.workers import Throttle, WorkerPool
 
 # Large enough that asking costs nothing beside sending, small enough that eight connections share
 # a shard of 5 GB (the usual size on the Hub) to its end.
@@ -62,22 +55,35 @@ def fetch_files(
     place.require_own_state()
     lock_file = place.state / "fetch.lock"
     with os_errors_explained(lock_file):
-        # a lock that cannot be written is held by nobody, and taking it will say why
+        # a lock that cannot be written is held by no process, and taking it will say why
         if os.access(lock_file, os.W_OK) and not is_free(lock_file):
             log.say("Another fetch is at work on this folder; waiting for it")
     with locked(lock_file, stop=client.stop):
         # under the lock: another fetch may just have made it the folder of another set
         require_own_folder(place, pins)
+        present = receipt.FilesHere()
         if not again:
             place.keep_begun()
-        here = FilesHere() if again else files_here(place, pins, client.stop)
-        todo = [pin for pin in pins if pin.path not in here.right]
-        _use_swapped(place, todo, here)
+            present = receipt.files_here(place, pins, client.stop)
+        todo = [pin for pin in pins if pin.path not in present.right]
+        for pin in todo:
+            # its bytes lie under the name of another file: nothing is fetched for it
+            if (other := present.wrong.get(pin.want)) is not None:
+                log.say(f"  {pin.path}: lies here as {other.path}")
+                with os_errors_explained(place.file(other)):
+                    # as if just arrived: it is hashed once more, and gets its name as all others do
+                    adopt(place.file(other), pin, place.partial_folder)
         if todo:
             _transfer(place, todo, Router(routes), client, options or Options())
         for pin in pins:
             link(place, pin)
-        _drop_stale_partials(place)
+        # partial files that no file of today's lock can become
+        wants = {pin.want for pin in place.lock.files}
+        for path in place.partial_folder.glob("*"):
+            if path.name.partition(".")[0] not in wants:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            place.partial_folder.rmdir()
     return todo
 
 
@@ -93,7 +99,21 @@ def fetch_range(
     """The bytes of one range, in order and complete; only the caller knows what they should be."""
     chosen = options or Options()
     throttle = Throttle(chosen.limit_bytes_per_s, client.stop)
-    yield from read_range(Router(routes), pin, start, stop, client, throttle, chosen.first_wait_s)
+    attempts = Attempts(Router(routes), client.stop, chosen.first_wait_s)
+    buffer = throttle.new_buffer()
+    while start < stop:
+        try:
+            with closing(attempts.open(pin, start, stop)) as body:
+                skip = start if body.is_whole else 0
+                while skip:
+                    skip -= body.readinto(buffer[:skip])
+                while start < stop:
+                    count = throttle.read(body, buffer[: stop - start])
+                    attempts.received(pin)
+                    start += count
+                    yield bytes(buffer[:count])
+        except AttemptFailed as failure:
+            attempts.failed(pin, failure)
 
 
 def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
@@ -120,35 +140,20 @@ def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
         if place.file(pin).is_dir() and not place.file(pin).is_symlink():
             raise StoreUnwritable(f"{place.file(pin)}: is a folder")
     folders = {path.parent for pin in pins for path in (place.file(pin), place.name(pin))}
+    root = os.path.realpath(place.root)
     for folder in sorted({*folders, place.partial_folder}):
-        _require_inside(place, folder)
-
-
-def _require_inside(place: Place, folder: Path) -> None:
-    """Refuse a link on the way that leads out of the folder, and a file in a folder's place."""
-    real = Path(os.path.realpath(folder))
-    # what lies there may be another's, and `verify` calls such files damaged
-    if not real.is_relative_to(os.path.realpath(place.root)):
-        raise StoreUnwritable(
-            f"{folder}: leads out of {place.root}, to {real}",
-            "Move that link away, or name another folder with --to.",
-        )
-    standing = next(path for path in (real, *real.parents) if path.exists())
-    if not standing.is_dir():
-        raise StoreUnwritable(
-            f"{standing}: is not a folder", "Move it, or choose another with --to."
-        )
-
-
-def _use_swapped(place: Place, todo: Sequence[FilePin], here: FilesHere) -> None:
-    """Files whose bytes lie under the name of another: nothing is fetched for them."""
-    for pin in todo:
-        if (other := here.wrong.get(pin.want)) is None:
-            continue
-        log.say(f"  {pin.path}: lies here as {other.path}")
-        with os_errors_explained(place.file(other)):
-            # as if it had just arrived: it is hashed once more, and gets its name as all others do
-            adopt(place.file(other), pin, place.partial_folder)
+        real = Path(os.path.realpath(folder))
+        # what a link leads to may be another's, and `verify` calls such files damaged
+        if not real.is_relative_to(root):
+            raise StoreUnwritable(
+                f"{folder}: leads out of {place.root}, to {real}",
+                "Move that link away, or name another folder with --to.",
+            )
+        standing = next(path for path in (real, *real.parents) if path.exists())
+        if not standing.is_dir():
+            raise StoreUnwritable(
+                f"{standing}: is not a folder", "Move it, or choose another with --to."
+            )
 
 
 def _transfer(
@@ -159,39 +164,34 @@ def _transfer(
         names.setdefault(pin.want, []).append(pin)
     folder = place.partial_folder
     partials = [PartialFile(same[0], folder, options.range_bytes) for same in names.values()]
-    kept = sum(partial.kept_bytes for partial in partials)
-    missing = sum(partial.pin.size_bytes for partial in partials) - kept
+    fetched = sum(partial.kept_bytes for partial in partials)
+    missing = sum(partial.pin.size_bytes for partial in partials) - fetched
     require_space(place.root, missing)
 
-    receipt = ReceiptWriter(place)
+    writer = receipt.ReceiptWriter(place)
 
     def finish(partial: PartialFile) -> None:
-        set_back_mtime(partial.path)
+        receipt.set_back_mtime(partial.path)
         with os_errors_explained(partial.path):
             partial.sync()  # before it gets its name: a name must never lead to lost bytes
         same = names[partial.pin.want]
         install(place, partial.path, same)
         partial.forget()
         # one by one, so that a run which is killed leaves proof of what it finished
-        receipt.add([installed(place, pin, partial.marks) for pin in same])
+        writer.add([receipt.installed(place, pin, partial.marks) for pin in same])
 
-    more = f" ({log.size(kept)} are here already)" if kept else ""
+    more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
     throttle = Throttle(options.limit_bytes_per_s, client.stop)
     with log.step(title), log.progress("weights", missing) as bar:
+        wait_s = options.first_wait_s
         pool = WorkerPool(
-            partials,
-            router,
-            client,
-            throttle,
-            first_wait_s=options.first_wait_s,
-            bar=bar,
-            install=finish,
+            partials, router, client, throttle, first_wait_s=wait_s, bar=bar, install=finish
         )
         try:
             pool.run(options.jobs)
         finally:
-            receipt.flush()
+            writer.flush()
 
 
 def require_space(root: Path, missing_bytes: int) -> None:
@@ -203,13 +203,3 @@ def require_space(root: Path, missing_bytes: int) -> None:
             f" {log.size(LEAVE_FREE_BYTES)} must stay free",
             "Free some, or fetch to another disk; what is here already is kept and counted.",
         )
-
-
-def _drop_stale_partials(place: Place) -> None:
-    """Remove partial files that no file of today's lock can become."""
-    wants = {pin.want for pin in place.lock.files}
-    for path in place.partial_folder.glob("*"):
-        if path.name.partition(".")[0] not in wants:
-            path.unlink(missing_ok=True)
-    with suppress(OSError):
-        place.partial_folder.rmdir()

@@ -13,7 +13,7 @@ from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
 from pipeline.weights.locking import LockResult, look_up
 from pipeline.weights.model import FilePin, WeightsSpec
 from pipeline.weights.transfer.fetch import fetch_range
-from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
+from pipeline.weights.transfer.sources import HttpRoute, HubRepository
 
 _SHORT_CONNECT_S = 5.0  # behind a firewall that answers nothing, each try takes as long
 
@@ -34,8 +34,8 @@ def open_hub(*, patient: bool = True) -> tuple[Hub, ReadFile]:
     client = Client(settings)
 
     def read(repository: str, commit: str, pin: FilePin) -> bytes:
-        there = HubRepository(hub.endpoint, repository, commit, hub.token)
-        routes = [HttpRoute(client, there, "plain HTTP")]
+        source = HubRepository(hub.endpoint, repository, commit, hub.token)
+        routes = [HttpRoute(client, source, "plain HTTP")]
         return b"".join(fetch_range(routes, pin, 0, pin.size_bytes, client=client))
 
     return hub, read

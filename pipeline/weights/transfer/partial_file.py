@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.files import os_errors_explained
 from pipeline.weights.disk.hashing import MarkedHash
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer.routes import AttemptFailed
+from pipeline.weights.transfer.router import AttemptFailed
 
 _READ_BYTES = 1 << 20  # large enough for the disk, small enough to stay in a core's cache
 Span = tuple[int, int]  # from, up to
@@ -22,10 +22,10 @@ Span = tuple[int, int]  # from, up to
 
 def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
     """All of the bytes: pwrite(2) may write fewer, as on a disk that is nearly full."""
-    left = memoryview(data)
-    while left:
-        count = os.pwrite(handle, left, at)
-        left, at = left[count:], at + count
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(handle, rest, at)
+        rest, at = rest[count:], at + count
 
 
 class PartialFile:
@@ -96,7 +96,7 @@ class PartialFile:
             return self._todo.pop(0)
 
     def take_whole(self) -> list[Span]:
-        """The server sends whole files only: all that is missing comes with this answer.
+        """Takes all missing ranges: the server sends whole files only.
 
         The first time it may be an accident, and a part is asked for once more.
         """
@@ -181,7 +181,7 @@ class PartialFile:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What the hash was after each block, for its receipt."""
+        """The hash after each block, for the file's receipt."""
         return self._hash.marks
 
     def give_up(self) -> bool:

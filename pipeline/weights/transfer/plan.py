@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pipeline.model import Frozen
-from pipeline.weights.disk.hashing import Identity
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin
@@ -33,25 +32,17 @@ def plan_fetch(place: Place, pins: Sequence[FilePin], options: Options) -> list[
     planned: list[PlannedFile] = []
     seen: set[str] = set()  # two names of one content are one download
     for pin in pins:
-        state, missing = _state(place, pin, proved.get(pin.path), options)
+        state: State
+        if identity := right_size(place.file(pin), pin):
+            # whether its bytes are right only reading tells, which takes minutes for a large set
+            state, missing = "right" if proved.get(pin.path) == identity else "to be read", 0
+        else:
+            fetched = PartialFile(pin, place.partial_folder, options.range_bytes).kept_bytes
+            state, missing = "begun" if fetched else "missing", pin.size_bytes - fetched
+        size, missing = pin.size_bytes, 0 if pin.want in seen else missing
         planned.append(
-            PlannedFile(
-                path=pin.path,
-                size_bytes=pin.size_bytes,
-                state=state,
-                fetch_bytes=0 if pin.want in seen else missing,
-            )
+            PlannedFile(path=pin.path, size_bytes=size, state=state, fetch_bytes=missing)
         )
         seen.add(pin.want)
     require_space(place.root, sum(file.fetch_bytes for file in planned))
     return planned
-
-
-def _state(
-    place: Place, pin: FilePin, proved: Identity | None, options: Options
-) -> tuple[State, int]:
-    if identity := right_size(place.file(pin), pin):
-        # whether its bytes are right only reading tells, which takes minutes for a large set
-        return ("right" if proved == identity else "to be read"), 0
-    kept = PartialFile(pin, place.partial_folder, options.range_bytes).kept_bytes
-    return ("begun" if kept else "missing"), pin.size_bytes - kept

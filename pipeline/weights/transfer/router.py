@@ -1,10 +1,16 @@
-"""Which route a file takes next, when to try again, and when to give up."""
+"""Sources of a file's bytes: which one is asked next, when to try again, and when to give up.
+
+Nothing that a source delivers is trusted: the hash in the lock decides.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from pipeline.errors import (
     DigestMismatch,
@@ -14,19 +20,12 @@ from pipeline.errors import (
     OfflineMiss,
     PipelineError,
     RevisionMoved,
+    SourceUnreachable,
 )
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer.routes import (
-    NEIGHBOUR_LOGIN,
-    AttemptFailed,
-    ByteStream,
-    NotAvailable,
-    Route,
-    not_offline,
-)
 
-# After two stalls in a row one more would cost another stall time (30 s): others are tried first.
-STALLS = 2
+NEIGHBOUR_TOKEN = "SM120_NEIGHBOUR_TOKEN"  # noqa: S105 - the variable's name
+NEIGHBOUR_LOGIN = f"Set {NEIGHBOUR_TOKEN} to a token that the machine named with --from accepts."
 # Failures in a row without a byte. With the doubling waits from 0.5 s this spans 15 seconds, long
 # enough for a restarting proxy and short enough that a user still watches.
 ATTEMPTS = 6
@@ -34,40 +33,109 @@ ATTEMPTS = 6
 # itself, so it gets more of them than one that just fails.
 DEFERRED_ATTEMPTS = 20
 LONGEST_WAIT_S = 30.0
-# A source that failed so often in a row, over all connections, is asked after the others for a
-# while: a machine that was switched off must not cost every range two attempts and their waits.
+# A source that failed so often in a row, over all connections, is asked after the others until it
+# delivers: a machine that was switched off must not cost every range two attempts and their waits.
 FAILURES = 4
-REST_S = 60.0
-# One wrong file may be a fault on the way; a source of several is asked after the others.
-LIES = 2
-_MEASURED_BYTES = 1 << 20  # of a smaller range the time is mostly that of asking
+_STALL = 2  # a stall counts as so many failures, for it has cost 30 s
 _LONGEST_DEFER_S = 600.0  # a server that asks for more, at once or in all, is as good as down
-# Answers that no sound server gives (another range, another length) are seldom a fault on the way:
+# Answers that no sound server gives (another range, another length) are seldom a transfer fault:
 # a source of so many for one file, over all connections, is not asked for it again.
 WRONG_ANSWERS = 3
 # Which of several routes' errors helps the user most, first to last.
 _MOST_USEFUL = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
 
-class Router:
-    """Picks a route for each attempt: in order, those that fail or lie last, without a file never.
+@dataclass
+class ByteStream:
+    """The bytes of a range, as they arrive from a source."""
 
-    Sources that a user named work together: a new range goes to the one that has the fewest open
-    for its speed. A file that arrived wrong comes from one at a time: that shows which one lies.
+    what: str  # is read, for messages
+    read: Callable[[memoryview], int]  # into a buffer; 0 at the end
+    close: Callable[[], None]
+    n_bytes: int  # still to come
+    is_whole: bool = False  # the server ignored the range and sends the whole file
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the buffer, or as much of it as the range still has; raises `AttemptFailed`."""
+        count = self.read(buffer[: self.n_bytes])
+        if not count:
+            raise AttemptFailed(f"{self.what} ended {self.n_bytes} bytes early")
+        self.n_bytes -= count
+        return count
+
+
+class Route(Protocol):
+    """One source of a locked set's files. `is_shared`: named by the user, as others may be."""
+
+    name: str
+    is_shared: bool
+
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
+        """The bytes from `start` up to `stop`; raises `AttemptFailed` or `NotAvailable`."""
+        ...
+
+
+@dataclass(eq=False)
+class AttemptFailed(Exception):
+    """Another attempt or another route may succeed; `error_type` is raised if none does."""
+
+    reason: str
+    is_stall: bool = field(default=False, kw_only=True)
+    is_unreached: bool = field(default=False, kw_only=True)
+    wait_s: float | None = field(default=None, kw_only=True)  # as the server asks
+    # of an answer that no sound server gives
+    error_type: Callable[[str], PipelineError] | None = field(default=None, kw_only=True)
+
+
+@dataclass(eq=False)
+class NotAvailable(Exception):
+    """This route will never deliver this file; `error` is raised if no other route does."""
+
+    error: PipelineError
+    only_this_file: bool = field(default=False, kw_only=True)  # as a 404: other files may come
+    wants_login: bool = field(default=False, kw_only=True)  # a neighbour wants another token
+
+
+def not_delivered(message: str) -> SourceUnreachable:
+    """No source could be asked, or none of them sent the file."""
+    return SourceUnreachable(
+        message,
+        "Check the network, HF_ENDPOINT and what --from names, then run it again: finished files"
+        " are kept.",
+    )
+
+
+def wrong_bytes(message: str) -> DigestMismatch:
+    """A source has other bytes than the lock names."""
+    return DigestMismatch(
+        message,
+        "Nothing wrong was kept. Try another --from or HF_ENDPOINT; if upstream itself changed,"
+        " `sm120 weights lock NAME --dry-run` shows it.",
+    )
+
+
+def not_offline(message: str) -> OfflineMiss:
+    """A file that cannot be had without asking a server."""
+    return OfflineMiss(message, "Run without --offline, or name a folder that has it with --from.")
+
+
+class Router:
+    """Picks a source for each attempt: in their order, those that keep failing last.
+
+    Sources that a user named share the work: a new range goes to the one with the fewest open. A
+    file that arrived wrong comes from one source at a time, which shows who has wrong bytes. Such a
+    source is not asked again in this run unless no other may have the file.
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = list(routes)
-        every = range(len(self._routes))
-        self._stalls, self._failures = dict.fromkeys(every, 0), dict.fromkeys(every, 0)
-        self._lies, self._open = dict.fromkeys(every, 0), dict.fromkeys(every, 0)
-        self._rests_until, self._rates = dict.fromkeys(every, 0.0), dict.fromkeys(every, 0.0)
-        self._missing: dict[str, dict[int, NotAvailable]] = {}
-        self._gave: dict[str, set[int]] = {}  # who has sent bytes of a file
-        self._wrong: dict[str, set[int]] = {}  # who had a part in a file that arrived wrong
-        self._suspects: dict[str, set[int]] = {}  # and who sent it alone
-        self._deferred_until: dict[int, float] = {}
-        self._wrong_answers: dict[tuple[str, int], int] = {}
+        self._open, self._failures = Counter[Route](), Counter[Route]()
+        self._deferred_until: dict[Route, float] = {}
+        self._wrong_answers = Counter[tuple[str, Route]]()
+        self._missing: dict[str, dict[Route, NotAvailable]] = {}  # by the file's hash
+        self._gave: dict[str, set[Route]] = {}  # who has sent bytes of a file
+        self._arrived_wrong: set[str] = set()  # hashes of files
+        self._liars: set[Route] = set()  # who sent a wrong file
         self._guard = threading.Lock()
 
     def pick(self, pin: FilePin, turn: int, first: Route | None = None) -> Route:
@@ -78,102 +146,96 @@ class Router:
         with self._guard:
             order = self._order(pin)
             if not order:
-                raise self._error(pin, self._missing.get(pin.want, {}))
-            begun = self._routes.index(first) if first else self._least_used(pin, order)
-            if begun in order:
-                order = [begun, *(i for i in order if i != begun)]
-            return self._routes[order[turn % len(order)]]
+                raise self._error(pin)
+            if first is None:
+                shared = [r for r in order if r.is_shared and not self._keeps_failing(r)]
+                first = order[0]
+                if pin.want not in self._arrived_wrong and first in shared:
+                    first = min(shared, key=lambda r: self._open[r])
+            if first in order:
+                order = [first, *(r for r in order if r is not first)]
+            return order[turn % len(order)]
 
-    def _order(self, pin: FilePin) -> list[int]:
-        """Who may have the file, the best first."""
-        missing, suspects = self._missing.get(pin.want, {}), self._suspects.get(pin.want, set())
-        left = [i for i in range(len(self._routes)) if i not in missing]
-        # last, not never: where all routes stall, each still gets its turns
-        return sorted(left, key=lambda i: (i in suspects, self._is_poor(i), i))
+    def _order(self, pin: FilePin) -> list[Route]:
+        """The routes that may have the file, the best first."""
+        missing = self._missing.get(pin.want, {})
+        able = [r for r in self._routes if r not in missing]
+        honest = [r for r in able if r not in self._liars]
+        # last, not never: where all routes fail, each still gets its turns
+        return sorted(honest or able, key=self._keeps_failing)
 
-    def _is_poor(self, at: int) -> bool:
-        rests = self._rests_until[at] > time.monotonic()
-        return rests or self._stalls[at] >= STALLS or self._lies[at] >= LIES
-
-    def _least_used(self, pin: FilePin, order: list[int]) -> int:
-        shared = [i for i in order if self._routes[i].is_shared and not self._is_poor(i)]
-        if pin.want in self._wrong or order[0] not in shared:
-            return order[0]
-        # one that was not measured yet may be as fast as the fastest
-        fastest = max(self._rates.values()) or 1.0
-        return min(shared, key=lambda i: ((self._open[i] + 1) / (self._rates[i] or fastest), i))
+    def _keeps_failing(self, route: Route) -> bool:
+        return self._failures[route] >= FAILURES
 
     def names(self, pin: FilePin) -> set[str]:
         """The routes that may have a file."""
         with self._guard:
-            return {self._routes[i].name for i in self._order(pin)}
+            return {route.name for route in self._order(pin)}
 
     def opened(self, route: Route, by: int) -> None:
-        """One more range is open there, or one less."""
+        """Count a range that is opened (1) or closed (-1) at a route."""
         with self._guard:
-            self._open[self._routes.index(route)] += by
+            self._open[route] += by
 
     def gave(self, route: Route, pin: FilePin) -> None:
-        """Bytes of the file came from there."""
+        """Note that bytes of the file came from this route."""
         with self._guard:
-            self._gave.setdefault(pin.want, set()).add(self._routes.index(route))
-
-    def arrived_right(self, pin: FilePin) -> None:
-        """Whoever had a part in it when it was wrong, and has none now, has wrong bytes."""
-        with self._guard:
-            self._suspects.pop(pin.want, None)
-            for at in self._wrong.pop(pin.want, set()) - self._gave.pop(pin.want, set()):
-                self._lies[at] += 1
+            self._gave.setdefault(pin.want, set()).add(route)
 
     def arrived_wrong(self, pin: FilePin, *, is_all_new: bool) -> bool:
-        """Whether a source is left that the file did not come from alone."""
+        """Whether a source is left that has not sent wrong bytes yet."""
         with self._guard:
-            gave, suspects = self._gave.pop(pin.want, set()), self._suspects.get(pin.want, set())
-            is_first, is_news = pin.want not in self._wrong, bool(gave - suspects)
-            self._wrong[pin.want] = self._wrong.get(pin.want, set()) | gave
+            gave = self._gave.pop(pin.want, set())
             # of several, or of what an earlier run left, it is not known which was wrong
-            if not is_first or (is_all_new and len(gave) == 1):
-                suspects = suspects | gave
-            self._suspects[pin.want] = suspects
-            ruled_out = suspects | self._missing.get(pin.want, {}).keys()
-            # no news: those that are left do not deliver, and the others are known
-            return (is_first or is_news) and len(ruled_out) < len(self._routes)
+            if pin.want in self._arrived_wrong or (is_all_new and len(gave) == 1):
+                self._liars |= gave
+            self._arrived_wrong.add(pin.want)
+            return any(route not in self._liars for route in self._order(pin))
 
-    def _error(self, pin: FilePin, missing: dict[int, NotAvailable]) -> PipelineError:
+    def _error(self, pin: FilePin) -> PipelineError:
         """The most useful error, with the other routes' reasons; among equals the last, the Hub."""
+        missing = self._missing.get(pin.want, {})
         if not missing:
             return not_offline(f"{pin.path}: is not here, and no server may be asked")
-        errors = [nothing.error for nothing in missing.values()]
-        first = next(e for kind in _MOST_USEFUL for e in reversed(errors) if isinstance(e, kind))
-        others = [row for row in self._reasons(pin, missing) if not str(first).endswith(row[0])]
-        reasons = [str(first), *(f"{reason} ({name})" for reason, name in others)]
-        return type(first)("; ".join(reasons), _with_login(first.hint, missing))
+        every = list(reversed(missing.values()))
+        first = next(n for kind in _MOST_USEFUL for n in every if isinstance(n.error, kind))
+        text, hint = str(first.error), first.error.hint
+        others = [row for row in self._reasons(pin) if not text.endswith(row[0])]
+        reasons = [text, *(f"{reason} ({name})" for reason, name in others)]
+        error = type(first.error)("; ".join(reasons), hint)
+        return error if first.wants_login else self._with_login(error, pin)
 
-    def _reasons(self, pin: FilePin, missing: dict[int, NotAvailable]) -> list[tuple[str, str]]:
-        rows = ((str(n.error).removeprefix(f"{pin.path}: "), i) for i, n in missing.items())
-        return [(reason, self._routes[i].name) for reason, i in rows]
-
-    def reasons(self, pin: FilePin) -> list[tuple[str, str]]:
+    def _reasons(self, pin: FilePin) -> list[tuple[str, str]]:
         """Why routes do not deliver a file, each with the route's name."""
-        with self._guard:
-            return self._reasons(pin, self._missing.get(pin.want, {}))
+        rows = self._missing.get(pin.want, {}).items()
+        return [(str(n.error).removeprefix(f"{pin.path}: "), route.name) for route, n in rows]
 
-    def with_login(self, hint: str, pin: FilePin) -> str:
-        """A hint, and how to log in to a neighbour that refused a file."""
+    def _with_login(self, error: PipelineError, pin: FilePin) -> PipelineError:
+        """An error that also tells how to log in to a neighbour that refused the file."""
+        if any(nothing.wants_login for nothing in self._missing.get(pin.want, {}).values()):
+            error.hint = f"{error.hint} {NEIGHBOUR_LOGIN}"
+        return error
+
+    def final_error(
+        self, pin: FilePin, failure: AttemptFailed, reasons: dict[str, str]
+    ) -> PipelineError:
+        """The error after the last attempt: why each route, by its name, does not deliver."""
         with self._guard:
-            return _with_login(hint, self._missing.get(pin.want, {}))
+            rows = [*self._reasons(pin), *((why, name) for name, why in reasons.items())]
+            texts = "; ".join(f"{why} ({name})" for why, name in rows)
+            error_type = failure.error_type or not_delivered
+            return self._with_login(error_type(f"{pin.path}: {texts}"), pin)
 
     def mark_missing(self, route: Route, pin: FilePin, nothing: NotAvailable) -> None:
         """Never ask this route for this file again."""
         with self._guard:
-            self._missing.setdefault(pin.want, {})[self._routes.index(route)] = nothing
+            self._missing.setdefault(pin.want, {})[route] = nothing
 
     def answered_wrong(self, route: Route, pin: FilePin) -> bool:
         """Count an answer that no sound server gives; whether that was one too many."""
         with self._guard:
-            key = (pin.want, self._routes.index(route))
-            self._wrong_answers[key] = self._wrong_answers.get(key, 0) + 1
-            return self._wrong_answers[key] >= WRONG_ANSWERS
+            self._wrong_answers[pin.want, route] += 1
+            return self._wrong_answers[pin.want, route] >= WRONG_ANSWERS
 
     def lacks_only(self, pin: FilePin) -> bool:
         """Whether no route has this one file, for reasons that do not concern other files."""
@@ -182,45 +244,27 @@ class Router:
             everywhere = 0 < len(missing) == len(self._routes)
             return everywhere and all(n.only_this_file for n in missing.values())
 
-    def stalled(self, route: Route) -> None:
+    def failed(self, route: Route, *, is_stall: bool = False) -> None:
+        """Count an attempt that stalled, or ended without a byte."""
         with self._guard:
-            self._stalls[self._routes.index(route)] += 1
+            self._failures[route] += _STALL if is_stall else 1
 
-    def failed(self, route: Route) -> None:
-        """An attempt ended without a byte."""
+    def delivered(self, route: Route) -> None:
+        """A range came whole: earlier failures no longer count."""
         with self._guard:
-            at = self._routes.index(route)
-            self._failures[at] += 1
-            if self._failures[at] >= FAILURES:
-                self._rests_until[at] = time.monotonic() + REST_S
-
-    def delivered(self, route: Route, n_bytes: int = 0, seconds: float = 1.0) -> None:
-        """A range came whole, in so much time."""
-        with self._guard:
-            at = self._routes.index(route)
-            self._stalls[at] = self._failures[at] = 0
-            self._rests_until[at] = 0.0
-            if n_bytes >= _MEASURED_BYTES:
-                rate = n_bytes / max(seconds, 1e-3)
-                # half of it is the latest: lines and disks change while a set comes
-                self._rates[at] = (self._rates[at] + rate) / 2 if self._rates[at] else rate
+            self._failures[route] = 0
 
     def defer(self, route: Route, wait_s: float) -> None:
         """A server asked for a pause: no connection asks it before."""
         until = time.monotonic() + min(wait_s, _LONGEST_DEFER_S)
         with self._guard:
-            at = self._routes.index(route)
-            self._deferred_until[at] = max(until, self._deferred_until.get(at, 0.0))
+            earlier = self._deferred_until.get(route, 0.0)
+            self._deferred_until[route] = max(until, earlier)
 
     def wait_left_s(self, route: Route) -> float:
-        """How long a route is still to be left alone."""
+        """How much of a pause that a route asked for is left."""
         with self._guard:
-            return self._deferred_until.get(self._routes.index(route), 0.0) - time.monotonic()
-
-
-def _with_login(hint: str, missing: Mapping[int, NotAvailable]) -> str:
-    refused = any(nothing.error.hint == NEIGHBOUR_LOGIN for nothing in missing.values())
-    return f"{hint} {NEIGHBOUR_LOGIN}" if refused and hint != NEIGHBOUR_LOGIN else hint
+            return self._deferred_until.get(route, 0.0) - time.monotonic()
 
 
 class Attempts:
@@ -228,94 +272,84 @@ class Attempts:
 
     def __init__(self, router: Router, stop: threading.Event, first_wait_s: float) -> None:
         self._router, self._stop, self._first_wait_s = router, stop, first_wait_s
-        self._failures = self._deferred = self._unreached = self._turn = 0
-        self._deferred_s = 0.0
+        self._turn = 0
         self._route: Route | None = None
         self._first: Route | None = None  # where the attempts at this range began
-        self._pin: FilePin | None = None
-        self._received, self._opened_s = 0, 0.0
+        self._has_bytes = False
+        self._forget_failures()
+
+    def _forget_failures(self) -> None:
+        self._failures = self._deferred = self._unreached = 0
+        self._deferred_s = 0.0
         self._reasons: dict[str, str] = {}  # by route
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         """The range from the route whose turn it is; raises `AttemptFailed`, or the last error."""
         while True:
-            self.release()
+            self._release()
             route = self._router.pick(pin, self._turn, self._first if self._turn else None)
-            self._route, self._pin = route, pin
             self._first = self._first if self._turn else route
+            self._route, self._has_bytes = route, False
             self._router.opened(route, 1)
             while (wait_s := self._router.wait_left_s(route)) > 0:
                 self._wait(wait_s)
-            self._received, self._opened_s = 0, time.monotonic()
             try:
                 return route.open(pin, start, stop)
             except NotAvailable as nothing:
                 self._router.mark_missing(route, pin, nothing)
 
-    def release(self) -> None:
-        """This connection has no range open any more."""
+    def _release(self) -> None:
         if self._route is not None:
             self._router.opened(self._route, -1)
         self._route = None
 
-    def received(self, n_bytes: int) -> None:
+    def received(self, pin: FilePin) -> None:
         """Bytes came: the failures before them no longer count."""
-        self._failures = self._deferred = self._unreached = 0
-        self._deferred_s = 0.0
-        self._reasons.clear()
-        if not self._received and self._route and self._pin:
-            self._router.gave(self._route, self._pin)
-        self._received += n_bytes
+        if not self._has_bytes and self._route is not None:
+            self._forget_failures()
+            self._router.gave(self._route, pin)
+            self._has_bytes = True
 
     def completed(self) -> None:
         """A whole range came: the first route is as good as any again."""
-        self._failures = self._deferred = self._unreached = self._turn = 0
-        self._reasons.clear()
+        self._forget_failures()
+        self._turn = 0
         if self._route is not None:
-            seconds = time.monotonic() - self._opened_s
-            self._router.delivered(self._route, self._received, seconds)
-        self.release()
+            self._router.delivered(self._route)
+        self._release()
 
     def failed(self, pin: FilePin, failure: AttemptFailed) -> None:
         """Wait before the next attempt, or raise the final error."""
         if self._stop.is_set():
             raise Interrupted("stopped")
         route = self._route
-        name = route.name if route else "no route"
-        self._reasons.pop(name, None)  # the latest comes last
-        self._reasons[name] = str(failure).removeprefix(f"{pin.path}: ")
-        if failure.wait_s is not None and route is not None:
+        assert route is not None, "an attempt fails at a route"
+        self._reasons.pop(route.name, None)  # the latest comes last
+        self._reasons[route.name] = str(failure).removeprefix(f"{pin.path}: ")
+        if failure.wait_s is not None:
             self._deferred += 1
             self._deferred_s += failure.wait_s
             if self._deferred_s <= _LONGEST_DEFER_S:
                 self._router.defer(route, failure.wait_s)
                 if self._deferred < DEFERRED_ATTEMPTS:
                     return
-        if failure.is_wrong and route is not None and self._router.answered_wrong(route, pin):
+        if failure.error_type is not None and self._router.answered_wrong(route, pin):
             error = failure.error_type(str(failure))
-            is_of_file = isinstance(error, DigestMismatch)
-            nothing = NotAvailable(error, only_this_file=is_of_file)
+            nothing = NotAvailable(error, only_this_file=isinstance(error, DigestMismatch))
             return self._router.mark_missing(route, pin, nothing)
         self._failures += 1
         self._unreached = self._unreached + 1 if failure.is_unreached else 0
-        if route is not None:
-            if failure.is_stall:
-                self._router.stalled(route)
-            if not self._received:
-                self._router.failed(route)
+        if failure.is_stall or not self._has_bytes:
+            self._router.failed(route, is_stall=failure.is_stall)
         # a stall has cost much time already; a quick failure may pass, so its route gets two tries
         if failure.is_stall or failure.is_unreached or self._failures % 2 == 0:
             self._turn += 1
-        # nobody was there in a whole round: no network, or a mistyped name; what other connections
-        # find out changes the order, so that a round may leave one out
-        left = self._router.names(pin)
-        is_alone = self._unreached > len(left) and left <= self._reasons.keys()
-        if is_alone or self._failures >= ATTEMPTS or self._deferred >= DEFERRED_ATTEMPTS:
-            rows = [*self._router.reasons(pin), *((why, n) for n, why in self._reasons.items())]
-            reasons = "; ".join(f"{why} ({name})" for why, name in rows)
-            error = failure.error_type(f"{pin.path}: {reasons}")
-            error.hint = self._router.with_login(error.hint, pin)
-            raise error from failure
+        # no source was reached in a whole round: no network, or a mistyped name; what other
+        # connections find out changes the order, so that a round may leave one out
+        able = self._router.names(pin)
+        is_cut_off = self._unreached > len(able) and able <= self._reasons.keys()
+        if is_cut_off or self._failures >= ATTEMPTS or self._deferred >= DEFERRED_ATTEMPTS:
+            raise self._router.final_error(pin, failure, self._reasons) from failure
         self._wait(min(self._first_wait_s * 2 ** (self._failures - 1), LONGEST_WAIT_S))
 
     def _wait(self, wait_s: float) -> None:

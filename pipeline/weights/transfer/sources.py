@@ -1,30 +1,61 @@
-"""Which routes lead to a locked set on this machine: folders, then neighbours, then the Hub."""
+"""Where the bytes of a locked set come from: folders, then neighbours, then the Hub.
+
+The Hub's token goes to the origin it is for and to no other: redirects are followed by hand, and
+the endpoint exchanges it for a short-lived token of the Xet store.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
+from urllib.parse import quote
 
-from pipeline.errors import SpecInvalid
-from pipeline.fetch.http import Client
+from pipeline.errors import (
+    DigestMismatch,
+    HubBroken,
+    HubRefused,
+    PipelineError,
+    RevisionMoved,
+    SourceUnreachable,
+    SpecInvalid,
+)
+from pipeline.fetch.http import Client, unreachable
 from pipeline.fetch.settings import folder_of, plain_settings
-from pipeline.net.address import masked, parts_of
-from pipeline.net.failures import BadAddress
+from pipeline.net.address import masked, next_address, number_in, parts_of, reason_of
+from pipeline.net.answer import Answer
+from pipeline.net.client import MAY_PASS, REDIRECTS, is_home, login_in
+from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
+from pipeline.net.failures import Lost as ConnectionLost
+from pipeline.net.timing import Limits, Watchdog, asked_wait_s
 from pipeline.weights import hub
-from pipeline.weights.model import FilePin, WeightsLock
+from pipeline.weights.model import FILE_HASH, FilePin, WeightsLock
 from pipeline.weights.place import cache_name
-from pipeline.weights.transfer.http_route import STALL_S, HttpRoute, HubRepository
-from pipeline.weights.transfer.routes import (
+from pipeline.weights.transfer.router import (
+    NEIGHBOUR_LOGIN,
     NEIGHBOUR_TOKEN,
     AttemptFailed,
     ByteStream,
     NotAvailable,
     Route,
     not_offline,
+    wrong_bytes,
 )
-from pipeline.weights.transfer.xet_route import XetRoute, has_xet
+
+STALL_S = 30.0  # without a byte for so long, another route is taken
+_MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
+_STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
+_SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")  # RFC 9110, 14.4
+_MOST_REASON_CHARS = 200  # of a server's own message
+_XET_HASH = "X-Xet-Hash"  # huggingface_hub: HUGGINGFACE_HEADER_X_XET_HASH
 
 
 def open_routes(
@@ -60,9 +91,8 @@ def find_routes(
 
     The Hub's token is sent to the Hub only; neighbours get the one in SM120_NEIGHBOUR_TOKEN.
     """
-    folders = named_folders(neighbours)
     # all that are named share the work; the internet is asked for what none of them has
-    routes: list[Route] = [FolderRoute(folder, lock) for folder in folders]
+    routes: list[Route] = [FolderRoute(folder, lock) for folder in named_folders(neighbours)]
     if offline:
         return routes
     for address in (place for place in neighbours if folder_of(place) is None):
@@ -75,8 +105,8 @@ def find_routes(
             ) from error
         # not an option: command lines are visible to every user of the machine
         secret = os.environ.get(NEIGHBOUR_TOKEN)
-        there = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
-        routes.append(HttpRoute(client, there, name, stall_s, is_shared=True))
+        source = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
+        routes.append(HttpRoute(client, source, name, stall_s, is_shared=True))
     home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
     # after plain HTTP, which needs no native code and shares one connection pool
@@ -108,28 +138,289 @@ class FolderRoute:
             try:
                 # the size rules out most other files; the hash of what was copied decides
                 if path.is_file() and path.stat().st_size == pin.size_bytes:
-                    return _FileBody(path.open("rb"), start, stop)
+                    file = path.open("rb", buffering=0)
+                    file.seek(start)
+                    return ByteStream(str(path), partial(_read, file), file.close, stop - start)
             except OSError:
                 continue
         raise NotAvailable(not_offline(f"{pin.path}: is not in {self.name}"), only_this_file=True)
 
 
-class _FileBody:
-    is_whole = False
+def _read(file: FileIO, buffer: memoryview) -> int:
+    try:
+        return file.readinto(buffer)
+    except OSError as error:
+        raise AttemptFailed(f"{file.name}: {error.strerror}") from error
 
-    def __init__(self, handle: BinaryIO, start: int, stop: int) -> None:
-        self._handle, self._left = handle, stop - start
-        handle.seek(start)
 
-    def readinto(self, buffer: memoryview) -> int:
+@dataclass(frozen=True)
+class HubRepository:
+    """A repository at a commit, at an endpoint with the Hub's API."""
+
+    endpoint: str
+    name: str
+    commit: str
+    token: str | None = None
+
+    def address(self, path: str) -> str:
+        return f"{self.endpoint}/{self.name}/resolve/{self.commit}/{quote(path)}"
+
+    @property
+    def login(self) -> dict[str, str]:
+        """The token as a header, else the login that stands in the endpoint's address."""
+        own = f"Bearer {self.token}" if self.token else ""
+        with suppress(BadAddress):  # reported when it is asked
+            own = own or login_in(self.endpoint)
+        return {"Authorization": own} if own else {}
+
+
+def _ask(
+    route: HttpRoute | XetRoute, pin: FilePin, method: str, url: str, headers: dict[str, str]
+) -> Answer:
+    """One request about a file, which is given up when it stalls."""
+    try:
+        stall_s = route.stall_s
+        limits = Limits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
+        return route.client.http.ask(method, url, headers=headers, limits=limits)
+    except ConnectionLost as error:
+        raise _lost(error) from error
+    except NetError as error:
+        # a wrong proxy is a setting of this machine, not a fault of the Hub
+        if isinstance(error, BadAddress | BadAnswer) and not isinstance(error, BadProxy):
+            raise NotAvailable(HubBroken(f"{pin.path}: {error}")) from error
+        raise NotAvailable(unreachable(error)) from error
+
+
+def _lost(error: ConnectionLost) -> AttemptFailed:
+    why, wait_s = str(error), error.wait_s
+    return AttemptFailed(
+        why, is_stall=error.is_stall, is_unreached=error.is_unreached, wait_s=wait_s
+    )
+
+
+@dataclass(eq=False)
+class HttpRoute:
+    """Ranges of a repository's files over plain HTTP; remembers where the Hub redirects each."""
+
+    client: Client
+    repository: HubRepository
+    name: str
+    stall_s: float = STALL_S
+    is_shared: bool = field(default=False, kw_only=True)
+    _links: dict[str, str] = field(default_factory=dict)
+
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
+        headers = {}
+        # a whole file is asked for without a range: some mirrors know none
+        if (start, stop) != (0, pin.size_bytes):
+            headers["Range"] = f"bytes={start}-{stop - 1}"
+        linked = None
+        if (link := self._links.get(pin.path)) is not None:
+            linked = _ask(self, pin, "GET", link, headers)
+            # signed links end, then the Hub is asked anew
+            if linked.status in (*REDIRECTS, *_STALE_LINK):
+                linked.close()
+                self._links.pop(pin.path, None)
+                linked = None
+        answer = linked or self._ask_hub(pin, headers)
         try:
-            count: int = self._handle.readinto(buffer[: self._left])  # type: ignore[attr-defined]
-        except OSError as error:
-            raise AttemptFailed(f"{self._handle.name}: {error.strerror}") from error
-        if not count:
-            raise AttemptFailed(f"{self._handle.name}: became shorter")
-        self._left -= count
-        return count
+            is_whole = check_answer(answer, pin, start, stop, is_neighbour=self.is_shared)
+        except BaseException:
+            answer.close()
+            raise
 
-    def close(self) -> None:
-        self._handle.close()
+        def read(buffer: memoryview) -> int:
+            try:
+                return answer.readinto(buffer)  # from the socket straight into the buffer
+            except ConnectionLost as error:
+                raise _lost(error) from error
+
+        length = pin.size_bytes if is_whole else stop - start
+        return ByteStream("the connection", read, answer.close, length, is_whole)
+
+    def _ask_hub(self, pin: FilePin, headers: dict[str, str]) -> Answer:
+        url = home = self.repository.address(pin.path)
+        for _ in range(_MOST_HOPS):
+            at_home = url == home or is_home(home, url)
+            # a CDN has its own signature in the link, and must not see the token
+            login = self.repository.login if at_home else {}
+            answer = _ask(self, pin, "GET", url, {**headers, **login})
+            place = answer.header("Location")
+            if answer.status not in REDIRECTS or not place:
+                # a signed link is good for a while, and spares the Hub a request for each range
+                if not at_home and answer.status < 400:
+                    self._links[pin.path] = url
+                return answer
+            answer.close()
+            # With a redirect the Hub names the hash and size of the file that it leads to. Compared
+            # before the CDN is asked: what that sends has no hash in its headers.
+            etag = answer.header("X-Linked-Etag").removeprefix("W/").strip('"')
+            size = answer.header("X-Linked-Size")
+            if FILE_HASH.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
+                wrong = wrong_bytes(f"{pin.path}: locked as {pin.want}, the server has {etag}")
+                raise NotAvailable(wrong, only_this_file=True)
+            if number_in(size) not in (None, pin.size_bytes):
+                raise NotAvailable(_other_size(pin, size), only_this_file=True)
+            try:
+                url = next_address(url, place)
+            except BadAnswer as error:
+                raise NotAvailable(HubBroken(f"{pin.path}: the server {error}")) from error
+        raise AttemptFailed(f"{pin.path}: more than {_MOST_HOPS} redirects", error_type=HubBroken)
+
+
+def _other_size(pin: FilePin, size: str) -> DigestMismatch:
+    return wrong_bytes(f"{pin.path}: locked with {pin.size_bytes} bytes, the server has {size}")
+
+
+def check_answer(
+    answer: Answer, pin: FilePin, start: int, stop: int, *, is_neighbour: bool = False
+) -> bool:
+    """Refuse what cannot be the wanted range; returns whether the whole file comes instead."""
+    if answer.status not in (200, 206):
+        raise _refusal(answer, pin, is_neighbour)
+    # ranges count bytes of the encoded form, which no lock knows
+    if answer.header("Content-Encoding") not in ("", "identity"):
+        raise AttemptFailed(
+            f"{pin.path}: the server sends it compressed, though we asked it not to",
+            error_type=HubBroken,
+        )
+    is_part = (start, stop) != (0, pin.size_bytes)
+    length, want = answer.header("Content-Length"), pin.size_bytes
+    if answer.status == 206:
+        span = _SPAN.fullmatch(answer.header("Content-Range"))
+        # it may end early: a server may send less than it was asked for (RFC 9110, 15.3.7)
+        if not is_part or not span or not start == int(span[1]) <= int(span[2]) < stop:
+            why = f"{pin.path}: the server sent another range than {start}-{stop - 1}"
+            raise AttemptFailed(why, error_type=HubBroken)
+        if span[3] not in ("*", str(pin.size_bytes)):
+            raise AttemptFailed(str(_other_size(pin, span[3])), error_type=wrong_bytes)
+        want = int(span[2]) + 1 - start
+    if length and number_in(length) != want:
+        why = f"{pin.path}: {want} bytes are locked, the server announces {length[:20]}"
+        raise AttemptFailed(why, error_type=wrong_bytes)
+    return is_part and answer.status == 200
+
+
+def _refusal(answer: Answer, pin: FilePin, is_neighbour: bool) -> AttemptFailed | NotAvailable:
+    """Whether another attempt may help, by the status; else the error that explains it."""
+    status, code = answer.status, answer.header("X-Error-Code")
+    # the Hub, and whoever serves as it does, gives the reason for people in a header
+    reason = "".join(c for c in answer.header("X-Error-Message") if c.isprintable())
+    why = f": {reason[:_MOST_REASON_CHARS]}" if reason else ""
+    if status >= 500 or status in MAY_PASS:
+        wait_s = asked_wait_s(answer.headers)
+        return AttemptFailed(f"{pin.path}: the server answers {status}{why}", wait_s=wait_s)
+    error: PipelineError
+    wants_login = False
+    if code == "GatedRepo":
+        error = HubRefused(f"{pin.path}: the repository is gated, and this user has no access")
+    elif code == "RevisionNotFound":
+        error = RevisionMoved(f"{pin.path}: the repository no longer has the locked commit")
+    elif status == 416:
+        error = wrong_bytes(f"{pin.path}: the server's file is shorter than the locked one")
+    elif status in (401, 403):
+        text = f"{pin.path}: the server answers {status}: this user has no access"
+        # a neighbour has tokens of its own, and never gets the Hub's
+        error, wants_login = HubRefused(text, NEIGHBOUR_LOGIN if is_neighbour else ""), is_neighbour
+    else:
+        text = f"{pin.path}: the server answers {status} {code}".rstrip() + why
+        hint = "It has no such file at the locked commit; see `sm120 weights lock NAME --dry-run`."
+        if why:
+            hint = "Name another source with --from, or ask whoever runs that server."
+        error = HubRefused(text, hint)
+    # the other codes are about the repository or the revision, so they hold for every file
+    is_of_file = status in (404, 409, 410, 416) and code in ("", "EntryNotFound")
+    return NotAvailable(error, only_this_file=is_of_file, wants_login=wants_login)
+
+
+def has_xet() -> bool:
+    """Whether this machine has the Xet client at all (there is none for some processors)."""
+    return importlib.util.find_spec("hf_xet") is not None
+
+
+def _store_group(repository: HubRepository) -> Any:
+    import hf_xet
+
+    token = {"Authorization": f"Bearer {repository.token}"} if repository.token else {}
+    route = f"{repository.endpoint}/api/models/{repository.name}/xet-read-token"
+    return hf_xet.XetSession().new_download_stream_group(
+        token_refresh_url=f"{route}/{repository.commit}", token_refresh_headers=token
+    )
+
+
+def _file_info(name: str, size_bytes: int) -> Any:
+    import hf_xet
+
+    return hf_xet.XetFileInfo(name, size_bytes)
+
+
+@dataclass(eq=False)
+class XetRoute:
+    """Ordered byte streams of the Xet store, by the hash that the Hub names for a file."""
+
+    client: Client
+    repository: HubRepository
+    stall_s: float
+    new_group: Callable[[HubRepository], Any] = _store_group
+    name: str = "Xet"
+    is_shared: bool = False
+    _group: Any = None
+    _watch: Watchdog = field(default_factory=Watchdog)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
+        # the Hub's redirect names the file in the store by a header
+        url = self.repository.address(pin.path)
+        answer = _ask(self, pin, "HEAD", url, self.repository.login)
+        answer.close()
+        status, name = answer.status, answer.header(_XET_HASH)
+        if not name:
+            if status in MAY_PASS:
+                wait_s = asked_wait_s(answer.headers)
+                raise AttemptFailed(f"{pin.path}: the Hub answers {status}", wait_s=wait_s)
+            why = "is not offered through Xet"
+            if status >= 400:
+                why = f"the Hub answers {status} {answer.header('X-Error-Code')}".rstrip()
+            raise NotAvailable(SourceUnreachable(f"{pin.path}: {why}"), only_this_file=True)
+        try:
+            with self._guard:
+                # one for all threads: each group has its own connections and token
+                self._group = self._group or self.new_group(self.repository)
+            info = _file_info(name, pin.size_bytes)
+            stream = self._group.download_stream(info, start=start, end=stop)
+        except Exception as error:  # the store's client has no common kind of error
+            reason = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
+            raise NotAvailable(SourceUnreachable(reason), only_this_file=True) from error
+        return self._body(stream, stop - start)
+
+    def _body(self, stream: Any, length: int) -> ByteStream:
+        """A stream's pieces have sizes of their own, and a stalled stream is cancelled."""
+        pieces, piece = iter(stream), memoryview(b"")
+
+        def read(buffer: memoryview) -> int:
+            nonlocal piece
+            why: Exception | None = None
+            if not piece:
+                self._watch.begin(id(stream), stream.cancel, self.stall_s)
+                try:
+                    piece = memoryview(next(pieces, b""))
+                except Exception as error:  # the store's client has no common kind of error
+                    why = error
+                finally:
+                    in_time = self._watch.end(id(stream))
+                if not in_time:
+                    raise AttemptFailed("the Xet stream stalled", is_stall=True) from why
+                if why is not None:
+                    raise AttemptFailed(f"Xet: {reason_of(why)}") from why
+            count = min(len(buffer), len(piece))
+            buffer[:count] = piece[:count]
+            piece = piece[count:]
+            return count
+
+        def close() -> None:
+            # a stream that is dropped half read goes on in hf_xet's own threads
+            if body.n_bytes:
+                stream.cancel()
+
+        body = ByteStream("the Xet stream", read, close, length)
+        return body

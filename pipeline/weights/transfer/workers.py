@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from queue import SimpleQueue
 
 from pipeline import log
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.fetch.http import Client
 from pipeline.log import Bar
-from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.partial_file import PartialFile, Span
-from pipeline.weights.transfer.router import Attempts, Router
-from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, wrong_bytes
+from pipeline.weights.transfer.router import (
+    AttemptFailed,
+    Attempts,
+    ByteStream,
+    Router,
+    wrong_bytes,
+)
 
 PIECE_BYTES = 1 << 18  # read at a time: fits the core's cache, where it is hashed right away
 _MOST_REPORTED = 10  # errors of single files that are shown while the others go on
@@ -33,12 +38,21 @@ class Throttle:
         self._free_at = time.monotonic()
         self._guard = threading.Lock()
 
-    def piece_bytes(self, most: int) -> int:
-        """How much to read at a time, so that a low limit still flows evenly."""
-        return most if self._rate is None else max(1, min(most, int(self._rate * _BURST_S)))
+    def new_buffer(self) -> memoryview:
+        """A buffer for one read: smaller with a low limit, so that it flows evenly."""
+        rate = self._rate
+        size = PIECE_BYTES if rate is None else max(1, min(PIECE_BYTES, int(rate * _BURST_S)))
+        return memoryview(bytearray(size))
+
+    def read(self, body: ByteStream, buffer: memoryview) -> int:
+        """Read into the buffer as soon as so many bytes may pass; first come, first served."""
+        if self._stop.is_set():
+            raise Interrupted("stopped")
+        self.take(len(buffer))
+        return body.readinto(buffer)
 
     def take(self, n_bytes: int) -> None:
-        """Wait until so many bytes may pass; first come, first served."""
+        """Wait until so many bytes may pass."""
         if self._rate is None:
             return
         with self._guard:
@@ -68,7 +82,7 @@ class WorkerPool:
         # small files first: configs and code are complete, and can be read, within seconds
         self._new = deque(sorted(partial_files, key=lambda p: p.pin.size_bytes))
         self._begun: list[PartialFile] = []
-        self._left = len(partial_files)
+        self._unfinished = len(partial_files)
         self._router, self._client, self._throttle = router, client, throttle
         self._first_wait_s, self._bar, self._install = first_wait_s, bar, install
         self._changed = threading.Condition()
@@ -90,22 +104,19 @@ class WorkerPool:
                 if (error := self._results.get()) is not None:
                     raise error
         finally:
-            self._join(threads)
+            # also on Ctrl-C: no thread reads, waits or hashes any more
+            if any(thread.is_alive() for thread in threads):
+                self._client.hang_up()
+            self._wake()
+            if self._client.join(threads):
+                for partial in self._begun:
+                    partial.close()
         if self._errors:
             raise self._errors[0]
 
-    def _join(self, threads: Sequence[threading.Thread]) -> None:
-        """Also on Ctrl-C: no thread reads, waits or hashes any more."""
-        if any(thread.is_alive() for thread in threads):
-            self._client.hang_up()
-        self._wake()
-        if self._client.join(threads):
-            for partial in self._begun:
-                partial.close()
-
     def _work(self) -> None:
         attempts = Attempts(self._router, self._client.stop, self._first_wait_s)
-        buffer = memoryview(bytearray(self._throttle.piece_bytes(PIECE_BYTES)))
+        buffer = self._throttle.new_buffer()
         partial: PartialFile | None = None
         try:
             while job := self._next_job(partial):
@@ -122,72 +133,54 @@ class WorkerPool:
             self._results.put(None)
 
     def _next_job(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
-        """A range of the same file, of a new one, else of the one with most left to do."""
+        """A range of the same file, of a new one, else of the one with most to do."""
         with self._changed:
             while not self._client.stop.is_set():
                 if last is not None and (span := last.take()):
                     return last, span
                 if self._new:
-                    return self._begin(self._new.popleft())
+                    partial = self._new.popleft()
+                    partial.begin()
+                    self._begun.append(partial)
+                    return partial, partial.take()
                 # so that the last large files of a set come over all connections
                 most = max(self._begun, key=lambda p: p.todo_bytes, default=None)
                 if most is not None and (span := most.take()):
                     return most, span
-                if not self._left:
+                if not self._unfinished:
                     return None
                 self._changed.wait(1.0)  # not for ever: a stop does not notify
         raise Interrupted("stopped")
 
-    def _begin(self, partial: PartialFile) -> tuple[PartialFile, Span | None]:
-        partial.begin()
-        self._begun.append(partial)
-        return partial, partial.take()
-
     def _transfer(
         self, partial: PartialFile, span: Span, attempts: Attempts, buffer: memoryview
     ) -> None:
-        """One attempt at a range; what does not come is left to a later one."""
+        """One attempt at a range; a later one fetches what does not come."""
         spans = [span]
+        failed: AttemptFailed | None = None
         try:
-            body = attempts.open(partial.pin, *span)
-            try:
+            with closing(attempts.open(partial.pin, *span)) as body:
                 # what the server sends anyway is written, not thrown away and asked for again
                 if body.is_whole:
                     spans += partial.take_whole()
                 self._write(partial, body, spans, attempts, buffer)
-            finally:
-                body.close()
             attempts.completed()
         except AttemptFailed as failure:
-            self._put_back(partial, spans)
-            attempts.failed(partial.pin, failure)
+            failed = failure
         except PipelineError as error:
-            self._put_back(partial, spans)
             # an error that every file would meet (no network, no access) ends the run
             if not self._router.lacks_only(partial.pin):
                 raise
-            self._give_up(partial, error)
-        except BaseException:
-            self._put_back(partial, spans)
-            raise
-        else:
-            self._put_back(partial, [])
-
-    def _give_up(self, partial: PartialFile, error: PipelineError) -> None:
-        """Leave one file as it is, once, and go on with the others."""
-        if not partial.give_up():
-            return
-        with self._changed:
-            self._errors.append(error)
-            self._left -= 1
-            is_last = not self._left
-        if not is_last and len(self._errors) <= _MOST_REPORTED:
-            log.say(f"  {error}; going on with the other files")
-        self._wake()
-
-    def _put_back(self, partial: PartialFile, spans: list[Span]) -> None:
-        partial.give_back(spans)
-        self._wake()
+            if partial.give_up():
+                self._errors.append(error)
+                self._count_finished()
+                if self._unfinished and len(self._errors) <= _MOST_REPORTED:
+                    log.say(f"  {error}; going on with the other files")
+        finally:
+            partial.give_back(spans)
+            self._wake()
+        if failed is not None:
+            attempts.failed(partial.pin, failed)
 
     def _write(
         self,
@@ -202,14 +195,14 @@ class WorkerPool:
         while spans:
             start, stop = spans[0]
             while at < start:
-                at += self._read(body, buffer[: start - at])
+                at += self._throttle.read(body, buffer[: start - at])
             noted, noted_s = start, time.monotonic()
             try:
                 while at < stop:
-                    count = self._read(body, buffer[: stop - at])
+                    count = self._throttle.read(body, buffer[: stop - at])
                     partial.write((start, stop), at, buffer[:count])
                     at += count
-                    attempts.received(count)
+                    attempts.received(partial.pin)
                     self._bar.advance(count)
                     partial.fetched_bytes += count
                     if at - noted >= NOTE_BYTES or time.monotonic() - noted_s >= NOTE_S:
@@ -220,19 +213,16 @@ class WorkerPool:
                 spans[0] = (at, stop)
             spans.pop(0)
 
-    def _read(self, body: ByteStream, buffer: memoryview) -> int:
-        if self._client.stop.is_set():
-            raise Interrupted("stopped")
-        self._throttle.take(len(buffer))
-        return body.readinto(buffer)
-
     def _finish(self, partial: PartialFile) -> None:
         """Install a file whose hash is right; fetch a wrong one once more; then drop it."""
         pin, got = partial.pin, partial.digest
         if got == pin.want:
-            self._router.arrived_right(pin)
             self._install(partial)
-        elif self._may_come_right(partial):
+        # once more from any source, for a transfer fault; then from each that was not wrong yet
+        elif (
+            self._router.arrived_wrong(pin, is_all_new=not partial.kept_bytes)
+            or not partial.rejected
+        ):
             log.say(
                 f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
             )
@@ -241,55 +231,20 @@ class WorkerPool:
             partial.start_over()
             return self._wake()
         else:
-            # the same twice is what the server has; two different ones, a fault on the way
+            # the same twice is what the server has; two different ones, a transfer fault
             first = "both times" if got == partial.rejected else f"after {partial.rejected}"
             partial.forget()
             self._errors.append(
                 wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} {first}")
             )
-        with self._changed:
-            self._left -= 1
+        self._count_finished()
         self._wake()
 
-    def _may_come_right(self, partial: PartialFile) -> bool:
-        """Once more from anybody, for a fault on the way; then from each source that is left."""
-        is_all_new = not partial.kept_bytes
-        return self._router.arrived_wrong(partial.pin, is_all_new=is_all_new) or (
-            not partial.rejected
-        )
+    def _count_finished(self) -> None:
+        with self._changed:
+            self._unfinished -= 1
 
     def _wake(self) -> None:
         """Wake the threads that wait for something to do."""
         with self._changed:
             self._changed.notify_all()
-
-
-def read_range(
-    router: Router,
-    pin: FilePin,
-    start: int,
-    stop: int,
-    client: Client,
-    throttle: Throttle,
-    first_wait_s: float,
-) -> Iterator[bytes]:
-    """One range, in order, over as many attempts as it takes."""
-    attempts = Attempts(router, client.stop, first_wait_s)
-    buffer = memoryview(bytearray(throttle.piece_bytes(PIECE_BYTES)))
-    while start < stop:
-        try:
-            body = attempts.open(pin, start, stop)
-            try:
-                skip = start if body.is_whole else 0
-                while skip:
-                    skip -= body.readinto(buffer[:skip])
-                while start < stop:
-                    throttle.take(min(len(buffer), stop - start))
-                    count = body.readinto(buffer[: stop - start])
-                    attempts.received(count)
-                    start += count
-                    yield bytes(buffer[:count])
-            finally:
-                body.close()
-        except AttemptFailed as failure:
-            attempts.failed(pin, failure)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.errors import OfflineMiss, SourceUnreachable
-from pipeline.weights.check.copies import Source
+from pipeline.weights.check.copies import RouteSupply, Source
 from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport, verify
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
@@ -78,11 +78,11 @@ class Copy(Protocol):
     def read(self, pin: FilePin, start: int, stop: int) -> Iterator[bytes]: ...
 
 
-@dataclass(frozen=True)
-class Copies:
+class Copies(RouteSupply):
     """Some copies; none of them brings whole files faster than by reading them."""
 
-    copies: Sequence[Copy]
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self.copies = copies
 
     def sources(self) -> list[Source]:
         return [copy.read for copy in self.copies]

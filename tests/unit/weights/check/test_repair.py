@@ -15,9 +15,8 @@ import pytest
 
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import plain_settings
-from pipeline.weights.check import rebuild, repair
+from pipeline.weights.check import copies, repair
 from pipeline.weights.check.copies import RouteSupply
-from pipeline.weights.check.rebuild import wrong_by_size
 from pipeline.weights.check.repair import Repaired
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES
@@ -26,7 +25,7 @@ from pipeline.weights.disk.receipt import keep, read_receipt
 from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.partial_file import merged, missing
-from pipeline.weights.transfer.routes import Route
+from pipeline.weights.transfer.router import Route
 from pipeline.weights.transfer.sources import FolderRoute
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
@@ -222,7 +221,7 @@ def test_marks_that_hide_the_damage_are_not_trusted(
     big: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(big.path(BIG), 3)
-    monkeypatch.setattr(rebuild, "mark_of", lambda hasher: "0" * 16)
+    monkeypatch.setattr(copies, "mark_of", lambda hasher: "0" * 16)
     known = read_receipt(big.place)[BIG]
     keep(big.place, [known.model_copy(update={"marks": "0" * len(known.marks)})], [])
     source = Counting(big.source)
@@ -268,7 +267,7 @@ def test_no_swapped_file_is_moved_before_all_are_proved(
     one.rename(tmp_path / "x")
     two.rename(one)
     (tmp_path / "x").rename(two)
-    monkeypatch.setattr(rebuild, "read_file", noting("proved", hashing.read_file))
+    monkeypatch.setattr(copies, "read_file", noting("proved", hashing.read_file))
     monkeypatch.setattr(repair._Repairer, "_install", noting("moved", repair._Repairer._install))
     mend(a_set, Counting(a_set.source))
     assert events == ["proved", "proved", "moved", "moved"]
@@ -446,10 +445,6 @@ def test_after_a_repair_the_receipt_is_right_again(big: DiskSet) -> None:
 
 
 def test_ranges_are_found_joined_and_turned_around() -> None:
-    assert wrong_by_size(10, 10) == [(0, 10)]
-    assert wrong_by_size(10, 5) == [(5, 10)]
-    assert wrong_by_size(10, 11) == []
-    assert wrong_by_size(0, 0) == [(0, 0)]
     assert merged([(0, 1), (1, 2), (3, 4)]) == [(0, 2), (3, 4)]
     assert missing([(0, 2), (5, 10)], 10) == [(2, 5)]
     assert missing([], 10) == [(0, 10)]
@@ -531,8 +526,8 @@ def test_bytes_that_a_disk_takes_in_parts_are_all_written(
     monkeypatch.setattr(os, "pwrite", lambda f, piece, at: whole(f, piece[: 1 << 20], at))
     monkeypatch.setattr(os, "copy_file_range", _not_supported)
     (tmp_path / "taken").write_bytes(data)
-    with rebuild.open_both(tmp_path / "taken", tmp_path / "made", len(data)) as (taken, made):
-        rebuild.copy_range(taken, made, 0, len(data))
+    with copies.open_both(tmp_path / "taken", tmp_path / "made", len(data)) as (taken, made):
+        copies.copy_range(taken, made, 0, len(data))
     assert (tmp_path / "made").read_bytes() == data
 
 
@@ -548,10 +543,10 @@ def test_a_disk_that_is_full_in_mid_write_is_an_error_and_no_short_file(
     monkeypatch.setattr(os, "copy_file_range", _not_supported)
     (tmp_path / "taken").write_bytes(bytes(1000))
     with (
-        rebuild.open_both(tmp_path / "taken", tmp_path / "made", 1000) as (taken, made),
+        copies.open_both(tmp_path / "taken", tmp_path / "made", 1000) as (taken, made),
         pytest.raises(OSError, match="no space left"),
     ):
-        rebuild.copy_range(taken, made, 0, 1000)
+        copies.copy_range(taken, made, 0, 1000)
 
 
 def _not_supported(*_: object) -> int:

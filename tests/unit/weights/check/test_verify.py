@@ -228,40 +228,40 @@ def test_two_sets_of_one_snapshot_know_each_others_files(tmp_path: Path) -> None
 def test_a_file_that_changes_while_it_is_read_is_not_passed(
     plain: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = hashing._chunks
+    real = os.preadv
 
-    def touched_meanwhile(handle: int, *args: Any) -> Any:
-        yield from real(handle, *args)
+    def touched_meanwhile(handle: int, *args: Any) -> int:
         os.utime(f"/proc/self/fd/{handle}")
+        return real(handle, *args)
 
-    monkeypatch.setattr(hashing, "_chunks", touched_meanwhile)
+    monkeypatch.setattr(os, "preadv", touched_meanwhile)
     assert set(plain.kinds().values()) == {"moved"}
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_not_passed(
     plain: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = hashing._pass_over
+    real = hashing.read_open
     path = plain.path(SHARD)
 
-    def replaced_meanwhile(*args: Any) -> Any:
-        result = real(*args)
+    def replaced_meanwhile(*args: Any, **more: Any) -> Any:
+        result = real(*args, **more)
         fresh = path.with_suffix(".new")
         fresh.write_bytes(b"x" * 300_000)
         os.replace(fresh, path)
         return result
 
-    monkeypatch.setattr(hashing, "_pass_over", replaced_meanwhile)
+    monkeypatch.setattr(hashing, "read_open", replaced_meanwhile)
     assert plain.kinds(only=(SHARD,)) == {SHARD: "moved"}
 
 
 def test_a_disk_that_cannot_read_a_file_leaves_it_unproved(
     plain: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any) -> None:
+    def broken(*args: Any, **more: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(hashing, "_pass_over", broken)
+    monkeypatch.setattr(hashing, "read_open", broken)
     report = plain.report()
     assert {f.kind for f in report.damage} == {"unreadable"}
     assert len(report.damage) == 6
@@ -304,13 +304,13 @@ def test_short_reads_of_a_strange_disk_change_nothing(
 def test_a_file_cut_short_while_it_is_read_is_not_passed(
     plain: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = hashing._read_chunks
+    real = os.preadv
 
-    def cut_first(handle: int, *args: Any) -> Any:
+    def cut_first(handle: int, *args: Any) -> int:
         os.truncate(plain.path(SHARD), 5)
         return real(handle, *args)
 
-    monkeypatch.setattr(hashing, "_read_chunks", cut_first)
+    monkeypatch.setattr(os, "preadv", cut_first)
     assert plain.kinds(only=(SHARD,)) == {SHARD: "moved"}
 
 

@@ -24,13 +24,11 @@ from pipeline.weights.disk.proof import identity, open_pin
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import prover as proving
-from pipeline.weights.serve import send
 from pipeline.weights.serve.api import HubApi
-from pipeline.weights.serve.connections import ClientConnection, ConnectionLimits
+from pipeline.weights.serve.http import Refused, wanted_range
 from pipeline.weights.serve.prover import Prover
-from pipeline.weights.serve.request import Unsatisfiable, wanted_range
 from pipeline.weights.serve.served import ServedSets
-from pipeline.weights.serve.server import Server
+from pipeline.weights.serve.server import ClientConnection, ConnectionLimits, Server
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
 from tests.unit.support import Command
 
@@ -177,7 +175,7 @@ def test_several_ranges_or_another_unit_get_the_whole_file(hub: Running) -> None
 
 
 def test_a_range_of_an_empty_file_does_not_exist() -> None:
-    with pytest.raises(Unsatisfiable):
+    with pytest.raises(Refused, match="does not have this range"):
         wanted_range("bytes=0-", 0)
 
 
@@ -363,7 +361,7 @@ def test_a_folder_that_became_a_link_is_not_followed(
 def test_a_file_that_changes_while_it_is_sent_never_arrives_whole(
     hub: Running, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send, "_ONCE_BYTES", 1 << 16)
+    monkeypatch.setattr(wire, "_ONCE_BYTES", 1 << 16)
     path = place.root / "model.safetensors"
     with socket.create_connection(("127.0.0.1", hub.server.port), timeout=20) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -508,7 +506,7 @@ def test_a_client_that_dribbles_its_request_is_cut_off(
 def test_a_client_that_does_not_read_is_cut_off(
     hub: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(send, "STALL_S", 0.3)
+    monkeypatch.setattr(wire, "STALL_S", 0.3)
     with socket.create_connection(("127.0.0.1", hub.server.port)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(

@@ -13,7 +13,7 @@ from pipeline.errors import (
 )
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.router import Attempts
-from pipeline.weights.transfer.xet_route import has_xet
+from pipeline.weights.transfer.sources import has_xet
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, Bed, big_bytes

@@ -14,10 +14,8 @@ from pipeline.fetch.settings import Settings
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.transfer.http_route import HttpRoute, HubRepository
-from pipeline.weights.transfer.routes import AttemptFailed, NotAvailable
-from pipeline.weights.transfer.sources import find_routes
-from pipeline.weights.transfer.xet_route import XetRoute
+from pipeline.weights.transfer.router import AttemptFailed, NotAvailable
+from pipeline.weights.transfer.sources import HttpRoute, HubRepository, XetRoute, find_routes
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
 from tests.unit.fetch.test_hostile_sources import WHOLE, resuming

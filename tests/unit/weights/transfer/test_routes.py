@@ -13,13 +13,26 @@ from pipeline.errors import DigestMismatch, HubBroken, HubRefused, OfflineMiss, 
 from pipeline.fetch.http import Client
 from pipeline.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer import xet_route
+from pipeline.weights.transfer import sources
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.transfer.http_route import HttpRoute, HubRepository, check_answer
-from pipeline.weights.transfer.router import FAILURES, WRONG_ANSWERS, Attempts, Router
-from pipeline.weights.transfer.routes import AttemptFailed, ByteStream, NotAvailable, Route
+from pipeline.weights.transfer.router import (
+    FAILURES,
+    WRONG_ANSWERS,
+    AttemptFailed,
+    Attempts,
+    ByteStream,
+    NotAvailable,
+    Route,
+    Router,
+)
+from pipeline.weights.transfer.sources import (
+    HttpRoute,
+    HubRepository,
+    XetRoute,
+    check_answer,
+    has_xet,
+)
 from pipeline.weights.transfer.workers import Throttle
-from pipeline.weights.transfer.xet_route import XetRoute, has_xet
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, TOKEN, Bed, big_bytes
@@ -46,9 +59,9 @@ def test_every_failed_turn_takes_the_next_route() -> None:
 def test_a_route_that_stalls_twice_is_asked_last_until_it_delivers() -> None:
     http, xet = Named("http"), Named("xet")
     router = Router([http, xet])
-    router.stalled(http)
+    router.failed(http, is_stall=True)
     assert names(router, 1) == ["http"]
-    router.stalled(http)
+    router.failed(http, is_stall=True)
     assert names(router, 2) == ["xet", "http"]
     router.delivered(http)
     assert names(router, 1) == ["http"]
@@ -87,16 +100,13 @@ def test_named_sources_share_the_ranges_and_the_hub_gets_none() -> None:
     assert picked == ["one", "other"] * 3
 
 
-def test_a_faster_source_gets_more_ranges() -> None:
+def test_a_source_that_is_free_again_gets_the_next_range() -> None:
     router, one, other = two_named()
-    router.delivered(one, 3 << 20, 1.0)
-    router.delivered(other, 1 << 20, 1.0)
-    picked = []
-    for _ in range(8):
-        route = router.pick(PIN, 0)
+    for route in (one, one, other, other):
         router.opened(route, 1)
-        picked.append(route.name)
-    assert (picked.count("one"), picked.count("other")) == (6, 2)
+    for _ in range(2):  # the faster one has delivered
+        router.opened(other, -1)
+    assert router.pick(PIN, 0).name == "other"
 
 
 def test_after_a_failure_the_other_source_comes_before_the_hub() -> None:
@@ -104,7 +114,7 @@ def test_after_a_failure_the_other_source_comes_before_the_hub() -> None:
     assert [router.pick(PIN, turn, other).name for turn in range(3)] == ["other", "one", "hub"]
 
 
-def test_a_source_that_fails_again_and_again_rests_until_it_delivers() -> None:
+def test_a_source_that_fails_again_and_again_is_asked_last_until_it_delivers() -> None:
     router, one, _ = two_named()
     for _ in range(FAILURES - 1):
         router.failed(one)
@@ -121,34 +131,36 @@ def test_a_file_that_arrived_wrong_comes_from_one_source_at_a_time() -> None:
         router.gave(route, PIN)
     assert router.arrived_wrong(PIN, is_all_new=True)
     for alone in ("one", "other", "hub"):
-        routes = {"one": one, "other": other, "hub": router.pick(PIN, 2)}
+        route = router.pick(PIN, 0)
+        assert route.name == alone
+        router.opened(route, 1)
         assert router.pick(PIN, 0).name == alone
-        router.opened(routes[alone], 1)
-        assert router.pick(PIN, 0).name == alone
-        router.gave(router.pick(PIN, 0), PIN)
+        router.gave(route, PIN)
         assert router.arrived_wrong(PIN, is_all_new=True) == (alone != "hub")
 
 
-def test_a_file_is_not_asked_for_for_ever_where_only_the_liar_delivers() -> None:
+def test_a_source_that_sent_a_wrong_file_alone_is_not_asked_again() -> None:
     router, one, _ = two_named()
-    verdicts = []
-    for _ in range(3):
-        router.gave(one, PIN)
-        verdicts.append(router.arrived_wrong(PIN, is_all_new=True))
-    assert verdicts == [True, False, False]
+    router.gave(one, PIN)
+    assert router.arrived_wrong(PIN, is_all_new=True)
+    other_file = PIN.model_copy(update={"sha256": "b" * 64})
+    for pin in (PIN, other_file):
+        assert {router.pick(pin, turn).name for turn in range(6)} == {"other", "hub"}
 
 
-def test_a_source_of_several_wrong_files_is_asked_last_for_all_others() -> None:
-    router, one, other = two_named()
-    for letter in "bc":
-        pin = PIN.model_copy(update={"sha256": letter * 64})
-        assert router.pick(PIN, 0).name == "one"
-        router.gave(one, pin)
-        router.gave(other, pin)
-        router.arrived_wrong(pin, is_all_new=True)
-        router.gave(other, pin)
-        router.arrived_right(pin)
-    assert names(router, 3) == ["other", "hub", "one"]
+def test_a_source_is_not_blamed_for_what_an_earlier_run_left() -> None:
+    router, one, _ = two_named()
+    router.gave(one, PIN)
+    assert router.arrived_wrong(PIN, is_all_new=False)
+    assert router.pick(PIN, 0).name == "one"
+
+
+def test_the_only_source_is_asked_again_after_a_wrong_file() -> None:
+    hub = Named("hub")
+    router = Router([hub])
+    router.gave(hub, PIN)
+    assert not router.arrived_wrong(PIN, is_all_new=True)
+    assert router.pick(PIN, 0).name == "hub"
 
 
 def test_a_route_that_is_put_off_is_left_alone_that_long() -> None:
@@ -226,7 +238,7 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def plain_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xet_route, "_file_info", lambda name, size: (name, size))
+    monkeypatch.setattr(sources, "_file_info", lambda name, size: (name, size))
 
 
 def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
