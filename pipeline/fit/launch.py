@@ -6,15 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import (
+from pipeline.fit.placement import (
     ATTENTION_BATCH_MIB,
     Batch,
+    Layout,
     Machine,
+    idle_rules,
     kv_token_bytes,
     offload_from,
 )
-from pipeline.fit.override import idle_rules
-from pipeline.fit.placement import Layout
 from pipeline.fit.units import GIB, gib
 
 

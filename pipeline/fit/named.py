@@ -1,4 +1,4 @@
-"""A model by the name that a user wrote, and what looks like it where nothing has that name."""
+"""A model by the name that a user wrote, and the names nearest to one that is unknown."""
 
 from __future__ import annotations
 

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.ggml import BY_NUMBER
-from pipeline.fit.gguf import read_header
+from pipeline.fit.gguf import BY_NUMBER, read_header
 from pipeline.fit.gguf_model import read_gguf
-from pipeline.fit.loads import Batch, kv_token_bytes
+from pipeline.fit.placement import Batch, kv_token_bytes
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, F32, IQ4_KS, LLAMA, TENSORS, gguf, tensor, text
 

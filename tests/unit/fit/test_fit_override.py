@@ -5,19 +5,23 @@ import re
 import pytest
 
 from pipeline.fit.facts import from_recipe, recipe_of
-from pipeline.fit.ggml import BY_NAME
-from pipeline.fit.gguf import Tensor
+from pipeline.fit.gguf import BY_NAME, Tensor
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Machine, expert_bytes, offload_from
-from pipeline.fit.override import (
+from pipeline.fit.placement import (
     CPU,
+    Batch,
+    Machine,
     TensorRule,
+    checked,
     device_sums,
+    expert_bytes,
     home_of,
     idle_rules,
+    offload_from,
+    place,
     read_overrides,
+    shortage,
 )
-from pipeline.fit.placement import checked, place, shortage
 from pipeline.fit.units import GIB, MIB
 
 TWO = ["CUDA0", "CUDA1"]
