@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from pipeline.host.promises.checks import Host, arguments_of, texts_in
-from pipeline.host.promises.outcome import Broken, Undecided
+from pipeline.host.promises.checks import Broken, Host, Undecided, arguments_of, texts_in
 from pipeline.model import Frozen
 
 # of these the last one counts; others, such as console=, may be given several times
@@ -31,10 +30,10 @@ def grub_arguments(host: Host) -> list[tuple[str, list[str]]]:
     output = host.run("/bin/sh -c %s", script).stdout
     rows = [line.partition("\t") for line in output.splitlines() if "\t" in line]
     if rows and rows[-1][0] != "end":
-        fix = (
-            "`sh -n` on each of GRUB's settings files shows the error; update-grub stops at it too."
+        raise Broken(
+            f"GRUB's settings cannot be read beyond {rows[-1][0]}",
+            "`sh -n` on each of GRUB's settings files shows the error; update-grub stops at it.",
         )
-        raise Broken(f"GRUB's settings cannot be read beyond {rows[-1][0]}", fix)
     return [(path, arguments.split()) for path, _, arguments in rows[:-1]]
 
 
@@ -83,15 +82,14 @@ def boot_entries(text: str) -> tuple[BootEntry, ...]:
 
 def chosen_kernel(entries: Sequence[BootEntry], choice: str) -> str | None:
     """The kernel of an entry that GRUB_DEFAULT names: `0`, `1>2`, a title, an id; None: no such."""
-    found: BootEntry | None = None
+    kernel = None
     for part in (choice or "0").split(">"):
-        inner = entries if found is None else found.entries
         at = int(part) if part.isdigit() else None
-        matches = [e for i, e in enumerate(inner) if i == at or part in e.names]
-        if not matches:
+        found = next((e for i, e in enumerate(entries) if i == at or part in e.names), None)
+        if found is None:
             return None
-        found = matches[0]
-    return found.kernel if found else None
+        kernel, entries = found.kernel, found.entries
+    return kernel
 
 
 def next_choices(host: Host, grub_cfg: str) -> dict[str, str]:
@@ -104,10 +102,8 @@ def next_choices(host: Host, grub_cfg: str) -> dict[str, str]:
     made = [x for x in re.findall(r'set default="([^"]*)"', grub_cfg) if x != "${next_entry}"]
     setting = str(host.run("/bin/sh -c %s", _DEFAULT).stdout).strip()
     choices = {"/boot/grub/grub.cfg": made[-1] if made else "", "GRUB_DEFAULT": setting}
-    return {
-        where: saved if choice in ("saved", "${saved_entry}") else choice
-        for where, choice in choices.items()
-    }
+    is_saved = ("saved", "${saved_entry}")
+    return {where: saved if each in is_saved else each for where, each in choices.items()}
 
 
 # prints modprobe's files in an initramfs, each below its name, and whether it has the driver
@@ -145,9 +141,9 @@ def initramfs_settings(host: Host, path: str) -> tuple[list[ModuleLine], bool]:
     texts = dict(x.partition("\n")[::2] for x in done.stdout.split("\x1e") if x)
     if done.rc != 0 or "end" not in texts:
         raise Undecided(f"{path} cannot be read: {done.stderr.strip()[-100:]}")
-    files = {p: t for p, t in texts.items() if p.startswith("/")}
-    rows = [r for p, t in files.items() for r in parse_lines(p, t)]
-    return [r.model_copy(update={"path": f"{path}:{r.path}"}) for r in rows], "driver" in texts
+    files = {p: text for p, text in texts.items() if p.startswith("/")}
+    lines = [line for p, text in files.items() for line in parse_lines(f"{path}:{p}", text)]
+    return lines, "driver" in texts
 
 
 class ModuleLine(Frozen):
@@ -179,29 +175,23 @@ def module_settings(host: Host) -> list[ModuleLine]:
 
 def kernel_options(path: str, arguments: Sequence[str]) -> list[ModuleLine]:
     """`nvidia_uvm.uvm_disable_hmm=0` on the kernel's command line is an option too."""
-    # of `MODULE.OPTION=VALUE`; what has no dot is for the kernel itself
-    parts = [(a, *a.partition("=")[0].rpartition(".")) for a in arguments]
-    return [
-        ModuleLine(
-            path=path,
-            command="options",
-            module=module.replace("-", "_"),
-            rest=argument.removeprefix(f"{module}."),
-        )
-        for argument, module, dot, _ in parts
-        if dot
-    ]
+    lines = []
+    for argument in arguments:
+        # MODULE.OPTION=VALUE; an argument without a dot is for the kernel itself
+        module, dot, _ = argument.partition("=")[0].rpartition(".")
+        if dot:
+            rest, name = argument.removeprefix(f"{module}."), module.replace("-", "_")
+            lines.append(ModuleLine(path=path, command="options", module=name, rest=rest))
+    return lines
 
 
 def parse_lines(path: str, text: str) -> list[ModuleLine]:
     """modprobe's lines; a backslash continues one, `-` and `_` are the same in names."""
     rows = [x.strip().split(None, 2) for x in text.replace("\\\n", " ").splitlines()]
-    kept = [r for r in rows if len(r) > 1 and not r[0].startswith("#")]
     return [
-        ModuleLine(
-            path=path, command=r[0], module=r[1].replace("-", "_"), rest=r[2] if len(r) > 2 else ""
-        )
-        for r in kept
+        ModuleLine(path=path, command=r[0], module=r[1].replace("-", "_"), rest=" ".join(r[2:]))
+        for r in rows
+        if len(r) > 1 and not r[0].startswith("#")
     ]
 
 

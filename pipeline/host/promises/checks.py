@@ -1,22 +1,94 @@
-"""Checks on a host that promises share: its files, units and packages, through testinfra."""
+"""Checks that promises share: outcomes other than kept, and a host's files, units and packages."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.errors import PipelineError
-from pipeline.host.promises.outcome import Broken, Undecided, require_none
-from pipeline.known import Known, unknown
-from pipeline.lock.host_model import Part, TargetLock, read_host_lock
+from pipeline.host.rules.verdict import Verdict, first_unknown
+from pipeline.known import Known, Unknown, Value, unknown
+from pipeline.lock.host_model import TargetLock, read_host_lock
 from pipeline.proc import last_line
 
 # testinfra ships no types
 Host = Any
 # systemd's folders for units and drop-ins of packages
 _SHIPPED = ("/usr/lib/systemd/", "/lib/systemd/")
+
+
+class Outcome(Exception):
+    """A promise that is not simply kept: its verdict, the reason, and the fix."""
+
+    verdict: Verdict = "failed"
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(why)
+        self.why, self.fix = " ".join(why.split())[:400], fix
+
+
+class Broken(Outcome):
+    """The promise does not hold."""
+
+
+class Undecided(Outcome):
+    """Whether the promise holds cannot be determined."""
+
+    verdict = "unknown"
+
+
+class NotApplicable(Outcome):
+    """The promise has nothing to judge on this host."""
+
+    verdict = "not applicable"
+
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def known_by(rule: str) -> Callable[[Test], Test]:
+    """Tie a promise to the rule by which known issues refer to it."""
+
+    def tied(test: Test) -> Test:
+        test.rule = rule  # type: ignore[attr-defined]
+        return test
+
+    return tied
+
+
+def require(good: object, why: str, fix: str = "") -> None:
+    """Broken unless good; an unknown value is not judged."""
+    if not known(good):
+        raise Broken(why, fix)
+
+
+def known(value: Known[Value]) -> Value:
+    """The value; undecided where there is none."""
+    if isinstance(value, Unknown):
+        raise Undecided(value.unknown)
+    return value
+
+
+def require_known(values: Iterable[object]) -> None:
+    """Undecided where one of the values is unknown."""
+    reason = first_unknown(*values)
+    if reason is not None:
+        raise Undecided(reason.unknown)
+
+
+def require_none(wrong: Sequence[str], why: str, fix: str = "") -> None:
+    """Broken where anything is in the list; names the first few."""
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise Broken(f"{why}: {', '.join(wrong[:3])}{more}", fix)
+
+
+def skip_unless(applies: object, why: str) -> None:
+    """End a test that has nothing to judge on this host."""
+    if not applies:
+        raise NotApplicable(why)
 
 
 def text_of(host: Host, path: str) -> str:
@@ -31,10 +103,8 @@ def require_text(host: Host, path: str, want: str) -> None:
     """The file has exactly these lines, but for blank ones."""
     got = [x.rstrip() for x in text_of(host, path).splitlines() if x.strip()]
     wanted = [x.rstrip() for x in want.splitlines() if x.strip()]
-    other = [x for x in got if x not in wanted]
-    missing = [x for x in wanted if x not in got]
-    require_none([f"`{x}` is not ours" for x in other], path)
-    require_none([f"`{x}` is missing" for x in missing], path)
+    require_none([f"`{x}` is not ours" for x in got if x not in wanted], path)
+    require_none([f"`{x}` is missing" for x in wanted if x not in got], path)
 
 
 def require_same_file(host: Host, path: str, source: Path) -> None:
@@ -75,6 +145,14 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
         raise Undecided(f"{patterns[0]} and others cannot be read: {last_line(done.stderr)}")
     parts = (x.partition("\n") for x in done.stdout.split("\x1e") if x)
     return {path: text for path, _, text in parts}
+
+
+def output_of(host: Host, otherwise: str, command: str, *arguments: str) -> str:
+    """The output of a command; undecided, for the reason `otherwise`, where it fails."""
+    done = host.run(command, *arguments)
+    if done.rc != 0:
+        raise Undecided(f"{otherwise}: {done.stderr.strip()[-100:]}")
+    return str(done.stdout)
 
 
 def shown(host: Host, unit: str, *properties: str) -> dict[str, str]:
@@ -135,9 +213,3 @@ def locked_target(lock_file: Path | None, target: str) -> Known[TargetLock]:
     except PipelineError as error:
         return unknown(str(error))
     return lock.targets.get(target) or unknown(f"the lock has no packages for {target}")
-
-
-def part_of(target: TargetLock, name: str) -> Part:
-    """One part of a system's lock."""
-    part: Part = getattr(target, name)
-    return part

@@ -23,8 +23,7 @@ from pipeline.host.facts.source import Capture
 from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.host.fleet.promised import Promised, read_promised
 from pipeline.host.fleet.remote import one_line
-from pipeline.host.promises.checks import Host, locked_target
-from pipeline.host.promises.outcome import NotApplicable, Outcome, known
+from pipeline.host.promises.checks import Host, NotApplicable, Outcome, known, locked_target
 from pipeline.host.promises.run import MODULES, PARTS, installs_packages
 from pipeline.known import Known, then, unknown
 from pipeline.spec.checkout import Checkout
@@ -108,11 +107,10 @@ def promised(host: Host, all_promised: dict[str, Promised], roots: set[str]) -> 
     name = host.backend.get_hostname()
     if name not in all_promised:
         pytest.fail(f"nothing was promised to {name}", pytrace=False)
-    if name not in roots:
-        if host.run("id -u").stdout.strip() != "0":
-            hint = "--sudo, or --force-ansible with ansible_become where sudo asks for a password"
-            pytest.fail(f"promises are judged as root on {name}: {hint}", pytrace=False)
-        roots.add(name)
+    if name not in roots and host.run("id -u").stdout.strip() != "0":
+        hint = "--sudo, or --force-ansible with ansible_become where sudo asks for a password"
+        pytest.fail(f"promises are judged as root on {name}: {hint}", pytrace=False)
+    roots.add(name)
     return all_promised[name]
 
 

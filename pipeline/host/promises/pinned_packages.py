@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pipeline.host.promises.checks import Host, installed, part_of, text_of
-from pipeline.host.promises.outcome import require_none
+from pipeline.host.promises.checks import Host, installed, require_none, text_of
 from pipeline.lock.host_model import TargetLock
 
 # blocks of `apt-cache policy`, then of `apt-cache show`
@@ -15,7 +14,7 @@ _OFFERED = re.compile(r"^Package: (\S+)\n(?:.+\n)*?SHA256: ([0-9a-f]{64})$", re.
 
 def pins_of(lock: TargetLock, part: str) -> dict[str, str]:
     """Version by name."""
-    return {pin.name: pin.version for pin in part_of(lock, part).debs}
+    return {pin.name: pin.version for pin in getattr(lock, part).debs}
 
 
 def test_the_locked_versions_are_installed(host: Host, lock: TargetLock, part: str) -> None:
@@ -53,11 +52,11 @@ def test_no_source_offers_other_bytes_under_a_locked_version(
     host: Host, lock: TargetLock, part: str
 ) -> None:
     """The name and the version decide what apt installs, not who offers them."""
-    debs = part_of(lock, part).debs
+    debs = getattr(lock, part).debs
     output = host.run(f"apt-cache show {' '.join(f'{d.name}={d.version}' for d in debs)}").stdout
-    offered = {(name, digest) for name, digest in _OFFERED.findall(output)}
+    offered = sorted(set(_OFFERED.findall(output)))
     locked = {d.name: d.sha256 for d in debs}
-    wrong = [f"{n} with SHA-256 {d[:12]}…" for n, d in sorted(offered) if locked.get(n, d) != d]
+    wrong = [f"{n} with SHA-256 {d[:12]}…" for n, d in offered if locked.get(n, d) != d]
     fix = "Remove the source that offers it: `apt-cache policy NAME` names all of them."
     require_none(wrong, "other bytes are offered", fix)
 
