@@ -6,7 +6,6 @@ import base64
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -92,8 +91,7 @@ def read_capture(place: Path | None) -> Capture:
         data = read_plain(place, MOST_BYTES)
         if data is None:
             raise ValueError(f"it is larger than {MOST_BYTES} bytes")
-        value: Any = json.loads(data)
-        return Capture.model_validate(value)
+        return Capture.model_validate(json.loads(data))
     except (OSError, ValueError, ValidationError, RecursionError) as error:
         # the first line of a ValidationError names only our class
         known = not isinstance(error, ValidationError)

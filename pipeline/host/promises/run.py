@@ -56,6 +56,7 @@ def judge_promises(
     for role in ("host", *promised.roles.states()):
         if roles and role not in ("host", *roles):
             continue
+        checks: list[tuple[Check, str]]
         if promised.roles.states().get(role) == "absent":
             checks = [(owned.test_nothing_of_the_role_is_left, "")]
         else:
