@@ -54,10 +54,9 @@ class Played(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """Who failed, who is done and whom the run did not reach, in one line."""
-        parts = [f"failed: {', '.join(self.failed)}"] if self.failed else []
-        parts += [f"done: {', '.join(self.done)}"] if self.done else []
-        parts += [f"not touched: {', '.join(self.untouched)}"] if self.untouched else []
+        """Which hosts failed, which are done and which the run did not reach, in one line."""
+        hosts = {"failed": self.failed, "done": self.done, "not touched": self.untouched}
+        parts = [f"{how}: {', '.join(names)}" for how, names in hosts.items() if names]
         return "; ".join(parts) or f"ansible-playbook ended with code {self.code} before any host"
 
 
@@ -147,8 +146,7 @@ def _written_by(
     with tempfile.TemporaryDirectory(prefix="sm120-") as name:
         place = Path(name, "promised")
         place.mkdir(mode=0o700)  # connection and sudo passwords are written into it
-        command = [ansible_program("ansible-playbook")]
-        command.append(str(checkout.root / "ansible" / playbook))
+        command = [ansible_program("ansible-playbook"), str(checkout.root / "ansible" / playbook)]
         command += [*arguments, "--extra-vars", f"sm120_promises_to={place}"]
         done = proc.read(command, env=ansible_environment(checkout))
         hosts = [read_promised(path) for path in sorted(place.glob("*.json"))]
@@ -161,9 +159,7 @@ def _written_by(
 def _message(done: subprocess.CompletedProcess[bytes]) -> str:
     """The line of Ansible's output that names the error; the clearest mark comes first."""
     lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").splitlines()
-    marks = ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]")
-    for mark in marks:
-        marked = [x.strip() for x in lines if mark in x]
-        if marked:
+    for mark in ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]"):
+        if marked := [x.strip() for x in lines if mark in x]:
             return marked[0][:400]
     return "no host of this inventory matches" if done.returncode == 0 else "Ansible failed"

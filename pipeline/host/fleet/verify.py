@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import shlex
+import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
+from pipeline.errors import FactsUnreadable
 from pipeline.host.facts import capture
 from pipeline.host.facts.drift import compare
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.source import Capture
-from pipeline.host.fleet.function_tests import run_functions
 from pipeline.host.fleet.promised import Promised
 from pipeline.host.fleet.records import recorded, save_facts
 from pipeline.host.fleet.remote import Remote, Unreached, one_line
-from pipeline.host.fleet.result import FleetResult, HostResult, Row
+from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
+from pipeline.host.probes import runner
 from pipeline.host.rules.judge import judge
 from pipeline.known import Known, Unknown, then, unknown
 from pipeline.model import Frozen
 
 # nvidia-smi alone is asked four times, and may take seconds each on many cards
 _CAPTURE_S = 300.0
+# the script's own limit comes first, so that it can clean up
+_CLEAN_UP_S = 60.0
+# unlike in /tmp only root writes there; it is empty after a boot
+_FOLDER = Path("/run/sm120/probes")
 # host.promises.run.judge_promises
 Judge: TypeAlias = Callable[[Promised, Remote, Known[HostFacts], Sequence[str]], list[Row]]
 
@@ -108,3 +116,75 @@ def _facts(remote: Remote, host: str) -> Known[HostFacts]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]
+
+
+def run_functions(
+    remote: Remote,
+    promised: Promised,
+    facts: HostFacts | None,
+    image: str | None,
+    arguments: Sequence[str],
+) -> tuple[list[runner.ProbeRow], list[str]]:
+    """Run the function tests on a host, in a container of an engine image that the host has.
+
+    Returns rows, and output in which known issues are recognised; nothing where no image is named.
+    """
+    if image is None:
+        return [], []
+    if facts is not None and not facts.pci.gpus:
+        return [not_tested("no GPU is on the bus of this host: the function tests did not run")], []
+    runtime = promised.roles.container_runtime
+    engine = runtime.engine if runtime else "docker"
+    cards = runner.card_options(engine, facts.software.docker if facts is not None else None)
+    script = function_script(engine, image, arguments, cards)
+    done = remote.run(script, runner.LIMIT_S + _CLEAN_UP_S)
+    try:
+        report = runner.parse_report(done.out, "the function tests")
+    except FactsUnreadable:
+        # a script that was killed could not do it itself
+        remote.run(_clean_up(engine), _CLEAN_UP_S)
+        output = (done.err.strip() or done.out).decode(errors="replace")
+        reason = runner.last_message(output)
+        return [not_tested(f"the function tests gave no report: {reason}")], []
+    return report.rows, report.lines()
+
+
+def function_script(engine: str, image: str, arguments: Sequence[str], cards: Sequence[str]) -> str:
+    """A script that unpacks the tests, runs them in a container and prints their report.
+
+    The image's user is not root, so the folder of the report is open while the tests run.
+    """
+    packed = io.BytesIO()
+    # an argument has at most 128 KiB, see execve(2); the script is one
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=9) as tar:
+        for path in sorted(runner.WORKER.glob("*.py")):
+            tar.add(path, arcname=path.name)
+    code, report = _FOLDER / "code", _FOLDER / "report"
+    command = runner.container_command(
+        image, report, arguments, {}, worker=code, cards=cards, nccl=["@NCCL@"]
+    )
+    # whether the host has NCCL settings is seen only on it, by the lines before
+    run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
+    limit, settings, library = f"{runner.LIMIT_S:.0f}", runner.NCCL_SETTINGS, runner.NCCL_LIBRARY
+    return "\n".join(
+        [
+            f"{_clean_up(engine)}; mkdir -p {code} {report} || exit 1",
+            f"trap '{_clean_up(engine)}' EXIT",
+            f"chmod 755 {_FOLDER} {code} && chmod 777 {report}",
+            f"echo {base64.b64encode(packed.getvalue()).decode()} | base64 -d"
+            f" | tar -xz -C {code} || exit 1",
+            # the same settings and library that an engine on this host gets
+            f"set --; [ ! -f {settings} ] || set -- --env-file {settings}",
+            f'[ ! -d {library} ] || set -- "$@" --volume {library}:{library}:ro',
+            # stdout is for the report alone
+            f"timeout --kill-after=10 {limit} {run} >&2",
+            f'[ $? -ne 124 ] || echo "did not finish within {limit} s"  >&2',
+            # stderr above has the reason where there is no report
+            f"cat {report}/{runner.REPORT_NAME} 2>/dev/null",
+        ]
+    )
+
+
+def _clean_up(engine: str) -> str:
+    """Commands that remove the tests' container and folder, also those of an earlier run."""
+    return f"{engine} rm --force {runner.CONTAINER} >/dev/null 2>&1; rm -rf {_FOLDER}"
