@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,8 +20,6 @@ from pipeline.host.facts.source import Capture
 from pipeline.known import Known, Unknown, then, unknown
 from pipeline.model import sha256_of
 
-# 580.126 and 595.58.03
-_VERSION = re.compile(r"\b(\d{3}\.\d+(?:\.\d+)?)\b")
 # NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus.
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
 # Arguments of the boot loader may hold passwords, and facts are published.
@@ -50,13 +48,17 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
     if isinstance(vendor, str) and isinstance(board, str):
         board = f"{vendor} {board}"
     capabilities = then(capture.output("nvidia-smi capability"), _capabilities)
+    memory = _group(r"(?m)^MemTotal:\s*(\d+)", "/proc/meminfo names no MemTotal")
+    memlock = _group(r"(?m)^Max locked memory\s+(\S+)", "/proc/self/limits names no locked memory")
+    toolkit = _group(r"version (\d+\.\d+\.\d+\S*)", "nvidia-ctk names no version")
+    cuda = _group(r"release (\d+\.\d+)", "nvcc names no release")
     peers = then(capture.output("nvidia-smi p2p"), lambda x: read_matrix(x, peers=True))
     return HostFacts(
         host=name or host_name(capture),
         taken_at=capture.taken_at,
         board=board,
         bios=capture.text("/sys/class/dmi/id/bios_version"),
-        memory_bytes=then(capture.text("/proc/meminfo"), _memory),
+        memory_bytes=then(then(capture.text("/proc/meminfo"), memory), lambda x: int(x) * 1024),
         gpus=then(capture.output("nvidia-smi"), lambda x: read_gpus(x, capabilities)),
         topology=Topology(
             links=then(capture.output("nvidia-smi topo"), read_matrix), peers_claimed=peers
@@ -68,7 +70,7 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
             command_line=then(capture.text("/proc/cmdline"), without_secrets),
             swappiness=then(capture.text("/proc/sys/vm/swappiness"), int),
             numa_balancing=then(capture.text("/proc/sys/kernel/numa_balancing"), int),
-            memlock=then(capture.text("/proc/self/limits"), _memlock),
+            memlock=then(capture.text("/proc/self/limits"), memlock),
             shm_bytes=then(capture.output("shm"), lambda x: int(x.split()[-1])),
         ),
         cpu=_cpu(capture),
@@ -77,8 +79,8 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
             os=then(capture.text("/etc/os-release"), _os),
             docker=then(capture.output("docker"), lambda x: x.split()[0]),
             podman=then(capture.output("podman"), lambda x: x.split()[0]),
-            container_toolkit=then(capture.output("nvidia-ctk"), _toolkit),
-            cuda_toolkit=then(capture.output("nvcc"), _cuda_release),
+            container_toolkit=then(capture.output("nvidia-ctk"), toolkit),
+            cuda_toolkit=then(capture.output("nvcc"), cuda),
             nccl=then(capture.output("ldconfig"), _nccl),
             nccl_conf=capture.text("/etc/nccl.conf"),
         ),
@@ -101,14 +103,14 @@ def _capabilities(text: str) -> Known[dict[str, str]]:
     return capabilities or unknown("nvidia-smi names no compute capability")
 
 
-def _memory(text: str) -> Known[int]:
-    found = re.search(r"^MemTotal:\s*(\d+)", text, re.M)
-    return int(found[1]) * 1024 if found else unknown("/proc/meminfo names no MemTotal")
+def _group(pattern: str, otherwise: str) -> Callable[[str], Known[str]]:
+    """Reads the group of a pattern out of a text."""
 
+    def read(text: str) -> Known[str]:
+        match = re.search(pattern, text)
+        return match[1] if match else unknown(otherwise)
 
-def _memlock(text: str) -> Known[str]:
-    line = next((x for x in text.splitlines() if x.startswith("Max locked memory")), None)
-    return line.split()[3] if line else unknown("/proc/self/limits names no locked memory")
+    return read
 
 
 def without_secrets(text: str) -> Known[str]:
@@ -127,16 +129,6 @@ def _os(text: str) -> Known[str]:
     return f"{pairs['ID']} {pairs.get('VERSION_ID', 'rolling')}"
 
 
-def _toolkit(text: str) -> Known[str]:
-    match = re.search(r"version (\d+\.\d+\.\d+\S*)", text)
-    return match[1] if match else unknown(f"nvidia-ctk names no version: {text[:100]}")
-
-
-def _cuda_release(text: str) -> Known[str]:
-    match = re.search(r"release (\d+\.\d+)", text)
-    return match[1] if match else unknown("nvcc names no release")
-
-
 def _nccl(text: str) -> Known[list[str]]:
     files = sorted({x.rpartition("=> ")[2].strip() for x in text.splitlines() if "libnccl" in x})
     return files or unknown("the dynamic linker lists no libnccl")
@@ -145,17 +137,15 @@ def _nccl(text: str) -> Known[list[str]]:
 def _driver(capture: Capture) -> Driver:
     """Module, flavour and parameters, from where the driver itself keeps them."""
 
-    def first_line(text: str) -> Known[str]:
-        return text.splitlines()[0]
+    # 580.126 and 595.58.03
+    version_in = _group(
+        r"\A.*?\b(\d{3}\.\d+(?:\.\d+)?)\b", "/proc/driver/nvidia/version names none"
+    )
 
-    def version_in(line: str) -> Known[str]:
-        match = _VERSION.search(line)
-        return match[1] if match else unknown(f"names no version: {line}")
-
-    def is_open(line: str) -> Known[bool]:
-        if "Kernel Module" not in line:
-            return unknown(f"names no kernel module: {line}")
-        return "Open Kernel Module" in line
+    def is_open(text: str) -> Known[bool]:
+        if "Kernel Module" not in text.splitlines()[0]:
+            return unknown("/proc/driver/nvidia/version names no kernel module")
+        return "Open Kernel Module" in text.splitlines()[0]
 
     def parameters_in(text: str) -> Known[dict[str, str]]:
         pairs = [x.partition(":") for x in text.splitlines() if ":" in x]
@@ -166,23 +156,21 @@ def _driver(capture: Capture) -> Driver:
         pairs = [x.partition("=") for x in parameters["RegistryDwords"].split(";") if x.strip()]
         return {name.strip(): value.strip() for name, _, value in pairs}
 
-    def modules_in(text: str) -> Known[list[str]]:
-        return sorted(x.split()[0] for x in text.splitlines() if x.startswith("nvidia"))
-
     log = capture.output("nvidia-smi")
-    loaded = then(capture.text("/proc/driver/nvidia/version"), first_line)
+    loaded = capture.text("/proc/driver/nvidia/version")
     # the loaded module's own version; nvidia-smi reports that of the library
     version = then(loaded, version_in)
     if isinstance(version, Unknown):
         reported = then(log, lambda x: read_field(x, "driver_version"))
         version = version if isinstance(reported, Unknown) else reported
     parameters = then(capture.text("/proc/driver/nvidia/params"), parameters_in)
+    modules = capture.text("/proc/modules")
     hmm_off = capture.text("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm")
     return Driver(
         version=version,
         cuda=then(log, lambda x: read_field(x, "cuda_version")),
         is_open=then(loaded, is_open),
-        modules=then(capture.text("/proc/modules"), modules_in),
+        modules=then(modules, lambda x: sorted(re.findall(r"(?m)^nvidia\S*", x))),
         parameters=parameters,
         registry=then(parameters, registry_in),
         hmm_disabled=then(hmm_off, lambda x: {"Y": True, "1": True, "N": False, "0": False}[x]),

@@ -36,7 +36,7 @@ def recorded(folder: Path | None, host: str) -> HostFacts | None:
 
 
 def keep_records(folder: Path) -> list[HostChanges]:
-    """Turn the captures of a play into records and delete them; what changed on each host.
+    """Turn the captures of a play into records and delete them; returns the changes of each host.
 
     A host whose run did not finish keeps the record of the run before.
     """

@@ -60,8 +60,7 @@ class HostResult(Frozen):
         return self._verdicts().count(verdict)
 
     def _verdicts(self) -> list[str]:
-        rows = [r.verdict for r in self.rows] + [r.verdict for r in self.rules]
-        return [*rows, *(r.verdict for r in self.functions)]
+        return [r.verdict for r in (*self.rows, *self.rules, *self.functions)]
 
 
 class FleetResult(Frozen):

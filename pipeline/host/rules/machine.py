@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.host.facts.model import HostFacts
-from pipeline.host.rules.verdict import (
-    RuleResult,
-    first_unknown,
-    gpus_of,
-    not_applicable,
-    result,
-)
+from pipeline.host.rules.verdict import RuleResult, first_unknown, gpus_of, not_applicable, result
 from pipeline.known import Unknown, unknown
 
 # Minor version compatibility does not cover PTX that is compiled at run time
