@@ -81,17 +81,6 @@ class Tensor:
     kind: GgmlType
     n_bytes: int
 
-    @property
-    def weights(self) -> int:
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An array that was passed over; it is never mistaken for a number."""
-
-    length: int
-
 
 @dataclass(frozen=True)
 class GgufHeader:
@@ -139,21 +128,21 @@ class _HeaderReader:
             if kind not in _SCALARS:
                 raise self.fail(f"{key} is of type {kind}, which GGUF does not have")
             return self.number(_SCALARS[kind], key)
-        # numbers, one for each layer; vocabularies are large, and are passed over
+        # numbers, one for each layer; vocabularies are large, and are passed over: None
         kind, count = self.number("I", key), self.number("Q", key)
         if count > _MOST_ARRAY:
             raise self.fail(f"{key} claims {count} values")
         if kind == _STRING:
             for _ in range(count):
                 self.skip(self.number("Q", key), key)
-            return Skipped(count)
+            return None
         if kind not in _SCALARS:
             raise self.fail(f"{key} is an array of type {kind}")
         form = f"<{count}{_SCALARS[kind]}"
         if count <= _MOST_LAYERS:
             return list(struct.unpack(form, self.take(struct.calcsize(form), key)))
         self.skip(struct.calcsize(form), key)
-        return Skipped(count)
+        return None
 
     def skip(self, n: int, what: str) -> None:
         if n > self._size - self._handle.tell():

@@ -160,8 +160,3 @@ class Architecture(Frozen):
         """That of the layers which keep all tokens, where there are some."""
         whole = [m for m in self.mixers if not m.window and m.attention.kind != "linear"]
         return (whole or self.mixers)[0].attention
-
-    @property
-    def attends(self) -> bool:
-        """Whether some layers keep tokens."""
-        return any(mixer.attention.kind != "linear" for mixer in self.mixers)

@@ -115,31 +115,10 @@ _RECAP = re.compile(
 
 
 @contextmanager
-def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[Promised]]:
-    """What each host of an inventory was promised."""
-    with _written_by(checkout, "promises.yml", arguments) as hosts:
-        yield hosts
-
-
-def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> Connection:
-    """How Ansible reaches one host of an inventory; the host itself is not asked."""
-    arguments = [x for each in inventories for x in ("--inventory", each)]
-    with _written_by(checkout, "connection.yml", [*arguments, "--limit", host]) as hosts:
-        # a group's name, too, is a limit
-        if [each.host for each in hosts] != [host]:
-            names = ", ".join(each.host for each in hosts)
-            raise FleetUnready(
-                f"{host} is not one host of the inventory, but {names}",
-                "Name one host: `ansible-inventory -i INVENTORY --list` shows them.",
-            )
-        return hosts[0].connection
-
-
-@contextmanager
-def _written_by(
-    checkout: Checkout, playbook: str, arguments: Sequence[str]
+def promises_of(
+    checkout: Checkout, arguments: Sequence[str], playbook: str = "promises.yml"
 ) -> Iterator[list[Promised]]:
-    """What a play writes of each host.
+    """What each host of an inventory was promised, as a play writes it.
 
     The files hold passwords, so they exist only as long as the block.
     """
@@ -154,6 +133,20 @@ def _written_by(
             message = _message(done)
             raise FleetUnready(message, _VAULT if "vault" in message.lower() else "")
         yield hosts
+
+
+def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> Connection:
+    """How Ansible reaches one host of an inventory; the host itself is not asked."""
+    arguments = [x for each in inventories for x in ("--inventory", each)]
+    with promises_of(checkout, [*arguments, "--limit", host], "connection.yml") as hosts:
+        # a group's name, too, is a limit
+        if [each.host for each in hosts] != [host]:
+            names = ", ".join(each.host for each in hosts)
+            raise FleetUnready(
+                f"{host} is not one host of the inventory, but {names}",
+                "Name one host: `ansible-inventory -i INVENTORY --list` shows them.",
+            )
+        return hosts[0].connection
 
 
 def _message(done: subprocess.CompletedProcess[bytes]) -> str:
