@@ -1,4 +1,4 @@
-"""Checked values of a config.json, which anybody may have written."""
+"""Checked values of a config.json, which comes from a stranger."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class GgufModel:
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """A model from any of its parts; all of them must be there."""
+    """Reads a model from any of its parts; all of them must exist."""
     heads = [read_header(part) for part in parts_of(path)]
     for number, head in enumerate(heads):
         count, position = head.metadata.get("split.count", 1), head.metadata.get("split.no")
@@ -94,7 +94,7 @@ def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufMo
     # the vocabulary is read from this tensor, so its shape must be believable
     if embedding.shape[0] != hidden:
         raise ModelUnreadable(f"{name}: embedding_length {hidden}, token_embd {embedding.shape[0]}")
-    # a sum over missing layers would promise room that is not there
+    # a sum over missing layers would promise room that does not exist
     blocks = [m for t in tensors if (m := re.match(r"blk\.(\d{1,6})\.(ssm_)?", t.name))]
     held = {int(m[1]) for m in blocks}
     if len(held) != layers or max(held, default=-1) != layers - 1:

@@ -67,8 +67,8 @@ AskHub: TypeAlias = Callable[[str, str], HubModel]  # of a repository at a revis
 def find_source(
     text: str, checkout: Callable[[], Checkout], ask_hub: AskHub | None = None
 ) -> Source:
-    """A path where there is one, else a repository of the Hub, else the name of a spec."""
-    # as a path it would be the current folder, which nobody named
+    """Reads a path that exists, else a repository of the Hub, else the name of a spec."""
+    # as a path it would be the current folder
     if not text.strip():
         raise WeightsUnknown("the name of the model is empty", _TAKES)
     path = Path(text)

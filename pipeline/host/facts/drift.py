@@ -88,7 +88,7 @@ def _keyed(values: list[Any]) -> dict[str, Any]:
         name = getattr(value, "address", None) or getattr(value, "name", None)
         named = f"{getattr(value, 'code', '')} {name}".strip() if isinstance(name, str) else ""
         keys.append((named or str(place)) if isinstance(value, Frozen) else str(value))
-    # two of one name can only be told apart by their place
+    # only their place distinguishes two of one name
     unique = len(set(keys)) == len(keys)
     return dict(zip(keys if unique else map(str, range(len(values))), values, strict=True))
 

@@ -28,7 +28,7 @@ def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
         return unknown(
             f"only {len(config)} bytes of its registers can be read (root can read 4096)"
         )
-    # extended capabilities begin behind the first 256 bytes
+    # extended capabilities begin after the first 256 bytes
     at, seen = 0x100, set()
     while at:
         if at in seen or at % 4 or at + 4 > len(config):
@@ -68,7 +68,7 @@ def acs_control(config: bytes) -> Known[int | None]:
         return at
     if at + 8 > len(config):
         return unknown("its ACS registers are cut off")
-    # behind the header and the register of what the bridge could do
+    # after the header and the register of what the bridge could do
     return int(struct.unpack_from("<H", config, at + 6)[0])
 
 

@@ -14,7 +14,7 @@ State: TypeAlias = Literal["present", "absent"]
 
 
 class Connection(Frozen):
-    """How to reach a host and become root there."""
+    """How to reach a host and become root on it."""
 
     kind: str = "ssh"
     address: str

@@ -1,4 +1,4 @@
-"""One SSH connection to a host: its sockets and ports on this machine, its programs run there.
+"""One SSH connection to a host: forwards its sockets and ports, and runs its programs.
 
 All goes through one login (a ControlMaster of OpenSSH), as the login's own user and not as root.
 The connection ends with this program, however that ends: what runs on the host reads our pipe.
@@ -48,7 +48,7 @@ class Tunnel:
             *(proc.find_tool("ssh", "Install an SSH client."), "-S", str(folder / "control"), "-T"),
             # the options of a user for this host are in effect already, in the connection itself
             *("-F", "/dev/null", "-o", "LogLevel=ERROR"),
-            # without the connection ssh would make one of its own, which nobody watches
+            # without the connection ssh would make one of its own, which this class does not watch
             *("-o", "ProxyCommand=false"),
         ]
 

@@ -30,7 +30,7 @@ from pipeline.model import Frozen
 _CAPTURE_S = 300.0
 # the script's own limit comes first, so that it can clean up
 _CLEAN_UP_S = 60.0
-# unlike in /tmp only root writes there; it is empty after a boot
+# unlike /tmp, only root writes to it, and a boot empties it
 _FOLDER = Path("/run/sm120/probes")
 # host.promises.run.judge_promises
 Judge: TypeAlias = Callable[[Promised, Remote, Known[HostFacts], Sequence[str]], list[Row]]

@@ -65,7 +65,7 @@ def require(good: object, why: str, fix: str = "") -> None:
 
 
 def known(value: Known[Value]) -> Value:
-    """The value; undecided where there is none."""
+    """The value; undecided where it is unknown."""
     if isinstance(value, Unknown):
         raise Undecided(value.unknown)
     return value
@@ -120,7 +120,7 @@ def require_same_file(host: Host, path: str, source: Path) -> None:
 
 
 def require_gone(host: Host, paths: list[str]) -> None:
-    """None of these is there."""
+    """None of these files exists."""
     require_none([p for p in paths if host.file(p).exists], "is still there")
 
 

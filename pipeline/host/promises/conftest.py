@@ -6,11 +6,9 @@ from the files that `--promises FOLDER` names. `sm120 host verify` runs the same
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,36 +60,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("promised_role", roles, indirect=True)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
     """A broken promise fails with its reason and fix; an undecided one does not pass either."""
-    check = pyfuncitem.obj
-
-    @functools.wraps(check)
-    def judged(**given: Any) -> None:
-        try:
-            check(**given)
-        except NotApplicable as outcome:
-            pytest.skip(outcome.why)
-        except Outcome as outcome:
-            pytest.fail(f"{outcome.verdict}: {outcome.why}\n{outcome.fix}".strip(), pytrace=False)
-
-    pyfuncitem.obj = judged
-    yield
-    pyfuncitem.obj = check
+    try:
+        return (yield)
+    except NotApplicable as outcome:
+        pytest.skip(outcome.why)
+    except Outcome as outcome:
+        pytest.fail(f"{outcome.verdict}: {outcome.why}\n{outcome.fix}".strip(), pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def all_promised(pytestconfig: pytest.Config) -> Iterator[dict[str, Promised]]:
     """What each host of the inventory was promised."""
-    folder = pytestconfig.getoption("--promises")
-    with ExitStack() as stack:
-        if folder:
-            hosts = [read_promised(path) for path in sorted(Path(folder).glob("*.json"))]
-        else:
-            inventory = pytestconfig.getoption("--ansible-inventory")
-            arguments = ["--inventory", inventory] if inventory else []
-            hosts = stack.enter_context(promises_of(Checkout(_ROOT), arguments))
+    if folder := pytestconfig.getoption("--promises"):
+        hosts = [read_promised(path) for path in sorted(Path(folder).glob("*.json"))]
+        yield {each.host: each for each in hosts}
+        return
+    inventory = pytestconfig.getoption("--ansible-inventory")
+    arguments = ["--inventory", inventory] if inventory else []
+    with promises_of(Checkout(_ROOT), arguments) as hosts:
         yield {each.host: each for each in hosts}
 
 

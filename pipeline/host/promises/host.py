@@ -12,7 +12,7 @@ def test_its_facts_can_be_read(facts: HostFacts) -> None:
 
 
 def test_no_change_waits_for_a_reboot(host: Host) -> None:
-    """Roles leave a reason there, and a reboot takes it away."""
+    """Roles write a reason to /run, which a reboot empties."""
     reasons = host.run("ls /run/sm120/reboot 2>/dev/null").stdout.split()
     require_none(reasons, "waits for a reboot", "Reboot the host, or run the playbook again.")
 

@@ -33,7 +33,7 @@ _UPGRADE = r"(apt|apt-get|aptitude)\b.*\b(safe-|full-|dist-)?upgrade\b"
 
 
 def test_its_files_are_as_written(host: Host, wanted: TuningPromise) -> None:
-    """And none is left of what nobody asks for any more."""
+    """And no file remains of settings that the inventory dropped."""
     for path, text in wanted.files.items():
         checks.require_text(host, path, text)
     checks.require_gone(host, wanted.gone)

@@ -1,4 +1,4 @@
-"""Packages at exactly the locked versions, kept there; a row for each part of the lock."""
+"""Packages at exactly the locked versions, and held; a row for each part of the lock."""
 
 from __future__ import annotations
 

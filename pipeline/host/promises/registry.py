@@ -84,7 +84,7 @@ def test_its_key_and_its_images_are_nobody_elses(host: Host, wanted: RegistryPro
 
 
 def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -> None:
-    """Compared by digest, and nobody else's to read."""
+    """Compared by digest, and readable by their owner alone."""
     path = f"{wanted.home}/htpasswd"
     file = host.file(path)
     require(file.exists, f"{path} is missing")

@@ -124,7 +124,7 @@ def health(facts: HostFacts) -> Iterator[RuleResult]:
                 passed="no uncorrectable error",
             )
         held = gpu.slowed_by
-        # a software power cap is a limit that somebody set; these are the board protecting itself
+        # a software power cap is a limit that a person set; these are the board protecting itself
         bad = {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
         reasons = [] if isinstance(held, Unknown) else held
         fine = first_unknown(held) or not bad & set(reasons)

@@ -16,7 +16,7 @@ from pipeline.model import Frozen
 
 # Measurements of sound machines of one kind differ by a few percent; this much is a fault.
 TOLERANCE = 0.15
-# Of two that differ nobody can say which one is wrong.
+# Of two that differ, either may be the wrong one.
 _FEWEST = 3
 # Fields in which cards of one name must be equal.
 _CARD = (

@@ -57,7 +57,7 @@ class _Rank:
 
 
 def run_processes(jobs: list[Job], limits: Limits) -> list[RankResult]:
-    """Start a process for each job and wait until each has ended, one way or another."""
+    """Start a process for each job and wait until each has finished, died or been stopped."""
     with tempfile.TemporaryDirectory(prefix="probe-") as name:
         ranks: list[_Rank] = []
         try:
@@ -153,7 +153,7 @@ class StepLog:
         self._write({"end": name, **work()})
 
     def faulty(self, kind: str) -> bool:
-        """Whether this rank has to misbehave in this way."""
+        """Whether this rank has to have this fault."""
         return self._mine and self._fault.get("kind") == kind
 
     def _write(self, line: dict[str, Any]) -> None:
