@@ -96,10 +96,12 @@ class _HeaderReader:
         self._handle, self._path, self._size = handle, path, path.stat().st_size
 
     def fail(self, what: str) -> ModelUnreadable:
-        return ModelUnreadable(
-            f"{self._path.name}: {what}",
-            "Compare it with its lock (`sm120 weights verify`); it may be cut short.",
-        )
+        hint = "Compare it with its lock (`sm120 weights verify`); it may be cut short."
+        return ModelUnreadable(f"{self._path.name}: {what}", hint)
+
+    def require(self, good: object, what: str) -> None:
+        if not good:
+            raise self.fail(what)
 
     def take(self, n: int, what: str) -> bytes:
         # compared first: read() would try to allocate a claimed length of exabytes
@@ -108,13 +110,17 @@ class _HeaderReader:
             raise self.fail(f"{what} lies beyond the end of the file")
         return data
 
+    def skip(self, n: int, what: str) -> None:
+        if n > self._size - self._handle.tell():
+            raise self.fail(f"{what} lies beyond the end of the file")
+        self._handle.seek(n, 1)
+
     def number(self, code: str, what: str) -> Any:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), what))[0]
 
     def string(self, what: str, most: int = _MOST_STRING) -> str:
         length = self.number("Q", what)
-        if length > most:
-            raise self.fail(f"{what} claims {length} bytes")
+        self.require(length <= most, f"{what} claims {length} bytes")
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError:
@@ -125,77 +131,64 @@ class _HeaderReader:
         if kind == _STRING:
             return self.string(key)
         if kind != _ARRAY:
-            if kind not in _SCALARS:
-                raise self.fail(f"{key} is of type {kind}, which GGUF does not have")
+            self.require(kind in _SCALARS, f"{key} is of type {kind}, which GGUF does not have")
             return self.number(_SCALARS[kind], key)
         # numbers, one for each layer; vocabularies are large, and are passed over: None
         kind, count = self.number("I", key), self.number("Q", key)
-        if count > _MOST_ARRAY:
-            raise self.fail(f"{key} claims {count} values")
+        self.require(count <= _MOST_ARRAY, f"{key} claims {count} values")
         if kind == _STRING:
             for _ in range(count):
                 self.skip(self.number("Q", key), key)
             return None
-        if kind not in _SCALARS:
-            raise self.fail(f"{key} is an array of type {kind}")
+        self.require(kind in _SCALARS, f"{key} is an array of type {kind}")
         form = f"<{count}{_SCALARS[kind]}"
         if count <= _MOST_LAYERS:
             return list(struct.unpack(form, self.take(struct.calcsize(form), key)))
         self.skip(struct.calcsize(form), key)
         return None
 
-    def skip(self, n: int, what: str) -> None:
-        if n > self._size - self._handle.tell():
-            raise self.fail(f"{what} lies beyond the end of the file")
-        self._handle.seek(n, 1)
-
     def tensor(self) -> tuple[Tensor, int]:
         """A tensor without the extra bytes of its rows, and where it begins."""
         name = self.string("a tensor's name", _MOST_NAME)
         n = self.number("I", name)
-        if not 1 <= n <= _MOST_DIMENSIONS:
-            raise self.fail(f"{name} has {n} dimensions")
+        self.require(1 <= n <= _MOST_DIMENSIONS, f"{name} has {n} dimensions")
         shape = struct.unpack(f"<{n}Q", self.take(8 * n, name))
         number, offset = self.number("I", name), self.number("Q", name)
-        kind = BY_NUMBER.get(number)
-        if kind is None:
-            raise self.fail(f"{name} is of type {number}, which is not supported")
+        self.require(number in BY_NUMBER, f"{name} is of type {number}, which is not supported")
+        kind, values = BY_NUMBER[number], math.prod(shape)
         # blocks run along the first dimension, which GGUF lists as the fastest
-        if min(shape) < 1 or math.prod(shape) > 1 << 50 or shape[0] % kind.values:
-            raise self.fail(f"{name} of shape {list(shape)} cannot be {kind.name}")
-        return Tensor(name, shape, kind, kind.size(math.prod(shape))), offset
+        fits = min(shape) >= 1 and values <= 1 << 50 and shape[0] % kind.values == 0
+        self.require(fits, f"{name} of shape {list(shape)} cannot be {kind.name}")
+        return Tensor(name, shape, kind, kind.size(values)), offset
 
     def header(self) -> GgufHeader:
-        if self.take(4, "the magic") != _MAGIC:
-            raise self.fail("is not a GGUF file (it does not begin with GGUF)")
+        magic = self.take(4, "the magic")
+        self.require(magic == _MAGIC, "is not a GGUF file (it does not begin with GGUF)")
         version = self.number("I", "the version")
-        if version not in _VERSIONS:
-            raise self.fail(f"is GGUF version {version}; 2 and 3 are known")
+        self.require(version in _VERSIONS, f"is GGUF version {version}; 2 and 3 are known")
         n_tensors, n_keys = self.number("Q", "a count"), self.number("Q", "a count")
-        if n_tensors > _MOST_TENSORS or n_keys > _MOST_KEYS:
-            raise self.fail(f"claims {n_tensors} tensors and {n_keys} keys")
+        few = n_tensors <= _MOST_TENSORS and n_keys <= _MOST_KEYS
+        self.require(few, f"claims {n_tensors} tensors and {n_keys} keys")
         metadata: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self.string("a key", _MOST_NAME)
-            if key in metadata:
-                raise self.fail(f"has the key {key!r} twice")
+            self.require(key not in metadata, f"has the key {key!r} twice")
             metadata[key] = self.value(key)
         listed = sorted((self.tensor() for _ in range(n_tensors)), key=lambda pair: pair[1])
         unit = metadata.get("general.alignment", 32)  # 32 is the format's default
-        if not isinstance(unit, int) or not 1 <= unit <= 1 << 20 or unit & unit - 1:
-            raise self.fail(f"general.alignment is {unit!r}")
-        if len({tensor.name for tensor, _ in listed}) != len(listed):
-            raise self.fail("lists a tensor twice")
+        aligned = isinstance(unit, int) and 1 <= unit <= 1 << 20 and not unit & unit - 1
+        self.require(aligned, f"general.alignment is {unit!r}")
+        unique = len({tensor.name for tensor, _ in listed}) == len(listed)
+        self.require(unique, "lists a tensor twice")
         # tensors begin at the next border after the head; their offsets count from that
         begin = -(-self._handle.tell() // unit) * unit
         # no tensor is outside the file, none inside another; a first part may be empty
         ends = [*(start for _, start in listed), max(0, self._size - begin)][1:]
         tensors = []
         for (tensor, start), end in zip(listed, ends, strict=True):
-            if start % unit:
-                raise self.fail(f"{tensor.name} begins at {start}, which is not aligned")
-            if start + tensor.n_bytes > end:
-                raise self.fail(f"{tensor.name} does not fit at its offset")
+            name = tensor.name
+            self.require(start % unit == 0, f"{name} begins at {start}, which is not aligned")
+            self.require(start + tensor.n_bytes <= end, f"{name} does not fit at its offset")
             # rows may carry a few bytes more than the blocks: the next offset shows how many
             more = tensor.kind.row_scaled
             tensors.append(replace(tensor, n_bytes=end - start) if more else tensor)
