@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.config import architecture_of
-from pipeline.fit.gguf import BY_NAME, Tensor
+from pipeline.fit.gguf import BY_NAME, GgufTensor
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.shape import Architecture, Mla
 from pipeline.model import Frozen
@@ -20,19 +20,19 @@ from pipeline.yaml_file import read_yaml
 _FOLDER = Path(__file__).parent / "facts"
 
 
-class Rule(Frozen):
+class GgufTypeRule(Frozen):
     """Tensors whose name matches are stored in this type; the first rule that matches counts."""
 
     names: str
     type: str
 
 
-class Recipe(Frozen):
+class GgufRecipe(Frozen):
     """How a GGUF of this architecture was quantised."""
 
     repository: str
     quant: str
-    types: list[Rule] = Field(min_length=1)
+    types: list[GgufTypeRule] = Field(min_length=1)
     source: Annotated[str, StringConstraints(min_length=20)]
 
 
@@ -42,7 +42,7 @@ class Fact(Frozen):
     repositories: list[str] = Field(min_length=1)
     source: Annotated[str, StringConstraints(min_length=20)]
     config: dict[str, Any]
-    gguf: list[Recipe] = []
+    gguf: list[GgufRecipe] = []
 
     def architecture(self) -> Architecture:
         return architecture_of(self.config)
@@ -63,19 +63,19 @@ def fact_of(repository: str) -> Fact | None:
     return next((f for f in all_facts() if repository in f.repositories), None)
 
 
-def recipe_of(repository: str, quant: str) -> tuple[Fact, Recipe] | None:
+def recipe_of(repository: str, quant: str) -> tuple[Fact, GgufRecipe] | None:
     """The architecture and the types of a repository of GGUF files."""
     pairs = ((f, r) for f in all_facts() for r in f.gguf)
     return next(((f, r) for f, r in pairs if (r.repository, r.quant) == (repository, quant)), None)
 
 
-def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
+def from_recipe(model: Architecture, recipe: GgufRecipe) -> GgufModel:
     """The tensors that a published recipe gives for a DeepSeek-like model."""
     # the names and shapes below are those of DeepSeek's architecture, which Kimi has too
     if not isinstance(model.attention, Mla) or model.moe is None:
         raise ModelUnreadable(f"{recipe.repository}: recipes need an MLA model with experts")
     tensors = [
-        Tensor(name, shape, BY_NAME[kind], BY_NAME[kind].size(math.prod(shape)))
+        GgufTensor(name, shape, BY_NAME[kind], BY_NAME[kind].size(math.prod(shape)))
         for name, shape in _deepseek2(model, model.attention)
         if (kind := next(r.type for r in recipe.types if re.search(r.names, name)))
     ]

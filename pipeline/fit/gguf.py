@@ -73,7 +73,7 @@ BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class GgufTensor:
     """One tensor as its file lists it."""
 
     name: str
@@ -88,7 +88,7 @@ class GgufHeader:
 
     path: Path
     metadata: dict[str, Any]
-    tensors: list[Tensor]
+    tensors: list[GgufTensor]
 
 
 class _HeaderReader:
@@ -147,7 +147,7 @@ class _HeaderReader:
         self.skip(struct.calcsize(form), key)
         return None
 
-    def tensor(self) -> tuple[Tensor, int]:
+    def tensor(self) -> tuple[GgufTensor, int]:
         """A tensor without the extra bytes of its rows, and where it begins."""
         name = self.string("a tensor's name", _MOST_NAME)
         n = self.number("I", name)
@@ -159,7 +159,7 @@ class _HeaderReader:
         # blocks run along the first dimension, which GGUF lists as the fastest
         fits = min(shape) >= 1 and values <= 1 << 50 and shape[0] % kind.values == 0
         self.require(fits, f"{name} of shape {list(shape)} cannot be {kind.name}")
-        return Tensor(name, shape, kind, kind.size(values)), offset
+        return GgufTensor(name, shape, kind, kind.size(values)), offset
 
     def header(self) -> GgufHeader:
         magic = self.take(4, "the magic")
@@ -195,7 +195,7 @@ class _HeaderReader:
         return GgufHeader(self._path, metadata, tensors)
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_gguf_header(path: Path) -> GgufHeader:
     """The head of one file, every claim of which the file can hold."""
     try:
         with path.open("rb") as handle:

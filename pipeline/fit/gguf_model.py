@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.fields import describe
-from pipeline.fit.gguf import Tensor, read_header
+from pipeline.fit.gguf import GgufTensor, read_gguf_header
 
 _LONGEST_NAME = 64  # of an architecture; those of llama.cpp have up to 20 letters
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama.cpp: llama_split_path
@@ -19,7 +19,7 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama.cpp: llama_split_p
 class GgufModel:
     """What placing a model needs: its tensors, and the sizes that buffers follow from."""
 
-    tensors: list[Tensor]
+    tensors: list[GgufTensor]
     layers: int
     hidden: int
     vocabulary: int
@@ -41,7 +41,7 @@ class GgufModel:
 
 def read_gguf(path: Path) -> GgufModel:
     """Reads a model from any of its parts; all of them must exist."""
-    heads = [read_header(part) for part in parts_of(path)]
+    heads = [read_gguf_header(part) for part in gguf_parts(path)]
     for number, head in enumerate(heads):
         count, position = head.metadata.get("split.count", 1), head.metadata.get("split.no")
         # a file that was never split may have a count of 0
@@ -58,7 +58,7 @@ def read_gguf(path: Path) -> GgufModel:
     return _model(path.name, heads[0].metadata, tensors)
 
 
-def parts_of(path: Path) -> list[Path]:
+def gguf_parts(path: Path) -> list[Path]:
     """All files of a model that was split, in order; else the file alone."""
     named = _PART.fullmatch(path.name)
     if named is None:
@@ -76,7 +76,7 @@ def parts_of(path: Path) -> list[Path]:
     return parts
 
 
-def _model(name: str, metadata: dict[str, Any], tensors: list[Tensor]) -> GgufModel:
+def _model(name: str, metadata: dict[str, Any], tensors: list[GgufTensor]) -> GgufModel:
     family = metadata.get("general.architecture")
     if not isinstance(family, str) or len(family) > _LONGEST_NAME:
         raise ModelUnreadable(f"{name}: general.architecture: {describe(family)} is not a name")

@@ -12,7 +12,7 @@ from pipeline.fit.placement import (
     Layout,
     Machine,
     idle_rules,
-    kv_token_bytes,
+    llama_token_bytes,
     offload_from,
 )
 from pipeline.fit.units import GIB, gib
@@ -61,8 +61,8 @@ def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
         " with experts are dense and stay on theirs."
         if model.experts
         else "A dense model: every layer lies whole on one card, the embedding on the host.",
-        f"KV cache: {kv_token_bytes(model, batch):,} bytes a token,"
-        f" {gib(kv_token_bytes(model, batch) * batch.context)} for {batch.context:,} tokens.",
+        f"KV cache: {llama_token_bytes(model, batch):,} bytes a token,"
+        f" {gib(llama_token_bytes(model, batch) * batch.context)} for {batch.context:,} tokens.",
     ]
     if model.experts and batch.ubatch >= offload_from(model):
         notes.append(
@@ -88,7 +88,7 @@ def layout_json(model: GgufModel, batch: Batch, layout: Layout, machine: Machine
         ],
         "host_bytes": layout.host_bytes,
         "expert_layers": layout.expert_layers,
-        "kv_token_bytes": kv_token_bytes(model, batch),
+        "kv_token_bytes": llama_token_bytes(model, batch),
         "launch": launch_lines(model, batch, layout),
         "notes": layout_notes(model, batch, layout),
     }

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.cache import KV_BYTES, Kv
-from pipeline.fit.gguf import Tensor
+from pipeline.fit.gguf import GgufTensor
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.units import GIB, MIB, gib, share
 
@@ -150,7 +150,7 @@ def device_of(tensor: str, rules: list[TensorRule], layers: int, devices: list[s
 
 
 def device_sums(
-    tensors: Iterable[Tensor], rules: list[TensorRule], layers: int, devices: list[str]
+    tensors: Iterable[GgufTensor], rules: list[TensorRule], layers: int, devices: list[str]
 ) -> dict[str, int]:
     """Bytes of weights on every device, by what the rules do and not by what was meant."""
     sums = dict.fromkeys([*devices, CPU], 0)
@@ -159,7 +159,7 @@ def device_sums(
     return sums
 
 
-def idle_rules(tensors: Iterable[Tensor], rules: list[TensorRule]) -> list[TensorRule]:
+def idle_rules(tensors: Iterable[GgufTensor], rules: list[TensorRule]) -> list[TensorRule]:
     """Rules that match no tensor, or only ones that an earlier rule has taken."""
     working = {
         next((i for i, rule in enumerate(rules) if rule.matches(tensor.name)), None)
@@ -168,7 +168,7 @@ def idle_rules(tensors: Iterable[Tensor], rules: list[TensorRule]) -> list[Tenso
     return [rule for i, rule in enumerate(rules) if i not in working]
 
 
-def expert_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+def expert_bytes(tensors: Iterable[GgufTensor]) -> dict[int, int]:
     """Routed experts of every layer that has some."""
     layers: dict[int, int] = {}
     for tensor in tensors:
@@ -182,7 +182,7 @@ def offload_from(model: GgufModel) -> int:
     return _OFFLOAD_TOKENS * share(model.experts, model.active) if model.active else _OFFLOAD_TOKENS
 
 
-def kv_token_bytes(model: GgufModel, batch: Batch) -> int:
+def llama_token_bytes(model: GgufModel, batch: Batch) -> int:
     """What a token costs on all cards together."""
     return _kv_bytes(sum(_kv_values(model, batch)), batch.kv)
 

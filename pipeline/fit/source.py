@@ -20,9 +20,9 @@ from pipeline.errors import (
 )
 from pipeline.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of, shipped_repositories
-from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
+from pipeline.fit.gguf_model import GgufModel, gguf_parts, read_gguf
 from pipeline.fit.named import named_spec, nearest
-from pipeline.fit.parts import parts_of as tensors_of
+from pipeline.fit.parts import parts_of
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import gib
 from pipeline.spec.checkout import Checkout
@@ -100,7 +100,7 @@ def find_source(
 
 def _from_file(path: Path) -> Source:
     if path.suffix == ".gguf":
-        size = sum(part.stat().st_size for part in parts_of(path))
+        size = sum(part.stat().st_size for part in gguf_parts(path))
         return Source(path.name, read_gguf(path), "the head of its GGUF files", size, False)
     if path.suffix == ".json":
         return _from_config(path)
@@ -124,7 +124,7 @@ def _from_folder(folder: Path) -> Source:
         return _from_config(folder / CONFIG_FILE)
     ggufs = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
     # mmproj is llama.cpp's name for a vision tower beside the model
-    models = {parts_of(path)[0] for path in ggufs if not path.name.startswith("mmproj")}
+    models = {gguf_parts(path)[0] for path in ggufs if not path.name.startswith("mmproj")}
     if len(models) == 1:
         return _from_file(models.pop())
     if models:
@@ -231,4 +231,4 @@ def _beside_files(model: Architecture, size: int) -> Architecture:
 
 
 def _file_bytes(model: Architecture) -> int:
-    return sum(part.file_bytes() for part in tensors_of(model))
+    return sum(part.file_bytes() for part in parts_of(model))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import computed_field
 
@@ -11,6 +11,9 @@ from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
 from pipeline.host.rules.verdict import RuleResult, Verdict, overall
 from pipeline.model import Frozen
+
+
+HostVerdict: TypeAlias = Literal["passed", "failed", "unknown", "not reached"]
 
 
 class Row(Frozen):
@@ -38,7 +41,7 @@ class HostResult(Frozen):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> Literal["passed", "failed", "unknown", "not reached"]:
+    def verdict(self) -> HostVerdict:
         """The worst of all that was judged; nothing judged is unknown."""
         if self.unreached is not None:
             return "not reached"
@@ -71,7 +74,7 @@ class FleetResult(Frozen):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> Literal["passed", "failed", "unknown", "not reached"]:
+    def verdict(self) -> HostVerdict:
         """The worst of all hosts."""
         seen = {h.verdict for h in self.hosts}
         if "not reached" in seen and "failed" not in seen:

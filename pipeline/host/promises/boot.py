@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from pipeline.host.promises.checks import Broken, Host, Undecided, arguments_of, texts_in
+from pipeline.host.promises.checks import Broken, Host, Undecided, kernel_arguments, texts_in
 from pipeline.model import Frozen
 
 # of these the last one counts; others, such as console=, may be given several times
@@ -170,7 +170,7 @@ def module_settings(host: Host) -> list[ModuleLine]:
     # of two files with one name modprobe reads only that of the first folder
     first = {PurePosixPath(path).name: path for path in reversed(texts)}
     rows = [row for path in first.values() for row in parse_lines(path, texts[path])]
-    return [*rows, *kernel_options("/proc/cmdline", arguments_of(host, "/proc/cmdline"))]
+    return [*rows, *kernel_options("/proc/cmdline", kernel_arguments(host))]
 
 
 def kernel_options(path: str, arguments: Sequence[str]) -> list[ModuleLine]:

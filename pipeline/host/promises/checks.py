@@ -155,7 +155,7 @@ def output_of(host: Host, otherwise: str, command: str, *arguments: str) -> str:
     return str(done.stdout)
 
 
-def shown(host: Host, unit: str, *properties: str) -> dict[str, str]:
+def unit_properties(host: Host, unit: str, *properties: str) -> dict[str, str]:
     """Properties of a unit as systemd has them now; of systemd itself where no unit is named."""
     output = host.run(f"systemctl show {unit} --property={','.join(properties)}".replace("  ", " "))
     return dict(line.partition("=")[::2] for line in output.stdout.splitlines())
@@ -163,7 +163,7 @@ def shown(host: Host, unit: str, *properties: str) -> dict[str, str]:
 
 def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> None:
     """Nothing changes a unit as it was shipped: no drop-in but ours, no file in its place."""
-    unit = shown(host, name, "FragmentPath", "DropInPaths", "NeedDaemonReload")
+    unit = unit_properties(host, name, "FragmentPath", "DropInPaths", "NeedDaemonReload")
     if not unit.get("FragmentPath"):
         raise Broken(f"{name} does not exist")
     files = unit.get("DropInPaths", "").split()
@@ -184,11 +184,11 @@ def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> N
 
 def require_packages(host: Host, names: list[str]) -> None:
     """Packages of the system's own archive, at whatever version."""
-    have = installed(host, names)
+    have = installed_packages(host, names)
     require_none([n for n in names if n not in have], "not installed")
 
 
-def installed(host: Host, names: list[str]) -> dict[str, tuple[str, str]]:
+def installed_packages(host: Host, names: list[str]) -> dict[str, tuple[str, str]]:
     """Version and wanted state (`install`, `hold`) of those that are installed."""
     form = "${binary:Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
     output = host.run(f"dpkg-query --show --showformat '{form}' {' '.join(names)}").stdout
@@ -198,11 +198,11 @@ def installed(host: Host, names: list[str]) -> dict[str, tuple[str, str]]:
     return {name.partition(":")[0]: (version, want) for name, version, want, _ in good}
 
 
-def arguments_of(host: Host, path: str) -> list[str]:
-    """The arguments in a file such as /proc/cmdline."""
-    done = host.run(f"cat {path}")
+def kernel_arguments(host: Host) -> list[str]:
+    """The arguments that the running kernel was booted with."""
+    done = host.run("cat /proc/cmdline")
     if done.rc != 0:
-        raise Undecided(f"{path} cannot be read")
+        raise Undecided("/proc/cmdline cannot be read")
     return str(done.stdout).split()
 
 

@@ -53,7 +53,7 @@ def missing_from(want: dict[str, Any], have: Any, path: str = "") -> list[str]:
 
 def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) -> None:
     """Podman has no daemon."""
-    if not checks.installed(host, wanted.packages):
+    if not checks.installed_packages(host, wanted.packages):
         raise checks.Broken(f"not installed: {' or '.join(wanted.packages)}")
     if wanted.engine == "docker":
         checks.require_unit(host, "docker")
@@ -117,11 +117,11 @@ def test_no_limit_of_the_engine_is_lower_than_a_container_needs(
     properties = [f"DefaultLimit{name}" for name in _LEAST]
     wrong += [
         f"systemd runs with {name}={value}"
-        for name, value in checks.shown(host, "", *properties).items()
+        for name, value in checks.unit_properties(host, "", *properties).items()
         if too_low(name.removeprefix("DefaultLimit"), value)
     ]
     for unit in _UNITS:
-        command = checks.shown(host, unit, "MainPID", "ExecStart")
+        command = checks.unit_properties(host, unit, "MainPID", "ExecStart")
         flags = re.findall(r"--default-(?:ulimit|shm-size)[= ]\S+", command.get("ExecStart", ""))
         wrong += [f"{unit} is started with {flag}" for flag in flags]
         limits = host.run(f"cat /proc/{command.get('MainPID') or 0}/limits").stdout
@@ -175,7 +175,7 @@ def test_the_private_registry_is_asked_over_tls_only(host: Host, wanted: Runtime
     else:
         daemon = json.loads(checks.texts_in(host, _DAEMON).get(_DAEMON) or "{}")
         insecure = [(_DAEMON, str(x)) for x in daemon.get("insecure-registries", [])]
-        command = checks.shown(host, "docker", "ExecStart").get("ExecStart", "")
+        command = checks.unit_properties(host, "docker", "ExecStart").get("ExecStart", "")
         found = re.findall(r"--insecure-registry[= ](\S+)", command)
         insecure += [("docker.service", x) for x in found]
     wrong = [f"{p} lists {x} as insecure" for p, x in insecure if covers(x, wanted.registry)]

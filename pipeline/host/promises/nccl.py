@@ -140,12 +140,14 @@ def test_no_other_library_takes_the_place_of_nccl(host: Host, wanted: NcclPromis
         if not line.lstrip().startswith(("#", ";"))
         for name, value in _LINKER.findall(line)
     ]
-    folders = [p for name, value, _ in lines if name == "LIBRARY_PATH" for p in plain(value)]
-    files = [p for name, value, _ in lines if name != "LIBRARY_PATH" for p in plain(value)]
+    folders = [
+        p for name, value, _ in lines if name == "LIBRARY_PATH" for p in absolute_paths(value)
+    ]
+    files = [p for name, value, _ in lines if name != "LIBRARY_PATH" for p in absolute_paths(value)]
     arguments = (wanted.patched_at if wanted.patched else "-", " ".join(files), " ".join(folders))
     why = "the host's libraries cannot be listed"
     output = checks.output_of(host, why, "python3 -c %s %s %s %s", FOREIGN, *arguments)
-    named = sorted({path for _, value, path in lines if plain(value)})
+    named = sorted({path for _, value, path in lines if absolute_paths(value)})
     origin = f"; {', '.join(named)} set LD_ variables" if named else ""
     fix = (
         "Take the folder or the variable out of the file that names it, run ldconfig, and start "
@@ -154,7 +156,7 @@ def test_no_other_library_takes_the_place_of_nccl(host: Host, wanted: NcclPromis
     require_none(list(filter(None, output.splitlines())), "no package brought", fix)
 
 
-def plain(value: str) -> list[str]:
+def absolute_paths(value: str) -> list[str]:
     """Absolute paths in the value of a variable of the linker."""
     return [p for p in re.split(r"[:\s]+", value) if _PLAIN.fullmatch(p)]
 

@@ -76,7 +76,7 @@ def test_nouveau_is_kept_away(host: Host) -> None:
     ]
     wrong += [
         f"booted with {a}"
-        for a in checks.arguments_of(host, "/proc/cmdline")
+        for a in checks.kernel_arguments(host)
         if a.startswith("modules-load=") and "nouveau" in a.partition("=")[2].split(",")
     ]
     # `softdep nvidia pre: nouveau` and `alias pci:v000010DE* nouveau`
@@ -100,7 +100,7 @@ def test_nothing_keeps_its_modules_from_loading(host: Host) -> None:
         blocks = row.command == "blacklist" or other_program or no_firmware
         if blocks and row.module in _MODULES:
             wrong.append(f"{row.path}: {row.command} {row.module} {row.rest}".strip())
-    arguments = [a.partition("=") for a in checks.arguments_of(host, "/proc/cmdline")]
+    arguments = [a.partition("=") for a in checks.kernel_arguments(host)]
     wrong += [
         f"booted with {name}={value}"
         for name, _, value in arguments

@@ -26,7 +26,7 @@ _LATER = "{} is read after ours and overrides it: change or remove it, then upda
 
 def test_the_kernel_was_booted_with_its_arguments(host: Host, wanted: PciePromise) -> None:
     """What is set in GRUB counts only after a boot."""
-    lost = boot.without_effect(wanted.cmdline, checks.arguments_of(host, "/proc/cmdline"))
+    lost = boot.without_effect(wanted.cmdline, checks.kernel_arguments(host))
     fix = "Reboot; if it stays so, the boot loader does not read /etc/default/grub.d."
     require_none(lost, "booted without", (_later(host, wanted) or fix) if lost else "")
 
@@ -69,7 +69,7 @@ def test_no_other_file_of_grub_overrides_its_arguments(host: Host, wanted: PcieP
 def test_the_mitigations_are_on(host: Host) -> None:
     """Turning them off gains little and leaves the machine open to attacks."""
     fix = "Take mitigations=off out of the boot loader's settings."
-    bad = [w for w in checks.arguments_of(host, "/proc/cmdline") if w == "mitigations=off"]
+    bad = [w for w in checks.kernel_arguments(host) if w == "mitigations=off"]
     require_none(bad, "booted with", fix)
     files = [path for path, words in boot.grub_arguments(host) if "mitigations=off" in words]
     require_none(files[:1], "the next update of GRUB boots with mitigations=off, by", fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pipeline.host.promises.checks import Host, installed, require_none, text_of
+from pipeline.host.promises.checks import Host, installed_packages, require_none, text_of
 from pipeline.lock.host_model import TargetLock
 
 # blocks of `apt-cache policy`, then of `apt-cache show`
@@ -20,7 +20,7 @@ def pins_of(lock: TargetLock, part: str) -> dict[str, str]:
 def test_the_locked_versions_are_installed(host: Host, lock: TargetLock, part: str) -> None:
     """All of them, and no other version."""
     pins = pins_of(lock, part)
-    have = {name: version for name, (version, _) in installed(host, list(pins)).items()}
+    have = {name: version for name, (version, _) in installed_packages(host, list(pins)).items()}
     wrong = [
         f"{n} is {have.get(n, 'missing')}, not {v}" for n, v in pins.items() if have.get(n) != v
     ]
@@ -30,7 +30,7 @@ def test_the_locked_versions_are_installed(host: Host, lock: TargetLock, part: s
 def test_they_are_held(host: Host, lock: TargetLock, part: str) -> None:
     """So that no upgrade by hand moves them."""
     names = list(pins_of(lock, part))
-    have = installed(host, names)
+    have = installed_packages(host, names)
     require_none([n for n in names if have.get(n, ("", ""))[1] != "hold"], "not held")
     output = host.run("apt-config dump APT::Get::allow-change-held-packages").stdout
     off = re.search(r'"(true|yes|1|on|enable|with)"', output, re.I)
@@ -77,7 +77,7 @@ def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, p
 def test_their_files_are_as_they_came(host: Host, lock: TargetLock, part: str) -> None:
     """dpkg knows the digest of every file it brought; settings may differ."""
     names = list(pins_of(lock, part))
-    have = installed(host, names)
+    have = installed_packages(host, names)
     require_none([n for n in names if n not in have], "not installed")
     output = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
     # c marks settings, which a site may change

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline.fit.facts import from_recipe, recipe_of
-from pipeline.fit.gguf import BY_NAME, Tensor
+from pipeline.fit.gguf import BY_NAME, GgufTensor
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.placement import (
     CPU,
@@ -38,8 +38,8 @@ KIMI = kimi()
 BATCH = Batch(131072, "bf16", 4096, 8192)
 
 
-def tensor(name: str, mib: int = 1) -> Tensor:
-    return Tensor(name, (mib * MIB // 4,), BY_NAME["f32"], mib * MIB)
+def tensor(name: str, mib: int = 1) -> GgufTensor:
+    return GgufTensor(name, (mib * MIB // 4,), BY_NAME["f32"], mib * MIB)
 
 
 def test_the_first_rule_that_matches_counts() -> None:
