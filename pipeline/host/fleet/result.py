@@ -12,7 +12,6 @@ from pipeline.host.rules.issues import Finding, findings, match_lines, match_rul
 from pipeline.host.rules.verdict import RuleResult, Verdict, overall
 from pipeline.model import Frozen
 
-
 HostVerdict: TypeAlias = Literal["passed", "failed", "unknown", "not reached"]
 
 
