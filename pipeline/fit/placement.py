@@ -107,7 +107,8 @@ class Layout:
 
 def read_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[TensorRule]:
     """Rules as a user gives them, several in one with commas."""
-    known, rules = [*devices, CPU], []
+    known = [*devices, CPU]
+    rules: list[TensorRule] = []
     for text in (text for given in texts for text in given.split(",")):
         pattern, sign, device = text.strip().removeprefix("-ot ").strip("\"' ").partition("=")
         if not sign or not pattern or len(text) > _LONGEST:
@@ -259,7 +260,8 @@ def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
     # a dense model has nothing to place: the engine puts each layer on its card
     if not experts:
         return checked(model, machine, batch, [])
-    rules, chosen = [], 0
+    rules: list[TensorRule] = []
+    chosen = 0
     # first with all experts on the host: the rest of each card is room for experts
     for load in _loads(model, machine, batch, [TensorRule("exps", CPU)])[:-1]:
         own = [
@@ -269,7 +271,8 @@ def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
         # split of "Running Kimi-K2.6 Locally"
         if load.device == devices[-1] and len(devices) > 1:
             own.reverse()
-        room, layers = machine.usable_bytes - load.n_bytes, []
+        room = machine.usable_bytes - load.n_bytes
+        layers: list[int] = []
         for layer in own:
             # in a row without gaps: such a rule stays short, and people can follow it
             room -= experts[layer]

@@ -71,7 +71,8 @@ def hybrid_hint(model: GgufModel, machine: Machine, batch: Batch, layout: Layout
 
     if fits():
         return "The -ot rules are at fault: the placement that is calculated without them fits."
-    options, host = [], math.ceil(layout.host_bytes / GIB)
+    options: list[str] = []
+    host = math.ceil(layout.host_bytes / GIB)
     if machine.host_bytes is not None and fits(replace(machine, host_bytes=host * GIB)):
         options.append(f"--ram {host}GiB")
     if batch.kv == "bf16" and fits(asked=replace(batch, kv="fp8")):

@@ -27,11 +27,12 @@ class Difference(Frozen):
 
 def read_facts(path: Path) -> HostFacts:
     """Recorded facts, as `sm120 host facts --json` wrote them."""
+    cause: Exception | None = None
     try:
         data = read_plain(path, MOST_BYTES)
         if data is not None:
             return HostFacts.model_validate_json(data)
-        cause, reason = None, f"it is larger than {MOST_BYTES} bytes"
+        reason = f"it is larger than {MOST_BYTES} bytes"
     except OSError as error:
         cause, reason = error, str(error.strerror)
     except ValidationError as error:

@@ -82,7 +82,7 @@ def boot_entries(text: str) -> tuple[BootEntry, ...]:
 
 def chosen_kernel(entries: Sequence[BootEntry], choice: str) -> str | None:
     """The kernel of an entry that GRUB_DEFAULT names: `0`, `1>2`, a title, an id; None: no such."""
-    kernel = None
+    kernel: str | None = None
     for part in (choice or "0").split(">"):
         at = int(part) if part.isdigit() else None
         found = next((e for i, e in enumerate(entries) if i == at or part in e.names), None)

@@ -11,6 +11,7 @@ import os
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,22 @@ def main(job_path: str, log_path: str) -> None:
     log = StepLog(Path(log_path), job)
     log.step("start", dict)
     if job["kind"] == "card":
-        log.step("card", lambda: card(job["device"]))
+        log.step("card", partial(card, job["device"]))
     elif job["kind"] == "copies":
-        for pair in job["pairs"]:
-            log.step("copy {}->{}".format(*pair), lambda p=pair: _copy(log, job, *p))
+        for source, target in job["pairs"]:
+            log.step(f"copy {source}->{target}", partial(_copy, log, job, source, target))
     elif job["kind"] == "writes":
         # Every card writes at once to the one `shift` further. Posted writes through some PCIe
         # switches collapse then (local-inference-lab/rtx6kpro).
         for shift in job["shifts"]:
-            log.step(f"writes +{shift}", lambda s=shift: _writes(job, s))
+            log.step(f"writes +{shift}", partial(_writes, job, shift))
     else:
-        log.step("join", lambda: _join(job))
-        log.step("values", lambda: _values(log, job))
+        log.step("join", partial(_join, job))
+        log.step("values", partial(_values, log, job))
         for size in job["sizes"]:
-            log.step(f"latency {size}", lambda s=size: _latency(log, job, s))
+            log.step(f"latency {size}", partial(_latency, log, job, size))
         if job["bulk_bytes"]:
-            log.step("bandwidth", lambda: _bandwidth(log, job))
+            log.step("bandwidth", partial(_bandwidth, log, job))
         log.step("mapped", lambda: {"libraries": _mapped("libnccl.so")})
         dist.destroy_process_group()
 
