@@ -97,6 +97,7 @@ def _keyed(values: list[Any]) -> dict[str, Any]:
 def _text(value: Any) -> str:
     if isinstance(value, Unknown):
         return f"unknown: {value.unknown}"
+    # a difference is a row of a table
     if isinstance(value, Frozen):
         return value.model_dump_json()[:200]
     return str(value)[:200]

@@ -132,6 +132,7 @@ def _gpu(capture: Capture, address: str) -> PciGpu:
 def _bar1(text: str) -> Known[int]:
     """The second memory window; the first holds the registers. 64-bit BARs take two lines each."""
     sizes = []
+    # the first six lines are BARs; after them come the ROM and the windows of virtual functions
     for line in text.replace(";", "\n").splitlines()[:6]:
         first, last, _ = (int(x, 16) for x in line.split())
         if last:

@@ -53,6 +53,7 @@ def text_at(node: Element, path: str) -> Known[str]:
 
 
 def _amount(text: str) -> Known[int]:
+    # 97887 MiB
     number, unit = text.split()
     return int(number) * _UNITS[unit]
 

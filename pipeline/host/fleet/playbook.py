@@ -153,6 +153,7 @@ def _message(done: subprocess.CompletedProcess[bytes]) -> str:
     """The line of Ansible's output that names the error; the clearest mark comes first."""
     lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").splitlines()
     for mark in ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]"):
+        # the first: later ones are mostly consequences
         if marked := [x.strip() for x in lines if mark in x]:
             return marked[0][:400]
     return "no host of this inventory matches" if done.returncode == 0 else "Ansible failed"

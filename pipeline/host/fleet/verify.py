@@ -115,6 +115,7 @@ def _facts(remote: Remote, host: str) -> Known[HostFacts]:
 
 
 def _one_line(text: str) -> str:
+    # Ansible and ssh may report many lines; a host has one row in the table
     return " ".join(text.split())[:300]
 
 

@@ -26,6 +26,7 @@ class Outcome(Exception):
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(why)
+        # as long as the reason of an unknown fact may be
         self.why, self.fix = " ".join(why.split())[:400], fix
 
 
@@ -81,6 +82,7 @@ def require_known(values: Iterable[object]) -> None:
 def require_none(wrong: Sequence[str], why: str, fix: str = "") -> None:
     """Broken where anything is in the list; names the first few."""
     if wrong:
+        # three are enough to find the cause, and a row stays one line
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise Broken(f"{why}: {', '.join(wrong[:3])}{more}", fix)
 

@@ -175,6 +175,7 @@ def test_the_packages_to_go_back_to_are_whole(host: Host) -> None:
 def test_the_headers_that_follow_updates_are_installed(host: Host) -> None:
     """linux-headers-generic for linux-image-generic: else the next kernel has no driver."""
     script = (ROLE_FILES / "following_headers.sh").read_text(encoding="utf-8")
+    # the role's own script, so that both mean the same packages
     names = host.run("/bin/sh -c %s", script).stdout.split()
     skip_unless(names, "no kernel of this host follows updates")
     checks.require_packages(host, names)

@@ -91,6 +91,7 @@ def _measured(rows: Sequence[ProbeRow]) -> Iterator[tuple[str, float]]:
     """Numbers of function tests by row, so that larger is worse: rates become seconds per GB."""
     for row in rows:
         numbers, name = row.measured, f"{row.check} {row.subject}"
+        # as in a model's layers, which reduce one after the other
         if row.check == "latency" and "in_a_row_us" in numbers:
             yield name, float(numbers["in_a_row_us"])
         rate = numbers.get("bus_gb_per_s") or numbers.get("gb_per_s")

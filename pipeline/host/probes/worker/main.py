@@ -13,6 +13,7 @@ from . import judge
 from .judge import NOT_APPLICABLE, UNKNOWN, Row, row
 from .processes import Limits, RankResult, run_processes
 
+# exit codes, as the help of the folder's __main__ promises
 CODES = {judge.PASSED: 0, judge.FAILED: 1, judge.UNKNOWN: 2}
 _TESTS = ("copy", "all_reduce", "writes")
 
