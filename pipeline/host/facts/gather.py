@@ -53,8 +53,13 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
     toolkit = _group(r"version (\d+\.\d+\.\d+\S*)", "nvidia-ctk names no version")
     cuda = _group(r"release (\d+\.\d+)", "nvcc names no release")
     peers = then(capture.output("nvidia-smi p2p"), lambda x: read_matrix(x, peers=True))
+    # Without a name: a digest of the machine id, which tells machines apart and reveals nothing.
+    # systemd asks programs not to publish the id itself, see machine-id(5).
+    identity, named = capture.text("/etc/machine-id"), "unnamed"
+    if isinstance(identity, str) and len(identity) >= 32:
+        named = sha256_of(f"sm120-host:{identity}".encode())
     return HostFacts(
-        host=name or host_name(capture),
+        host=name or named,
         taken_at=capture.taken_at,
         board=board,
         bios=capture.text("/sys/class/dmi/id/bios_version"),
@@ -86,15 +91,6 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
         ),
         xids=read_xids(capture),
     )
-
-
-def host_name(capture: Capture) -> str:
-    """A name that tells machines apart and reveals nothing: a digest of the machine id."""
-    # systemd asks programs not to publish the machine id itself, see machine-id(5)
-    identity = capture.text("/etc/machine-id")
-    if isinstance(identity, str) and len(identity) >= 32:
-        return sha256_of(f"sm120-host:{identity}".encode())
-    return "unnamed"
 
 
 def _capabilities(text: str) -> Known[dict[str, str]]:

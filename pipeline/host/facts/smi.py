@@ -63,10 +63,6 @@ def _whole(text: str) -> Known[int]:
     return int(text.split()[0].rstrip("x"), 10)
 
 
-def _on(text: str) -> Known[bool]:
-    return {"Enabled": True, "Disabled": False, "Yes": True, "No": False}[text]
-
-
 def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]]:
     """Every card, in nvidia-smi's order."""
     root = read_log(text)
@@ -110,7 +106,8 @@ def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
         return then(text_at(card, path), _whole)
 
     def is_on(path: str) -> Known[bool]:
-        return then(text_at(card, path), _on)
+        values = {"Enabled": True, "Disabled": False, "Yes": True, "No": False}
+        return then(text_at(card, path), lambda value: values[value])
 
     def watts(*names: str) -> Known[float]:
         # drivers have moved fields: the first that holds a value counts

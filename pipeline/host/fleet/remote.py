@@ -112,23 +112,19 @@ class Remote:
             self._read += pieces.get(out, b"")
             # the end is enough for sudo's prompt and for the reason; banners of sites can be long
             self._errors = (self._errors + pieces.get(err, b""))[-4096:]
-            if err in ready:
-                self._reply_to_sudo(process)
+            # sudo prompts on stderr: once for the password, again when it was wrong
+            prompts = self._errors.count(_PROMPT.encode())
+            if prompts and not self._to.become_password:
+                raise Unreached("sudo needs a password; -K (--ask-become-pass) prompts for it")
+            if prompts > 1:
+                raise Unreached("sudo does not accept the password")
+            if err in ready and self._errors.endswith(_PROMPT.encode()):
+                _send(process, self._to.become_password)
             if out in ready and not pieces[out]:
                 errors = self._errors + os.read(err.fileno(), 4096)
                 raise Unreached(proc.last_line(errors.decode("utf-8", errors="replace")))
         line, _, self._read = self._read.partition(b"\n")
         return line
-
-    def _reply_to_sudo(self, process: subprocess.Popen[bytes]) -> None:
-        """sudo prompts on stderr: once for the password, again when it was wrong."""
-        prompts = self._errors.count(_PROMPT.encode())
-        if prompts and not self._to.become_password:
-            raise Unreached("sudo needs a password; -K (--ask-become-pass) prompts for it")
-        if prompts > 1:
-            raise Unreached("sudo does not accept the password")
-        if prompts and self._errors.endswith(_PROMPT.encode()):
-            _send(process, self._to.become_password)
 
 
 def _send(process: subprocess.Popen[bytes], line: str) -> None:

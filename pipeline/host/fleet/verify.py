@@ -1,9 +1,13 @@
-"""Judges the hosts of a fleet in parallel: promises, drift, rules over facts, function tests."""
+"""Judges the hosts of a fleet in parallel: promises, drift, rules over facts, function tests.
+
+Keeps host records on the controller: the facts of each host as of its last provisioning run.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 import shlex
 import tarfile
 from collections.abc import Callable, Sequence
@@ -12,13 +16,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeline.errors import FactsUnreadable
+from pipeline.files import write_bytes
 from pipeline.host.facts import capture
-from pipeline.host.facts.drift import compare
+from pipeline.host.facts.drift import Difference, compare, read_facts
 from pipeline.host.facts.gather import gather
 from pipeline.host.facts.model import HostFacts
-from pipeline.host.facts.source import Capture
+from pipeline.host.facts.source import Capture, read_capture
 from pipeline.host.fleet.promised import Promised
-from pipeline.host.fleet.records import recorded, save_facts
 from pipeline.host.fleet.remote import Remote, Unreached, one_line
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
 from pipeline.host.probes import runner
@@ -26,6 +30,8 @@ from pipeline.host.rules.judge import judge
 from pipeline.known import Known, Unknown, then, unknown
 from pipeline.model import Frozen
 
+# of a play, in the folder of records
+CAPTURES = "captures"
 # nvidia-smi alone is asked four times, and may take seconds each on many cards
 _CAPTURE_S = 300.0
 # the script's own limit comes first, so that it can clean up
@@ -189,3 +195,53 @@ def function_script(engine: str, image: str, arguments: Sequence[str], cards: Se
 def _clean_up(engine: str) -> str:
     """Commands that remove the tests' container and folder, also those of an earlier run."""
     return f"{engine} rm --force {runner.CONTAINER} >/dev/null 2>&1; rm -rf {_FOLDER}"
+
+
+class HostChanges(Frozen):
+    """One host and what a run changed on it; empty where nothing was captured before the run."""
+
+    host: str
+    changes: list[Difference]
+
+
+def record_path(folder: Path, host: str) -> Path:
+    """The file of a host's record."""
+    return folder / f"{host}.json"
+
+
+def recorded(folder: Path | None, host: str) -> HostFacts | None:
+    """A host's record, where there is one."""
+    path = record_path(folder, host) if folder else None
+    return read_facts(path) if path and path.exists() else None
+
+
+def keep_records(folder: Path) -> list[HostChanges]:
+    """Turn the captures of a play into records and delete them; returns the changes of each host.
+
+    A host whose run did not finish keeps the record of the run before.
+    """
+    hosts = []
+    for after in sorted((folder / CAPTURES).glob("*.after.json")):
+        host = after.name.removesuffix(".after.json")
+        now = gather(read_capture(after), host)
+        write_bytes(record_path(folder, host), _json(now))
+        before = after.with_name(f"{host}.before.json")
+        changes = compare(gather(read_capture(before), host), now) if before.exists() else []
+        hosts.append(HostChanges(host=host, changes=changes))
+        # a capture that stayed would be taken for one of the next run
+        after.unlink()
+        before.unlink(missing_ok=True)
+    return hosts
+
+
+def save_facts(folder: Path, facts: HostFacts, functions: Sequence[runner.ProbeRow]) -> None:
+    """Keep facts and function tests of a host for `host drift` and `host outliers`."""
+    write_bytes(record_path(folder, facts.host), _json(facts))
+    if functions:
+        rows = [r.model_dump(mode="json") for r in functions]
+        text = json.dumps({"functions": {"rows": rows}}, indent=2, sort_keys=True) + "\n"
+        write_bytes(folder / "checks" / f"{facts.host}.json", text.encode())
+
+
+def _json(facts: HostFacts) -> bytes:
+    return (facts.model_dump_json(indent=2) + "\n").encode()

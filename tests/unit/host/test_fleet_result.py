@@ -26,10 +26,16 @@ from pipeline.errors import (
 )
 from pipeline.host.facts.drift import Difference
 from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
-from pipeline.host.fleet.records import keep_records, recorded
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
-from pipeline.host.fleet.verify import VerifyOptions, run_functions, verify_fleet, verify_host
+from pipeline.host.fleet.verify import (
+    VerifyOptions,
+    keep_records,
+    recorded,
+    run_functions,
+    verify_fleet,
+    verify_host,
+)
 from pipeline.host.probes import runner
 from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.promises import host as every_host

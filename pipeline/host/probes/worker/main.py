@@ -65,7 +65,15 @@ class Session:
             if self.count == 1:
                 rows.append(row("copy", "between cards", NOT_APPLICABLE, one))
         if "all_reduce" in wanted:
-            rows += self._reduces()
+            results: list[RankResult] = []
+            # each number of ranks: some machines hang only with many (local-inference-lab/rtx6kpro)
+            for world in range(min(self.asked.from_ranks, self.count), self.count + 1):
+                jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
+                results = run_processes(jobs, self.limits)
+                rows += judge.judge_reduce(world, results, self.sizes, self.floors)
+            if self.count == 1:
+                rows.append(row("all_reduce", "2 or more ranks", NOT_APPLICABLE, one))
+            rows.append(judge.judge_library(results, self.asked.library, self.asked.device))
         if "writes" in wanted and self.count < 2:
             rows.append(row("writes", "concurrent", NOT_APPLICABLE, one))
         elif "writes" in wanted:
@@ -115,18 +123,6 @@ class Session:
                 rows.append(row(check, name(left[0]), judge.FAILED, why, output=[result.output]))
                 left = left[1:]
         return rows
-
-    def _reduces(self) -> list[Row]:
-        rows: list[Row] = []
-        results: list[RankResult] = []
-        # each number of ranks: some machines hang only with many (local-inference-lab/rtx6kpro)
-        for world in range(min(self.asked.from_ranks, self.count), self.count + 1):
-            jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
-            results = run_processes(jobs, self.limits)
-            rows += judge.judge_reduce(world, results, self.sizes, self.floors)
-        if self.count == 1:
-            rows.append(row("all_reduce", "2 or more ranks", NOT_APPLICABLE, "there is one card"))
-        return [*rows, judge.judge_library(results, self.asked.library, self.asked.device)]
 
 
 def main(argv: list[str]) -> int:
