@@ -72,7 +72,13 @@ def redact(capture: Capture) -> Capture:
         elif path in _IDENTITIES:
             kept = CapturedFile(text="redacted\n")
         elif path == "/proc/cmdline":
-            kept = CapturedFile(text=_command_line(file.text))
+            # names stay; values only where they are about devices
+            pairs = [x.partition("=") for x in file.text.partition(" -- ")[0].split()]
+            words = [
+                f"{n}{sign}{value if not sign or _KEPT_VALUES.match(n) else 'redacted'}"
+                for n, sign, value in pairs
+            ]
+            kept = CapturedFile(text=" ".join(words) + "\n")
         else:
             kept = CapturedFile(text=placeholders.text(file.text))
         files[name] = kept
@@ -94,13 +100,3 @@ def _without_serial(text: str) -> CapturedFile:
         end = min(at + 12, len(data))
         data[at + 4 : end] = bytes(max(0, end - at - 4))
     return CapturedFile(base64=base64.b64encode(bytes(data)).decode())
-
-
-def _command_line(text: str) -> str:
-    """Names stay; values only where they are about devices."""
-    kept = []
-    for argument in text.partition(" -- ")[0].split():
-        name, equals, _ = argument.partition("=")
-        keep = not equals or _KEPT_VALUES.match(name)
-        kept.append(argument if keep else f"{name}=redacted")
-    return " ".join(kept) + "\n"

@@ -58,7 +58,9 @@ def find_outliers(
     nearly: Observations = {}
     measured: Observations = {}
     for name, facts in hosts.items():
-        kind = _kind(facts)
+        # hosts with the same cards are of one kind
+        counts = Counter(str(gpu.name) for gpu in gpus_of(facts))
+        kind = ", ".join(f"{n} x {card}" for card, n in sorted(counts.items())) or "no cards"
         for field in _HOST:
             settings.setdefault((kind, field), {})[name] = attrgetter(field)(facts)
         for gpu in gpus_of(facts):
@@ -77,14 +79,6 @@ def find_outliers(
     for (kind, field), values in sorted(measured.items()):
         outliers += _by_median(kind, field, values, unjudged)
     return Comparison(outliers=outliers, unjudged=unjudged, compared=len(settings) + len(measured))
-
-
-def _kind(facts: HostFacts) -> str:
-    """Hosts with the same cards are of one kind."""
-    if isinstance(facts.gpus, Unknown):
-        return "no cards"
-    names = Counter(str(g.name) for g in facts.gpus)
-    return ", ".join(f"{n} x {name}" for name, n in sorted(names.items())) or "no cards"
 
 
 def _measured(rows: Sequence[ProbeRow]) -> Iterator[tuple[str, float]]:
