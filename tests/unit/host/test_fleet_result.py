@@ -180,7 +180,7 @@ def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path
     message = seen.read_text()
     assert "--pull=never" in message
     assert "img:1 /probes /report/report.json --ranks 2" in message
-    assert "reduce.py" in message
+    assert "rank.py" in message
     assert not (programs.parent / "run").exists()
 
 
