@@ -27,6 +27,9 @@ class CapturedFile(Frozen):
     unknown: str | None = None
 
 
+_MISSING = CapturedFile()
+
+
 class CapturedCommand(Frozen):
     """Exit code and output of a program, or why it did not run."""
 
@@ -48,18 +51,16 @@ class Capture(Frozen):
 
     def text(self, path: str) -> Known[str]:
         """A file's text, without the blanks around it."""
-        file = self.files.get(path)
-        if file is None or (file.text is None and file.unknown is None):
-            return unknown(f"{path}: was not captured")
+        file = self.files.get(path, _MISSING)
         if file.text is None:
-            return unknown(f"{path}: {file.unknown}")
-        return file.text.strip() if file.text.strip() else unknown(f"{path}: is empty")
+            return unknown(f"{path}: {file.unknown or 'was not captured'}")
+        return file.text.strip() or unknown(f"{path}: is empty")
 
     def data(self, path: str) -> Known[bytes]:
         """A file's bytes."""
-        file = self.files.get(path)
-        if file is None or file.base64 is None:
-            return unknown(f"{path}: {(file and file.unknown) or 'was not captured'}")
+        file = self.files.get(path, _MISSING)
+        if file.base64 is None:
+            return unknown(f"{path}: {file.unknown or 'was not captured'}")
         try:
             return base64.b64decode(file.base64, validate=True)
         except ValueError as error:

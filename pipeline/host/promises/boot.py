@@ -7,7 +7,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from pipeline.host.promises.checks import Broken, Host, Undecided, kernel_arguments, texts_in
+from pipeline.host.promises.checks import (
+    Host,
+    kernel_arguments,
+    require,
+    texts_in,
+    undecided_unless,
+)
 from pipeline.model import Frozen
 
 # of these the last one counts; others, such as console=, may be given several times
@@ -29,11 +35,9 @@ def grub_arguments(host: Host) -> list[tuple[str, list[str]]]:
     script = (ROLE_FILES / "grub_arguments.sh").read_text(encoding="utf-8")
     output = host.run("/bin/sh -c %s", script).stdout
     rows = [line.partition("\t") for line in output.splitlines() if "\t" in line]
-    if rows and rows[-1][0] != "end":
-        raise Broken(
-            f"GRUB's settings cannot be read beyond {rows[-1][0]}",
-            "`sh -n` on each of GRUB's settings files shows the error; update-grub stops at it.",
-        )
+    last = rows[-1][0] if rows else "end"
+    fix = "`sh -n` on each of GRUB's settings files shows the error; update-grub stops at it."
+    require(last == "end", f"GRUB's settings cannot be read beyond {last}", fix)
     return [(path, arguments.split()) for path, _, arguments in rows[:-1]]
 
 
@@ -140,8 +144,8 @@ def initramfs_settings(host: Host, path: str) -> tuple[list[ModuleLine], bool]:
     """modprobe's lines in an initramfs, and whether it holds the driver's module."""
     done = host.run("python3 -c %s %s", READ_INITRAMFS, path)
     texts = dict(x.partition("\n")[::2] for x in done.stdout.split("\x1e") if x)
-    if done.rc != 0 or "end" not in texts:
-        raise Undecided(f"{path} cannot be read: {done.stderr.strip()[-100:]}")
+    whole = done.rc == 0 and "end" in texts
+    undecided_unless(whole, f"{path} cannot be read: {done.stderr.strip()[-100:]}")
     files = {p: text for p, text in texts.items() if p.startswith("/")}
     lines = [line for p, text in files.items() for line in parse_lines(f"{path}:{p}", text)]
     return lines, "driver" in texts

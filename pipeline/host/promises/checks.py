@@ -93,11 +93,16 @@ def skip_unless(applies: object, why: str) -> None:
         raise NotApplicable(why)
 
 
+def undecided_unless(good: object, why: str) -> None:
+    """End a test whose promise cannot be judged on this host."""
+    if not good:
+        raise Undecided(why)
+
+
 def text_of(host: Host, path: str) -> str:
     """A file's text; a missing one is a broken promise."""
     file = host.file(path)
-    if not file.exists:
-        raise Broken(f"{path} is missing")
+    require(file.exists, f"{path} is missing")
     return str(file.content_string)
 
 
@@ -111,14 +116,11 @@ def require_text(host: Host, path: str, want: str) -> None:
 
 def require_same_file(host: Host, path: str, source: Path) -> None:
     """The file on the host has the bytes of the controller's."""
-    if not source.is_file():
-        raise Undecided(f"{source} is not on this controller to compare with")
-    if not host.file(path).exists:
-        raise Broken(f"{path} is missing")
+    undecided_unless(source.is_file(), f"{source} is not on this controller to compare with")
+    require(host.file(path).exists, f"{path} is missing")
     # by digest: a file may be large or secret
     want, got = hashlib.sha256(source.read_bytes()).hexdigest(), host.file(path).sha256sum
-    if got != want:
-        raise Broken(f"{path} has other bytes ({got[:12]}… instead of {want[:12]}…)")
+    require(got == want, f"{path} has other bytes ({got[:12]}… instead of {want[:12]}…)")
 
 
 def require_gone(host: Host, paths: list[str]) -> None:
@@ -129,10 +131,8 @@ def require_gone(host: Host, paths: list[str]) -> None:
 def require_unit(host: Host, name: str, *, running: bool = True) -> None:
     """A unit starts at boot and, where it must, runs now."""
     service = host.service(name)
-    if not service.is_enabled:
-        raise Broken(f"{name} does not start at boot")
-    if running and not service.is_running:
-        raise Broken(f"{name} does not run")
+    require(service.is_enabled, f"{name} does not start at boot")
+    require(not running or service.is_running, f"{name} does not run")
 
 
 def texts_in(host: Host, *patterns: str) -> dict[str, str]:
@@ -142,9 +142,9 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
     # a separator that no path has; what is not ASCII is never ours and might not decode
     form = there + " || { printf '\\036%s\\n' \"$f\"; tr -d '\\036\\200-\\377' <\"$f\"; }"
     done = host.run(f"for f in {' '.join(patterns)}; do {form}; done")
-    if done.rc != 0:
-        # such as a home on a file server that does not answer
-        raise Undecided(f"{patterns[0]} and others cannot be read: {last_line(done.stderr)}")
+    # it fails at a home on a file server that does not answer, for example
+    reason = f"{patterns[0]} and others cannot be read: {last_line(done.stderr)}"
+    undecided_unless(done.rc == 0, reason)
     parts = (x.partition("\n") for x in done.stdout.split("\x1e") if x)
     return {path: text for path, _, text in parts}
 
@@ -152,8 +152,7 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
 def output_of(host: Host, otherwise: str, command: str, *arguments: str) -> str:
     """The output of a command; undecided, for the reason `otherwise`, where it fails."""
     done = host.run(command, *arguments)
-    if done.rc != 0:
-        raise Undecided(f"{otherwise}: {done.stderr.strip()[-100:]}")
+    undecided_unless(done.rc == 0, f"{otherwise}: {done.stderr.strip()[-100:]}")
     return str(done.stdout)
 
 
@@ -166,8 +165,7 @@ def unit_properties(host: Host, unit: str, *properties: str) -> dict[str, str]:
 def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> None:
     """Nothing changes a unit as it was shipped: no drop-in but ours, no file in its place."""
     unit = unit_properties(host, name, "FragmentPath", "DropInPaths", "NeedDaemonReload")
-    if not unit.get("FragmentPath"):
-        raise Broken(f"{name} does not exist")
+    require(unit.get("FragmentPath"), f"{name} does not exist")
     files = unit.get("DropInPaths", "").split()
     # a file of that name in /etc takes the place of the package's
     own = f"/etc/systemd/system/{name}"
@@ -177,11 +175,9 @@ def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> N
     fix = f"rm {' '.join(wrong)}; systemctl daemon-reload; systemctl restart {name}"
     require_none(wrong, f"{name} is changed by", fix)
     # also where a drop-in was added or removed
-    if unit.get("NeedDaemonReload") == "yes":
-        raise Broken(
-            f"the files of {name} changed after systemd read them",
-            f"Read them with `systemctl cat {name}`, then daemon-reload and restart it.",
-        )
+    fix = f"Read them with `systemctl cat {name}`, then daemon-reload and restart it."
+    is_read = unit.get("NeedDaemonReload") != "yes"
+    require(is_read, f"the files of {name} changed after systemd read them", fix)
 
 
 def require_packages(host: Host, names: list[str]) -> None:
@@ -203,8 +199,7 @@ def installed_packages(host: Host, names: list[str]) -> dict[str, tuple[str, str
 def kernel_arguments(host: Host) -> list[str]:
     """The arguments that the running kernel was booted with."""
     done = host.run("cat /proc/cmdline")
-    if done.rc != 0:
-        raise Undecided("/proc/cmdline cannot be read")
+    undecided_unless(done.rc == 0, "/proc/cmdline cannot be read")
     return str(done.stdout).split()
 
 

@@ -53,8 +53,8 @@ def missing_from(want: dict[str, Any], have: Any, path: str = "") -> list[str]:
 
 def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) -> None:
     """Podman has no daemon."""
-    if not checks.installed_packages(host, wanted.packages):
-        raise checks.Broken(f"not installed: {' or '.join(wanted.packages)}")
+    have = checks.installed_packages(host, wanted.packages)
+    require(have, f"not installed: {' or '.join(wanted.packages)}")
     if wanted.engine == "docker":
         checks.require_unit(host, "docker")
 
@@ -80,12 +80,15 @@ def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
         ]
         why = "set otherwise by a file that is read after ours"
         return require_none(later, why, "Take it out of that file.")
+    require_none(missing_from(wanted.settings, _json_in(host, _DAEMON)), _DAEMON)
+
+
+def _json_in(host: Host, path: str) -> Any:
     try:
-        output = json.loads(checks.text_of(host, _DAEMON))
+        return json.loads(checks.text_of(host, path))
     except ValueError:
-        fix = f"Repair or remove {_DAEMON}; the playbook stops at it and does not change it."
-        raise checks.Broken(f"{_DAEMON} is not JSON", fix) from None
-    require_none(missing_from(wanted.settings, output), _DAEMON)
+        fix = f"Repair or remove {path}; the playbook stops at it and does not change it."
+        raise checks.Broken(f"{path} is not JSON", fix) from None
 
 
 def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) -> None:
@@ -94,8 +97,7 @@ def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) ->
     started = "systemctl show docker --property=ActiveEnterTimestamp --value"
     # both by the host's clock
     output = host.run(f'date +%s -d "$({started})"; stat -c %Y {_DAEMON}').stdout.split()
-    if len(output) != 2:
-        raise checks.Broken(f"docker does not run, or {_DAEMON} is missing")
+    require(len(output) == 2, f"docker does not run, or {_DAEMON} is missing")
     require(int(output[0]) >= int(output[1]), f"{_DAEMON} is newer", "systemctl restart docker")
     command = host.run("systemctl show docker --property=ExecStart --value").stdout
     other = re.search(r"--config-file[= ](\S+)", command)
@@ -233,11 +235,7 @@ def test_the_login_is_there_and_nobody_elses_to_read(host: Host, wanted: Runtime
     """Compared by digest, and never printed."""
     skip_unless(wanted.login_sha256, "no login is given")
     path = "/root/.docker/config.json"
-    try:
-        output = json.loads(checks.text_of(host, path)).get("auths", {}).get(wanted.registry, {})
-    except ValueError:
-        fix = f"Repair or remove {path}; the playbook stops at it and does not change it."
-        raise checks.Broken(f"{path} is not JSON", fix) from None
+    output = _json_in(host, path).get("auths", {}).get(wanted.registry, {})
     good = hashlib.sha256(str(output.get("auth", "")).encode()).hexdigest() == wanted.login_sha256
     require(good, f"{path} has no or another login for {wanted.registry}")
     mode = host.file(path).mode

@@ -29,8 +29,8 @@ def test_the_loaded_driver_runs_what_these_releases_compile(
     releases = (lock.cuda_release, *wanted.image_releases)
     least = {release: lock.cuda_oldest_branches.get(release) for release in releases}
     unlisted = ", ".join(r for r, oldest in least.items() if oldest is None)
-    if unlisted:
-        raise checks.Undecided(f"lockfiles/host.yaml names no driver for CUDA {unlisted}")
+    why = f"lockfiles/host.yaml names no driver for CUDA {unlisted}"
+    checks.undecided_unless(not unlisted, why)
     wrong = [f"CUDA {r} needs {b}" for r, b in least.items() if b is not None and b > branch]
     fix = "Name a newer driver branch in lockfiles/host.yaml, or use images of an older CUDA."
     require_none(wrong, f"driver {branch}", fix)

@@ -53,8 +53,7 @@ def test_no_later_file_sets_the_kernel_knobs_otherwise(host: Host, wanted: Tunin
     """Of all files that systemd reads at a boot, the last one counts."""
     skip_unless(wanted.sysctls, "no knobs are set")
     done = host.run("/lib/systemd/systemd-sysctl --cat-config")
-    if done.rc != 0:
-        raise checks.Undecided("systemd-sysctl does not print its settings")
+    checks.undecided_unless(done.rc == 0, "systemd-sysctl does not print its settings")
     last = last_settings(done.stdout)
     want = {name: " ".join(str(value).split()) for name, value in wanted.sysctls.items()}
     got = {name: last.get(name, (OURS, "nothing")) for name in want}
@@ -96,8 +95,7 @@ def test_huge_pages_leave_memory_to_programs(host: Host, wanted: TuningPromise) 
     skip_unless("vm.nr_hugepages" not in wanted.sysctls, "the inventory sets vm.nr_hugepages")
     rows = (line.split() for line in host.run("cat /proc/meminfo").stdout.splitlines())
     kib = {r[0].rstrip(":"): int(r[1]) for r in rows if len(r) > 1 and r[1].isdigit()}
-    if "MemTotal" not in kib:
-        raise checks.Undecided("/proc/meminfo cannot be read")
+    checks.undecided_unless("MemTotal" in kib, "/proc/meminfo cannot be read")
     total, page = kib["MemTotal"], kib.get("Hugepagesize", 2048)
     settings = last_settings(host.run("/lib/systemd/systemd-sysctl --cat-config").stdout)
     path, value = settings.get("vm.nr_hugepages", ("", "0"))

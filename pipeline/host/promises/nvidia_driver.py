@@ -37,8 +37,7 @@ def locked_driver(lock: TargetLock) -> str:
 def test_the_locked_driver_is_the_loaded_one(host: Host, lock: TargetLock) -> None:
     """Installed is not loaded."""
     want = locked_driver(lock)
-    if not host.file(_LOADED).exists:
-        raise checks.Broken(f"no driver is loaded; {want} is locked", _BUILD)
+    require(host.file(_LOADED).exists, f"no driver is loaded; {want} is locked", _BUILD)
     first = checks.text_of(host, _LOADED).splitlines()[0]
     require(want in first.split(), f"loaded is `{first}`, locked {want}", _BUILD)
 
@@ -151,10 +150,8 @@ def test_dkms_builds_it_for_each_new_kernel(host: Host) -> None:
 def test_the_packages_to_go_back_to_are_whole(host: Host) -> None:
     """Of the driver that works and of the one before, by the digests of their locks."""
     notes = checks.texts_in(host, f"{_KEPT}/working.json", f"{_KEPT}/before.json")
-    if f"{_KEPT}/working.json" not in notes:
-        raise checks.Broken(
-            f"{_KEPT}/working.json is missing: `sm120 host rollback` has no way back"
-        )
+    working = f"{_KEPT}/working.json"
+    require(working in notes, f"{working} is missing: `sm120 host rollback` has no way back")
     lines = host.run(f"sha256sum {_KEPT}/*.deb 2>/dev/null").stdout.splitlines()
     have = {line.split()[0] for line in lines if line.strip()}
     lost = []
@@ -200,9 +197,8 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     skip_unless(booted or kernels, "there is no kernel in /boot")
     for kernel, where in (booted or {kernels[-1]: ""}).items():
         done = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernel)
-        # of the shell: there is no such program
-        if done.rc == 127:
-            raise checks.Undecided("modinfo is not installed")
+        # 127, of the shell: there is no such program
+        checks.undecided_unless(done.rc != 127, "modinfo is not installed")
         version, want = done.stdout.strip(), locked_driver(lock)
         fix = f"apt-get install linux-headers-{kernel}, look at `dkms status`, do not reboot yet."
         has = f"driver {version}" if version else "no NVIDIA driver"

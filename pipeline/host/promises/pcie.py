@@ -44,9 +44,8 @@ def test_the_next_boot_has_its_arguments_too(host: Host, wanted: PciePromise) ->
     written = " ".join(checks.text_of(host, boot.GRUB).split('"')[1::2]).split()
     require_none([w for w in wanted.cmdline if w not in written], f"{boot.GRUB} lacks")
     made = host.run("grep -E '^[[:space:]]*linux' /boot/grub/grub.cfg")
-    if made.rc != 0:
-        why = "/boot/grub/grub.cfg names no kernel: does another loader boot this host?"
-        raise checks.Undecided(why)
+    why = "/boot/grub/grub.cfg names no kernel: does another loader boot this host?"
+    checks.undecided_unless(made.rc == 0, why)
     # entries for recovery leave out GRUB_CMDLINE_LINUX_DEFAULT on purpose
     normal = [x for x in made.stdout.splitlines() if "recovery" not in x and " single" not in x]
     lost = {w for x in normal for w in boot.without_effect(wanted.cmdline, x.split())}
@@ -58,8 +57,7 @@ def test_no_other_file_of_grub_overrides_its_arguments(host: Host, wanted: PcieP
     """The next update of a kernel makes GRUB's file again, from all settings in their order."""
     skip_unless(wanted.cmdline, "the profile sets no arguments")
     rows = boot.grub_arguments(host)
-    if not rows:
-        raise checks.Undecided("GRUB's settings cannot be read")
+    checks.undecided_unless(rows, "GRUB's settings cannot be read")
     later = boot.overriding_file(rows, wanted.cmdline)
     lost = boot.without_effect(wanted.cmdline, rows[-1][1])
     fix = _LATER.format(later) if later else ""
@@ -201,8 +199,7 @@ def test_every_card_has_a_window_as_large_as_asked_for(
 ) -> None:
     """Peers reach all of a card's memory only through it."""
     skip_unless(wanted.bar1_mib, "pcie_require_bar1 is not set")
-    if not facts.pci.gpus:
-        raise checks.Undecided("no GPU is on the bus of this host")
+    checks.undecided_unless(facts.pci.gpus, "no GPU is on the bus of this host")
     sizes = {g.address: g.bar1_bytes for g in facts.pci.gpus}
     checks.require_known(sizes.values())
     small = [

@@ -57,8 +57,8 @@ def test_its_certificates_are_those_it_was_given(host: Host, wanted: RegistryPro
         return checks.require_same_file(host, f"{wanted.home}/server.crt", Path(wanted.certificate))
     if wanted.ca:
         checks.require_same_file(host, f"{wanted.home}/ca.crt", Path(wanted.ca))
-    if not host.file(NOTE).exists:
-        raise checks.Undecided(f"{NOTE} is missing, to which they are compared: run the playbook")
+    why = f"{NOTE} is missing, to which they are compared: run the playbook"
+    checks.undecided_unless(host.file(NOTE).exists, why)
     lines = [line.split() for line in checks.text_of(host, NOTE).splitlines()]
     paths = {name: f"{wanted.home}/{name}" for _, name in (x for x in lines if len(x) == 2)}
     require({*paths} >= {"ca.crt", "server.crt"}, f"{NOTE} lacks a certificate")
