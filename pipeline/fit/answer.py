@@ -44,51 +44,37 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
         )
     require_divisible(model, question.tp)
     require_context_parallel(model, question.tp, question.dcp)
-    groups = _grouped(model, question)
-    weights = question.measured_bytes or sum(row.n_bytes for row in groups)
-    of_engine = eng.sglang_room if question.engine == "sglang" else eng.vllm_room
-    room = of_engine(model, weights, question)
+    groups: dict[str, int] = {}
+    for part in parts_of(model, question.engine, question.tp):
+        # the table shows `attention`, not each of its matrices
+        group = part.name.partition(",")[0]
+        groups[group] = groups.get(group, 0) + part.card_bytes(question.tp)
+    weights = question.measured_bytes or sum(groups.values())
+    is_sglang = question.engine == "sglang"
+    room = (eng.sglang_room if is_sglang else eng.vllm_room)(model, weights, question)
     error = eng.margin_bytes(question, weights)
+    rows = {} if question.measured_bytes else {f"  {what}": n for what, n in groups.items()}
+    rows |= {"weights": room.weights_bytes, "CUDA and NCCL": room.taken_bytes}
+    if room.kernels_bytes:
+        rows["kernels and workspaces"] = room.kernels_bytes
+    if not is_sglang:
+        rows["activations"] = room.activation_bytes
+    rows["KV cache"] = room.kv_bytes
+    if room.requests_bytes:
+        rows["table of requests"] = room.requests_bytes
+    rows["left for activations" if is_sglang else "left to others"] = room.left_bytes
+    rows["the card"] = room.card_bytes
     return FitAnswer(
         engine=question.engine,
         kv=question.kv_of(model),
-        rows=_rows(groups, room, question),
+        rows=[TableRow(what=what, n_bytes=n) for what, n in rows.items()],
         room=room,
         low_tokens=room.tokens_at(error),
         high_tokens=room.tokens_at(-error),
         margin_bytes=error,
-        notes=list(_notes(model, question, room)),
+        notes=_notes(model, question, room),
         short=_short(room, error, question),
     )
-
-
-def _grouped(model: Architecture, question: Question) -> list[TableRow]:
-    sums: dict[str, int] = {}
-    for part in parts_of(model, question.engine, question.tp):
-        # the table shows `attention`, not each of its matrices
-        group = part.name.partition(",")[0]
-        sums[group] = sums.get(group, 0) + part.card_bytes(question.tp)
-    return [TableRow(what=what, n_bytes=n) for what, n in sums.items()]
-
-
-def _rows(groups: list[TableRow], room: Room, question: Question) -> list[TableRow]:
-    rows = (
-        []
-        if question.measured_bytes
-        else [TableRow(what=f"  {g.what}", n_bytes=g.n_bytes) for g in groups]
-    )
-    rows.append(TableRow(what="weights", n_bytes=room.weights_bytes))
-    rows.append(TableRow(what="CUDA and NCCL", n_bytes=room.taken_bytes))
-    if room.kernels_bytes:
-        rows.append(TableRow(what="kernels and workspaces", n_bytes=room.kernels_bytes))
-    if question.engine == "vllm":
-        rows.append(TableRow(what="activations", n_bytes=room.activation_bytes))
-    rows.append(TableRow(what="KV cache", n_bytes=room.kv_bytes))
-    if room.requests_bytes:
-        rows.append(TableRow(what="table of requests", n_bytes=room.requests_bytes))
-    rest = "left for activations" if question.engine == "sglang" else "left to others"
-    rows.append(TableRow(what=rest, n_bytes=room.left_bytes))
-    return [*rows, TableRow(what="the card", n_bytes=room.card_bytes)]
 
 
 def _short(room: Room, error: int, question: Question) -> str:
@@ -128,8 +114,16 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     if (needed := needed_fraction(room, question)) and needed > room.fraction:
         flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
         notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
-    if room.request_bytes or room.kv_part < 1:
-        notes.append(_hybrid_note(model, question, room))
+    if room.kv_part < 1:
+        notes.append(
+            f"A request has a state of {state_bytes(model, question.tp) / MIB:,.1f} MiB on each"
+            f" card, for which sglang sets {1 - room.kv_part:.0%} of the cache aside."
+        )
+    elif room.request_bytes:
+        notes.append(
+            f"Windows and states cost a request {room.request_bytes / MIB:,.1f} MiB on each card,"
+            f" at any length; tokens are counted in requests of {question.context:,}."
+        )
     notes += model.bounds
     # engines load them only for speculative decoding
     if model.predictors:
@@ -137,19 +131,6 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     if model.precision.kv_fp8 and question.kv == "bf16":
         notes.append("The checkpoint asks for an fp8 KV cache; bf16 was asked for here.")
     return notes
-
-
-def _hybrid_note(model: Architecture, question: Question, room: Room) -> str:
-    if room.kv_part < 1:
-        state = state_bytes(model, question.tp) / MIB
-        return (
-            f"A request has a state of {state:,.1f} MiB on each card, for which sglang sets"
-            f" {1 - room.kv_part:.0%} of the cache aside."
-        )
-    return (
-        f"Windows and states cost a request {room.request_bytes / MIB:,.1f} MiB on each card, at"
-        f" any length; tokens are counted in requests of {question.context:,}."
-    )
 
 
 _SHARES = {

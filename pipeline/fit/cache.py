@@ -1,4 +1,4 @@
-"""What tokens and requests cost on one card.
+"""The memory that tokens and requests take on one card.
 
 Most layers keep something of every token. Layers with a window keep the last tokens of a request,
 and linear attention keeps a state of one size, however long a request is.
@@ -14,13 +14,25 @@ from pipeline.fit.units import share
 
 Kv = Literal["bf16", "fp8"]
 KV_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
-_STATE_BYTES = 4  # both engines keep states of linear attention in float32 unless told otherwise
+_STATE_BYTES = 4  # both engines keep states of linear attention in float32 by default
 _SCALE_RUN, _SCALE_BYTES = 128, 4  # of fp8 beside sparse attention: a float32 for 128 values
 
 
 def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
     """What one more token costs in the layers that keep all of them."""
-    return math.ceil(sum(m.layers * _growing(model, m, tp, kv) for m in model.mixers))
+    total = 0.0
+    for mixer in model.mixers:
+        indexer, attention = mixer.indexer, mixer.attention
+        if isinstance(attention, Compressed):
+            index = attention.index_head + _SCALE_BYTES if attention.index_head else 0
+            entry = _entry(model, mixer, tp, kv) + index
+            total += mixer.layers * entry / attention.ratio if attention.ratio else 0
+        else:
+            if indexer:
+                scales = share(indexer.head, _SCALE_RUN) * _SCALE_BYTES
+                total += mixer.layers * (indexer.head + scales)
+            total += 0 if mixer.window else mixer.layers * _entry(model, mixer, tp, kv)
+    return math.ceil(total)
 
 
 def window_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
@@ -41,7 +53,13 @@ def request_bytes(
         if mixer.window:
             tokens = min(mixer.window - 1 + in_flight, context)
             total += mixer.layers * tokens * _entry(model, mixer, tp, kv)
-        total += mixer.layers * _unfinished(mixer, context, in_flight)
+        csa = mixer.attention
+        if isinstance(csa, Compressed) and csa.ratio:
+            # keys and scores of runs that are not full yet, in float32 (vLLM: CompressorStateCache)
+            overlap = 2 if csa.ratio == 4 else 1  # runs of 4 overlap
+            tokens = min(overlap * csa.ratio - 1 + in_flight, context)
+            values = tokens * 2 * overlap * (csa.head + csa.index_head)
+            total += mixer.layers * values * _STATE_BYTES
     return total + states * state_bytes(model, tp)
 
 
@@ -53,18 +71,6 @@ def state_bytes(model: Architecture, tp: int) -> int:
             conv = linear.conv * model.precision.base.bits // 8
             total += mixer.layers * share(linear.state * _STATE_BYTES + conv, tp)
     return total
-
-
-def _growing(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> float:
-    indexer = mixer.indexer
-    index = indexer.head + share(indexer.head, _SCALE_RUN) * _SCALE_BYTES if indexer else 0
-    attention = mixer.attention
-    if isinstance(attention, Compressed):
-        if not attention.ratio:
-            return 0
-        index = attention.index_head + _SCALE_BYTES if attention.index_head else 0
-        return (_entry(model, mixer, tp, kv) + index) / attention.ratio
-    return index + (0 if mixer.window else _entry(model, mixer, tp, kv))
 
 
 def _entry(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> int:
@@ -85,13 +91,3 @@ def _entry(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> int:
         case Compressed() as csa:
             return csa.head + 72 if kv == "fp8" else 2 * csa.head
     return 0
-
-
-def _unfinished(mixer: Mixer, context: int, in_flight: int) -> int:
-    """Keys and scores of runs that are not full yet, in float32 (vLLM: CompressorStateCache)."""
-    csa = mixer.attention
-    if not isinstance(csa, Compressed) or not csa.ratio:
-        return 0
-    overlap = 2 if csa.ratio == 4 else 1  # runs of 4 overlap
-    tokens = min(overlap * csa.ratio - 1 + in_flight, context)
-    return tokens * 2 * overlap * (csa.head + csa.index_head) * _STATE_BYTES

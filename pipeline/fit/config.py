@@ -15,19 +15,19 @@ from pydantic import ValidationError
 
 from pipeline.errors import ModelUnreadable
 from pipeline.files import read_at_most
-from pipeline.fit.feed import read_feed_forward
-from pipeline.fit.fields import count, few, flag, told
-from pipeline.fit.mixers import layer_count, read_mixers
+from pipeline.fit.fields import count, describe, few, flag
+from pipeline.fit.layers import layer_count, read_feed_forward, read_mixers
 from pipeline.fit.quant import read_precision
 from pipeline.fit.shape import Architecture, Vision
 
 MOST_BYTES = 16 << 20  # of a config.json; real ones have some kilobytes
 CONFIG_FILE = "config.json"
-QUANT_FILE = "hf_quant_config.json"  # NVIDIA's modelopt may say how it quantised in here only
+QUANT_FILE = "hf_quant_config.json"  # NVIDIA's modelopt may describe its quantisation only in it
 _WHOLE = "It must be the whole config.json of a model, as its page on the Hub has it."
 # where models with a vision tower keep the language model's numbers
 _TEXT = ("text_config", "llm_config", "language_config")
 _DENSE_WIDTH = ("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size")
+_PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 # activations of feed-forward parts without a gate: Nemotron, Apertus
 _WITHOUT_GATE = ("relu2", "xielu")
 # what sglang takes for a vision tower's layers where it does not find its field
@@ -45,7 +45,7 @@ def read_config(path: Path) -> Architecture:
 
 
 def parse_config(data: bytes, quant: bytes | None = None) -> Architecture:
-    """The same of their bytes."""
+    """The architecture that the bytes of both files describe."""
     config = _parsed(data)
     if "quantization_config" not in config and quant is not None:
         quantization = _parsed(quant).get("quantization")
@@ -57,16 +57,28 @@ def parse_config(data: bytes, quant: bytes | None = None) -> Architecture:
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """A parsed config.json as an architecture."""
-    family, bounds = _family(config), list[str]()
+    families, bounds = config.get("architectures"), list[str]()
+    if not isinstance(families, list) or len(families) != 1:
+        raise ModelUnreadable("architectures: must name exactly one model class")
     inner = next((key for key in _TEXT if key in config), None)
     text = config[inner] if inner else config
     if not isinstance(text, Mapping):
         raise ModelUnreadable(f"{inner}: is not a JSON object")
-    _require_agreement(config, text)
+    # engines differ in which of the two they read, so a contradiction has no right answer
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
+        if key in config and key in text and config[key] != text[key]:
+            values = f"{describe(config[key])} at the top and {describe(text[key])} in text_config"
+            raise ModelUnreadable(f"{key}: is {values}")
+    tying = next((t for t in (text, config) if t.get("tie_word_embeddings") is not None), None)
+    # a class's default is often missing from the file
+    kind = str(text.get("model_type") or config.get("model_type") or "")
+    tied = flag(tying, "tie_word_embeddings") if tying else kind.startswith(("gemma", "cohere"))
+    # Gemma 3n and 4: every layer has a table of its own, with a row for each token
+    rows = few(text, "vocab_size_per_layer_input", "vocab_size")
     try:
         dense_layers, moe = read_feed_forward(text, bounds)
         return Architecture(
-            family=family,
+            family=str(families[0]),
             layers=layer_count(text),
             hidden=count(text, "hidden_size"),
             vocabulary=count(text, "vocab_size"),
@@ -75,9 +87,9 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
             dense_layers=dense_layers,
             dense_width=count(text, *_DENSE_WIDTH) if dense_layers else 0,
             gated=text.get("mlp_hidden_act", text.get("hidden_act")) not in _WITHOUT_GATE,
-            tied=_tied(config, text),
-            lookup=_lookup(text),
-            predictors=_predictors(text),
+            tied=tied,
+            lookup=rows * few(text, "hidden_size_per_layer_input") * layer_count(text),
+            predictors=next((text[key] for key in _PREDICTORS if text.get(key)), 0),
             moe=moe,
             vision=_vision(config, bounds),
             precision=read_precision(config, text, bounds),
@@ -88,82 +100,38 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         raise ModelUnreadable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-def _family(config: Mapping[str, Any]) -> str:
-    named = config.get("architectures")
-    if not isinstance(named, list) or len(named) != 1:
-        raise ModelUnreadable("architectures: must name exactly one model class")
-    return str(named[0])
-
-
-def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    for table in (text, config):
-        if table.get("tie_word_embeddings") is not None:
-            return flag(table, "tie_word_embeddings")
-    # what is a class's default is often left out of the file
-    family = str(text.get("model_type") or config.get("model_type") or "")
-    return family.startswith(("gemma", "cohere"))
-
-
-def _lookup(text: Mapping[str, Any]) -> int:
-    """Gemma 3n and 4: every layer has a table of its own, with a row for each token."""
-    width = few(text, "hidden_size_per_layer_input")
-    rows = few(text, "vocab_size_per_layer_input", "vocab_size")
-    return rows * width * layer_count(text)
-
-
-def _predictors(text: Mapping[str, Any]) -> int:
-    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-    return next((text[key] for key in keys if text.get(key)), 0)
-
-
-def _require_agreement(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    # engines differ in which of the two they read, so a contradiction has no right answer
-    for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
-        if key in config and key in text and config[key] != text[key]:
-            raise ModelUnreadable(
-                f"{key}: is {told(config[key])} at the top and {told(text[key])} in text_config"
-            )
-
-
 def _vision(config: Mapping[str, Any], bounds: list[str]) -> Vision | None:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         return None
     try:
-        return _kimi_vision(vision) if "vt_hidden_size" in vision else _qwen_vision(vision)
+        if "vt_hidden_size" not in vision:  # Qwen and others
+            return Vision(
+                layers=count(vision, "depth", "num_hidden_layers"),
+                hidden=count(vision, "hidden_size"),
+                width=count(vision, "intermediate_size"),
+                patch=count(vision, "patch_size"),
+                positions=few(vision, "num_position_embeddings") or 1,
+                merge=(few(vision, "spatial_merge_size") or 1) ** 2,
+                frames=few(vision, "temporal_patch_size") or 1,
+                rated_layers=few(vision, "num_hidden_layers") or _RATED_LAYERS,
+            )
+        # Kimi. Patches that become one token: the projector is as wide as all of them together
+        merge = vision.get("merge_kernel_size")
+        if not isinstance(merge, list) or len(merge) != 2 or not all(type(n) is int for n in merge):
+            raise ModelUnreadable("merge_kernel_size: is not a pair")
+        return Vision(
+            layers=count(vision, "vt_num_hidden_layers"),
+            hidden=count(vision, "vt_hidden_size"),
+            width=count(vision, "vt_intermediate_size"),
+            patch=count(vision, "patch_size"),
+            positions=count(vision, "init_pos_emb_height") * count(vision, "init_pos_emb_width"),
+            merge=merge[0] * merge[1],
+            rated_layers=count(vision, "vt_num_hidden_layers"),
+        )
     except ModelUnreadable as error:
         bounds.append(f"The vision tower is not counted: vision_config: {error}.")
         return None
-
-
-def _kimi_vision(vision: Mapping[str, Any]) -> Vision:
-    # patches that become one token: the projector is as wide as all of them together
-    merge = vision.get("merge_kernel_size")
-    if not isinstance(merge, list) or len(merge) != 2 or not all(type(n) is int for n in merge):
-        raise ModelUnreadable("merge_kernel_size: is not a pair")
-    layers = count(vision, "vt_num_hidden_layers")
-    return Vision(
-        layers=layers,
-        hidden=count(vision, "vt_hidden_size"),
-        width=count(vision, "vt_intermediate_size"),
-        patch=count(vision, "patch_size"),
-        positions=count(vision, "init_pos_emb_height") * count(vision, "init_pos_emb_width"),
-        merge=merge[0] * merge[1],
-        rated_layers=layers,
-    )
-
-
-def _qwen_vision(vision: Mapping[str, Any]) -> Vision:
-    return Vision(
-        layers=count(vision, "depth", "num_hidden_layers"),
-        hidden=count(vision, "hidden_size"),
-        width=count(vision, "intermediate_size"),
-        patch=count(vision, "patch_size"),
-        positions=few(vision, "num_position_embeddings") or 1,
-        merge=(few(vision, "spatial_merge_size") or 1) ** 2,
-        frames=few(vision, "temporal_patch_size") or 1,
-        rated_layers=few(vision, "num_hidden_layers") or _RATED_LAYERS,
-    )
 
 
 def _file_bytes(path: Path) -> bytes:

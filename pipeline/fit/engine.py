@@ -13,17 +13,12 @@ So the same number means less KV cache in vLLM by its activations, and more by w
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, NamedTuple
 
-from pipeline.fit.cache import (
-    Kv,
-    kv_token_bytes,
-    request_bytes,
-    state_bytes,
-    window_token_bytes,
-)
+from pipeline.fit.cache import Kv, kv_token_bytes, request_bytes, state_bytes, window_token_bytes
 from pipeline.fit.shape import Architecture, Mla
-from pipeline.fit.units import GIB, MIB, MOST_BYTES, share
+from pipeline.fit.units import GIB, MIB, share
 from pipeline.model import Frozen
 
 Engine = Literal["sglang", "vllm", "ik_llama"]
@@ -54,10 +49,10 @@ _STATES_TO_KV, _WINDOW_TO_FULL = 0.9, 0.8
 VLLM_DEFAULT_UTILIZATION = 0.92  # 0.32.0, config/cache.py; earlier releases: 0.9
 
 
-class _Defaults(Frozen):
-    """What an engine chooses by the memory of a card, unless it is told."""
+class _Defaults(NamedTuple):
+    """What an engine chooses by the memory of a card, unless a user chooses it."""
 
-    below_bytes: int
+    below_gib: float
     prefill_tokens: int
     few: int  # sglang: largest batch of CUDA graphs under 4 cards; vLLM: sequences
     many: int
@@ -65,17 +60,13 @@ class _Defaults(Frozen):
 
 # sglang 0.5.8 server_args.py: _handle_gpu_memory_settings
 _SGLANG = [
-    _Defaults(below_bytes=20 * GIB, prefill_tokens=2048, few=8, many=8),
-    _Defaults(below_bytes=35 * GIB, prefill_tokens=2048, few=24, many=80),
-    _Defaults(below_bytes=60 * GIB, prefill_tokens=4096, few=32, many=160),
-    _Defaults(below_bytes=160 * GIB, prefill_tokens=8192, few=256, many=512),
-    _Defaults(below_bytes=MOST_BYTES, prefill_tokens=16384, few=512, many=512),
+    *(_Defaults(20, 2048, 8, 8), _Defaults(35, 2048, 24, 80), _Defaults(60, 4096, 32, 160)),
+    *(_Defaults(160, 8192, 256, 512), _Defaults(math.inf, 16384, 512, 512)),
 ]
 # vLLM 0.32.0 engine/arg_utils.py: _set_default_max_num_seqs_and_batched_tokens_args
 _VLLM = [
-    _Defaults(below_bytes=70 * GIB, prefill_tokens=2048, few=256, many=256),
-    _Defaults(below_bytes=160 * GIB, prefill_tokens=8192, few=1024, many=1024),
-    _Defaults(below_bytes=MOST_BYTES, prefill_tokens=16384, few=1024, many=1024),
+    *(_Defaults(70, 2048, 256, 256), _Defaults(160, 8192, 1024, 1024)),
+    _Defaults(math.inf, 16384, 1024, 1024),
 ]
 
 
@@ -112,7 +103,7 @@ class Question(Frozen):
     @property
     def _defaults(self) -> _Defaults:
         tiers = _SGLANG if self.engine == "sglang" else _VLLM
-        return next(tier for tier in tiers if self.card_bytes < tier.below_bytes)
+        return next(tier for tier in tiers if self.card_bytes < tier.below_gib * GIB)
 
     def kv_of(self, model: Architecture) -> Kv:
         """The type of the KV cache."""
@@ -128,7 +119,7 @@ class Room(Frozen):
     weights_bytes: int
     kernels_bytes: int
     activation_bytes: int
-    requests_bytes: int
+    requests_bytes: int = 0
     kv_bytes: int  # may be negative: then the weights alone do not fit
     kv_part: float = 1.0  # of it for tokens; the rest is for states of linear attention
     kv_token_bytes: int
@@ -160,20 +151,18 @@ def sglang_default_fraction(model: Architecture, question: Question) -> float:
 
 def later_sglang_fraction(model: Architecture, question: Question) -> float:
     """What 0.5.23 chooses: more for graphs of prefill steps, and larger ones on small cards."""
-    small = question.card_bytes < 35 * GIB and question.card_bytes >= 20 * GIB
+    small = 20 * GIB <= question.card_bytes < 35 * GIB
     tokens = question.prefill_given or (4096 if small else question.prefill_tokens)
     batch = question.graph_batch_given or (question.batch * 2 if small else question.batch)
     reserved = 512 + max(tokens, 2048) * 1.5 + min(batch, 160 if small else batch) * 2
     # arg_groups/memory_hook.py: reserve_for_graph_mb
-    reserved += 1536 if isinstance(model.attention, Mla) else 8 * _prefill_graphs(tokens)
-    return _fraction(model, question, reserved)
-
-
-def _prefill_graphs(tokens: int) -> int:
-    """How many lengths of a prefill step sglang 0.5.23 captures (arg_groups/cuda_graph_hook.py)."""
+    if isinstance(model.attention, Mla):
+        return _fraction(model, question, reserved + 1536)
+    # as many graphs as it captures lengths of a prefill step (arg_groups/cuda_graph_hook.py)
     steps = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
     lengths = [n for first, last, by in steps for n in range(first, last + 1, by)]
-    return sum(n <= tokens for n in [*lengths, *range(4608, tokens + 1, 512)])
+    graphs = sum(n <= tokens for n in [*lengths, *range(4608, tokens + 1, 512)])
+    return _fraction(model, question, reserved + 8 * graphs)
 
 
 def _fraction(model: Architecture, question: Question, reserved_mib: float) -> float:
@@ -192,19 +181,21 @@ def _fraction(model: Architecture, question: Question, reserved_mib: float) -> f
 
 def sglang_room(model: Architecture, weights: int, question: Question) -> Room:
     """Room under --mem-fraction-static."""
-    fraction = question.fraction
+    fraction, tp, kv_type = question.fraction, question.tp, question.kv_of(model)
     if fraction is None:
         fraction = sglang_default_fraction(model, question)
-    taken = CUDA_CONTEXT_BYTES + (NCCL_BYTES if question.tp > 1 else 0)
+    taken = CUDA_CONTEXT_BYTES + (NCCL_BYTES if tp > 1 else 0)
     free = question.card_bytes - taken
     # what the log calls weights is all that loading them takes
     kernels = 0 if question.measured_bytes else KERNELS_BYTES
-    token = kv_token_bytes(model, question.tp, question.kv_of(model))
-    window = window_token_bytes(model, question.tp, question.kv_of(model))
-    token += round(window * _WINDOW_TO_FULL)
-    part = 1 / (1 + _STATES_TO_KV) if state_bytes(model, question.tp) else 1.0
+    window = round(window_token_bytes(model, tp, kv_type) * _WINDOW_TO_FULL)
+    token = max(1, kv_token_bytes(model, tp, kv_type) + window)
+    part = 1 / (1 + _STATES_TO_KV) if state_bytes(model, tp) else 1.0
     kv = round(max(0, free) * fraction) - weights - kernels
-    requests = _sglang_requests_bytes(round(max(0, kv) * part) // max(1, token), question.context)
+    # req_to_token: an int32 for each position of 2,048 to 4,096 requests (init_memory_pool)
+    tokens = round(max(0, kv) * part) // token
+    requests = min(max(int(tokens / question.context * 512), 2048), 4096)
+    requests_bytes = requests * (question.context + 4) * 4
     return Room(
         card_bytes=question.card_bytes,
         taken_bytes=taken,
@@ -212,19 +203,13 @@ def sglang_room(model: Architecture, weights: int, question: Question) -> Room:
         weights_bytes=weights,
         kernels_bytes=kernels,
         activation_bytes=activation_bytes(model, question),
-        requests_bytes=requests,
+        requests_bytes=requests_bytes,
         kv_bytes=kv,
         kv_part=part,
-        kv_token_bytes=max(1, token),
+        kv_token_bytes=token,
         context=question.context,
-        left_bytes=free - weights - kernels - max(0, kv) - requests,
+        left_bytes=free - weights - kernels - max(0, kv) - requests_bytes,
     )
-
-
-def _sglang_requests_bytes(tokens: int, context: int) -> int:
-    """req_to_token: an int32 for each position of 2,048 to 4,096 requests (init_memory_pool)."""
-    requests = min(max(int(tokens / context * 512), 2048), 4096)
-    return requests * (context + 4) * 4
 
 
 def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
@@ -232,7 +217,11 @@ def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
     card, fraction, tp = question.card_bytes, question.fraction, question.tp
     fraction = VLLM_DEFAULT_UTILIZATION if fraction is None else fraction
     nccl = NCCL_BYTES if tp > 1 else 0
-    kernels = KERNELS_BYTES + (VLLM_GROUP_BYTES if tp > 1 else 0) + _mla_rows_bytes(model, question)
+    kernels = KERNELS_BYTES + (VLLM_GROUP_BYTES if tp > 1 else 0)
+    if isinstance(mla := model.attention, Mla):
+        # with decode context parallelism another buffer as large gathers the rows of all cards
+        rows = min(_MLA_ROWS, 8 * question.context) * (2 if question.dcp > 1 else 1)
+        kernels += rows * (mla.kv_rank + mla.rope) * 2
     activations = activation_bytes(model, question)
     token = kv_token_bytes(model, tp, question.kv_of(model))
     kv = round(card * fraction) - weights - activations - nccl - kernels
@@ -244,7 +233,6 @@ def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
         weights_bytes=weights,
         kernels_bytes=kernels,
         activation_bytes=activations,
-        requests_bytes=0,
         kv_bytes=kv,
         kv_token_bytes=max(1, share(token, question.dcp)),
         request_bytes=vllm_request_bytes(model, question),
@@ -256,18 +244,8 @@ def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
 def vllm_request_bytes(model: Architecture, question: Question) -> int:
     """What a request costs in vLLM besides its tokens."""
     # 0.32.0 kv_cache_interface.py: SlidingWindowSpec, and MambaSpec as prefix caching has it
-    kv, context = question.kv_of(model), question.context
-    in_flight = question.prefill_tokens
-    return request_bytes(model, question.tp, kv, context, in_flight=in_flight, states=2)
-
-
-def _mla_rows_bytes(model: Architecture, question: Question) -> int:
-    mla = model.attention
-    if not isinstance(mla, Mla):
-        return 0
-    # with decode context parallelism another as large gathers the rows of all cards
-    buffers = 2 if question.dcp > 1 else 1
-    return buffers * min(_MLA_ROWS, 8 * question.context) * (mla.kv_rank + mla.rope) * 2
+    kv, in_flight = question.kv_of(model), question.prefill_tokens
+    return request_bytes(model, question.tp, kv, question.context, in_flight=in_flight, states=2)
 
 
 def activation_bytes(model: Architecture, question: Question) -> int:

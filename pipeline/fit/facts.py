@@ -11,8 +11,7 @@ from pydantic import Field, StringConstraints
 
 from pipeline.errors import ModelUnreadable
 from pipeline.fit.config import architecture_of
-from pipeline.fit.ggml import BY_NAME
-from pipeline.fit.gguf import Tensor
+from pipeline.fit.gguf import BY_NAME, GgufTensor
 from pipeline.fit.gguf_model import GgufModel
 from pipeline.fit.shape import Architecture, Mla
 from pipeline.model import Frozen
@@ -21,19 +20,19 @@ from pipeline.yaml_file import read_yaml
 _FOLDER = Path(__file__).parent / "facts"
 
 
-class Rule(Frozen):
+class GgufTypeRule(Frozen):
     """Tensors whose name matches are stored in this type; the first rule that matches counts."""
 
     names: str
     type: str
 
 
-class Recipe(Frozen):
+class GgufRecipe(Frozen):
     """How a GGUF of this architecture was quantised."""
 
     repository: str
     quant: str
-    types: list[Rule] = Field(min_length=1)
+    types: list[GgufTypeRule] = Field(min_length=1)
     source: Annotated[str, StringConstraints(min_length=20)]
 
 
@@ -43,19 +42,19 @@ class Fact(Frozen):
     repositories: list[str] = Field(min_length=1)
     source: Annotated[str, StringConstraints(min_length=20)]
     config: dict[str, Any]
-    gguf: list[Recipe] = []
+    gguf: list[GgufRecipe] = []
 
     def architecture(self) -> Architecture:
         return architecture_of(self.config)
 
 
 def all_facts() -> list[Fact]:
-    """Everything that is shipped."""
+    """All shipped facts."""
     return [read_yaml(path, Fact) for path in sorted(_FOLDER.glob("*.yaml"))]
 
 
 def shipped_repositories() -> list[str]:
-    """The repositories that are answered for without the Hub."""
+    """The repositories that `fit` knows without the Hub."""
     return sorted((name for f in all_facts() for name in f.repositories), key=str.casefold)
 
 
@@ -64,19 +63,19 @@ def fact_of(repository: str) -> Fact | None:
     return next((f for f in all_facts() if repository in f.repositories), None)
 
 
-def recipe_of(repository: str, quant: str) -> tuple[Fact, Recipe] | None:
+def recipe_of(repository: str, quant: str) -> tuple[Fact, GgufRecipe] | None:
     """The architecture and the types of a repository of GGUF files."""
     pairs = ((f, r) for f in all_facts() for r in f.gguf)
     return next(((f, r) for f, r in pairs if (r.repository, r.quant) == (repository, quant)), None)
 
 
-def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
+def from_recipe(model: Architecture, recipe: GgufRecipe) -> GgufModel:
     """The tensors that a published recipe gives for a DeepSeek-like model."""
     # the names and shapes below are those of DeepSeek's architecture, which Kimi has too
     if not isinstance(model.attention, Mla) or model.moe is None:
         raise ModelUnreadable(f"{recipe.repository}: recipes need an MLA model with experts")
     tensors = [
-        Tensor(name, shape, BY_NAME[kind], BY_NAME[kind].size(math.prod(shape)))
+        GgufTensor(name, shape, BY_NAME[kind], BY_NAME[kind].size(math.prod(shape)))
         for name, shape in _deepseek2(model, model.attention)
         if (kind := next(r.type for r in recipe.types if re.search(r.names, name)))
     ]
@@ -98,7 +97,7 @@ def from_recipe(model: Architecture, recipe: Recipe) -> GgufModel:
 
 def _deepseek2(model: Architecture, mla: Mla) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes as the converter of llama.cpp and ik_llama.cpp writes them."""
-    h = model.hidden
+    h, moe = model.hidden, model.moe
     listed: list[tuple[str, tuple[int, ...]]] = [
         ("token_embd.weight", (h, model.vocabulary)),
         ("output_norm.weight", (h,)),
@@ -118,27 +117,22 @@ def _deepseek2(model: Architecture, mla: Mla) -> list[tuple[str, tuple[int, ...]
             (f"{blk}attn_v_b.weight", (mla.kv_rank, mla.value, mla.heads)),
             (f"{blk}attn_output.weight", (mla.heads * mla.value, h)),
             (f"{blk}ffn_norm.weight", (h,)),
-            *_feed_forward(model, i, blk),
+        ]
+        if moe is None or i < model.dense_layers:
+            listed += [
+                (f"{blk}ffn_gate.weight", (h, model.dense_width)),
+                (f"{blk}ffn_up.weight", (h, model.dense_width)),
+                (f"{blk}ffn_down.weight", (model.dense_width, h)),
+            ]
+            continue
+        listed += [
+            (f"{blk}ffn_gate_inp.weight", (h, moe.experts)),
+            (f"{blk}exp_probs_b.bias", (moe.experts,)),
+            (f"{blk}ffn_gate_exps.weight", (h, moe.width, moe.experts)),
+            (f"{blk}ffn_up_exps.weight", (h, moe.width, moe.experts)),
+            (f"{blk}ffn_down_exps.weight", (moe.width, h, moe.experts)),
+            (f"{blk}ffn_gate_shexp.weight", (h, moe.shared_width)),
+            (f"{blk}ffn_up_shexp.weight", (h, moe.shared_width)),
+            (f"{blk}ffn_down_shexp.weight", (moe.shared_width, h)),
         ]
     return listed
-
-
-def _feed_forward(model: Architecture, layer: int, blk: str) -> list[tuple[str, tuple[int, ...]]]:
-    h, moe = model.hidden, model.moe
-    if moe is None or layer < model.dense_layers:
-        return [
-            (f"{blk}ffn_gate.weight", (h, model.dense_width)),
-            (f"{blk}ffn_up.weight", (h, model.dense_width)),
-            (f"{blk}ffn_down.weight", (model.dense_width, h)),
-        ]
-    w, shared = moe.width, moe.shared_width
-    return [
-        (f"{blk}ffn_gate_inp.weight", (h, moe.experts)),
-        (f"{blk}exp_probs_b.bias", (moe.experts,)),
-        (f"{blk}ffn_gate_exps.weight", (h, w, moe.experts)),
-        (f"{blk}ffn_up_exps.weight", (h, w, moe.experts)),
-        (f"{blk}ffn_down_exps.weight", (w, h, moe.experts)),
-        (f"{blk}ffn_gate_shexp.weight", (h, shared)),
-        (f"{blk}ffn_up_shexp.weight", (h, shared)),
-        (f"{blk}ffn_down_shexp.weight", (shared, h)),
-    ]

@@ -1,4 +1,4 @@
-"""A model by the name that a user wrote, and what looks like it where nothing has that name."""
+"""A model by the name that a user wrote, and the names nearest to one that is unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_CHARS = 4  # of a part that is looked for inside of names: `a3b` is in ma
 
 
 def named_spec(checkout: Checkout, name: str) -> WeightsSpec:
-    """The spec of a name; where there is none, the error has the nearest names that would do."""
+    """The spec of a name; the error for an unknown name suggests the nearest ones."""
     try:
         return read_spec(checkout, name)
     except WeightsUnknown as error:

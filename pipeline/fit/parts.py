@@ -11,16 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import DoesNotFit
-from pipeline.fit.shape import (
-    Architecture,
-    Compressed,
-    Gqa,
-    Linear,
-    Mixer,
-    Mla,
-    Moe,
-    Scheme,
-)
+from pipeline.fit.shape import Architecture, Compressed, Gqa, Linear, Mixer, Mla, Moe, Scheme
 from pipeline.fit.units import MIB, share
 
 # PyTorch's CUDACachingAllocator: blocks of 512 bytes; from 10 MiB on, segments of 2 MiB
@@ -71,47 +62,61 @@ def _allocated(n_bytes: int) -> int:
 
 def parts_of(model: Architecture, engine: str = "", tp: int = 1) -> list[TensorGroup]:
     """All tensors of a model, and those that an engine adds when it loads them on so many cards."""
-    parts = [*_ends(model)]
+    base = model.precision.base
+    rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND
+    parts = [TensorGroup("embedding", 1, rows * model.hidden, base)]
+    if model.lookup:
+        parts.append(TensorGroup("embedding, layers", 1, model.lookup, base))
+    # tied: the embedding is the output head as well
+    if not model.tied:
+        parts.append(TensorGroup("output head", 1, rows * model.hidden, model.precision.head))
+    # one before attention, one before the feed-forward part, one at the end
+    computing = model.dense_layers + (model.moe.layers if model.moe else 0)
+    norms = (sum(mixer.layers for mixer in model.mixers) + computing + 1) * model.hidden
+    parts.append(TensorGroup("norms", 1, norms, base, divided=False))
     for mixer in model.mixers:
         parts += _mixer(model, mixer)
-    parts += _dense(model)
+    if n := model.dense_layers:
+        dense, up = model.hidden * model.dense_width, 2 if model.gated else 1
+        parts.append(TensorGroup("dense, gate and up", n, up * dense, model.precision.dense))
+        parts.append(TensorGroup("dense, down", n, dense, model.precision.dense))
     if model.moe is not None:
         parts += _experts(model, model.moe, engine, tp)
     if model.vision is not None:
-        weights = model.vision.parameters(model.hidden)
-        parts.append(TensorGroup("vision tower", 1, weights, model.precision.base, divided=False))
+        tower = model.vision.parameters(model.hidden)
+        parts.append(TensorGroup("vision tower", 1, tower, base, divided=False))
     if model.unexplained_bytes:
         parts.append(TensorGroup("beyond known parts", 1, model.unexplained_bytes, _BYTE))
     return parts
 
 
-def _ends(model: Architecture) -> Iterator[TensorGroup]:
-    rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND
-    yield TensorGroup("embedding", 1, rows * model.hidden, model.precision.base)
-    if model.lookup:
-        yield TensorGroup("embedding, layers", 1, model.lookup, model.precision.base)
-    # tied: the embedding is the output head as well
-    if not model.tied:
-        yield TensorGroup("output head", 1, rows * model.hidden, model.precision.head)
-    # one before attention, one before the feed-forward part, one at the end
-    mixing = sum(mixer.layers for mixer in model.mixers)
-    computing = model.dense_layers + (model.moe.layers if model.moe else 0)
-    norms = (mixing + computing + 1) * model.hidden
-    yield TensorGroup("norms", 1, norms, model.precision.base, divided=False)
-
-
 def _mixer(model: Architecture, mixer: Mixer) -> Iterator[TensorGroup]:
-    match mixer.attention:
+    n, attention = mixer.layers, mixer.attention
+    scheme, base = model.precision.attention, model.precision.base
+    match attention:
         case Mla() as mla:
-            yield from _mla(model, mixer.layers, mla)
+            yield from _mla(model, n, mla)
         case Gqa() as gqa:
-            yield from _gqa(model, mixer.layers, gqa)
+            width = gqa.heads * gqa.head * (2 if gqa.gate else 1)
+            width += gqa.kv_heads * (gqa.head + gqa.value)
+            output = gqa.heads * gqa.value * model.hidden
+            yield TensorGroup("attention, qkv", n, model.hidden * width, scheme)
+            yield TensorGroup("attention, output", n, output, scheme)
+            if gqa.bias:
+                yield TensorGroup("attention, bias", n, width, base)
         case Compressed() as compressed:
-            yield from _compressed(model, mixer.layers, compressed)
+            yield from _compressed(model, n, compressed)
         case Linear() as linear:
-            yield from _linear(model, mixer.layers, linear)
-    if mixer.indexer is not None:
-        yield from _indexer(model, mixer)
+            yield TensorGroup("linear attention", n, linear.divided, model.precision.linear)
+            if linear.whole:
+                yield TensorGroup("linear attention, whole", n, linear.whole, base, divided=False)
+    if (indexer := mixer.indexer) is not None:
+        # its queries come from the compressed ones where there are some; on every card whole
+        rank = attention.q_rank if isinstance(attention, Mla) else 0
+        queries = (rank or model.hidden) * indexer.heads * indexer.head
+        yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
+        keys = model.hidden * (indexer.head + indexer.heads) + 2 * indexer.head
+        yield TensorGroup("indexer, keys", n, keys, base, divided=False)
 
 
 def _mla(model: Architecture, n: int, mla: Mla) -> Iterator[TensorGroup]:
@@ -131,18 +136,6 @@ def _mla(model: Architecture, n: int, mla: Mla) -> Iterator[TensorGroup]:
         yield TensorGroup("attention, gate", n, output, scheme)
     base = model.precision.base
     yield TensorGroup("attention, norms", n, mla.q_rank + mla.kv_rank, base, divided=False)
-
-
-def _indexer(model: Architecture, mixer: Mixer) -> Iterator[TensorGroup]:
-    indexer, mla = mixer.indexer, mixer.attention
-    assert indexer is not None
-    # its queries come from the compressed ones where there are some; on every card whole
-    source = mla.q_rank if isinstance(mla, Mla) and mla.q_rank else model.hidden
-    queries = source * indexer.heads * indexer.head
-    scheme, base = model.precision.attention, model.precision.base
-    yield TensorGroup("indexer, queries", mixer.layers, queries, scheme, divided=False)
-    keys = model.hidden * (indexer.head + indexer.heads) + 2 * indexer.head
-    yield TensorGroup("indexer, keys", mixer.layers, keys, base, divided=False)
 
 
 def _compressed(model: Architecture, n: int, csa: Compressed) -> Iterator[TensorGroup]:
@@ -166,35 +159,14 @@ def _compressed(model: Architecture, n: int, csa: Compressed) -> Iterator[Tensor
         yield TensorGroup("indexer, scores", n, scores, base, divided=False)
 
 
-def _linear(model: Architecture, n: int, linear: Linear) -> Iterator[TensorGroup]:
-    yield TensorGroup("linear attention", n, linear.divided, model.precision.linear)
-    if linear.whole:
-        base = model.precision.base
-        yield TensorGroup("linear attention, whole", n, linear.whole, base, divided=False)
-
-
-def _gqa(model: Architecture, n: int, gqa: Gqa) -> Iterator[TensorGroup]:
-    scheme, queries = model.precision.attention, gqa.heads * gqa.head
-    width = queries * (2 if gqa.gate else 1) + gqa.kv_heads * (gqa.head + gqa.value)
-    yield TensorGroup("attention, qkv", n, model.hidden * width, scheme)
-    yield TensorGroup("attention, output", n, gqa.heads * gqa.value * model.hidden, scheme)
-    if gqa.bias:
-        yield TensorGroup("attention, bias", n, width, model.precision.base)
-
-
-def _dense(model: Architecture) -> Iterator[TensorGroup]:
-    if model.dense_layers:
-        weights, n = model.hidden * model.dense_width, model.dense_layers
-        scheme, up = model.precision.dense, 2 if model.gated else 1
-        yield TensorGroup("dense, gate and up", n, up * weights, scheme)
-        yield TensorGroup("dense, down", n, weights, scheme)
-
-
 def _experts(model: Architecture, moe: Moe, engine: str, tp: int) -> Iterator[TensorGroup]:
-    n, one, up = moe.layers, moe.hidden * moe.width, 2 if model.gated else 1
-    precision = model.precision
-    scheme, loaded = precision.experts, moe.experts * _rounded(moe, precision.experts, tp)
-    weights = moe.experts * one
+    n, up, precision = moe.layers, 2 if model.gated else 1, model.precision
+    scheme, weights, loaded = precision.experts, moe.experts * moe.hidden * moe.width, 0
+    if scheme.name == "mxfp4":
+        # vLLM's Marlin kernels want 256 of the hidden side and 128 of a card's width, which makes
+        # gpt-oss-120b 5 GiB larger than its files
+        sides = share(moe.hidden, 256) * 256 * share(share(moe.width, tp), 128) * 128
+        loaded = moe.experts * sides * tp
     yield TensorGroup("experts, gate and up", n, up * weights, scheme, loaded=up * loaded)
     yield TensorGroup("experts, down", n, weights, scheme, loaded=loaded)
     if moe.bias:
@@ -209,33 +181,15 @@ def _experts(model: Architecture, moe: Moe, engine: str, tp: int) -> Iterator[Te
         shared = model.hidden * moe.shared_width
         yield TensorGroup("shared experts, gate and up", n, up * shared, precision.shared)
         yield TensorGroup("shared experts, down", n, shared, precision.shared)
-    if engine == "sglang" and precision.experts.name == "nvfp4":
-        yield _scale_left_behind(precision.experts, n, moe.experts * one)
-
-
-def _rounded(moe: Moe, scheme: Scheme, tp: int) -> int:
-    """One matrix of an expert with its sides rounded up; 0 where engines leave them.
-
-    vLLM's Marlin kernels for MXFP4 want 256 of the hidden side and 128 of a card's width, which
-    makes gpt-oss-120b 5 GiB larger than its files.
-    """
-    if scheme.name != "mxfp4":
-        return 0
-    return share(moe.hidden, 256) * 256 * share(share(moe.width, tp), 128) * 128 * tp
-
-
-def _scale_left_behind(scheme: Scheme, layers: int, weights: int) -> TensorGroup:
-    """What sglang's NVFP4 loading cannot give back.
-
-    create_weights makes the down matrices' scales inside the block that the scratch copy of the
-    gate and up scales has just left; the other half of that block then takes a scratch copy and
-    after it the next layer's attention. When process_weights_after_loading deletes the scales, the
-    block is half in use, so empty_cache() cannot return it (modelopt_quant.py of 0.5.7 and 0.5.8).
-    Playing the same requests through a model of the allocator gives 73.61 GiB; this sum, 73.60.
-    """
-    scales = share(weights, scheme.group or 16)
-    fp8 = Scheme(name="fp8", bits=8)
-    return TensorGroup("scales the allocator keeps", layers, scales, fp8, in_file=False)
+    if engine == "sglang" and scheme.name == "nvfp4":
+        # sglang's NVFP4 loading cannot give these back. create_weights makes the down matrices'
+        # scales inside the block that the scratch copy of the gate and up scales has just freed;
+        # the other half of that block then takes a scratch copy and after it the next layer's
+        # attention. When process_weights_after_loading deletes the scales, the block is half in
+        # use, so empty_cache() cannot return it (modelopt_quant.py of 0.5.7 and 0.5.8). Playing
+        # the same requests through a model of the allocator gives 73.61 GiB; this sum, 73.60.
+        scales = share(weights, scheme.group or 16)
+        yield TensorGroup("scales the allocator keeps", n, scales, _BYTE, in_file=False)
 
 
 def require_divisible(model: Architecture, tp: int) -> None:
@@ -255,10 +209,10 @@ def require_context_parallel(model: Architecture, tp: int, dcp: int) -> None:
     heads = model.attention
     if dcp == 1 or not isinstance(heads, Gqa):
         return
-    most = max(1, tp // heads.kv_heads)
-    if dcp > most or heads.heads // heads.kv_heads % dcp:
+    most, group = max(1, tp // heads.kv_heads), heads.heads // heads.kv_heads
+    if dcp > most or group % dcp:
         kept = f"{heads.kv_heads} key and value heads on {tp} cards"
-        fewer = [n for n in range(2, most + 1) if not heads.heads // heads.kv_heads % n]
+        fewer = [n for n in range(2, most + 1) if not group % n]
         possible = f"--dcp {fewer[-1]} is possible." if fewer else "leave --dcp out."
         raise DoesNotFit(
             f"--dcp {dcp}: {kept} leave no {dcp} cards with the same ones",
@@ -268,51 +222,39 @@ def require_context_parallel(model: Architecture, tp: int, dcp: int) -> None:
 
 def _undivided(model: Architecture, tp: int) -> str:
     """The first part that cannot be divided among that many cards; empty where all can."""
-    for what, whole, parts, by in _divisions(model, tp):
-        if whole % parts:
-            return f"{what}: {whole} cannot be divided among {parts} {by}"
-    cut = _cut_group(model, tp)
-    return f"--tp {tp}: {cut}" if cut else ""
-
-
-def _divisions(model: Architecture, tp: int) -> Iterator[tuple[str, int, int, str]]:
-    for mixer in model.mixers:
-        attention = mixer.attention
-        what = "heads of linear attention" if isinstance(attention, Linear) else "attention heads"
-        yield what, attention.heads, tp, "cards"
+    widths, precision, moe = list[tuple[str, Scheme, int]](), model.precision, model.moe
+    for attention in (mixer.attention for mixer in model.mixers):
+        if attention.heads % tp:
+            kind = "heads of linear attention" if attention.kind == "linear" else "attention heads"
+            return f"{kind}: {attention.heads} cannot be divided among {tp} cards"
         # more cards than such heads: each is on several cards, so the cards must divide by them
-        if isinstance(attention, Gqa) and attention.kv_heads % tp:
-            yield "cards", tp, attention.kv_heads, "key and value heads"
+        if isinstance(attention, Gqa) and attention.kv_heads % tp and tp % attention.kv_heads:
+            return f"cards: {tp} cannot be divided among {attention.kv_heads} key and value heads"
+    if isinstance(gqa := model.attention, Gqa):
+        widths.append(("its queries", precision.attention, gqa.heads * gqa.head // tp))
+        keys = max(1, gqa.kv_heads // tp) * gqa.head
+        widths.append(("its keys", precision.attention, keys))
     if model.dense_layers:
-        yield "the dense width", model.dense_width, tp, "cards"
-    if model.moe is not None:
-        yield "the experts' width", model.moe.width, tp, "cards"
-
-
-def _cut_group(model: Architecture, tp: int) -> str:
-    """The first matrix whose share on a card ends inside a group or a block of its weights."""
-    for name, scheme, width in _widths(model, tp):
+        if model.dense_width % tp:
+            return f"the dense width: {model.dense_width} cannot be divided among {tp} cards"
+        widths.append(("its dense width", precision.dense, model.dense_width // tp))
+    if moe is not None:
+        if moe.width % tp:
+            return f"the experts' width: {moe.width} cannot be divided among {tp} cards"
+        widths.append((_EXPERT, precision.experts, moe.width // tp))
+        if moe.shared_width:
+            shared = moe.shared_width // tp
+            widths.append(("its shared experts' width", precision.shared, shared))
+    # a card's share of a matrix must not end inside a group or a block of its weights
+    for name, scheme, width in widths:
+        cut = f"--tp {tp}: {width} of {name} on a card cut its"
         # Runs are along one side only, and of experts alone: other matrices are cut along the other
         # side. A block of fp8 is cut either way (vllm-project/vllm#17569; sglang: the same check).
         if scheme.block and width % scheme.block:
-            return f"{width} of {name} on a card cut its blocks of {scheme.block} x {scheme.block}"
+            return f"{cut} blocks of {scheme.block} x {scheme.block}"
         # Experts of mxfp4 are rounded up instead: gpt-oss runs on eight cards (vllm#51590).
-        is_cut = name == _EXPERT and not scheme.block and scheme.name != "mxfp4"
-        run = scheme.group if is_cut else 0
-        if run and width % run:
-            return f"{width} of {name} on a card cut its groups of {run}"
+        if name != _EXPERT or scheme.block or scheme.name == "mxfp4":
+            continue
+        if scheme.group and width % scheme.group:
+            return f"{cut} groups of {scheme.group}"
     return ""
-
-
-def _widths(model: Architecture, tp: int) -> Iterator[tuple[str, Scheme, int]]:
-    attention, precision = model.attention, model.precision
-    if isinstance(attention, Gqa):
-        yield "its queries", precision.attention, attention.heads * attention.head // tp
-        heads = max(1, attention.kv_heads // tp)
-        yield "its keys", precision.attention, heads * attention.head
-    if model.dense_layers:
-        yield "its dense width", precision.dense, model.dense_width // tp
-    if model.moe is not None:
-        yield _EXPERT, precision.experts, model.moe.width // tp
-        if model.moe.shared_width:
-            yield "its shared experts' width", precision.shared, model.moe.shared_width // tp

@@ -1,4 +1,4 @@
-"""What would make a model fit. Each way is named only after the same sum was made with it."""
+"""What would make a model fit. Names an option only after the same sum was made with it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pipeline.errors import DoesNotFit
 from pipeline.fit.answer import FitAnswer, answer, needed_fraction
 from pipeline.fit.engine import Question
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Machine
-from pipeline.fit.placement import Layout, place, shortage
+from pipeline.fit.placement import Batch, Layout, Machine, place, shortage
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import GIB
 
@@ -24,93 +23,75 @@ _FEWER_BITS = "A checkpoint with fewer bits per weight"
 
 def parallel_hint(model: Architecture, question: Question, result: FitAnswer, cards: int) -> str:
     """What to change where sglang or vLLM has too little room."""
-    ways = _sentence(list(_parallel_ways(model, question, result, cards)))
+    options = _sentence(list(_parallel_options(model, question, result, cards)))
     if result.room.kv_bytes > 0:
-        return f"{ways} {_FEWER_BITS} needs less."
+        return f"{options} {_FEWER_BITS} needs less."
     hybrid = "; ik_llama runs GGUF files with experts in the host's memory" if model.moe else ""
-    return f"Fewer tokens do not help. {ways} {_FEWER_BITS} needs less{hybrid}."
+    return f"Fewer tokens do not help. {options} {_FEWER_BITS} needs less{hybrid}."
 
 
-def _parallel_ways(
+def _parallel_options(
     model: Architecture, question: Question, result: FitAnswer, cards: int
 ) -> Iterator[str]:
     def fits(**changes: object) -> bool:
-        return _fits(model, question.model_copy(update=changes))
+        try:
+            return not answer(model, question.model_copy(update=changes)).short
+        except DoesNotFit:  # the model cannot be divided like that
+            return False
 
-    share = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
-    fraction = needed_fraction(result.room, question) or _lower_fraction(result)
+    room, is_sglang = result.room, question.engine == "sglang"
+    fraction = needed_fraction(room, question)
+    if not fraction:  # the share of sglang that leaves activations their room
+        lacking = room.activation_bytes - room.left_bytes
+        share = room.fraction - lacking / (room.card_bytes - room.taken_bytes)
+        fraction = math.floor(1000 * share) / 1000
     if 0 < fraction < 1 and fits(fraction=fraction):
-        yield f"{share} {fraction:.3f}"
+        yield f"{'--mem-fraction' if is_sglang else '--gpu-util'} {fraction:.3f}"
     if result.kv == "bf16" and fits(kv="fp8"):
         yield "--kv fp8"
     fewer = _halves(min(result.low_tokens, question.context - 1))
     if tokens := _first(fewer, lambda n: fits(context=n)):
-        yield f"--ctx {_tokens(tokens)}"
+        yield f"--ctx {tokens // 1024}k"
     smaller = (n for n in _SMALL_STEPS if n < question.prefill_tokens)
     if prefill := _first(smaller, lambda n: fits(prefill_given=n)):
         yield f"--prefill {prefill}"
     # measured weights are those of as many cards as they were measured with
     more = range(question.tp + 1, 1 if question.measured_bytes else _MOST_CARDS + 1)
     if tp := _first((n for n in more if n % question.dcp == 0), lambda n: fits(tp=n)):
-        yield _cards_flag(tp, question.tp, cards)
-
-
-def _fits(model: Architecture, question: Question) -> bool:
-    try:
-        return not answer(model, question).short
-    except DoesNotFit:  # the model cannot be divided like that
-        return False
-
-
-def _lower_fraction(result: FitAnswer) -> float:
-    """The share of sglang that leaves activations their room."""
-    room = result.room
-    lacking = room.activation_bytes - room.left_bytes
-    whole = room.card_bytes - room.taken_bytes
-    return math.floor(1000 * (room.fraction - lacking / whole)) / 1000
-
-
-def _cards_flag(wanted: int, tp: int, cards: int) -> str:
-    if wanted <= cards:
-        return f"--tp {wanted}"
-    return f"--gpus {wanted}" if tp == cards else f"--gpus {wanted} --tp {wanted}"
+        gpus = f"--gpus {tp}" if tp > cards else ""
+        flags = [gpus, "" if gpus and question.tp == cards else f"--tp {tp}"]
+        yield " ".join(filter(None, flags))
 
 
 def hybrid_hint(model: GgufModel, machine: Machine, batch: Batch, layout: Layout) -> str:
     """What to change where ik_llama has too little room on cards or host."""
 
-    def fits(there: Machine = machine, asked: Batch = batch) -> bool:
-        return not shortage(place(model, there, asked), there)
+    def fits(on: Machine = machine, asked: Batch = batch) -> bool:
+        return not shortage(place(model, on, asked), on)
 
     if fits():
         return "The -ot rules are at fault: the placement that is calculated without them fits."
-    return (
-        f"{_sentence(list(_hybrid_ways(machine, batch, layout, fits)))} A smaller quant needs less."
-    )
-
-
-def _hybrid_ways(
-    machine: Machine, batch: Batch, layout: Layout, fits: Callable[..., bool]
-) -> Iterator[str]:
+    options: list[str] = []
     host = math.ceil(layout.host_bytes / GIB)
     if machine.host_bytes is not None and fits(replace(machine, host_bytes=host * GIB)):
-        yield f"--ram {host}GiB"
+        options.append(f"--ram {host}GiB")
     if batch.kv == "bf16" and fits(asked=replace(batch, kv="fp8")):
-        yield "--kv fp8"
+        options.append("--kv fp8")
     if batch.mla != 1 and fits(asked=replace(batch, mla=1)):
-        yield "--mla 1"
+        options.append("--mla 1")
     fewer = _halves(batch.context // 2)
     if tokens := _first(fewer, lambda n: fits(asked=replace(batch, context=n))):
-        yield f"--ctx {_tokens(tokens)}"
+        options.append(f"--ctx {tokens // 1024}k")
     more = range(machine.cards + 1, _MOST_LLAMA_CARDS + 1)
     if cards := _first(more, lambda n: fits(replace(machine, cards=n))):
-        yield f"--gpus {cards}"
+        options.append(f"--gpus {cards}")
+    return f"{_sentence(options)} A smaller quant needs less."
 
 
-def _sentence(ways: list[str]) -> str:
-    if not ways:
+def _sentence(options: list[str]) -> str:
+    if not options:
         return "No single option makes it fit."
-    return f"It fits with {' or '.join(filter(None, [', '.join(ways[:-1]), ways[-1]]))}."
+    return f"It fits with {' or '.join(filter(None, [', '.join(options[:-1]), options[-1]]))}."
 
 
 def _first(values: Iterable[int], does: Callable[[int], bool]) -> int | None:
@@ -123,7 +104,3 @@ def _halves(tokens: int) -> Iterator[int]:
         tokens -= tokens % _LEAST_CONTEXT
         yield tokens
         tokens //= 2
-
-
-def _tokens(tokens: int) -> str:
-    return f"{tokens // 1024}k"

@@ -70,7 +70,7 @@ class Indexer(Frozen):
 
 
 class Mixer(Frozen):
-    """Layers that mix tokens in one way, and how many they are."""
+    """A number of layers that mix tokens by the same attention."""
 
     layers: Count
     attention: Annotated[Mla | Gqa | Compressed | Linear, Field(discriminator="kind")]
@@ -157,11 +157,6 @@ class Architecture(Frozen):
 
     @property
     def attention(self) -> Mla | Gqa | Compressed | Linear:
-        """That of the layers which keep all tokens, where there are some."""
+        """The attention of the layers which keep all tokens; of the first ones if none do."""
         whole = [m for m in self.mixers if not m.window and m.attention.kind != "linear"]
         return (whole or self.mixers)[0].attention
-
-    @property
-    def attends(self) -> bool:
-        """Whether some layers keep tokens."""
-        return any(mixer.attention.kind != "linear" for mixer in self.mixers)

@@ -20,27 +20,14 @@ from pipeline.errors import (
 )
 from pipeline.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of, shipped_repositories
-from pipeline.fit.gguf_model import GgufModel, parts_of, read_gguf
+from pipeline.fit.gguf_model import GgufModel, gguf_parts, read_gguf
 from pipeline.fit.named import named_spec, nearest
-from pipeline.fit.parts import parts_of as tensors_of
+from pipeline.fit.parts import parts_of
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import gib
 from pipeline.spec.checkout import Checkout
-from pipeline.weights.model import (
-    FilePin,
-    WeightsSpec,
-    current_lock,
-    is_reference,
-    lock_path,
-    spec_of,
-)
-from pipeline.weights.place import (
-    cache_name,
-    find_places,
-    in_hub_cache,
-    snapshots_in,
-    user_cache,
-)
+from pipeline.weights.model import FilePin, current_lock, is_reference, lock_path, spec_of
+from pipeline.weights.place import cache_name, find_places, in_hub_cache, snapshots_in, user_cache
 
 _TAKES = (
     "Name a folder, a config.json or a .gguf file; a set of `sm120 weights list`; or a model of the"
@@ -66,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A commit of a repository on the Hub, and a way to read a small file of it."""
+    """A commit of a repository on the Hub, and a function that reads a small file of it."""
 
     repository: str
     commit: str
@@ -80,8 +67,8 @@ AskHub: TypeAlias = Callable[[str, str], HubModel]  # of a repository at a revis
 def find_source(
     text: str, checkout: Callable[[], Checkout], ask_hub: AskHub | None = None
 ) -> Source:
-    """A path where there is one, else a repository of the Hub, else the name of a spec."""
-    # as a path it would be the current folder, which nobody named
+    """Reads a path that exists, else a repository of the Hub, else the name of a spec."""
+    # as a path it would be the current folder
     if not text.strip():
         raise WeightsUnknown("the name of the model is empty", _TAKES)
     path = Path(text)
@@ -89,38 +76,31 @@ def find_source(
         return _from_file(path)
     if path.is_dir():
         return _from_folder(path)
-    if ask_hub is not None and (named := _on_the_hub(text)):
-        return _from_reference(named.repository, named.revision, ask_hub)
+    if ask_hub is not None and is_reference(text):
+        try:
+            named = spec_of(text)
+        except SpecInvalid:  # a path that does not exist, or a mistake that is reported as one
+            if "://" in text:
+                raise
+        else:
+            return _from_reference(named.repository, named.revision, ask_hub)
     # meant as a path: an answer about an unknown spec would mislead
     if "/" in text or text.endswith((".json", ".gguf")):
         raise WeightsUnknown(f"{text}: there is no such file or folder", _TAKES)
-    return _from_spec(_checkout_for(text, checkout), text, ask_hub)
-
-
-def _on_the_hub(text: str) -> WeightsSpec | None:
     try:
-        return spec_of(text) if is_reference(text) else None
-    except SpecInvalid:  # a path that is not there, or a mistake that is reported as one
-        if "://" in text:
-            raise
-        return None
-
-
-def _checkout_for(name: str, checkout: Callable[[], Checkout]) -> Checkout:
-    """The checkout that may have a spec of that name; models of the Hub need none."""
-    try:
-        return checkout()
-    except NoCheckout as error:
-        near = did_you_mean(nearest(name, shipped_repositories()))
+        root = checkout()
+    except NoCheckout as error:  # models of the Hub need none
+        near = did_you_mean(nearest(text, shipped_repositories()))
         raise NoCheckout(
-            f"{name}: is no file or folder, and there is no checkout here that has specs",
+            f"{text}: is no file or folder, and there is no checkout here that has specs",
             f"{near}Models of the Hub are named ORG/MODEL and need no checkout. {error.hint}",
         ) from error
+    return _from_spec(root, text, ask_hub)
 
 
 def _from_file(path: Path) -> Source:
     if path.suffix == ".gguf":
-        size = sum(part.stat().st_size for part in parts_of(path))
+        size = sum(part.stat().st_size for part in gguf_parts(path))
         return Source(path.name, read_gguf(path), "the head of its GGUF files", size, False)
     if path.suffix == ".json":
         return _from_config(path)
@@ -133,13 +113,10 @@ def _from_config(path: Path) -> Source:
     shards = [file.stat().st_size for file in files if _SHARD.fullmatch(file.name)]
     # config.json alone is enough: people judge a model before they fetch it
     size = sum(shards) or _file_bytes(model)
-    return Source(_name_of(path), _beside_files(model, size), f"{path.name}", size, not shards)
-
-
-def _name_of(path: Path) -> str:
-    """A model in a Hub cache is known by its repository, not by its commit."""
+    # a model in a Hub cache is known by its repository, not by its commit
     cached = in_hub_cache(path.parent)
-    return cached.repository if cached else path.parent.name or path.name
+    name = cached.repository if cached else path.parent.name or path.name
+    return Source(name, _beside_files(model, size), f"{path.name}", size, not shards)
 
 
 def _from_folder(folder: Path) -> Source:
@@ -147,19 +124,15 @@ def _from_folder(folder: Path) -> Source:
         return _from_config(folder / CONFIG_FILE)
     ggufs = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
     # mmproj is llama.cpp's name for a vision tower beside the model
-    models = {parts_of(path)[0] for path in ggufs if not path.name.startswith("mmproj")}
+    models = {gguf_parts(path)[0] for path in ggufs if not path.name.startswith("mmproj")}
     if len(models) == 1:
         return _from_file(models.pop())
     if models:
         names = ", ".join(sorted(path.name for path in models))
         raise ModelUnreadable(f"{folder}: holds several models ({names})", "Name one of them.")
-    return _from_folder(_snapshot_in(folder))
-
-
-def _snapshot_in(folder: Path) -> Path:
-    """The snapshot of a Hub cache that is meant: the only one, or the only one that is locked."""
-    here = in_hub_cache(folder)
-    snapshots = [] if here and here.commit else snapshots_in(folder)
+    # a Hub cache: its only snapshot, or the only one that is locked
+    cache = in_hub_cache(folder)
+    snapshots = [] if cache and cache.commit else snapshots_in(folder)
     if len(snapshots) > 1:
         with suppress(WeightsUnknown):
             snapshots = [place.snapshot for place in find_places(folder)] or snapshots
@@ -170,61 +143,63 @@ def _snapshot_in(folder: Path) -> Path:
             f"{folder}: is a cache with {len(snapshots)} snapshots of models",
             f"Name one of them, such as {snapshots[0]}.",
         )
-    return snapshots[0]
+    return _from_folder(snapshots[0])
 
 
 def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> Source:
+    """A repository's config.json, and the size of its files as the Hub lists them."""
     try:
-        return _from_hub(ask_hub(repository, revision))
+        hub = ask_hub(repository, revision)
+        pins = {pin.path: pin for pin in hub.files}
+        config, quant = pins.get(CONFIG_FILE), pins.get(QUANT_FILE)
+        if config is None:
+            where = f"{hub.repository}: has no config.json at {hub.commit[:12]}"
+            raise ModelUnreadable(where, _GGUF)
+        data = hub.read(config), hub.read(quant) if quant else None
     except (OfflineMiss, SourceUnreachable) as error:
-        known = fact_of(repository)
-        if known is None:
-            raise type(error)(str(error), f"{error.hint} {_without_hub(repository)}") from error
+        return _from_shipped(repository, error)
+    try:
+        model = parse_config(*data)
+    except ModelUnreadable as error:
+        hint = _GGUF if any(name.endswith(".gguf") for name in pins) else error.hint or _OWN_COPY
+        raise ModelUnreadable(f"{hub.repository}: {error}", hint) from error
+    shards = [pin.size_bytes for name, pin in pins.items() if _SHARD.fullmatch(name)]
+    origin = f"config.json of {hub.repository} at {hub.commit[:12]}"
+    size = sum(shards) or _file_bytes(model)
+    return Source(hub.repository, _beside_files(model, size), origin, size, not shards)
+
+
+def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> Source:
+    """The shipped facts about a repository whose Hub did not answer; else what to do without it."""
+    if (known := fact_of(repository)) is not None:
         model = known.architecture()
         origin = f"shipped facts about {repository}; the Hub was not reached"
         return Source(repository, model, origin, _file_bytes(model), True)
-
-
-def _without_hub(repository: str) -> str:
-    """What answers without the Hub."""
     cached = user_cache() / cache_name(spec_of(repository))
     if snapshots_in(cached):
-        return f"Without the Hub, name its folder in your cache: {cached}."
-    shipped = shipped_repositories()
-    near = ", ".join(nearest(repository, shipped))
-    about = f", the nearest {near}" if near else ""
-    return (
-        "Without the Hub, name a folder with the model's config.json (`sm120 weights fit FOLDER`);"
-        f" facts are shipped about {len(shipped)} models{about} (docs/fit.md lists them)."
-    )
-
-
-def _from_hub(there: HubModel) -> Source:
-    """A repository's config.json, and the size of its files as the Hub lists them."""
-    pins = {pin.path: pin for pin in there.files}
-    if CONFIG_FILE not in pins:
-        raise ModelUnreadable(
-            f"{there.repository}: has no config.json at {there.commit[:12]}", _GGUF
+        instead = f"Without the Hub, name its folder in your cache: {cached}."
+    else:
+        shipped = shipped_repositories()
+        near = ", ".join(nearest(repository, shipped))
+        about = f", the nearest {near}" if near else ""
+        instead = (
+            "Without the Hub, name a folder with the model's config.json (`sm120 weights fit"
+            f" FOLDER`); facts are shipped about {len(shipped)} models{about} (docs/fit.md lists"
+            " them)."
         )
-    quant = pins.get(QUANT_FILE)
-    try:
-        data = there.read(pins[CONFIG_FILE])
-        model = parse_config(data, there.read(quant) if quant else None)
-    except ModelUnreadable as error:
-        hint = _GGUF if any(name.endswith(".gguf") for name in pins) else error.hint or _OWN_COPY
-        raise ModelUnreadable(f"{there.repository}: {error}", hint) from error
-    shards = [name for name in pins if _SHARD.fullmatch(name)]
-    size = sum(pins[name].size_bytes for name in shards)
-    origin = f"config.json of {there.repository} at {there.commit[:12]}"
-    size = size or _file_bytes(model)
-    return Source(there.repository, _beside_files(model, size), origin, size, not shards)
+    raise type(error)(str(error), f"{error.hint} {instead}") from error
 
 
 def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
     spec = named_spec(checkout, name)
     lock = current_lock(checkout, name) if lock_path(checkout, name).exists() else None
-    model = _shipped(spec)
-    if model is None and ask_hub is not None and spec.format != "gguf":
+    model: Architecture | GgufModel | None = None
+    if spec.format == "gguf":
+        if shipped := recipe_of(spec.repository, spec.quant):
+            model = from_recipe(shipped[0].architecture(), shipped[1])
+    elif known := fact_of(spec.repository):
+        model = known.architecture()
+    elif ask_hub is not None:
         revision = lock.commit if lock else spec.revision
         return _from_reference(spec.repository, revision, ask_hub)
     if model is None:
@@ -239,19 +214,10 @@ def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
     return Source(name, model, origin, size, True)
 
 
-def _shipped(spec: WeightsSpec) -> Architecture | GgufModel | None:
-    if spec.format == "gguf" and (shipped := recipe_of(spec.repository, spec.quant)):
-        fact, recipe = shipped
-        return from_recipe(fact.architecture(), recipe)
-    if spec.format != "gguf" and (known := fact_of(spec.repository)):
-        return known.architecture()
-    return None
-
-
 def _beside_files(model: Architecture, size: int) -> Architecture:
-    """A model whose parts were compared with the size of its files."""
+    """Adds to a model what the size of its files shows beyond its known parts."""
     known = _file_bytes(model)
-    # layers for multi-token prediction lie in the files, and engines leave them there
+    # layers for multi-token prediction are in the files, and engines do not load them
     spare = known * _TOLERATED + known // model.layers * 2 * model.predictors
     if known - known * _TOLERATED <= size <= known + spare:
         return model
@@ -265,4 +231,4 @@ def _beside_files(model: Architecture, size: int) -> Architecture:
 
 
 def _file_bytes(model: Architecture) -> int:
-    return sum(part.file_bytes() for part in tensors_of(model))
+    return sum(part.file_bytes() for part in parts_of(model))

@@ -6,23 +6,15 @@ import re
 
 GIB = 1 << 30
 MIB = 1 << 20
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 1 << 10,
-    "MIB": MIB,
-    "GIB": GIB,
-    "TIB": 1 << 40,
-}
+_UNITS = {"B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 MOST_BYTES = 1 << 50  # 1 PiB, more than any machine has
 MOST_TOKENS = 1 << 24
 
 
 def read_card_size(text: str) -> int:
-    """A card's memory: `96GB` as it is sold is 96 GiB."""
+    """A card's memory in bytes: a card that is sold with 96 GB has 96 GiB."""
     size = read_size(text)
     sold = re.fullmatch(r"\s*([\d.]+)\s*GB?\s*", text, re.IGNORECASE)
     return round(float(sold[1]) * GIB) if sold else size

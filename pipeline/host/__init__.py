@@ -2,5 +2,5 @@
 
 In come a captured machine, an inventory and the host lock; out come facts, verdicts with a fix
 each, measurements, and results for a fleet. facts → probes → rules → fleet → promises, each
-importing only what stands before it, and from other rooms only those below host.
+importing only what stands before it, and from other packages only those below host.
 """

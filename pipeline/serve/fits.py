@@ -12,10 +12,8 @@ from pipeline.fit.answer import answer
 from pipeline.fit.cache import Kv
 from pipeline.fit.engine import Question
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch
-from pipeline.fit.loads import Machine as Cards
-from pipeline.fit.override import CPU, TensorRule, read_overrides
-from pipeline.fit.placement import checked, shortage
+from pipeline.fit.placement import CPU, Batch, TensorRule, checked, read_overrides, shortage
+from pipeline.fit.placement import Machine as Cards
 from pipeline.fit.shape import Architecture
 from pipeline.fit.source import find_source
 from pipeline.known import Known, Unknown, unknown

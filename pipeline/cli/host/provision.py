@@ -24,8 +24,7 @@ from pipeline.errors import ProvisionFailed
 from pipeline.host.facts.drift import read_facts
 from pipeline.host.facts.summary import summarise
 from pipeline.host.fleet.playbook import stream_playbook
-from pipeline.host.fleet.records import keep_records, record_path
-from pipeline.host.fleet.verify import VerifyOptions
+from pipeline.host.fleet.verify import VerifyOptions, keep_records, record_path
 from pipeline.lock.host_model import current_host_lock, host_lock_path
 from pipeline.spec.host import read_host_spec
 

@@ -15,10 +15,15 @@ from pipeline.errors import DoesNotFit, ModelUnreadable
 from pipeline.fit.answer import answer
 from pipeline.fit.engine import Question, shown_bytes
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.launch import layout_json
-from pipeline.fit.loads import Batch, Machine
-from pipeline.fit.override import read_overrides
-from pipeline.fit.placement import checked, place, shortage
+from pipeline.fit.placement import (
+    Batch,
+    Machine,
+    checked,
+    layout_json,
+    place,
+    read_overrides,
+    shortage,
+)
 from pipeline.fit.remedy import hybrid_hint, parallel_hint
 from pipeline.fit.shape import Architecture
 from pipeline.fit.source import Source, find_source

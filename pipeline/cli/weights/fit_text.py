@@ -8,9 +8,14 @@ from pipeline import log
 from pipeline.fit.answer import FitAnswer
 from pipeline.fit.engine import Question
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.launch import launch_lines, layout_notes, layout_rows
-from pipeline.fit.loads import Batch, Machine
-from pipeline.fit.placement import Layout
+from pipeline.fit.placement import (
+    Batch,
+    Layout,
+    Machine,
+    launch_lines,
+    layout_notes,
+    layout_rows,
+)
 from pipeline.fit.source import Source
 from pipeline.fit.units import GIB, gib
 

@@ -31,9 +31,8 @@ _PIECE_BYTES = 64 * 1024
 _TIME_LIMIT_S = 30.0
 # for a killed program to be gone
 _GRACE_S = 5.0
-_STUCK = "; it cannot be killed and was left behind"
-# kept referenced, so that Python does not warn about a child that nobody waited for
-_LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
+# programs that ignored SIGKILL; kept referenced, so that Python does not warn about the children
+_STUCK: dict[str, subprocess.Popen[bytes]] = {}
 
 FILES = (
     # becomes a digest in the facts
@@ -84,9 +83,7 @@ COMMANDS = {
     "nvidia-smi p2p": ["nvidia-smi", "topo", "-p2p", "r"],
     # -q -x does not name the compute capability
     "nvidia-smi capability": [
-        "nvidia-smi",
-        "--query-gpu=pci.bus_id,compute_cap",
-        "--format=csv,noheader",
+        *("nvidia-smi", "--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader"),
     ],
     "lsblk": ["lsblk", "-J", "-b", "-o", "NAME,TYPE,SIZE,ROTA,MODEL,FSTYPE,MOUNTPOINTS"],
     "shm": ["df", "-B1", "--output=size", "/dev/shm"],  # noqa: S108
@@ -113,51 +110,9 @@ def take(root: str = "/") -> dict[str, Any]:
     """Capture the machine below `root`; programs run only where that is the running system."""
     live = Path(root).resolve() == Path("/")
     base = "" if live else str(root).rstrip("/")
-    files = {path: _read(base + path) for path in _paths(base)}
-    files.update(_pci_files(base))
-    return {
-        "version": 1,
-        "taken_at": int(time.time()),
-        "root": "live" if live else "tree",
-        "files": dict(sorted(files.items())),
-        "links": _links(base),
-        "commands": _outputs(live),
-    }
-
-
-def _glob(pattern: str) -> list[str]:
-    return sorted(paths_like(pattern))  # noqa: PTH207 -- patterns are absolute
-
-
-def _paths(base: str) -> list[str]:
     existing = {p[len(base) :] for pattern in FILES for p in _glob(base + pattern)}
-    return sorted(existing | set(_ALWAYS))
-
-
-def _read(path: str) -> dict[str, str]:
-    try:
-        data = _bytes(path)
-    except OSError as error:
-        return {"unknown": error.strerror or str(error)}
-    if path.endswith("/config"):
-        return {"base64": base64.b64encode(data).decode()}
-    return {"text": data.decode("utf-8", errors="replace")}
-
-
-def _bytes(path: str) -> bytes:
-    """Read in small pieces: the kernel refuses a read of megabytes from /proc/sys."""
-    data = b""
-    with Path(path).open("rb", buffering=0) as file:
-        while len(data) < _LIMIT_BYTES:
-            piece = file.read(_PIECE_BYTES)
-            if not piece:
-                break
-            data += piece
-    return data
-
-
-def _pci_files(base: str) -> dict[str, dict[str, str]]:
-    files = {}
+    files = {path: _read(base + path) for path in sorted(existing | set(_ALWAYS))}
+    links = {}
     for folder in _glob(f"{base}{PCI}/*"):
         place = folder[len(base) :]
         fields = {f: _read(f"{folder}/{f}") for f in _PCI_FIELDS if Path(folder, f).exists()}
@@ -166,71 +121,77 @@ def _pci_files(base: str) -> dict[str, dict[str, str]]:
         # configuration space of bridges and displays only: that is where ACS and links are
         if kind.startswith(("0x0604", "0x03")):
             files[f"{place}/config"] = _read(f"{folder}/config")
-    return files
-
-
-def _links(base: str) -> dict[str, str]:
-    """The place of each PCI device in the tree, and its IOMMU group."""
-    links = {}
-    for folder in _glob(f"{base}{PCI}/*"):
+        # the place of the device in the tree, and its IOMMU group
         for path in (folder, f"{folder}/iommu_group"):
             if Path(path).is_symlink():
                 links[path[len(base) :]] = str(Path(path).readlink())
-    return links
+    return {
+        "version": 1,
+        "taken_at": int(time.time()),
+        "root": "live" if live else "tree",
+        "files": dict(sorted(files.items())),
+        "links": links,
+        "commands": {name: _output(name, argv, live) for name, argv in COMMANDS.items()},
+    }
 
 
-def _outputs(live: bool) -> dict[str, dict[str, Any]]:
-    """The output of every program; one that could not even be killed is not started again."""
-    outputs: dict[str, dict[str, Any]] = {}
-    stuck: dict[str, str] = {}
-    for name, argv in COMMANDS.items():
-        reason = stuck.get(argv[0])
-        outputs[name] = {"unknown": reason} if reason else _output(name, argv, live)
-        if _STUCK in outputs[name].get("unknown", ""):
-            stuck[argv[0]] = outputs[name]["unknown"]
-    return outputs
+def _glob(pattern: str) -> list[str]:
+    return sorted(paths_like(pattern))  # noqa: PTH207 -- patterns are absolute
+
+
+def _read(path: str) -> dict[str, str]:
+    data = b""
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            # in small pieces: the kernel refuses a read of megabytes from /proc/sys
+            while len(data) < _LIMIT_BYTES and (piece := file.read(_PIECE_BYTES)):
+                data += piece
+    except OSError as error:
+        return {"unknown": error.strerror or str(error)}
+    if path.endswith("/config"):
+        return {"base64": base64.b64encode(data).decode()}
+    return {"text": data.decode("utf-8", errors="replace")}
 
 
 def _output(name: str, argv: list[str], live: bool) -> dict[str, Any]:
+    """The output of a program; one that could not even be killed is not started again."""
     if not live:
         return {"unknown": "not run: this is a copied tree"}
-    if shutil.which(argv[0]) is None:
+    program = shutil.which(argv[0])
+    if program is None:
         return {"unknown": f"{argv[0]} is not installed"}
+    late = f"{argv[0]} did not answer within {_TIME_LIMIT_S:g} s"
+    stuck = f"{late}; it cannot be killed and was left behind"
+    if program in _STUCK and _STUCK[program].poll() is None:
+        return {"unknown": stuck}
     try:
-        code, out, err = _run(argv)
-    except TimeoutError as error:
-        return {"unknown": str(error)}
+        process = subprocess.Popen(
+            argv,
+            # untranslated: the output is parsed
+            env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # a group of its own, so that it is killed with its children
+            start_new_session=True,
+        )
     except OSError as error:
         return {"unknown": error.strerror or str(error)}
-    text = out[:_LIMIT_BYTES].decode("utf-8", errors="replace")
-    kept = _KEPT_LINES.get(name)
-    if kept:
-        lines = [x for x in text.splitlines(keepends=True) if kept.search(x)]
-        # the kernel logs its command line, which may hold secrets
-        text = "".join(x for x in lines if "ommand line:" not in x)
-    # the reason is short; some programs print all of their help behind it
-    errors = err[:2000].decode("utf-8", errors="replace")
-    return {"code": code, "out": text, "err": errors}
-
-
-def _run(argv: list[str]) -> tuple[int, bytes, bytes]:
-    """Exit code and output; at its time limit a program is killed, or left behind if that fails."""
-    process = subprocess.Popen(
-        argv,
-        # untranslated: the output is parsed
-        env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # a group of its own, so that it is killed with its children
-        start_new_session=True,
-    )
     try:
         out, err = process.communicate(timeout=_TIME_LIMIT_S)
     except subprocess.TimeoutExpired:
-        reason = f"{argv[0]} did not answer within {_TIME_LIMIT_S:g} s"
-        raise TimeoutError(reason if _killed(process) else f"{reason}{_STUCK}") from None
-    return process.returncode, out, err
+        if _killed(process):
+            return {"unknown": late}
+        _STUCK[program] = process
+        return {"unknown": stuck}
+    text = out[:_LIMIT_BYTES].decode("utf-8", errors="replace")
+    if kept := _KEPT_LINES.get(name):
+        lines = [x for x in text.splitlines(keepends=True) if kept.search(x)]
+        # the kernel logs its command line, which may hold secrets
+        text = "".join(x for x in lines if "ommand line:" not in x)
+    # the reason is short; some programs print all of their help after it
+    errors = err[:2000].decode("utf-8", errors="replace")
+    return {"code": process.returncode, "out": text, "err": errors}
 
 
 def _killed(process: subprocess.Popen[bytes]) -> bool:
@@ -240,7 +201,6 @@ def _killed(process: subprocess.Popen[bytes]) -> bool:
     try:
         process.wait(timeout=_GRACE_S)
     except subprocess.TimeoutExpired:
-        _LEFT_BEHIND.append(process)
         return False
     finally:
         for pipe in (process.stdout, process.stderr):

@@ -164,7 +164,7 @@ class Cpu(Frozen):
 
 
 class Disk(Frozen):
-    """One disk and what lies on it."""
+    """One disk and its file systems."""
 
     name: str
     model: Known[str]

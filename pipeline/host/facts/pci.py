@@ -28,7 +28,7 @@ def extended_capability(config: bytes, wanted: int) -> Known[int | None]:
         return unknown(
             f"only {len(config)} bytes of its registers can be read (root can read 4096)"
         )
-    # extended capabilities begin behind the first 256 bytes
+    # extended capabilities begin after the first 256 bytes
     at, seen = 0x100, set()
     while at:
         if at in seen or at % 4 or at + 4 > len(config):
@@ -68,7 +68,7 @@ def acs_control(config: bytes) -> Known[int | None]:
         return at
     if at + 8 > len(config):
         return unknown("its ACS registers are cut off")
-    # behind the header and the register of what the bridge could do
+    # after the header and the register of what the bridge could do
     return int(struct.unpack_from("<H", config, at + 6)[0])
 
 
@@ -85,50 +85,54 @@ def aspm_of(config: bytes) -> Known[str]:
 
 def read_pci(capture: Capture) -> Pci:
     """Cards, the bridges above them, and how the machine treats both."""
-    gpus = [_gpu(capture, a) for a in _addresses(capture) if _is_nvidia_display(capture, a)]
+    gpus = []
+    for path in capture.matching(f"{PCI}/*/vendor"):
+        place = PurePosixPath(path).parent
+        # NVIDIA's displays; cards without a display output are 3D controllers, 0x0302
+        kind = str(capture.text(f"{place}/class"))
+        if capture.text(path) == "0x10de" and kind.startswith("0x03"):
+            gpus.append(_gpu(capture, place.name))
     above = sorted({b for gpu in gpus for b in gpu.bridges})
+
+    def chosen(text: str) -> Known[str]:
+        # `[default] performance powersave`: the one in brackets
+        inside = [w for w in text.split() if w.startswith("[")]
+        return inside[0].strip("[]") if inside else unknown(f"no policy is chosen: {text}")
+
     return Pci(
         iommu=_iommu(capture, gpus),
-        aspm_policy=then(capture.text("/sys/module/pcie_aspm/parameters/policy"), _chosen),
+        aspm_policy=then(capture.text("/sys/module/pcie_aspm/parameters/policy"), chosen),
         gpus=gpus,
         bridges=[_bridge(capture, b) for b in above],
     )
 
 
-def _addresses(capture: Capture) -> list[str]:
-    return [PurePosixPath(p).parent.name for p in capture.matching(f"{PCI}/*/vendor")]
-
-
-def _is_nvidia_display(capture: Capture, address: str) -> bool:
-    vendor = capture.text(f"{PCI}/{address}/vendor")
-    kind = capture.text(f"{PCI}/{address}/class")
-    # cards without a display output are 3D controllers, 0x0302
-    return vendor == "0x10de" and str(kind).startswith("0x03")
-
-
 def _gpu(capture: Capture, address: str) -> PciGpu:
     place = f"{PCI}/{address}"
     group = capture.links.get(f"{place}/iommu_group")
+    # the path in sysfs leads from the root over all bridges to the card
+    path = PurePosixPath(capture.links.get(place, "")).parts[:-1]
+
+    def node(text: str) -> Known[int]:
+        return int(text) if int(text) >= 0 else unknown("the firmware names no NUMA node")
+
     return PciGpu(
         address=address,
         device=capture.text(f"{place}/device"),
-        numa_node=then(capture.text(f"{place}/numa_node"), _node),
+        numa_node=then(capture.text(f"{place}/numa_node"), node),
         width=then(capture.text(f"{place}/current_link_width"), int),
         width_max=then(capture.text(f"{place}/max_link_width"), int),
         bar1_bytes=then(capture.text(f"{place}/resource"), _bar1),
         iommu_group=PurePosixPath(group).name if group else unknown("in no IOMMU group"),
         aspm=then(capture.data(f"{place}/config"), aspm_of),
-        bridges=_above(capture, address),
+        bridges=[part for part in reversed(path) if part.count(":") == 2],
     )
-
-
-def _node(text: str) -> Known[int]:
-    return int(text) if int(text) >= 0 else unknown("the firmware names no NUMA node")
 
 
 def _bar1(text: str) -> Known[int]:
     """The second memory window; the first holds the registers. 64-bit BARs take two lines each."""
     sizes = []
+    # the first six lines are BARs; after them come the ROM and the windows of virtual functions
     for line in text.replace(";", "\n").splitlines()[:6]:
         first, last, _ = (int(x, 16) for x in line.split())
         if last:
@@ -136,46 +140,31 @@ def _bar1(text: str) -> Known[int]:
     return sizes[1] if len(sizes) > 1 else unknown("no second memory window")
 
 
-def _above(capture: Capture, address: str) -> list[str]:
-    """The bridges between a card and its root, nearest first, from the card's path in sysfs."""
-    link = capture.links.get(f"{PCI}/{address}", "")
-    parts = [p for p in PurePosixPath(link).parts[:-1] if p.count(":") == 2]
-    return list(reversed(parts))
-
-
 def _bridge(capture: Capture, address: str) -> Bridge:
     config = capture.data(f"{PCI}/{address}/config")
     control = config if isinstance(config, Unknown) else acs_control(config)
-    aspm = then(config, aspm_of)
-    if isinstance(control, Unknown):
-        return Bridge(
-            address=address, has_acs=control, acs_control=control, acs_redirect=control, aspm=aspm
-        )
+    has_acs: Known[bool] = control if isinstance(control, Unknown) else control is not None
+    register = unknown("the bridge has no ACS") if control is None else control
+    redirect = control if isinstance(control, Unknown) else bool((control or 0) & _REDIRECT)
     return Bridge(
         address=address,
-        has_acs=control is not None,
-        acs_control=unknown("the bridge has no ACS") if control is None else f"{control:#06x}",
-        acs_redirect=bool((control or 0) & _REDIRECT),
-        aspm=aspm,
+        has_acs=has_acs,
+        acs_control=then(register, lambda value: f"{value:#06x}"),
+        acs_redirect=redirect,
+        aspm=then(config, aspm_of),
     )
 
 
 def _iommu(capture: Capture, gpus: list[PciGpu]) -> Known[IommuMode]:
-    types = {
-        PurePosixPath(p).parent.name: p for p in capture.matching("/sys/kernel/iommu_groups/*/type")
-    }
+    paths = capture.matching("/sys/kernel/iommu_groups/*/type")
+    types = {PurePosixPath(p).parent.name: p for p in paths}
     groups = {g.iommu_group for g in gpus if not isinstance(g.iommu_group, Unknown)}
     if not types and not groups:
-        return "off" if _addresses(capture) else unknown("no PCI device is visible")
+        has_devices = capture.matching(f"{PCI}/*/vendor")
+        return "off" if has_devices else unknown("no PCI device is visible")
     # the mode is decided per group; without cards all groups count
     kinds = [capture.text(types[g]) for g in sorted((groups or set(types)) & set(types))]
     known = {k for k in kinds if not isinstance(k, Unknown)}
     if not known or len(known) < len(set(map(str, kinds))):
         return unknown("the kind of an IOMMU group cannot be read")
     return "passthrough" if known == {"identity"} else "translated"
-
-
-def _chosen(text: str) -> Known[str]:
-    """`[default] performance powersave`: the one in brackets."""
-    inside = [w for w in text.split() if w.startswith("[")]
-    return inside[0].strip("[]") if inside else unknown(f"no policy is chosen: {text}")

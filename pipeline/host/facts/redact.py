@@ -44,46 +44,49 @@ class _Placeholders:
         return self._given.setdefault(value, f"redacted-{kind}-{len(self._given)}")
 
     def text(self, text: str) -> str:
-        text = _TAG.sub(self._tag, text)
+        def tag(match: re.Match[str]) -> str:
+            name, value = match[1], match[2].strip()
+            # a UUID is replaced below, by the placeholder that it has in other places, too
+            if value in _NO_VALUE or _UUID.search(value):
+                return match[0]
+            return f"<{name}>{self.name(name, value)}</{name}>"
+
+        text = _TAG.sub(tag, text)
         text = _SERIAL.sub(lambda m: m[1] + self.name("serial", m[2]), text)
         text = _UUID.sub(lambda m: self.name("uuid", m[0]), text)
         text = _MAC.sub(lambda m: self.name("mac", m[0]), text)
         text = _PROCESS.sub(r"\1redacted", text)
         return _JOURNAL.sub(r"\1host\2", text)
 
-    def _tag(self, match: re.Match[str]) -> str:
-        tag, value = match[1], match[2].strip()
-        # a UUID is replaced below, by the placeholder that it has in other places, too
-        if value in _NO_VALUE or _UUID.search(value):
-            return match[0]
-        return f"<{tag}>{self.name(tag, value)}</{tag}>"
-
 
 def redact(capture: Capture) -> Capture:
     """The same machine without serial numbers, UUIDs, names, addresses and other arguments."""
     placeholders = _Placeholders()
-    files = {
-        placeholders.text(p): _file(placeholders, p, file) for p, file in capture.files.items()
-    }
-    commands = {
-        name: command.model_copy(
-            update={"out": placeholders.text(command.out), "err": placeholders.text(command.err)}
-        )
-        for name, command in capture.commands.items()
-    }
+    files = {}
+    for path, file in capture.files.items():
+        name = placeholders.text(path)
+        if file.base64 is not None:
+            kept = _without_serial(file.base64)
+        elif file.text is None:
+            kept = file
+        elif path in _IDENTITIES:
+            kept = CapturedFile(text="redacted\n")
+        elif path == "/proc/cmdline":
+            # names stay; values only where they are about devices
+            pairs = [x.partition("=") for x in file.text.partition(" -- ")[0].split()]
+            words = [
+                f"{n}{sign}{value if not sign or _KEPT_VALUES.match(n) else 'redacted'}"
+                for n, sign, value in pairs
+            ]
+            kept = CapturedFile(text=" ".join(words) + "\n")
+        else:
+            kept = CapturedFile(text=placeholders.text(file.text))
+        files[name] = kept
+    commands = {}
+    for name, command in capture.commands.items():
+        texts = {"out": placeholders.text(command.out), "err": placeholders.text(command.err)}
+        commands[name] = command.model_copy(update=texts)
     return capture.model_copy(update={"files": files, "commands": commands})
-
-
-def _file(placeholders: _Placeholders, path: str, file: CapturedFile) -> CapturedFile:
-    if file.base64 is not None:
-        return _without_serial(file.base64)
-    if file.text is None:
-        return file
-    if path in _IDENTITIES:
-        return CapturedFile(text="redacted\n")
-    if path == "/proc/cmdline":
-        return CapturedFile(text=_command_line(file.text))
-    return CapturedFile(text=placeholders.text(file.text))
 
 
 def _without_serial(text: str) -> CapturedFile:
@@ -97,13 +100,3 @@ def _without_serial(text: str) -> CapturedFile:
         end = min(at + 12, len(data))
         data[at + 4 : end] = bytes(max(0, end - at - 4))
     return CapturedFile(base64=base64.b64encode(bytes(data)).decode())
-
-
-def _command_line(text: str) -> str:
-    """Names stay; values only where they are about devices."""
-    kept = []
-    for argument in text.partition(" -- ")[0].split():
-        name, equals, _ = argument.partition("=")
-        keep = not equals or _KEPT_VALUES.match(name)
-        kept.append(argument if keep else f"{name}=redacted")
-    return " ".join(kept) + "\n"

@@ -52,28 +52,15 @@ def text_at(node: Element, path: str) -> Known[str]:
     return text
 
 
-def _first(node: Element, *paths: str) -> Known[str]:
-    """The first path that holds a value: drivers have moved fields."""
-    values = [text_at(node, path) for path in paths]
-    return next((v for v in values if not isinstance(v, Unknown)), values[0])
-
-
 def _amount(text: str) -> Known[int]:
+    # 97887 MiB
     number, unit = text.split()
     return int(number) * _UNITS[unit]
-
-
-def _number(text: str) -> Known[float]:
-    return float(text.split()[0])
 
 
 def _whole(text: str) -> Known[int]:
     # widths of links are written 16x
     return int(text.split()[0].rstrip("x"), 10)
-
-
-def _on(text: str) -> Known[bool]:
-    return {"Enabled": True, "Disabled": False, "Yes": True, "No": False}[text]
 
 
 def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]]:
@@ -112,44 +99,69 @@ def plain_address(bus_id: str) -> str:
 
 
 def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
-    address = then(text_at(card, "pci/pci_bus_id"), plain_address)
+    def text(path: str) -> Known[str]:
+        return text_at(card, path)
+
+    def whole(path: str) -> Known[int]:
+        return then(text_at(card, path), _whole)
+
+    def is_on(path: str) -> Known[bool]:
+        values = {"Enabled": True, "Disabled": False, "Yes": True, "No": False}
+        return then(text_at(card, path), lambda value: values[value])
+
+    def watts(*names: str) -> Known[float]:
+        # drivers have moved fields: the first that holds a value counts
+        parents = ("gpu_power_readings", "power_readings")
+        values = [text_at(card, f"{parent}/{name}") for parent in parents for name in names]
+        first = next((v for v in values if not isinstance(v, Unknown)), values[0])
+        return then(first, lambda value: float(value.split()[0]))
+
+    address = then(text("pci/pci_bus_id"), plain_address)
+    capability = then(address, lambda place: then(capabilities, lambda table: table[place]))
+    link, errors = "pci/pci_gpu_link_info", "ecc_errors"
     return Gpu(
         index=index,
         address=address,
-        name=text_at(card, "product_name"),
-        architecture=text_at(card, "product_architecture"),
-        compute_capability=_capability(address, capabilities),
-        uuid=text_at(card, "uuid"),
-        serial=text_at(card, "serial"),
-        vbios=text_at(card, "vbios_version"),
-        memory_bytes=then(text_at(card, "fb_memory_usage/total"), _amount),
-        bar1_bytes=then(text_at(card, "bar1_memory_usage/total"), _amount),
-        persistence=then(text_at(card, "persistence_mode"), _on),
-        display_active=then(text_at(card, "display_active"), _on),
-        mig=then(text_at(card, "mig_mode/current_mig"), _on),
-        ecc=then(text_at(card, "ecc_mode/current_ecc"), _on),
-        ecc_errors=_ecc_errors(card),
-        recovery_action=text_at(card, "gpu_recovery_action"),
+        name=text("product_name"),
+        architecture=text("product_architecture"),
+        compute_capability=capability,
+        uuid=text("uuid"),
+        serial=text("serial"),
+        vbios=text("vbios_version"),
+        memory_bytes=then(text("fb_memory_usage/total"), _amount),
+        bar1_bytes=then(text("bar1_memory_usage/total"), _amount),
+        persistence=is_on("persistence_mode"),
+        display_active=is_on("display_active"),
+        mig=is_on("mig_mode/current_mig"),
+        ecc=is_on("ecc_mode/current_ecc"),
+        ecc_errors=EccErrors(
+            uncorrectable_now=whole(f"{errors}/volatile/dram_uncorrectable"),
+            uncorrectable_ever=whole(f"{errors}/aggregate/dram_uncorrectable"),
+            remapped_failure=is_on("remapped_rows/remapped_row_failure"),
+        ),
+        recovery_action=text("gpu_recovery_action"),
         slowed_by=_slowed_by(card),
-        link=_link(card),
-        power=_power(card),
-        clocks=_clocks(card),
-    )
-
-
-def _capability(address: Known[str], capabilities: Known[dict[str, str]]) -> Known[str]:
-    if isinstance(address, Unknown):
-        return address
-    return then(capabilities, lambda table: table[address])
-
-
-def _ecc_errors(card: Element) -> EccErrors:
-    volatile = "ecc_errors/volatile/dram_uncorrectable"
-    aggregate = "ecc_errors/aggregate/dram_uncorrectable"
-    return EccErrors(
-        uncorrectable_now=then(text_at(card, volatile), _whole),
-        uncorrectable_ever=then(text_at(card, aggregate), _whole),
-        remapped_failure=then(text_at(card, "remapped_rows/remapped_row_failure"), _on),
+        link=Link(
+            generation=whole(f"{link}/pcie_gen/current_link_gen"),
+            generation_max=whole(f"{link}/pcie_gen/max_link_gen"),
+            generation_device_max=whole(f"{link}/pcie_gen/max_device_link_gen"),
+            width=whole(f"{link}/link_widths/current_link_width"),
+            width_max=whole(f"{link}/link_widths/max_link_width"),
+            replays=whole("pci/replay_counter"),
+        ),
+        power=Power(
+            limit_w=watts("current_power_limit", "power_limit", "enforced_power_limit"),
+            default_w=watts("default_power_limit"),
+            min_w=watts("min_power_limit"),
+            max_w=watts("max_power_limit"),
+            draw_w=watts("instant_power_draw", "power_draw", "average_power_draw"),
+        ),
+        clocks=Clocks(
+            sm_mhz=whole("clocks/sm_clock"),
+            memory_mhz=whole("clocks/mem_clock"),
+            sm_max_mhz=whole("max_clocks/sm_clock"),
+            memory_max_mhz=whole("max_clocks/mem_clock"),
+        ),
     )
 
 
@@ -157,58 +169,27 @@ def _slowed_by(card: Element) -> Known[list[str]]:
     """Why the clocks are held down now; an idle card is not held down."""
     # renamed by R535
     for parent in ("clocks_event_reasons", "clocks_throttle_reasons"):
-        node = card.find(parent)
-        if node is not None:
+        if (node := card.find(parent)) is not None:
+            active = {x.tag for x in node if (x.text or "").strip() == "Active"}
             prefix = parent.removesuffix("s") + "_"
-            active = [
-                x.tag.removeprefix(prefix) for x in node if (x.text or "").strip() == "Active"
-            ]
-            return sorted(set(active) - {"gpu_idle"})
+            return sorted({tag.removeprefix(prefix) for tag in active} - {"gpu_idle"})
     return unknown("nvidia-smi has no clocks_event_reasons")
-
-
-def _link(card: Element) -> Link:
-    generation, width = "pci/pci_gpu_link_info/pcie_gen/", "pci/pci_gpu_link_info/link_widths/"
-    return Link(
-        generation=then(text_at(card, generation + "current_link_gen"), _whole),
-        generation_max=then(text_at(card, generation + "max_link_gen"), _whole),
-        generation_device_max=then(text_at(card, generation + "max_device_link_gen"), _whole),
-        width=then(text_at(card, width + "current_link_width"), _whole),
-        width_max=then(text_at(card, width + "max_link_width"), _whole),
-        replays=then(text_at(card, "pci/replay_counter"), _whole),
-    )
-
-
-def _power(card: Element) -> Power:
-    def read(*names: str) -> Known[float]:
-        parents = ("gpu_power_readings", "power_readings")
-        return then(_first(card, *(f"{p}/{n}" for p in parents for n in names)), _number)
-
-    return Power(
-        limit_w=read("current_power_limit", "power_limit", "enforced_power_limit"),
-        default_w=read("default_power_limit"),
-        min_w=read("min_power_limit"),
-        max_w=read("max_power_limit"),
-        draw_w=read("instant_power_draw", "power_draw", "average_power_draw"),
-    )
-
-
-def _clocks(card: Element) -> Clocks:
-    return Clocks(
-        sm_mhz=then(text_at(card, "clocks/sm_clock"), _whole),
-        memory_mhz=then(text_at(card, "clocks/mem_clock"), _whole),
-        sm_max_mhz=then(text_at(card, "max_clocks/sm_clock"), _whole),
-        memory_max_mhz=then(text_at(card, "max_clocks/mem_clock"), _whole),
-    )
 
 
 def read_matrix(text: str, *, peers: bool = False) -> Known[dict[str, str]]:
     """Card pairs `0-1` to the entry between them; links must agree in both directions."""
-    rows = _rows(text)
+    lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
+    columns = sum(bool(_NAME.match(x)) for x in next((x for x in lines if "GPU0" in x), []))
+    rows: dict[int, list[str]] = {}
+    for cells in lines:
+        name = _NAME.match(cells[0]) if len(cells) > 1 else None
+        # the head of the table also begins with GPU0, but another name follows it
+        if name and not _NAME.match(cells[1]) and cells[1] not in ("CPU", "NIC0"):
+            rows[int(name[1])] = cells[1:]
     if not rows:
         return unknown("nvidia-smi topo: no row of a GPU")
-    if _columns(text) != len(rows):
-        return unknown(f"nvidia-smi topo: {_columns(text)} columns, but {len(rows)} rows of GPUs")
+    if columns != len(rows):
+        return unknown(f"nvidia-smi topo: {columns} columns, but {len(rows)} rows of GPUs")
     allowed = _PEER if peers else _LINK
     matrix: dict[str, str] = {}
     for a, row in rows.items():
@@ -225,24 +206,3 @@ def read_matrix(text: str, *, peers: bool = False) -> Known[dict[str, str]]:
     if uneven and not peers:
         return unknown(f"nvidia-smi topo: {uneven[0]} differs between its two directions")
     return matrix
-
-
-def _columns(text: str) -> int:
-    """How many cards the head of the table names."""
-    head = next((x for x in map(_plain, text.splitlines()) if "GPU0" in x.split()), "")
-    return sum(1 for name in head.split() if _NAME.match(name))
-
-
-def _plain(line: str) -> str:
-    return _ESCAPES.sub("", line)
-
-
-def _rows(text: str) -> dict[int, list[str]]:
-    rows: dict[int, list[str]] = {}
-    for line in text.splitlines():
-        cells = _plain(line).split()
-        name = _NAME.match(cells[0]) if len(cells) > 1 else None
-        # the head of the table also begins with GPU0, but another name follows it
-        if name and not _NAME.match(cells[1]) and cells[1] not in ("CPU", "NIC0"):
-            rows[int(name[1])] = cells[1:]
-    return rows

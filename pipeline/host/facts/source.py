@@ -6,7 +6,6 @@ import base64
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,6 +25,9 @@ class CapturedFile(Frozen):
     text: str | None = None
     base64: str | None = None
     unknown: str | None = None
+
+
+_MISSING = CapturedFile()
 
 
 class CapturedCommand(Frozen):
@@ -49,18 +51,16 @@ class Capture(Frozen):
 
     def text(self, path: str) -> Known[str]:
         """A file's text, without the blanks around it."""
-        file = self.files.get(path)
-        if file is None or (file.text is None and file.unknown is None):
-            return unknown(f"{path}: was not captured")
+        file = self.files.get(path, _MISSING)
         if file.text is None:
-            return unknown(f"{path}: {file.unknown}")
-        return file.text.strip() if file.text.strip() else unknown(f"{path}: is empty")
+            return unknown(f"{path}: {file.unknown or 'was not captured'}")
+        return file.text.strip() or unknown(f"{path}: is empty")
 
     def data(self, path: str) -> Known[bytes]:
         """A file's bytes."""
-        file = self.files.get(path)
-        if file is None or file.base64 is None:
-            return unknown(f"{path}: {(file and file.unknown) or 'was not captured'}")
+        file = self.files.get(path, _MISSING)
+        if file.base64 is None:
+            return unknown(f"{path}: {file.unknown or 'was not captured'}")
         try:
             return base64.b64decode(file.base64, validate=True)
         except ValueError as error:
@@ -92,8 +92,7 @@ def read_capture(place: Path | None) -> Capture:
         data = read_plain(place, MOST_BYTES)
         if data is None:
             raise ValueError(f"it is larger than {MOST_BYTES} bytes")
-        value: Any = json.loads(data)
-        return Capture.model_validate(value)
+        return Capture.model_validate(json.loads(data))
     except (OSError, ValueError, ValidationError, RecursionError) as error:
         # the first line of a ValidationError names only our class
         known = not isinstance(error, ValidationError)

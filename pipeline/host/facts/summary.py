@@ -8,14 +8,26 @@ from pipeline.attest.names import HOST_FACTS
 from pipeline.attest.predicates import HostSummary
 from pipeline.attest.strict import as_model
 from pipeline.host.facts.model import Gpu, HostFacts
-from pipeline.known import Known, Unknown, then, unknown
+from pipeline.known import Unknown, then, unknown
 
 
 def summarise(facts: HostFacts) -> HostSummary:
     """The predicate of a host-facts statement; facts that do not fit into one are refused."""
+    software, claimed = facts.software, facts.topology.peers_claimed
+    # either may run the engine; a signed statement names all that there are
+    engines = {"docker": software.docker, "podman": software.podman}
+    present = [f"{name} {v}" for name, v in engines.items() if not isinstance(v, Unknown)]
+    # true when any bridge above a card redirects; unknown when one could not be read
+    redirects = [b.acs_redirect for b in facts.pci.bridges]
+    unread = next((x for x in redirects if isinstance(x, Unknown)), False)
+    redirect = (
+        True in redirects or unread if redirects else unknown("there is no bridge above a card")
+    )
+    # `nvidia-smi topo -p2p` reports OK also where the first all_reduce hangs: only a claim
+    peers = then(claimed or unknown("there are not two cards"), lambda x: sorted(set(x.values())))
     values = {
         "host": facts.host,
-        "os": facts.software.os,
+        "os": software.os,
         "kernel": facts.kernel.release,
         "kernel_command_line": facts.kernel.command_line,
         "cpu": facts.cpu.name,
@@ -26,12 +38,12 @@ def summarise(facts: HostFacts) -> HostSummary:
         "driver": facts.driver.version,
         "driver_is_open": facts.driver.is_open,
         "cuda_driver": facts.driver.cuda,
-        "container_runtime": _runtime(facts),
+        "container_runtime": ", ".join(present) or unknown("neither docker nor podman answers"),
         "iommu": facts.pci.iommu,
-        "acs_redirect": _redirect(facts),
+        "acs_redirect": redirect,
         "aspm": facts.pci.aspm_policy,
-        "peer_to_peer": _peers(facts),
-        "nccl": then(facts.software.nccl, ", ".join),
+        "peer_to_peer": then(peers, lambda x: f"claimed by the driver: {', '.join(x)}"),
+        "nccl": then(software.nccl, ", ".join),
         "gpus": then(facts.gpus, lambda gpus: [_gpu(g) for g in gpus]),
     }
     return as_model(HostSummary, values, HOST_FACTS, "the predicate", strict=True)
@@ -50,31 +62,3 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "pcie_generation": gpu.link.generation_max,
         "pcie_width": gpu.link.width,
     }
-
-
-def _runtime(facts: HostFacts) -> Known[str]:
-    # either may run the engine; a signed statement names all that there are
-    engines = {"docker": facts.software.docker, "podman": facts.software.podman}
-    present = [f"{name} {v}" for name, v in engines.items() if not isinstance(v, Unknown)]
-    return ", ".join(present) if present else unknown("neither docker nor podman answers")
-
-
-def _redirect(facts: HostFacts) -> Known[bool]:
-    """True when any bridge above a card redirects; unknown when one could not be read."""
-    bridges = [b.acs_redirect for b in facts.pci.bridges]
-    if True in bridges:
-        return True
-    unread = next((x for x in bridges if isinstance(x, Unknown)), None)
-    if unread is not None:
-        return unread
-    return False if bridges else unknown("there is no bridge above a card")
-
-
-def _peers(facts: HostFacts) -> Known[str]:
-    claimed = facts.topology.peers_claimed
-    if isinstance(claimed, Unknown):
-        return claimed
-    if not claimed:
-        return unknown("there are not two cards")
-    # `nvidia-smi topo -p2p` says OK also where the first all_reduce hangs: only a claim
-    return f"claimed by the driver: {', '.join(sorted(set(claimed.values())))}"

@@ -54,10 +54,9 @@ class Played(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """Who failed, who is done and whom the run did not reach, in one line."""
-        parts = [f"failed: {', '.join(self.failed)}"] if self.failed else []
-        parts += [f"done: {', '.join(self.done)}"] if self.done else []
-        parts += [f"not touched: {', '.join(self.untouched)}"] if self.untouched else []
+        """Which hosts failed, which are done and which the run did not reach, in one line."""
+        hosts = {"failed": self.failed, "done": self.done, "not touched": self.untouched}
+        parts = [f"{how}: {', '.join(names)}" for how, names in hosts.items() if names]
         return "; ".join(parts) or f"ansible-playbook ended with code {self.code} before any host"
 
 
@@ -116,16 +115,30 @@ _RECAP = re.compile(
 
 
 @contextmanager
-def promises_of(checkout: Checkout, arguments: Sequence[str]) -> Iterator[list[Promised]]:
-    """What each host of an inventory was promised."""
-    with _written_by(checkout, "promises.yml", arguments) as hosts:
+def promises_of(
+    checkout: Checkout, arguments: Sequence[str], playbook: str = "promises.yml"
+) -> Iterator[list[Promised]]:
+    """What each host of an inventory was promised, as a play writes it.
+
+    The files hold passwords, so they exist only as long as the block.
+    """
+    with tempfile.TemporaryDirectory(prefix="sm120-") as name:
+        place = Path(name, "promised")
+        place.mkdir(mode=0o700)  # connection and sudo passwords are written into it
+        command = [ansible_program("ansible-playbook"), str(checkout.root / "ansible" / playbook)]
+        command += [*arguments, "--extra-vars", f"sm120_promises_to={place}"]
+        done = proc.read(command, env=ansible_environment(checkout))
+        hosts = [read_promised(path) for path in sorted(place.glob("*.json"))]
+        if done.returncode != 0 or not hosts:
+            message = _message(done)
+            raise FleetUnready(message, _VAULT if "vault" in message.lower() else "")
         yield hosts
 
 
 def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> Connection:
     """How Ansible reaches one host of an inventory; the host itself is not asked."""
     arguments = [x for each in inventories for x in ("--inventory", each)]
-    with _written_by(checkout, "connection.yml", [*arguments, "--limit", host]) as hosts:
+    with promises_of(checkout, [*arguments, "--limit", host], "connection.yml") as hosts:
         # a group's name, too, is a limit
         if [each.host for each in hosts] != [host]:
             names = ", ".join(each.host for each in hosts)
@@ -136,34 +149,11 @@ def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> 
         return hosts[0].connection
 
 
-@contextmanager
-def _written_by(
-    checkout: Checkout, playbook: str, arguments: Sequence[str]
-) -> Iterator[list[Promised]]:
-    """What a play writes of each host.
-
-    The files hold passwords, so they exist only as long as the block.
-    """
-    with tempfile.TemporaryDirectory(prefix="sm120-") as name:
-        place = Path(name, "promised")
-        place.mkdir(mode=0o700)  # connection and sudo passwords are written into it
-        command = [ansible_program("ansible-playbook")]
-        command.append(str(checkout.root / "ansible" / playbook))
-        command += [*arguments, "--extra-vars", f"sm120_promises_to={place}"]
-        done = proc.read(command, env=ansible_environment(checkout))
-        hosts = [read_promised(path) for path in sorted(place.glob("*.json"))]
-        if done.returncode != 0 or not hosts:
-            message = _message(done)
-            raise FleetUnready(message, _VAULT if "vault" in message.lower() else "")
-        yield hosts
-
-
 def _message(done: subprocess.CompletedProcess[bytes]) -> str:
     """The line of Ansible's output that names the error; the clearest mark comes first."""
     lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").splitlines()
-    marks = ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]")
-    for mark in marks:
-        marked = [x.strip() for x in lines if mark in x]
-        if marked:
+    for mark in ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]"):
+        # the first: later ones are mostly consequences
+        if marked := [x.strip() for x in lines if mark in x]:
             return marked[0][:400]
     return "no host of this inventory matches" if done.returncode == 0 else "Ansible failed"

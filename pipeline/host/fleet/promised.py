@@ -14,7 +14,7 @@ State: TypeAlias = Literal["present", "absent"]
 
 
 class Connection(Frozen):
-    """How to reach a host and become root there."""
+    """How to reach a host and become root on it."""
 
     kind: str = "ssh"
     address: str
@@ -27,10 +27,15 @@ class Connection(Frozen):
     become_password: str = ""
 
 
-class RepositoryPromise(Frozen):
-    """The apt source, trusted by its key only."""
+class RolePromise(Frozen):
+    """What every role promises: whether it is on the host."""
 
     state: State
+
+
+class RepositoryPromise(RolePromise):
+    """The apt source, trusted by its key only."""
+
     url: str
     suite: str
     components: list[str]
@@ -38,25 +43,22 @@ class RepositoryPromise(Frozen):
     key_place: str
 
 
-class DriverPromise(Frozen):
+class DriverPromise(RolePromise):
     """The locked driver with open kernel modules."""
 
-    state: State
     headers: str
 
 
-class CudaPromise(Frozen):
+class CudaPromise(RolePromise):
     """The toolkit, and images that the driver must be new enough for."""
 
-    state: State
     toolkit: bool
     image_releases: list[str]
 
 
-class PciePromise(Frozen):
+class PciePromise(RolePromise):
     """Settings of the bus, by the host's profile."""
 
-    state: State
     cmdline: list[str]
     module_lines: list[str]
     iommu: Literal["keep", "pt", "off"]
@@ -67,10 +69,9 @@ class PciePromise(Frozen):
     bar1_mib: int  # 0: any size will do
 
 
-class NcclPromise(Frozen):
+class NcclPromise(RolePromise):
     """NCCL's settings and library."""
 
-    state: State
     library: bool
     settings: dict[str, Any]
     container_settings: dict[str, Any]  # with LD_PRELOAD of the patched library, if any
@@ -78,10 +79,9 @@ class NcclPromise(Frozen):
     patched_at: str
 
 
-class RuntimePromise(Frozen):
+class RuntimePromise(RolePromise):
     """Docker or Podman, CDI, limits and a private registry."""
 
-    state: State
     engine: Literal["docker", "podman"]
     packages: list[str]  # any of them
     settings: dict[str, Any]  # of Docker's daemon.json
@@ -92,10 +92,9 @@ class RuntimePromise(Frozen):
     login_sha256: str  # the login itself stays in the vault
 
 
-class TuningPromise(Frozen):
+class TuningPromise(RolePromise):
     """Kernel knobs, governor, power, time, updates."""
 
-    state: State
     sysctls: dict[str, Any]
     governor: Literal["keep", "performance"]
     time_sync: bool
@@ -106,10 +105,9 @@ class TuningPromise(Frozen):
     swap: Literal["keep", "off"] = "keep"
 
 
-class RegistryPromise(Frozen):
+class RegistryPromise(RolePromise):
     """A private registry with TLS and passwords."""
 
-    state: State
     name: str
     port: int
     storage: str
@@ -119,10 +117,9 @@ class RegistryPromise(Frozen):
     ca: str = ""
 
 
-class WeightsPromise(Frozen):
+class WeightsPromise(RolePromise):
     """`sm120 weights` on the host, locked sets, a nightly scrub."""
 
-    state: State
     root: str
     home: str
     command: str

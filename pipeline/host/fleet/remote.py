@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from pipeline import proc
 from pipeline.host.fleet import shell
@@ -53,7 +52,7 @@ class CommandResult(Frozen):
 
 
 class Remote:
-    """A root shell on a host. Nobody is prompted, and every command has a time limit."""
+    """A root shell on a host. It never prompts a person, and every command has a time limit."""
 
     def __init__(self, connection: Connection) -> None:
         self._to = connection
@@ -65,12 +64,7 @@ class Remote:
     def __enter__(self) -> Remote:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             proc.end(self._process)
 
@@ -84,70 +78,59 @@ class Remote:
 
     def run(self, command: str, limit_s: float = LIMIT_S) -> CommandResult:
         """Run one command; a host that cannot be reached raises."""
-        process = self._opened()
-        assert process.stdin is not None
-        request = json.dumps({"command": command, "limit_s": limit_s})
-        try:
-            process.stdin.write(request.encode() + b"\n")
-            process.stdin.flush()
-        except OSError as error:
-            raise Unreached(f"the connection was lost: {error.strerror}") from error
-        # longer than the shell's own limit, which ends the command and still replies
-        reply = json.loads(self._line(limit_s + 30))
-        texts = {k: base64.b64decode(reply[k]) for k in ("out", "err")}
-        return CommandResult(code=reply["code"], out=texts["out"], err=texts["err"])
-
-    def _opened(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             with ssh_environment(self._to) as env:
                 self._process = proc.talk(connect_command(self._to), env=env)
-                first = self._line(_START_S)
+                first = self._line(self._process, _START_S)
             if first != f"{shell.READY} 0".encode():
                 raise Unreached(f"cannot become root: {first[:100]!r}")
-        # here, because hang_up cannot end a process that was not there yet
+        # only now, because hang_up cannot end a process that had not started yet
         if self._hung_up:
             raise Unreached("the connection was ended")
-        return self._process
+        request = json.dumps({"command": command, "limit_s": limit_s})
+        try:
+            _send(self._process, request)
+        except OSError as error:
+            raise Unreached(f"the connection was lost: {error.strerror}") from error
+        # longer than the shell's own limit, which ends the command and still replies
+        reply = json.loads(self._line(self._process, limit_s + 30))
+        out, err = (base64.b64decode(reply[k]) for k in ("out", "err"))
+        return CommandResult(code=reply["code"], out=out, err=err)
 
-    def _line(self, limit_s: float) -> bytes:
+    def _line(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes:
         """The next line of output; replies to sudo's prompt on the way."""
+        out, err = process.stdout, process.stderr
+        assert out is not None
+        assert err is not None
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._read:
-            self._receive(deadline)
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([out, err], [], [], left)
+            if not ready:
+                raise Unreached("no reply in time")
+            pieces = {f: os.read(f.fileno(), 65536) for f in ready}
+            self._read += pieces.get(out, b"")
+            # the end is enough for sudo's prompt and for the reason; banners of sites can be long
+            self._errors = (self._errors + pieces.get(err, b""))[-4096:]
+            # sudo prompts on stderr: once for the password, again when it was wrong
+            prompts = self._errors.count(_PROMPT.encode())
+            if prompts and not self._to.become_password:
+                raise Unreached("sudo needs a password; -K (--ask-become-pass) prompts for it")
+            if prompts > 1:
+                raise Unreached("sudo does not accept the password")
+            if err in ready and self._errors.endswith(_PROMPT.encode()):
+                _send(process, self._to.become_password)
+            if out in ready and not pieces[out]:
+                errors = self._errors + os.read(err.fileno(), 4096)
+                raise Unreached(proc.last_line(errors.decode("utf-8", errors="replace")))
         line, _, self._read = self._read.partition(b"\n")
         return line
 
-    def _receive(self, deadline: float) -> None:
-        assert self._process is not None
-        out, err = self._process.stdout, self._process.stderr
-        assert out is not None
-        assert err is not None
-        left = max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([out, err], [], [], left)
-        if not ready:
-            raise Unreached("no reply in time")
-        pieces = {f: os.read(f.fileno(), 65536) for f in ready}
-        self._read += pieces.get(out, b"")
-        # the end is enough for sudo's prompt and for the reason; banners of sites can be long
-        self._errors = (self._errors + pieces.get(err, b""))[-4096:]
-        if err in ready:
-            self._reply_to_sudo()
-        if out in ready and not pieces[out]:
-            errors = self._errors + os.read(err.fileno(), 4096)
-            raise Unreached(proc.last_line(errors.decode("utf-8", errors="replace")))
 
-    def _reply_to_sudo(self) -> None:
-        """sudo prompts on stderr: once for the password, again when it was wrong."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        prompts = self._errors.count(_PROMPT.encode())
-        if prompts and not self._to.become_password:
-            raise Unreached("sudo needs a password; -K (--ask-become-pass) prompts for it")
-        if prompts > 1:
-            raise Unreached("sudo does not accept the password")
-        if prompts and self._errors.endswith(_PROMPT.encode()):
-            self._process.stdin.write(f"{self._to.become_password}\n".encode())
-            self._process.stdin.flush()
+def _send(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n".encode())
+    process.stdin.flush()
 
 
 def connect_command(to: Connection) -> list[str]:
@@ -184,8 +167,10 @@ def ssh_words(to: Connection) -> list[str]:
 @contextmanager
 def ssh_environment(to: Connection) -> Iterator[dict[str, str]]:
     """The environment of ssh; its password comes from a program that exists only in this block."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
+    env = proc.environment("SSH_AUTH_SOCK", "USER", PATH=path)
     if not to.password or to.kind == "local":
-        yield _environment()
+        yield env
         return
     with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
         secret, program = Path(folder, "password"), Path(folder, "ask")
@@ -193,15 +178,10 @@ def ssh_environment(to: Connection) -> Iterator[dict[str, str]]:
         secret.write_text(to.password + "\n", encoding="utf-8")
         program.write_text(_ASKPASS.format(shlex.quote(str(secret))), encoding="utf-8")
         program.chmod(0o700)
-        yield _environment() | {"SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force"}
+        yield env | {"SSH_ASKPASS": str(program), "SSH_ASKPASS_REQUIRE": "force"}
 
 
 def one_line(source: Path) -> str:
     """A Python file as an argument of `python3 -c`, for a host without this package."""
     packed = base64.b64encode(zlib.compress(source.read_bytes(), 9)).decode()
     return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
-
-
-def _environment() -> dict[str, str]:
-    path = os.environ.get("PATH", "")
-    return proc.environment("SSH_AUTH_SOCK", "USER", PATH=f"{path}:/usr/sbin:/usr/bin:/sbin:/bin")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import computed_field
 
@@ -11,6 +11,8 @@ from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
 from pipeline.host.rules.verdict import RuleResult, Verdict, overall
 from pipeline.model import Frozen
+
+HostVerdict: TypeAlias = Literal["passed", "failed", "unknown", "not reached"]
 
 
 class Row(Frozen):
@@ -38,7 +40,7 @@ class HostResult(Frozen):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> Literal["passed", "failed", "unknown", "not reached"]:
+    def verdict(self) -> HostVerdict:
         """The worst of all that was judged; nothing judged is unknown."""
         if self.unreached is not None:
             return "not reached"
@@ -60,8 +62,7 @@ class HostResult(Frozen):
         return self._verdicts().count(verdict)
 
     def _verdicts(self) -> list[str]:
-        rows = [r.verdict for r in self.rows] + [r.verdict for r in self.rules]
-        return [*rows, *(r.verdict for r in self.functions)]
+        return [r.verdict for r in (*self.rows, *self.rules, *self.functions)]
 
 
 class FleetResult(Frozen):
@@ -72,7 +73,7 @@ class FleetResult(Frozen):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> Literal["passed", "failed", "unknown", "not reached"]:
+    def verdict(self) -> HostVerdict:
         """The worst of all hosts."""
         seen = {h.verdict for h in self.hosts}
         if "not reached" in seen and "failed" not in seen:

@@ -20,7 +20,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # until a killed command is gone
 _GRACE_S = 5.0
 _LEFT_CODE = 124  # as timeout(1) ends
-# kept referenced, so that Python does not warn about a child that nobody waited for
+# kept referenced, so that Python does not warn about a child without a wait
 _LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 

@@ -1,4 +1,4 @@
-"""One SSH connection to a host: its sockets and ports on this machine, its programs run there.
+"""One SSH connection to a host: forwards its sockets and ports, and runs its programs.
 
 All goes through one login (a ControlMaster of OpenSSH), as the login's own user and not as root.
 The connection ends with this program, however that ends: what runs on the host reads our pipe.
@@ -48,7 +48,7 @@ class Tunnel:
             *(proc.find_tool("ssh", "Install an SSH client."), "-S", str(folder / "control"), "-T"),
             # the options of a user for this host are in effect already, in the connection itself
             *("-F", "/dev/null", "-o", "LogLevel=ERROR"),
-            # without the connection ssh would make one of its own, which nobody watches
+            # without the connection ssh would make one of its own, which this class does not watch
             *("-o", "ProxyCommand=false"),
         ]
 
@@ -123,29 +123,23 @@ def open_tunnel(to: Connection) -> Iterator[Tunnel]:
 
 def _logged_in(to: Connection, folder: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     control = folder / "control"
-    words = [*_master_words(to, control), to.address, "--", "cat"]
+    program, *options = ssh_words(to)
+    # first: the first value that ssh gets for an option is the one it keeps
+    own = ["ControlMaster=yes", f"ControlPath={control}", "ControlPersist=no", "LogLevel=ERROR"]
+    words = [program, "-T", *(x for option in own for x in ("-o", option)), *options]
     with ssh_environment(to) as env:
-        process = proc.talk(words, env=env, errors=errors)
+        process = proc.talk([*words, to.address, "--", "cat"], env=env, errors=errors)
         deadline = time.monotonic() + _OPEN_S
         try:
-            # the socket is there once the login has succeeded
+            # ssh makes the socket once the login has succeeded
             while not control.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise HostUnreached(f"{to.address}: {_reason(errors)}", _HINT)
+                    errors.seek(0)
+                    text = errors.read(4096).decode(errors="replace")
+                    reason = proc.last_line(text, "no login in time")
+                    raise HostUnreached(f"{to.address}: {reason}", _HINT)
                 time.sleep(_POLL_S)
         except BaseException:
             proc.end(process)
             raise
     return process
-
-
-def _master_words(to: Connection, control: Path) -> list[str]:
-    program, *options = ssh_words(to)
-    # first: the first value that ssh gets for an option is the one it keeps
-    own = ["ControlMaster=yes", f"ControlPath={control}", "ControlPersist=no", "LogLevel=ERROR"]
-    return [program, "-T", *(x for option in own for x in ("-o", option)), *options]
-
-
-def _reason(errors: IO[bytes]) -> str:
-    errors.seek(0)
-    return proc.last_line(errors.read(4096).decode(errors="replace"), "no login in time")

@@ -102,7 +102,11 @@ def run_in_image(
     env = proc.environment("DOCKER_HOST")
     done = proc.read(["docker", "version", "--format", "{{.Server.Version}}"], env=env)
     cards = card_options("docker", done.stdout.decode(errors="replace"))
-    nccl = nccl_options() if not settings else ()
+    nccl: list[str] = []
+    if not settings and NCCL_SETTINGS.is_file():
+        nccl += ["--env-file", str(NCCL_SETTINGS)]
+    if not settings and NCCL_LIBRARY.is_dir():
+        nccl += ["--volume", f"{NCCL_LIBRARY}:{NCCL_LIBRARY}:ro"]
     # several people may test on one machine
     name = f"{CONTAINER}-{secrets.token_hex(4)}"
 
@@ -119,13 +123,6 @@ def run_in_image(
         # ending `docker run` does not end its container
         proc.read(["docker", "rm", "--force", name], env=env, timeout_s=60.0)
         raise
-
-
-def nccl_options() -> tuple[str, ...]:
-    """Options that give a container the host's NCCL settings and patched library, if any."""
-    settings = ("--env-file", str(NCCL_SETTINGS)) if NCCL_SETTINGS.is_file() else ()
-    volume = ("--volume", f"{NCCL_LIBRARY}:{NCCL_LIBRARY}:ro") if NCCL_LIBRARY.is_dir() else ()
-    return (*settings, *volume)
 
 
 def card_options(engine: str, version: object) -> tuple[str, ...]:

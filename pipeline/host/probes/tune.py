@@ -94,23 +94,14 @@ def plan(*, full: bool = False, graph_file: str | None = None) -> list[Setting]:
         # two factors together only where people report that they belong together
         pairs = {("LL,Simple", "SYS", ""), ("LL", "SYS", ""), ("", "off", "16")}
         choices = [c for c in choices if sum(map(bool, c)) <= 1 or c in pairs]
-    settings = [Setting(variables=_variables(*c)) for c in choices]
+    settings = []
+    for protocol, level, channels in choices:
+        p2p = {"NCCL_P2P_DISABLE": "1"} if level == "off" else {"NCCL_P2P_LEVEL": level}
+        given = {"NCCL_PROTO": protocol, **p2p, "NCCL_MIN_NCHANNELS": channels}
+        settings.append(Setting(variables={name: value for name, value in given.items() if value}))
     if graph_file:
         settings.append(Setting(variables={"NCCL_GRAPH_FILE": graph_file}))
     return settings
-
-
-def _variables(protocol: str, level: str, channels: str) -> dict[str, str]:
-    variables = {}
-    if protocol:
-        variables["NCCL_PROTO"] = protocol
-    if level == "off":
-        variables["NCCL_P2P_DISABLE"] = "1"
-    elif level:
-        variables["NCCL_P2P_LEVEL"] = level
-    if channels:
-        variables["NCCL_MIN_NCHANNELS"] = channels
-    return variables
 
 
 def sweep(
@@ -126,17 +117,15 @@ def sweep(
 def _tried(setting: Setting, report: ProbeReport, sizes: list[int]) -> Tried:
     rows = report.rows
     reduced = [r for r in rows if r.check == "all_reduce" and r.verdict != "not applicable"]
-    bad = [r for r in reduced if r.verdict != "passed"]
-    if bad or not reduced:
-        why = bad[0].why if bad else "no all_reduce was made"
-        return Tried(setting=setting, refused=why, us_by_kib={})
+    reasons = [r.why or "all_reduce failed" for r in reduced if r.verdict != "passed"]
+    reasons += [] if reduced else ["no all_reduce was made"]
     us_by_kib = {
         r.measured["size_bytes"] // 1024: float(r.measured["in_a_row_us"])
         for r in rows
         if r.check == "latency"
     }
-    missing = [s for s in sizes if s not in us_by_kib]
-    why = f"nothing was measured at {missing[0]} KiB" if missing else ""
+    reasons += [f"nothing was measured at {s} KiB" for s in sizes if s not in us_by_kib]
+    why = reasons[0] if reasons else ""
     return Tried(setting=setting, refused=why, us_by_kib={} if why else us_by_kib)
 
 

@@ -7,8 +7,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from pipeline.host.promises.checks import Host, arguments_of, texts_in
-from pipeline.host.promises.outcome import Broken, Undecided
+from pipeline.host.promises.checks import (
+    Host,
+    kernel_arguments,
+    require,
+    texts_in,
+    undecided_unless,
+)
 from pipeline.model import Frozen
 
 # of these the last one counts; others, such as console=, may be given several times
@@ -30,11 +35,9 @@ def grub_arguments(host: Host) -> list[tuple[str, list[str]]]:
     script = (ROLE_FILES / "grub_arguments.sh").read_text(encoding="utf-8")
     output = host.run("/bin/sh -c %s", script).stdout
     rows = [line.partition("\t") for line in output.splitlines() if "\t" in line]
-    if rows and rows[-1][0] != "end":
-        fix = (
-            "`sh -n` on each of GRUB's settings files shows the error; update-grub stops at it too."
-        )
-        raise Broken(f"GRUB's settings cannot be read beyond {rows[-1][0]}", fix)
+    last = rows[-1][0] if rows else "end"
+    fix = "`sh -n` on each of GRUB's settings files shows the error; update-grub stops at it."
+    require(last == "end", f"GRUB's settings cannot be read beyond {last}", fix)
     return [(path, arguments.split()) for path, _, arguments in rows[:-1]]
 
 
@@ -52,6 +55,7 @@ _DEFAULT = (
     "for f in /etc/default/grub /etc/default/grub.d/*.cfg; do"
     ' [ ! -e "$f" ] || . "$f" >/dev/null 2>&1; done; printf %s "$GRUB_DEFAULT"'
 )
+# menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-UUID' {
 _ENTRY = re.compile(r"^\s*(menuentry|submenu)\s+(['\"])(.*?)\2(?:.*?_option\s+'([^']*)')?.*\{\s*$")
 
 
@@ -83,15 +87,14 @@ def boot_entries(text: str) -> tuple[BootEntry, ...]:
 
 def chosen_kernel(entries: Sequence[BootEntry], choice: str) -> str | None:
     """The kernel of an entry that GRUB_DEFAULT names: `0`, `1>2`, a title, an id; None: no such."""
-    found: BootEntry | None = None
+    kernel: str | None = None
     for part in (choice or "0").split(">"):
-        inner = entries if found is None else found.entries
         at = int(part) if part.isdigit() else None
-        matches = [e for i, e in enumerate(inner) if i == at or part in e.names]
-        if not matches:
+        found = next((e for i, e in enumerate(entries) if i == at or part in e.names), None)
+        if found is None:
             return None
-        found = matches[0]
-    return found.kernel if found else None
+        kernel, entries = found.kernel, found.entries
+    return kernel
 
 
 def next_choices(host: Host, grub_cfg: str) -> dict[str, str]:
@@ -104,10 +107,8 @@ def next_choices(host: Host, grub_cfg: str) -> dict[str, str]:
     made = [x for x in re.findall(r'set default="([^"]*)"', grub_cfg) if x != "${next_entry}"]
     setting = str(host.run("/bin/sh -c %s", _DEFAULT).stdout).strip()
     choices = {"/boot/grub/grub.cfg": made[-1] if made else "", "GRUB_DEFAULT": setting}
-    return {
-        where: saved if choice in ("saved", "${saved_entry}") else choice
-        for where, choice in choices.items()
-    }
+    is_saved = ("saved", "${saved_entry}")
+    return {where: saved if each in is_saved else each for where, each in choices.items()}
 
 
 # prints modprobe's files in an initramfs, each below its name, and whether it has the driver
@@ -143,11 +144,11 @@ def initramfs_settings(host: Host, path: str) -> tuple[list[ModuleLine], bool]:
     """modprobe's lines in an initramfs, and whether it holds the driver's module."""
     done = host.run("python3 -c %s %s", READ_INITRAMFS, path)
     texts = dict(x.partition("\n")[::2] for x in done.stdout.split("\x1e") if x)
-    if done.rc != 0 or "end" not in texts:
-        raise Undecided(f"{path} cannot be read: {done.stderr.strip()[-100:]}")
-    files = {p: t for p, t in texts.items() if p.startswith("/")}
-    rows = [r for p, t in files.items() for r in parse_lines(p, t)]
-    return [r.model_copy(update={"path": f"{path}:{r.path}"}) for r in rows], "driver" in texts
+    whole = done.rc == 0 and "end" in texts
+    undecided_unless(whole, f"{path} cannot be read: {done.stderr.strip()[-100:]}")
+    files = {p: text for p, text in texts.items() if p.startswith("/")}
+    lines = [line for p, text in files.items() for line in parse_lines(f"{path}:{p}", text)]
+    return lines, "driver" in texts
 
 
 class ModuleLine(Frozen):
@@ -174,34 +175,28 @@ def module_settings(host: Host) -> list[ModuleLine]:
     # of two files with one name modprobe reads only that of the first folder
     first = {PurePosixPath(path).name: path for path in reversed(texts)}
     rows = [row for path in first.values() for row in parse_lines(path, texts[path])]
-    return [*rows, *kernel_options("/proc/cmdline", arguments_of(host, "/proc/cmdline"))]
+    return [*rows, *kernel_options("/proc/cmdline", kernel_arguments(host))]
 
 
 def kernel_options(path: str, arguments: Sequence[str]) -> list[ModuleLine]:
     """`nvidia_uvm.uvm_disable_hmm=0` on the kernel's command line is an option too."""
-    # of `MODULE.OPTION=VALUE`; what has no dot is for the kernel itself
-    parts = [(a, *a.partition("=")[0].rpartition(".")) for a in arguments]
-    return [
-        ModuleLine(
-            path=path,
-            command="options",
-            module=module.replace("-", "_"),
-            rest=argument.removeprefix(f"{module}."),
-        )
-        for argument, module, dot, _ in parts
-        if dot
-    ]
+    lines = []
+    for argument in arguments:
+        # MODULE.OPTION=VALUE; an argument without a dot is for the kernel itself
+        module, dot, _ = argument.partition("=")[0].rpartition(".")
+        if dot:
+            rest, name = argument.removeprefix(f"{module}."), module.replace("-", "_")
+            lines.append(ModuleLine(path=path, command="options", module=name, rest=rest))
+    return lines
 
 
 def parse_lines(path: str, text: str) -> list[ModuleLine]:
     """modprobe's lines; a backslash continues one, `-` and `_` are the same in names."""
     rows = [x.strip().split(None, 2) for x in text.replace("\\\n", " ").splitlines()]
-    kept = [r for r in rows if len(r) > 1 and not r[0].startswith("#")]
     return [
-        ModuleLine(
-            path=path, command=r[0], module=r[1].replace("-", "_"), rest=r[2] if len(r) > 2 else ""
-        )
-        for r in kept
+        ModuleLine(path=path, command=r[0], module=r[1].replace("-", "_"), rest=" ".join(r[2:]))
+        for r in rows
+        if len(r) > 1 and not r[0].startswith("#")
     ]
 
 

@@ -6,11 +6,9 @@ from the files that `--promises FOLDER` names. `sm120 host verify` runs the same
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from pipeline.host.facts.source import Capture
 from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.host.fleet.promised import Promised, read_promised
 from pipeline.host.fleet.remote import one_line
-from pipeline.host.promises.checks import Host, locked_target
-from pipeline.host.promises.outcome import NotApplicable, Outcome, known
+from pipeline.host.promises.checks import Host, NotApplicable, Outcome, known, locked_target
 from pipeline.host.promises.run import MODULES, PARTS, installs_packages
 from pipeline.known import Known, then, unknown
 from pipeline.spec.checkout import Checkout
@@ -63,36 +60,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("promised_role", roles, indirect=True)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
     """A broken promise fails with its reason and fix; an undecided one does not pass either."""
-    check = pyfuncitem.obj
-
-    @functools.wraps(check)
-    def judged(**given: Any) -> None:
-        try:
-            check(**given)
-        except NotApplicable as outcome:
-            pytest.skip(outcome.why)
-        except Outcome as outcome:
-            pytest.fail(f"{outcome.verdict}: {outcome.why}\n{outcome.fix}".strip(), pytrace=False)
-
-    pyfuncitem.obj = judged
-    yield
-    pyfuncitem.obj = check
+    try:
+        return (yield)
+    except NotApplicable as outcome:
+        pytest.skip(outcome.why)
+    except Outcome as outcome:
+        pytest.fail(f"{outcome.verdict}: {outcome.why}\n{outcome.fix}".strip(), pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def all_promised(pytestconfig: pytest.Config) -> Iterator[dict[str, Promised]]:
     """What each host of the inventory was promised."""
-    folder = pytestconfig.getoption("--promises")
-    with ExitStack() as stack:
-        if folder:
-            hosts = [read_promised(path) for path in sorted(Path(folder).glob("*.json"))]
-        else:
-            inventory = pytestconfig.getoption("--ansible-inventory")
-            arguments = ["--inventory", inventory] if inventory else []
-            hosts = stack.enter_context(promises_of(Checkout(_ROOT), arguments))
+    if folder := pytestconfig.getoption("--promises"):
+        hosts = [read_promised(path) for path in sorted(Path(folder).glob("*.json"))]
+        yield {each.host: each for each in hosts}
+        return
+    inventory = pytestconfig.getoption("--ansible-inventory")
+    arguments = ["--inventory", inventory] if inventory else []
+    with promises_of(Checkout(_ROOT), arguments) as hosts:
         yield {each.host: each for each in hosts}
 
 
@@ -108,11 +96,10 @@ def promised(host: Host, all_promised: dict[str, Promised], roots: set[str]) -> 
     name = host.backend.get_hostname()
     if name not in all_promised:
         pytest.fail(f"nothing was promised to {name}", pytrace=False)
-    if name not in roots:
-        if host.run("id -u").stdout.strip() != "0":
-            hint = "--sudo, or --force-ansible with ansible_become where sudo asks for a password"
-            pytest.fail(f"promises are judged as root on {name}: {hint}", pytrace=False)
-        roots.add(name)
+    if name not in roots and host.run("id -u").stdout.strip() != "0":
+        hint = "--sudo, or --force-ansible with ansible_become where sudo asks for a password"
+        pytest.fail(f"promises are judged as root on {name}: {hint}", pytrace=False)
+    roots.add(name)
     return all_promised[name]
 
 

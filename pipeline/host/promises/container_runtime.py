@@ -12,18 +12,8 @@ from typing import Any
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import RuntimePromise
-from pipeline.host.promises.checks import (
-    Host,
-    installed,
-    require_same_file,
-    require_text,
-    require_unit,
-    require_untouched_unit,
-    shown,
-    text_of,
-    texts_in,
-)
-from pipeline.host.promises.outcome import Broken, known, not_applicable, require, require_none
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none, skip_unless
 
 _DAEMON = "/etc/docker/daemon.json"
 # a name in the middle, so that a site can override ours with a later file
@@ -38,12 +28,13 @@ _DRIVER_FILE = re.compile(r"lib(?:cuda|nvidia-[\w-]+)\.so\.(\d{3}\.\d+(?:\.\d+)?
 _LEAST = {"MEMLOCK": 8 << 20, "NOFILE": 16384}
 _LIMIT = re.compile(r"^\s*(?:Default)?Limit(MEMLOCK|NOFILE)\s*=\s*(\S+)", re.M)
 _UNITS = ("docker", "containerd")
+_ROOTS = ("/etc/systemd", "/run/systemd")
 _UNIT_FILES = (
     *("/etc/systemd/system.conf", "/etc/systemd/system.conf.d/*.conf"),
     *("/run/systemd/system.conf.d/*.conf", "/usr/lib/systemd/system.conf.d/*.conf"),
-    *(f"{p}/system/service.d/*.conf" for p in ("/etc/systemd", "/run/systemd")),
-    *(f"{p}/system/{u}.service" for p in ("/etc/systemd", "/run/systemd") for u in _UNITS),
-    *(f"{p}/system/{u}.service.d/*.conf" for p in ("/etc/systemd", "/run/systemd") for u in _UNITS),
+    *(f"{root}/system/service.d/*.conf" for root in _ROOTS),
+    *(f"{root}/system/{unit}.service" for root in _ROOTS for unit in _UNITS),
+    *(f"{root}/system/{unit}.service.d/*.conf" for root in _ROOTS for unit in _UNITS),
 )
 _TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 
@@ -62,10 +53,10 @@ def missing_from(want: dict[str, Any], have: Any, path: str = "") -> list[str]:
 
 def test_the_engine_is_installed_and_runs(host: Host, wanted: RuntimePromise) -> None:
     """Podman has no daemon."""
-    if not installed(host, wanted.packages):
-        raise Broken(f"not installed: {' or '.join(wanted.packages)}")
+    have = checks.installed_packages(host, wanted.packages)
+    require(have, f"not installed: {' or '.join(wanted.packages)}")
     if wanted.engine == "docker":
-        require_unit(host, "docker")
+        checks.require_unit(host, "docker")
 
 
 def test_the_engines_command_is_there(host: Host, wanted: RuntimePromise) -> None:
@@ -78,40 +69,35 @@ def test_the_engines_command_is_there(host: Host, wanted: RuntimePromise) -> Non
 def test_the_limits_are_set(host: Host, wanted: RuntimePromise) -> None:
     """Locked memory, shared memory, CDI and NVIDIA's runtime."""
     if wanted.engine == "podman":
-        require_text(host, _PODMAN, wanted.limits)
-        return require_none(
-            later_settings(texts_in(host, "/etc/containers/containers.conf.d/*.conf")),
-            "set otherwise by a file that is read after ours",
-            "Take it out of that file.",
-        )
+        checks.require_text(host, _PODMAN, wanted.limits)
+        texts = checks.texts_in(host, "/etc/containers/containers.conf.d/*.conf")
+        later = [
+            f"{path} has {line.strip()}"
+            for path, text in texts.items()
+            if path > _PODMAN
+            for line in text.splitlines()
+            if line.partition("=")[0].strip() in ("default_ulimits", "shm_size")
+        ]
+        why = "set otherwise by a file that is read after ours"
+        return require_none(later, why, "Take it out of that file.")
+    require_none(missing_from(wanted.settings, _json_in(host, _DAEMON)), _DAEMON)
+
+
+def _json_in(host: Host, path: str) -> Any:
     try:
-        output = json.loads(text_of(host, _DAEMON))
+        return json.loads(checks.text_of(host, path))
     except ValueError:
-        fix = f"Repair or remove {_DAEMON}; the playbook stops at it and does not change it."
-        raise Broken(f"{_DAEMON} is not JSON", fix) from None
-    require_none(missing_from(wanted.settings, output), _DAEMON)
-
-
-def later_settings(texts: dict[str, str]) -> list[str]:
-    """Our names in Podman's files that are read after ours."""
-    return [
-        f"{path} has {line.strip()}"
-        for path, text in texts.items()
-        if path > _PODMAN
-        for line in text.splitlines()
-        if line.partition("=")[0].strip() in ("default_ulimits", "shm_size")
-    ]
+        fix = f"Repair or remove {path}; the playbook stops at it and does not change it."
+        raise checks.Broken(f"{path} is not JSON", fix) from None
 
 
 def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) -> None:
     """A daemon that was started before its settings were written has the older ones."""
-    if wanted.engine == "podman":
-        not_applicable("Podman reads its settings at each start of a container")
+    skip_unless(wanted.engine != "podman", "Podman reads its settings at each start of a container")
     started = "systemctl show docker --property=ActiveEnterTimestamp --value"
     # both by the host's clock
     output = host.run(f'date +%s -d "$({started})"; stat -c %Y {_DAEMON}').stdout.split()
-    if len(output) != 2:
-        raise Broken(f"docker does not run, or {_DAEMON} is missing")
+    require(len(output) == 2, f"docker does not run, or {_DAEMON} is missing")
     require(int(output[0]) >= int(output[1]), f"{_DAEMON} is newer", "systemctl restart docker")
     command = host.run("systemctl show docker --property=ExecStart --value").stdout
     other = re.search(r"--config-file[= ](\S+)", command)
@@ -123,22 +109,21 @@ def test_no_limit_of_the_engine_is_lower_than_a_container_needs(
     host: Host, wanted: RuntimePromise
 ) -> None:
     """Of the running daemons, of their units, and of systemd's defaults for the next start."""
-    if wanted.engine == "podman":
-        not_applicable("Podman has no daemon")
+    skip_unless(wanted.engine != "podman", "Podman has no daemon")
     wrong = [
         f"{path} has Limit{name}={value}"
-        for path, text in texts_in(host, *_UNIT_FILES).items()
+        for path, text in checks.texts_in(host, *_UNIT_FILES).items()
         for name, value in _LIMIT.findall(text)
         if too_low(name, value)
     ]
     properties = [f"DefaultLimit{name}" for name in _LEAST]
     wrong += [
         f"systemd runs with {name}={value}"
-        for name, value in shown(host, "", *properties).items()
+        for name, value in checks.unit_properties(host, "", *properties).items()
         if too_low(name.removeprefix("DefaultLimit"), value)
     ]
     for unit in _UNITS:
-        command = shown(host, unit, "MainPID", "ExecStart")
+        command = checks.unit_properties(host, unit, "MainPID", "ExecStart")
         flags = re.findall(r"--default-(?:ulimit|shm-size)[= ]\S+", command.get("ExecStart", ""))
         wrong += [f"{unit} is started with {flag}" for flag in flags]
         limits = host.run(f"cat /proc/{command.get('MainPID') or 0}/limits").stdout
@@ -163,12 +148,12 @@ def too_low(name: str, value: str) -> bool:
 
 def test_the_toolkit_hands_the_cards_to_containers(host: Host) -> None:
     """With no-cgroups a container sees the cards and may not open them."""
-    text = texts_in(host, _TOOLKIT).get(_TOOLKIT, "")
+    text = checks.texts_in(host, _TOOLKIT).get(_TOOLKIT, "")
     try:
         settings = tomllib.loads(text).get("nvidia-container-cli", {})
     except tomllib.TOMLDecodeError as error:
         fix = f"Repair {_TOOLKIT}: `nvidia-ctk config --in-place` writes it anew."
-        raise Broken(f"{_TOOLKIT} is not TOML: {error}", fix) from None
+        raise checks.Broken(f"{_TOOLKIT} is not TOML: {error}", fix) from None
     wrong = ["no-cgroups = true"] if settings.get("no-cgroups") is True else []
     # another root has the libraries of another driver
     if settings.get("root", "/") not in ("", "/"):
@@ -179,11 +164,10 @@ def test_the_toolkit_hands_the_cards_to_containers(host: Host) -> None:
 
 def test_the_private_registry_is_asked_over_tls_only(host: Host, wanted: RuntimePromise) -> None:
     """What is listed as insecure is also asked without TLS, or with any certificate."""
-    if not wanted.registry:
-        not_applicable("no private registry is named")
+    skip_unless(wanted.registry, "no private registry is named")
     if wanted.engine == "podman":
         paths = ("/etc/containers/registries.conf", "/etc/containers/registries.conf.d/*.conf")
-        tables = {p: tomllib.loads(t) for p, t in texts_in(host, *paths).items()}
+        tables = {p: tomllib.loads(t) for p, t in checks.texts_in(host, *paths).items()}
         insecure = [
             (p, str(row.get("location") or row.get("prefix", "")))
             for p, table in tables.items()
@@ -191,9 +175,9 @@ def test_the_private_registry_is_asked_over_tls_only(host: Host, wanted: Runtime
             if row.get("insecure")
         ]
     else:
-        daemon = json.loads(texts_in(host, _DAEMON).get(_DAEMON) or "{}")
+        daemon = json.loads(checks.texts_in(host, _DAEMON).get(_DAEMON) or "{}")
         insecure = [(_DAEMON, str(x)) for x in daemon.get("insecure-registries", [])]
-        command = shown(host, "docker", "ExecStart").get("ExecStart", "")
+        command = checks.unit_properties(host, "docker", "ExecStart").get("ExecStart", "")
         found = re.findall(r"--insecure-registry[= ](\S+)", command)
         insecure += [("docker.service", x) for x in found]
     wrong = [f"{p} lists {x} as insecure" for p, x in insecure if covers(x, wanted.registry)]
@@ -216,27 +200,25 @@ def covers(entry: str, registry: str) -> bool:
 
 def test_cdi_is_made_again_after_each_change_of_the_driver(host: Host) -> None:
     """By the toolkit's own units: at each boot, and when the driver's modules change."""
-    require_unit(host, "nvidia-cdi-refresh", running=False)
-    require_unit(host, "nvidia-cdi-refresh.path")
+    checks.require_unit(host, "nvidia-cdi-refresh", running=False)
+    checks.require_unit(host, "nvidia-cdi-refresh.path")
     for name in ("nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path"):
-        require_untouched_unit(host, name)
+        checks.require_untouched_unit(host, name)
 
 
 def test_cdi_names_the_cards(host: Host, facts: HostFacts) -> None:
     """Without a CDI file no container gets a card."""
-    if not facts.pci.gpus:
-        not_applicable("no GPU is on the bus of this host")
-    specs = "".join(texts_in(host, *_SPECS).values())
+    skip_unless(facts.pci.gpus, "no GPU is on the bus of this host")
+    specs = "".join(checks.texts_in(host, *_SPECS).values())
     fix = "systemctl start nvidia-cdi-refresh, and look at its journal."
     require("nvidia.com/gpu" in specs, "no CDI file names nvidia.com/gpu", fix)
 
 
 def test_cdi_is_of_the_loaded_driver(host: Host, facts: HostFacts) -> None:
     """A file of another driver names libraries that are gone, and no container starts."""
-    named = {p: set(_DRIVER_FILE.findall(t)) for p, t in texts_in(host, *_SPECS).items()}
-    if not any(named.values()):
-        not_applicable("no CDI file names a driver's library")
-    loaded = known(facts.driver.version)
+    named = {p: set(_DRIVER_FILE.findall(t)) for p, t in checks.texts_in(host, *_SPECS).items()}
+    skip_unless(any(named.values()), "no CDI file names a driver's library")
+    loaded = checks.known(facts.driver.version)
     wrong = [f"{p} is of driver {v}" for p, vs in named.items() for v in sorted(vs - {loaded})]
     fix = "systemctl start nvidia-cdi-refresh; remove a file in /etc/cdi that it does not write."
     require_none(wrong, f"loaded is {loaded}", fix)
@@ -244,22 +226,16 @@ def test_cdi_is_of_the_loaded_driver(host: Host, facts: HostFacts) -> None:
 
 def test_the_private_registry_is_trusted_by_its_own_ca(host: Host, wanted: RuntimePromise) -> None:
     """The controller's file, byte for byte."""
-    if not wanted.registry or not wanted.registry_ca:
-        not_applicable("no private registry with a CA is named")
+    skip_unless(wanted.registry and wanted.registry_ca, "no private registry with a CA is named")
     path = f"{wanted.certs}/{wanted.registry}/ca.crt"
-    require_same_file(host, path, Path(wanted.registry_ca))
+    checks.require_same_file(host, path, Path(wanted.registry_ca))
 
 
 def test_the_login_is_there_and_nobody_elses_to_read(host: Host, wanted: RuntimePromise) -> None:
     """Compared by digest, and never printed."""
-    if not wanted.login_sha256:
-        not_applicable("no login is given")
+    skip_unless(wanted.login_sha256, "no login is given")
     path = "/root/.docker/config.json"
-    try:
-        output = json.loads(text_of(host, path)).get("auths", {}).get(wanted.registry, {})
-    except ValueError:
-        fix = f"Repair or remove {path}; the playbook stops at it and does not change it."
-        raise Broken(f"{path} is not JSON", fix) from None
+    output = _json_in(host, path).get("auths", {}).get(wanted.registry, {})
     good = hashlib.sha256(str(output.get("auth", "")).encode()).hexdigest() == wanted.login_sha256
     require(good, f"{path} has no or another login for {wanted.registry}")
     mode = host.file(path).mode

@@ -6,15 +6,8 @@ import json
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import CudaPromise, Promised
-from pipeline.host.promises.checks import Host, text_of
-from pipeline.host.promises.outcome import (
-    Undecided,
-    known,
-    known_by,
-    not_applicable,
-    require,
-    require_none,
-)
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none, skip_unless
 from pipeline.lock.host_model import HostLock, read_host_lock
 
 
@@ -24,21 +17,20 @@ def whole_lock(promised: Promised) -> HostLock:
     return read_host_lock(promised.lock_file)
 
 
-@known_by("driver")
+@checks.known_by("driver")
 def test_the_loaded_driver_runs_what_these_releases_compile(
     facts: HostFacts, promised: Promised, wanted: CudaPromise
 ) -> None:
     """Of the toolkit and of every image named in the inventory."""
     lock = whole_lock(promised)
-    branch = int(known(facts.driver.version).split(".")[0])
+    branch = int(checks.known(facts.driver.version).split(".")[0])
     # kernels are compiled on the host: an older driver refuses PTX of a newer CUDA
     # (NVIDIA/nvbandwidth#61)
-    least = {
-        r: lock.cuda_oldest_branches.get(r) for r in (lock.cuda_release, *wanted.image_releases)
-    }
-    unlisted = [r for r, oldest in least.items() if oldest is None]
-    if unlisted:
-        raise Undecided(f"lockfiles/host.yaml names no driver for CUDA {', '.join(unlisted)}")
+    releases = (lock.cuda_release, *wanted.image_releases)
+    least = {release: lock.cuda_oldest_branches.get(release) for release in releases}
+    unlisted = ", ".join(r for r, oldest in least.items() if oldest is None)
+    why = f"lockfiles/host.yaml names no driver for CUDA {unlisted}"
+    checks.undecided_unless(not unlisted, why)
     wrong = [f"CUDA {r} needs {b}" for r, b in least.items() if b is not None and b > branch]
     fix = "Name a newer driver branch in lockfiles/host.yaml, or use images of an older CUDA."
     require_none(wrong, f"driver {branch}", fix)
@@ -48,10 +40,9 @@ def test_the_toolkit_is_the_locked_release(
     host: Host, promised: Promised, wanted: CudaPromise
 ) -> None:
     """By the toolkit's own version file."""
-    if not wanted.toolkit:
-        not_applicable("this host only runs containers")
+    skip_unless(wanted.toolkit, "this host only runs containers")
     release = whole_lock(promised).cuda_release
     path = f"/usr/local/cuda-{release}/version.json"
-    version = json.loads(text_of(host, path))["cuda"]["version"]
+    version = json.loads(checks.text_of(host, path))["cuda"]["version"]
     fix = f"apt-get install --reinstall the package that `dpkg -S {path}` names."
     require(version.startswith(f"{release}."), f"{path} names {version}", fix)

@@ -1,10 +1,9 @@
-"""What every host that was provisioned is."""
+"""Promises about every host that was provisioned, whatever its roles."""
 
 from __future__ import annotations
 
 from pipeline.host.facts.model import HostFacts
-from pipeline.host.promises.checks import Host
-from pipeline.host.promises.outcome import require, require_none
+from pipeline.host.promises.checks import Host, require, require_none
 
 
 def test_its_facts_can_be_read(facts: HostFacts) -> None:
@@ -13,7 +12,7 @@ def test_its_facts_can_be_read(facts: HostFacts) -> None:
 
 
 def test_no_change_waits_for_a_reboot(host: Host) -> None:
-    """Roles leave a reason there, and a reboot takes it away."""
+    """Roles write a reason to /run, which a reboot empties."""
     reasons = host.run("ls /run/sm120/reboot 2>/dev/null").stdout.split()
     require_none(reasons, "waits for a reboot", "Reboot the host, or run the playbook again.")
 
@@ -32,6 +31,5 @@ def test_nobody_else_can_change_what_the_system_reads(host: Host) -> None:
     )
     # our own files are judged with their roles
     form = f"find {places} -perm -0002 ! -type l ! -name '*sm120*' 2>/dev/null"
-    writable = host.run(form).stdout.split()
     fix = "chmod o-w what is named, and look who changed it."
-    require_none(writable, "writable by everybody", fix)
+    require_none(host.run(form).stdout.split(), "writable by everybody", fix)

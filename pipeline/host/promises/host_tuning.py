@@ -6,23 +6,8 @@ import re
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import TuningPromise
-from pipeline.host.promises.checks import (
-    Host,
-    require_gone,
-    require_packages,
-    require_text,
-    require_unit,
-    require_untouched_unit,
-    texts_in,
-)
-from pipeline.host.promises.outcome import (
-    Undecided,
-    known,
-    not_applicable,
-    require,
-    require_known,
-    require_none,
-)
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none, skip_unless
 from pipeline.known import Unknown, unknown
 
 OURS = "/etc/sysctl.d/60-sm120.conf"
@@ -48,18 +33,17 @@ _UPGRADE = r"(apt|apt-get|aptitude)\b.*\b(safe-|full-|dist-)?upgrade\b"
 
 
 def test_its_files_are_as_written(host: Host, wanted: TuningPromise) -> None:
-    """And none is left of what nobody asks for any more."""
+    """And no file remains of settings that the inventory dropped."""
     for path, text in wanted.files.items():
-        require_text(host, path, text)
-    require_gone(host, wanted.gone)
+        checks.require_text(host, path, text)
+    checks.require_gone(host, wanted.gone)
 
 
 def test_the_kernel_knobs_are_in_effect(host: Host, wanted: TuningPromise) -> None:
     """As the running kernel reports them."""
     wrong = []
     for name, value in wanted.sysctls.items():
-        path = f"/proc/sys/{name.replace('.', '/')}"
-        got = host.run(f"cat {path}").stdout.split()
+        got = host.run(f"cat /proc/sys/{name.replace('.', '/')}").stdout.split()
         if got != str(value).split():
             wrong.append(f"{name} is {' '.join(got) or 'unknown to this kernel'}, not {value}")
     require_none(wrong, "not in effect", "Run sysctl --system, and find out what else sets it.")
@@ -67,11 +51,9 @@ def test_the_kernel_knobs_are_in_effect(host: Host, wanted: TuningPromise) -> No
 
 def test_no_later_file_sets_the_kernel_knobs_otherwise(host: Host, wanted: TuningPromise) -> None:
     """Of all files that systemd reads at a boot, the last one counts."""
-    if not wanted.sysctls:
-        not_applicable("no knobs are set")
+    skip_unless(wanted.sysctls, "no knobs are set")
     done = host.run("/lib/systemd/systemd-sysctl --cat-config")
-    if done.rc != 0:
-        raise Undecided("systemd-sysctl does not print its settings")
+    checks.undecided_unless(done.rc == 0, "systemd-sysctl does not print its settings")
     last = last_settings(done.stdout)
     want = {name: " ".join(str(value).split()) for name, value in wanted.sysctls.items()}
     got = {name: last.get(name, (OURS, "nothing")) for name in want}
@@ -83,17 +65,16 @@ def test_no_later_file_sets_the_kernel_knobs_otherwise(host: Host, wanted: Tunin
 
 def test_nothing_started_at_boot_sets_the_kernel_knobs(host: Host, wanted: TuningPromise) -> None:
     """Units, rc.local, cron and udev come after sysctl.d, and need no file of it."""
-    if not wanted.sysctls:
-        not_applicable("no knobs are set")
+    skip_unless(wanted.sysctls, "no knobs are set")
     names = "|".join(re.escape(n).replace(r"\.", "[./]") for n in sorted(wanted.sysctls))
-    lines = _grep(host, names)
-    want = {n: " ".join(str(v).split()) for n, v in wanted.sysctls.items()}
-    wrong = [
-        f"{path}: {line}"
-        for path, line in lines
-        for name, value in want.items()
-        if name in line.replace("/", ".") and not _sets(line, name, value)
-    ]
+    wrong = []
+    for path, line in _grep(host, names):
+        for name, value in wanted.sysctls.items():
+            # a line may repeat the value that is wanted, as a setting or by echo
+            want, knob = " ".join(str(value).split()), re.escape(name).replace(r"\.", "[./]")
+            same = rf"{knob}\s*=\s*[\"']?{want}\b|echo\s+[\"']?{want}[\"']?\s*>\s*\S*{knob}"
+            if name in line.replace("/", ".") and not re.search(same, line):
+                wrong.append(f"{path}: {line}")
     fix = "Take it out of that file, or name the value in host_tuning_sysctls of the inventory."
     require_none(wrong, "set after sysctl.d", fix)
 
@@ -109,26 +90,17 @@ def _grep(host: Host, pattern: str) -> list[tuple[str, str]]:
     ]
 
 
-def _sets(line: str, name: str, value: str) -> bool:
-    """Whether a line only repeats the value that is wanted."""
-    knob = re.escape(name).replace(r"\.", "[./]")
-    ways = (rf"{knob}\s*=\s*[\"']?{value}\b", rf"echo\s+[\"']?{value}[\"']?\s*>\s*\S*{knob}")
-    return any(re.search(way, line) for way in ways)
-
-
 def test_huge_pages_leave_memory_to_programs(host: Host, wanted: TuningPromise) -> None:
     """Reserved now, or by a setting for the next boot."""
-    if "vm.nr_hugepages" in wanted.sysctls:
-        not_applicable("the inventory sets vm.nr_hugepages")
+    skip_unless("vm.nr_hugepages" not in wanted.sysctls, "the inventory sets vm.nr_hugepages")
     rows = (line.split() for line in host.run("cat /proc/meminfo").stdout.splitlines())
     kib = {r[0].rstrip(":"): int(r[1]) for r in rows if len(r) > 1 and r[1].isdigit()}
-    if "MemTotal" not in kib:
-        raise Undecided("/proc/meminfo cannot be read")
+    checks.undecided_unless("MemTotal" in kib, "/proc/meminfo cannot be read")
     total, page = kib["MemTotal"], kib.get("Hugepagesize", 2048)
-    found = [("the kernel", kib.get("Hugetlb", 0))]
     settings = last_settings(host.run("/lib/systemd/systemd-sysctl --cat-config").stdout)
     path, value = settings.get("vm.nr_hugepages", ("", "0"))
-    found.append((path, int(value) * page if value.isdigit() else 0))
+    set_to = int(value) * page if value.isdigit() else 0
+    found = [("the kernel", kib.get("Hugetlb", 0)), (path, set_to)]
     wrong = [
         f"{by} reserves {n >> 20} of {total >> 20} GiB" for by, n in found if n > total * _MOST_HUGE
     ]
@@ -138,8 +110,7 @@ def test_huge_pages_leave_memory_to_programs(host: Host, wanted: TuningPromise) 
 
 def test_swap_stays_off(host: Host, wanted: TuningPromise) -> None:
     """Now and at the next boot, where the inventory asks for it."""
-    if wanted.swap == "keep":
-        not_applicable("host_tuning_swap leaves it alone")
+    skip_unless(wanted.swap != "keep", "host_tuning_swap leaves it alone")
     rows = [line.split()[0] for line in host.run("cat /proc/swaps").stdout.splitlines()[1:]]
     require_none(rows, "in use", "swapoff -a")
     state = host.run("systemctl is-enabled swap.target").stdout.strip()
@@ -162,50 +133,46 @@ def last_settings(text: str) -> dict[str, tuple[str, str]]:
 
 def test_the_governor_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> None:
     """By a unit of our own."""
-    if wanted.governor == "keep":
-        not_applicable("the governor is left alone")
-    require_unit(host, "sm120-governor")
-    require_untouched_unit(host, "sm120-governor.service")
+    skip_unless(wanted.governor != "keep", "the governor is left alone")
+    checks.require_unit(host, "sm120-governor")
+    checks.require_untouched_unit(host, "sm120-governor.service")
 
 
 def test_the_governor_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:
     """On every processor."""
-    if wanted.governor == "keep":
-        not_applicable("the governor is left alone")
+    skip_unless(wanted.governor != "keep", "the governor is left alone")
     if isinstance(facts.cpu.governors, Unknown):
-        not_applicable(f"this machine scales no frequency ({facts.cpu.governors.unknown})")
+        reason = facts.cpu.governors.unknown
+        raise checks.NotApplicable(f"this machine scales no frequency ({reason})")
     good = facts.cpu.governors == [wanted.governor]
     require(good, f"it is {', '.join(facts.cpu.governors)}", "systemctl restart sm120-governor")
 
 
 def test_the_power_limit_is_set_at_each_boot(host: Host, wanted: TuningPromise) -> None:
     """By a unit of our own."""
-    if not wanted.power_limit_w:
-        not_applicable("no limit is asked for")
-    require_unit(host, "sm120-power-limit", running=False)
-    require_untouched_unit(host, "sm120-power-limit.service")
+    skip_unless(wanted.power_limit_w, "no limit is asked for")
+    checks.require_unit(host, "sm120-power-limit", running=False)
+    checks.require_untouched_unit(host, "sm120-power-limit.service")
 
 
 def test_the_power_limit_is_in_effect(facts: HostFacts, wanted: TuningPromise) -> None:
     """As each card reports it."""
-    if not wanted.power_limit_w:
-        not_applicable("no limit is asked for")
-    limits = {f"GPU {g.index}": g.power.limit_w for g in known(facts.gpus)}
-    require_known(limits.values() or [unknown("no card answers")])
+    skip_unless(wanted.power_limit_w, "no limit is asked for")
+    limits = {f"GPU {g.index}": g.power.limit_w for g in checks.known(facts.gpus)}
+    checks.require_known(limits.values() or [unknown("no card answers")])
     wrong = [f"{n} has {w} W" for n, w in limits.items() if w != float(wanted.power_limit_w)]
     require_none(wrong, f"{wanted.power_limit_w} W", "systemctl restart sm120-power-limit")
 
 
 def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:
     """Logs and certificates need it."""
-    if not wanted.time_sync:
-        not_applicable("time is kept by somebody else")
-    require_packages(host, ["chrony"])
-    require_unit(host, "chrony")
-    texts = texts_in(host, *_CHRONY)
+    skip_unless(wanted.time_sync, "time is kept by somebody else")
+    checks.require_packages(host, ["chrony"])
+    checks.require_unit(host, "chrony")
+    texts = checks.texts_in(host, *_CHRONY).values()
     fix = "Name a server in /etc/chrony/sources.d, then `chronyc reload sources`."
-    named = any(_TIME.search(text) for text in texts.values())
-    require(named or not texts, "chrony's settings name no server, pool or clock", fix)
+    named = not texts or any(_TIME.search(text) for text in texts)
+    require(named, "chrony's settings name no server, pool or clock", fix)
     done = host.run("chronyc -n sources")
     # a row begins with the kind and the state of a source, `^*`; a line of `=` parts the head
     asked = [x for x in done.stdout.splitlines() if x[:1] in ("^", "=", "#") and x[1:2] != "="]
@@ -215,8 +182,7 @@ def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:
 
 def test_updates_at_night_stay_away_from_the_driver(host: Host, wanted: TuningPromise) -> None:
     """As apt itself reads its settings."""
-    if not wanted.keep_driver:
-        not_applicable("host_tuning_keep_driver is off")
+    skip_unless(wanted.keep_driver, "host_tuning_keep_driver is off")
     output = host.run("apt-config dump Unattended-Upgrade::Package-Blacklist").stdout
     listed = re.findall(r'^\S+:: "([^"]+)";$', output, re.M)
     require_none([n for n in _KEPT_AWAY if n not in listed], "not on apt's list")

@@ -8,15 +8,8 @@ from typing import Any
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import NcclPromise
-from pipeline.host.promises.checks import Host, require_gone, require_same_file, text_of, texts_in
-from pipeline.host.promises.outcome import (
-    Broken,
-    Undecided,
-    known,
-    not_applicable,
-    require,
-    require_none,
-)
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none, skip_unless
 
 _CONF, _ENV = "/etc/nccl.conf", "/etc/sm120/nccl.env"
 _OURS = "# Written by the role nccl"
@@ -85,15 +78,11 @@ print("\n".join(sorted("%s (%s)" % row for row in found.items() if not known(row
 
 def require_settings(host: Host, path: str, want: dict[str, Any]) -> None:
     """Exactly these lines, in any order."""
-    lines = [x for x in text_of(host, path).splitlines() if x and not x.startswith("#")]
-    output = {name: value for name, _, value in (x.partition("=") for x in lines)}
+    lines = [x for x in checks.text_of(host, path).splitlines() if x and not x.startswith("#")]
+    got = dict(line.partition("=")[::2] for line in lines)
     wanted = {name: str(value) for name, value in want.items()}
-    wrong = [
-        f"{n}={output.get(n, '(none)')}"
-        for n in sorted({*output, *wanted})
-        if output.get(n) != wanted.get(n)
-    ]
-    require_none(wrong, f"{path} has")
+    differ = [n for n in sorted({*got, *wanted}) if got.get(n) != wanted.get(n)]
+    require_none([f"{n}={got.get(n, '(none)')}" for n in differ], f"{path} has")
 
 
 def test_programs_on_the_host_get_the_settings(host: Host, wanted: NcclPromise) -> None:
@@ -101,7 +90,7 @@ def test_programs_on_the_host_get_the_settings(host: Host, wanted: NcclPromise) 
     output = host.run(f"head -n 1 {_CONF} 2>/dev/null").stdout
     if wanted.container_settings:
         if output.strip() and _OURS not in output:
-            raise Broken(
+            raise checks.Broken(
                 f"{_CONF} was not written by the role nccl",
                 "Move its settings to nccl_extra in the inventory, remove it, and run the playbook "
                 "again: the role does not overwrite it.",
@@ -112,17 +101,15 @@ def test_programs_on_the_host_get_the_settings(host: Host, wanted: NcclPromise) 
 
 def test_no_home_has_settings_of_its_own(host: Host, wanted: NcclPromise) -> None:
     """~/.nccl.conf takes precedence over /etc/nccl.conf."""
-    if not wanted.settings:
-        not_applicable("no profile is chosen")
-    wrong = overriding(texts_in(host, *in_homes(host, ".nccl.conf")), wanted.settings)
+    skip_unless(wanted.settings, "no profile is chosen")
+    wrong = overriding(checks.texts_in(host, *in_homes(host, ".nccl.conf")), wanted.settings)
     fix = "Remove the file, or move what is needed to nccl_extra in the inventory."
     require_none(wrong, "takes precedence over /etc/nccl.conf", fix)
 
 
 def test_no_environment_has_settings_of_its_own(host: Host, wanted: NcclPromise) -> None:
     """Variables take precedence over any file: of logins, of services, and of containers."""
-    if not wanted.settings:
-        not_applicable("no profile is chosen")
+    skip_unless(wanted.settings, "no profile is chosen")
     wrong = overriding(environments(host), wanted.settings)
     fix = (
         "Take the line out of the file (systemd: `systemctl unset-environment NAME`), or move it "
@@ -133,13 +120,14 @@ def test_no_environment_has_settings_of_its_own(host: Host, wanted: NcclPromise)
 
 def in_homes(host: Host, *names: str) -> list[str]:
     """These files in the home of each user."""
-    homes = {x.split(":")[5] for x in text_of(host, "/etc/passwd").splitlines() if x.count(":") > 5}
+    users = [line.split(":") for line in checks.text_of(host, "/etc/passwd").splitlines()]
+    homes = {fields[5] for fields in users if len(fields) > 6}
     return [f"{home}/{n}" for home in sorted(homes) if _PLAIN.fullmatch(home) for n in names]
 
 
 def environments(host: Host) -> dict[str, str]:
     """Where variables of logins, services and containers come from."""
-    texts = texts_in(host, *_ENVIRONMENTS, *in_homes(host, *_OF_HOMES))
+    texts = checks.texts_in(host, *_ENVIRONMENTS, *in_homes(host, *_OF_HOMES))
     return texts | {"systemd's environment": host.run("systemctl show-environment").stdout}
 
 
@@ -152,26 +140,23 @@ def test_no_other_library_takes_the_place_of_nccl(host: Host, wanted: NcclPromis
         if not line.lstrip().startswith(("#", ";"))
         for name, value in _LINKER.findall(line)
     ]
-    paths = {
-        kind: [p for n, value, _ in lines if (n == "LIBRARY_PATH") == kind for p in plain(value)]
-        for kind in (False, True)
-    }
-    ours = wanted.patched_at if wanted.patched else "-"
-    done = host.run(
-        "python3 -c %s %s %s %s", FOREIGN, ours, " ".join(paths[False]), " ".join(paths[True])
-    )
-    if done.rc != 0:
-        raise Undecided(f"the host's libraries cannot be listed: {done.stderr.strip()[-100:]}")
-    named = sorted({path for _, value, path in lines if plain(value)})
+    folders = [
+        p for name, value, _ in lines if name == "LIBRARY_PATH" for p in absolute_paths(value)
+    ]
+    files = [p for name, value, _ in lines if name != "LIBRARY_PATH" for p in absolute_paths(value)]
+    arguments = (wanted.patched_at if wanted.patched else "-", " ".join(files), " ".join(folders))
+    why = "the host's libraries cannot be listed"
+    output = checks.output_of(host, why, "python3 -c %s %s %s %s", FOREIGN, *arguments)
+    named = sorted({path for _, value, path in lines if absolute_paths(value)})
     origin = f"; {', '.join(named)} set LD_ variables" if named else ""
     fix = (
         "Take the folder or the variable out of the file that names it, run ldconfig, and start "
         f"the programs again{origin}."
     )
-    require_none([x for x in done.stdout.splitlines() if x], "no package brought", fix)
+    require_none(list(filter(None, output.splitlines())), "no package brought", fix)
 
 
-def plain(value: str) -> list[str]:
+def absolute_paths(value: str) -> list[str]:
     """Absolute paths in the value of a variable of the linker."""
     return [p for p in re.split(r"[:\s]+", value) if _PLAIN.fullmatch(p)]
 
@@ -191,22 +176,21 @@ def overriding(texts: dict[str, str], want: dict[str, Any]) -> list[str]:
 def test_containers_get_the_settings(host: Host, wanted: NcclPromise) -> None:
     """By the file that they are started with."""
     if not wanted.container_settings:
-        return require_gone(host, [_ENV])
+        return checks.require_gone(host, [_ENV])
     require_settings(host, _ENV, wanted.container_settings)
 
 
 def test_the_patched_library_is_ours_or_none(host: Host, wanted: NcclPromise) -> None:
     """Byte for byte."""
     if not wanted.patched:
-        return require_gone(host, [wanted.patched_at])
-    require_same_file(host, wanted.patched_at, Path(wanted.patched))
+        return checks.require_gone(host, [wanted.patched_at])
+    checks.require_same_file(host, wanted.patched_at, Path(wanted.patched))
 
 
 def test_the_patched_library_is_only_where_it_works(facts: HostFacts, wanted: NcclPromise) -> None:
     """NVIDIA/nccl#2127 was measured with eight GPUs on Zen 5, and nowhere else."""
-    if not wanted.patched:
-        not_applicable("no patched library is asked for")
-    cpu, gpus = facts.cpu, known(facts.gpus)
+    skip_unless(wanted.patched, "no patched library is asked for")
+    cpu, gpus = facts.cpu, checks.known(facts.gpus)
     good = cpu.vendor == "AuthenticAMD" and cpu.family == _ZEN_5 and len(gpus) == 8
     fix = "Leave nccl_patched_library out for this host and run the playbook again."
     require(good, f"{cpu.vendor} family {cpu.family} with {len(gpus)} GPUs", fix)

@@ -8,33 +8,8 @@ from pathlib import Path
 
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.fleet.promised import DriverPromise
-from pipeline.host.promises.boot import (
-    ModuleLine,
-    boot_entries,
-    chosen_kernel,
-    module_settings,
-    next_choices,
-)
-from pipeline.host.promises.checks import (
-    Host,
-    arguments_of,
-    require_packages,
-    require_text,
-    require_unit,
-    require_untouched_unit,
-    text_of,
-    texts_in,
-)
-from pipeline.host.promises.outcome import (
-    Broken,
-    Undecided,
-    known,
-    known_by,
-    not_applicable,
-    require,
-    require_known,
-    require_none,
-)
+from pipeline.host.promises import boot, checks
+from pipeline.host.promises.checks import Host, require, require_none, skip_unless
 from pipeline.known import unknown
 from pipeline.lock.host_model import TargetLock
 
@@ -62,13 +37,12 @@ def locked_driver(lock: TargetLock) -> str:
 def test_the_locked_driver_is_the_loaded_one(host: Host, lock: TargetLock) -> None:
     """Installed is not loaded."""
     want = locked_driver(lock)
-    if not host.file(_LOADED).exists:
-        raise Broken(f"no driver is loaded; {want} is locked", _BUILD)
-    first = text_of(host, _LOADED).splitlines()[0]
+    require(host.file(_LOADED).exists, f"no driver is loaded; {want} is locked", _BUILD)
+    first = checks.text_of(host, _LOADED).splitlines()[0]
     require(want in first.split(), f"loaded is `{first}`, locked {want}", _BUILD)
 
 
-@known_by("open module")
+@checks.known_by("open module")
 def test_the_open_kernel_modules_are_loaded(facts: HostFacts) -> None:
     """Blackwell runs with no others."""
     require(facts.driver.is_open, "the loaded module is the proprietary one", _BUILD)
@@ -79,35 +53,35 @@ def test_the_programs_are_of_the_same_version(host: Host, lock: TargetLock) -> N
     done = host.run("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
     versions = sorted(set(done.stdout.split()))
     if done.rc != 0 or not versions:
-        first = (done.stdout + done.stderr).strip().splitlines()[:1]
-        message = first[0] if first else "no output"
+        message = ((done.stdout + done.stderr).strip() or "no output").splitlines()[0]
         if "mismatch" in message:
-            raise Broken(message, "Reboot, so that module and library are one version again.")
-        raise Undecided(f"nvidia-smi: {message}")
-    reported = ", ".join(versions)
-    require(versions == [locked_driver(lock)], f"nvidia-smi reports {reported}", _BUILD)
+            fix = "Reboot, so that module and library are one version again."
+            raise checks.Broken(message, fix)
+        raise checks.Undecided(f"nvidia-smi: {message}")
+    good = versions == [locked_driver(lock)]
+    require(good, f"nvidia-smi reports {', '.join(versions)}", _BUILD)
 
 
 def test_nouveau_is_kept_away(host: Host) -> None:
     """Now and at the next boot."""
     want = "# Written by the role nvidia_driver.\nblacklist nouveau\noptions nouveau modeset=0\n"
-    require_text(host, "/etc/modprobe.d/sm120-nouveau.conf", want)
+    checks.require_text(host, "/etc/modprobe.d/sm120-nouveau.conf", want)
     loaded = host.run("grep -c '^nouveau ' /proc/modules").stdout.strip()
     require(loaded in ("", "0"), "nouveau is loaded", "Reboot the host.")
     wrong = [
         path
-        for path, text in texts_in(host, *_LOADED_BY_NAME).items()
+        for path, text in checks.texts_in(host, *_LOADED_BY_NAME).items()
         if any(line.split()[:1] == ["nouveau"] for line in text.splitlines())
     ]
     wrong += [
         f"booted with {a}"
-        for a in arguments_of(host, "/proc/cmdline")
+        for a in checks.kernel_arguments(host)
         if a.startswith("modules-load=") and "nouveau" in a.partition("=")[2].split(",")
     ]
     # `softdep nvidia pre: nouveau` and `alias pci:v000010DE* nouveau`
     wrong += [
         f"{row.path} ({row.command} {row.module})"
-        for row in module_settings(host)
+        for row in boot.module_settings(host)
         if row.command in ("softdep", "alias", "install") and "nouveau" in row.rest.split()
     ]
     fix = "Take nouveau out of it (a kernel argument: out of GRUB's settings), then reboot."
@@ -116,12 +90,16 @@ def test_nouveau_is_kept_away(host: Host) -> None:
 
 def test_nothing_keeps_its_modules_from_loading(host: Host) -> None:
     """A line in any of modprobe's folders, or an argument of the kernel's command line."""
-    wrong = [
-        f"{r.path}: {r.command} {r.module} {r.rest}".strip()
-        for r in module_settings(host)
-        if _blocks(r)
-    ]
-    arguments = [a.partition("=") for a in arguments_of(host, "/proc/cmdline")]
+    wrong = []
+    for row in boot.module_settings(host):
+        # without its firmware the open module finds no card
+        no_firmware = row.options.get("NVreg_EnableGpuFirmware") == "0" and row.command == "options"
+        # `install nvidia modprobe …` still loads it; /bin/false does not
+        other_program = row.command == "install" and "modprobe" not in row.rest
+        blocks = row.command == "blacklist" or other_program or no_firmware
+        if blocks and row.module in _MODULES:
+            wrong.append(f"{row.path}: {row.command} {row.module} {row.rest}".strip())
+    arguments = [a.partition("=") for a in checks.kernel_arguments(host)]
     wrong += [
         f"booted with {name}={value}"
         for name, _, value in arguments
@@ -131,35 +109,24 @@ def test_nothing_keeps_its_modules_from_loading(host: Host) -> None:
     require_none(wrong, "blocked by", fix)
 
 
-def _blocks(row: ModuleLine) -> bool:
-    if row.module not in _MODULES:
-        return False
-    # without its firmware the open module finds no card
-    no_firmware = row.command == "options" and row.options.get("NVreg_EnableGpuFirmware") == "0"
-    # `install nvidia modprobe …` still loads it; /bin/false does not
-    other_program = row.command == "install" and "modprobe" not in row.rest
-    return row.command == "blacklist" or other_program or no_firmware
-
-
 def test_the_driver_stays_initialised_between_jobs(host: Host) -> None:
     """Without it settings are forgotten whenever the last program ends."""
-    require_unit(host, "nvidia-persistenced")
-    require_untouched_unit(host, "nvidia-persistenced.service")
+    checks.require_unit(host, "nvidia-persistenced")
+    checks.require_untouched_unit(host, "nvidia-persistenced.service")
 
 
 def test_every_card_is_in_persistence_mode(facts: HostFacts) -> None:
     """As the cards report: the daemon may run with persistence mode switched off."""
-    if not facts.pci.gpus:
-        not_applicable("no GPU is on the bus of this host")
-    modes = {f"GPU {g.index}": g.persistence for g in known(facts.gpus)}
-    require_known(modes.values() or [unknown("no card answers")])
+    skip_unless(facts.pci.gpus, "no GPU is on the bus of this host")
+    modes = {f"GPU {g.index}": g.persistence for g in checks.known(facts.gpus)}
+    checks.require_known(modes.values() or [unknown("no card answers")])
     fix = "systemctl restart nvidia-persistenced; `systemctl cat` of it shows its options."
     require_none([n for n, mode in modes.items() if not mode], "the mode is off", fix)
 
 
 def test_dkms_can_build_it_for_the_running_kernel(host: Host, wanted: DriverPromise) -> None:
     """After a kernel update there would be no module."""
-    require_packages(host, ["dkms", wanted.headers])
+    checks.require_packages(host, ["dkms", wanted.headers])
 
 
 def test_dkms_builds_it_for_each_new_kernel(host: Host) -> None:
@@ -169,7 +136,7 @@ def test_dkms_builds_it_for_each_new_kernel(host: Host) -> None:
     require(not host.file(flag).exists, f"{flag} switches it off", f"rm {flag}")
     values = [
         (path, value)
-        for path, text in texts_in(host, *_DKMS).items()
+        for path, text in checks.texts_in(host, *_DKMS).items()
         for value in re.findall(r"^\s*AUTOINSTALL=[\"']?([^\"'\s#]*)", text, re.M)
     ]
     off = [f"{p} has AUTOINSTALL={v}" for p, v in values[-1:] if v.lower() not in ("yes", "true")]
@@ -182,9 +149,9 @@ def test_dkms_builds_it_for_each_new_kernel(host: Host) -> None:
 
 def test_the_packages_to_go_back_to_are_whole(host: Host) -> None:
     """Of the driver that works and of the one before, by the digests of their locks."""
-    notes = texts_in(host, f"{_KEPT}/working.json", f"{_KEPT}/before.json")
-    if f"{_KEPT}/working.json" not in notes:
-        raise Broken(f"{_KEPT}/working.json is missing: `sm120 host rollback` has no way back")
+    notes = checks.texts_in(host, f"{_KEPT}/working.json", f"{_KEPT}/before.json")
+    working = f"{_KEPT}/working.json"
+    require(working in notes, f"{working} is missing: `sm120 host rollback` has no way back")
     lines = host.run(f"sha256sum {_KEPT}/*.deb 2>/dev/null").stdout.splitlines()
     have = {line.split()[0] for line in lines if line.strip()}
     lost = []
@@ -194,7 +161,7 @@ def test_the_packages_to_go_back_to_are_whole(host: Host) -> None:
             lost += [f"{p['name']} {p['version']}" for p in pins if p["sha256"] not in have]
         except (ValueError, KeyError, TypeError):
             fix = f"rm {path}, then run the playbook; it notes the driver that works now."
-            raise Broken(f"{path} is not the note that the role wrote", fix) from None
+            raise checks.Broken(f"{path} is not the note that the role wrote", fix) from None
     fix = (
         "Run the playbook: it brings what the lock names. Packages of the driver before are gone "
         f"where no mirror has them; then rm {_KEPT}/before.json."
@@ -205,10 +172,10 @@ def test_the_packages_to_go_back_to_are_whole(host: Host) -> None:
 def test_the_headers_that_follow_updates_are_installed(host: Host) -> None:
     """linux-headers-generic for linux-image-generic: else the next kernel has no driver."""
     script = (ROLE_FILES / "following_headers.sh").read_text(encoding="utf-8")
+    # the role's own script, so that both mean the same packages
     names = host.run("/bin/sh -c %s", script).stdout.split()
-    if not names:
-        not_applicable("no kernel of this host follows updates")
-    require_packages(host, names)
+    skip_unless(names, "no kernel of this host follows updates")
+    checks.require_packages(host, names)
 
 
 def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock) -> None:
@@ -216,22 +183,22 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     files = host.run("ls -v /boot").stdout.split()
     kernels = [f.removeprefix("vmlinuz-") for f in files if f.startswith("vmlinuz-")]
     grub = str(host.run("cat /boot/grub/grub.cfg").stdout)
-    entries = boot_entries(grub)
+    entries = boot.boot_entries(grub)
     booted: dict[str, str] = {}
-    for where, choice in next_choices(host, grub).items():
-        kernel = chosen_kernel(entries, choice)
+    for where, choice in boot.next_choices(host, grub).items():
+        kernel = boot.chosen_kernel(entries, choice)
         if kernel:
             booted[kernel] = f" (by {where})" if choice not in ("", "0") else ""
         elif choice not in ("", "0"):
             fix = "Remove GRUB_DEFAULT (`grub-editenv - unset saved_entry`), then update-grub."
-            raise Broken(f"{where} chooses `{choice}`, and GRUB's menu has no such kernel", fix)
-    if not booted and not kernels:
-        not_applicable("there is no kernel in /boot")
+            raise checks.Broken(
+                f"{where} chooses `{choice}`, and GRUB's menu has no such kernel", fix
+            )
+    skip_unless(booted or kernels, "there is no kernel in /boot")
     for kernel, where in (booted or {kernels[-1]: ""}).items():
         done = host.run("/sbin/modinfo --set-version %s --field version nvidia", kernel)
-        # of the shell: there is no such program
-        if done.rc == 127:
-            raise Undecided("modinfo is not installed")
+        # 127, of the shell: there is no such program
+        checks.undecided_unless(done.rc != 127, "modinfo is not installed")
         version, want = done.stdout.strip(), locked_driver(lock)
         fix = f"apt-get install linux-headers-{kernel}, look at `dkms status`, do not reboot yet."
         has = f"driver {version}" if version else "no NVIDIA driver"

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from pipeline.host.fleet.promised import RepositoryPromise
-from pipeline.host.promises.checks import Host, require_same_file, text_of, texts_in
-from pipeline.host.promises.outcome import require, require_none
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none
 
 _SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
 # options of a source by which apt does not require a signature, see sources.list(5)
@@ -25,7 +25,7 @@ _PROGRAM = re.compile(r"^APT::Key::gpgvcommand$", re.I)
 
 def test_the_source_is_the_one_of_the_inventory(host: Host, wanted: RepositoryPromise) -> None:
     """Address, suite and components."""
-    lines = [x for x in text_of(host, _SOURCE).splitlines() if x and not x.startswith("#")]
+    lines = [x for x in checks.text_of(host, _SOURCE).splitlines() if x and not x.startswith("#")]
     source = {key: value.strip() for key, _, value in (x.partition(":") for x in lines)}
     want = {"Types": "deb", "URIs": wanted.url, "Suites": wanted.suite}
     want["Signed-By"] = wanted.key_place
@@ -36,17 +36,14 @@ def test_the_source_is_the_one_of_the_inventory(host: Host, wanted: RepositoryPr
 
 def test_the_source_is_believed_by_its_own_key_only(host: Host, wanted: RepositoryPromise) -> None:
     """The key on the host is the controller's."""
-    require_same_file(host, wanted.key_place, Path(wanted.key))
+    checks.require_same_file(host, wanted.key_place, Path(wanted.key))
 
 
 def test_no_source_of_the_host_is_believed_without_a_signature(host: Host) -> None:
     """Whoever answers at its address could bring any package, as root."""
-    texts = texts_in(
-        host,
-        "/etc/apt/sources.list",
-        "/etc/apt/sources.list.d/*.list",
-        "/etc/apt/sources.list.d/*.sources",
-    )
+    folder = "/etc/apt/sources.list.d"
+    places = ("/etc/apt/sources.list", f"{folder}/*.list", f"{folder}/*.sources")
+    texts = checks.texts_in(host, *places)
     wrong = [
         f"{path} has {option}" for path, text in texts.items() for option in unsigned(path, text)
     ]
@@ -63,23 +60,18 @@ def unsigned(path: str, text: str) -> list[str]:
         return ["".join(pair) for pair in pairs if _loosens(pair[0], pair[2])]
     # a line that begins with a blank continues the field before it
     unfolded = re.sub(r"\n[ \t]+(?=\S)", " ", "\n".join(lines))
-    stanzas = [_fields(part) for part in re.split(r"\n\s*\n", unfolded)]
-    return [
-        f"{name.title()}: {stanza[name]}"
-        for stanza in stanzas
-        if _is_on(stanza.get("enabled", "yes"))
-        for name in (*_WITHOUT, *_DATES)
-        if name in stanza and _loosens(name, stanza[name])
-    ]
+    loose = []
+    for part in re.split(r"\n\s*\n", unfolded):
+        rows = (line.partition(":") for line in part.splitlines() if line[:1].strip())
+        stanza = {name.strip().lower(): value.strip() for name, _, value in rows}
+        if _is_on(stanza.get("enabled", "yes")):
+            named = [n for n in (*_WITHOUT, *_DATES) if n in stanza and _loosens(n, stanza[n])]
+            loose += [f"{name.title()}: {stanza[name]}" for name in named]
+    return loose
 
 
 def _loosens(option: str, value: str) -> bool:
     return _is_on(value) if option in _WITHOUT else option in _DATES and not _is_on(value)
-
-
-def _fields(stanza: str) -> dict[str, str]:
-    rows = (line.partition(":") for line in stanza.splitlines() if line[:1].strip())
-    return {name.strip().lower(): value.strip() for name, _, value in rows}
 
 
 def _is_on(value: str) -> bool:
@@ -90,15 +82,14 @@ def _is_on(value: str) -> bool:
 def test_apt_checks_signatures_and_certificates(host: Host) -> None:
     """As apt itself reads its settings."""
     output = dict(re.findall(r'^(\S+) "([^"]*)";$', host.run("apt-config dump").stdout, re.M))
-    wrong = [f"{n} is {v}" for n, v in output.items() if _ALLOWS.search(n) and _is_on(v)]
-    wrong += [f"{n} is {v}" for n, v in output.items() if _CHECKS.search(n) and not _is_on(v)]
-    wrong += [f"{n} is {v}" for n, v in output.items() if _PROGRAM.search(n) and v]
-    # more than a day: apt accepts an index that is dated that far off
-    wrong += [
-        f"{n} is {v}"
-        for n, v in output.items()
-        if _AGE.search(n) and v.isdigit() and int(v) > 86400
-    ]
+    wrong = []
+    for name, value in output.items():
+        allows = _ALLOWS.search(name) and _is_on(value)
+        unchecked = _CHECKS.search(name) and not _is_on(value)
+        # more than a day: apt accepts an index that is dated that far off
+        old = _AGE.search(name) and value.isdigit() and int(value) > 86400
+        if allows or unchecked or old or (_PROGRAM.search(name) and value):
+            wrong.append(f"{name} is {value}")
     names = "|".join(x.split()[0].rpartition("::")[2] for x in wrong)
     fix = f"Take it out of the file that `grep -riE '{names}' /etc/apt/apt.conf*` names."
     require_none(wrong, "apt's settings", fix)
@@ -125,4 +116,4 @@ def test_what_the_host_had_before_is_noted(host: Host) -> None:
     """Without it `state: absent` would not know what to leave."""
     path = "/var/lib/sm120/before/packages"
     fix = f"rm {path}, then run the playbook again; it notes what is installed now, ours with it."
-    require(text_of(host, path).strip(), "the note is empty", fix)
+    require(checks.text_of(host, path).strip(), "the note is empty", fix)

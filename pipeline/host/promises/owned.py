@@ -1,9 +1,9 @@
-"""What each role owns on a host: nobody else writes there, and it goes when the role is undone."""
+"""The files that each role owns: only root writes them, and they go when the role is undone."""
 
 from __future__ import annotations
 
-from pipeline.host.promises.checks import Host, require_gone
-from pipeline.host.promises.outcome import Undecided, require, require_none
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none
 
 _SYSTEMD = "/etc/systemd/system"
 _PINS = "/etc/apt/preferences.d"
@@ -49,8 +49,8 @@ _USED = {
     "host_tuning": ["/run/sm120/governor"],
 }
 OWNED = {role: [*paths, *_USED.get(role, [])] for role, paths in LEFT.items()}
-# users beside root that may own files of a role
-# the package's unit runs as its own user, who reads certificates and passwords
+# Users beside root that may own files of a role: the package's unit runs as its own user, who
+# reads certificates and passwords.
 OWNERS = {"registry": "docker-registry"}
 
 # lists what users other than root can change: these paths, what is below them, folders above
@@ -85,19 +85,18 @@ print("\\n".join(dict.fromkeys(filter(None, faults))))
 def test_nobody_but_root_can_change_its_files(host: Host, role: str) -> None:
     """Programs that root runs, keys, sources, settings, and every folder above them."""
     owners = ",".join(["root", *([OWNERS[role]] if role in OWNERS else [])])
-    done = host.run(f"python3 -c %s {owners} {' '.join(OWNED[role])}", LOOSE)
-    if done.rc != 0:
-        raise Undecided(f"owners and modes cannot be read: {done.stderr.strip()[-100:]}")
+    command = f"python3 -c %s {owners} {' '.join(OWNED[role])}"
+    output = checks.output_of(host, "owners and modes cannot be read", command, LOOSE)
     fix = (
         "`chown root:root` and `chmod go-w` what is named (replace a link by the file), then run "
         "the playbook again: somebody else could have changed what is in it."
     )
-    require_none([x for x in done.stdout.splitlines() if x], "others can change it", fix)
+    require_none(list(filter(None, output.splitlines())), "others can change it", fix)
 
 
 def test_nothing_of_the_role_is_left(host: Host, role: str) -> None:
     """Its files are gone, and the driver is not loaded any more."""
-    require_gone(host, LEFT[role])
+    checks.require_gone(host, LEFT[role])
     if role == "nvidia_driver":
         loaded = host.file("/proc/driver/nvidia/version").exists
         require(not loaded, "the driver is still loaded", "Reboot the host.")

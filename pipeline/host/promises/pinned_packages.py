@@ -1,11 +1,10 @@
-"""Packages at exactly the locked versions, kept there; a row for each part of the lock."""
+"""Packages at exactly the locked versions, and held; a row for each part of the lock."""
 
 from __future__ import annotations
 
 import re
 
-from pipeline.host.promises.checks import Host, installed, part_of, text_of
-from pipeline.host.promises.outcome import require_none
+from pipeline.host.promises.checks import Host, installed_packages, require_none, text_of
 from pipeline.lock.host_model import TargetLock
 
 # blocks of `apt-cache policy`, then of `apt-cache show`
@@ -15,13 +14,13 @@ _OFFERED = re.compile(r"^Package: (\S+)\n(?:.+\n)*?SHA256: ([0-9a-f]{64})$", re.
 
 def pins_of(lock: TargetLock, part: str) -> dict[str, str]:
     """Version by name."""
-    return {pin.name: pin.version for pin in part_of(lock, part).debs}
+    return {pin.name: pin.version for pin in getattr(lock, part).debs}
 
 
 def test_the_locked_versions_are_installed(host: Host, lock: TargetLock, part: str) -> None:
     """All of them, and no other version."""
     pins = pins_of(lock, part)
-    have = {name: version for name, (version, _) in installed(host, list(pins)).items()}
+    have = {name: version for name, (version, _) in installed_packages(host, list(pins)).items()}
     wrong = [
         f"{n} is {have.get(n, 'missing')}, not {v}" for n, v in pins.items() if have.get(n) != v
     ]
@@ -31,7 +30,7 @@ def test_the_locked_versions_are_installed(host: Host, lock: TargetLock, part: s
 def test_they_are_held(host: Host, lock: TargetLock, part: str) -> None:
     """So that no upgrade by hand moves them."""
     names = list(pins_of(lock, part))
-    have = installed(host, names)
+    have = installed_packages(host, names)
     require_none([n for n in names if have.get(n, ("", ""))[1] != "hold"], "not held")
     output = host.run("apt-config dump APT::Get::allow-change-held-packages").stdout
     off = re.search(r'"(true|yes|1|on|enable|with)"', output, re.I)
@@ -53,11 +52,11 @@ def test_no_source_offers_other_bytes_under_a_locked_version(
     host: Host, lock: TargetLock, part: str
 ) -> None:
     """The name and the version decide what apt installs, not who offers them."""
-    debs = part_of(lock, part).debs
+    debs = getattr(lock, part).debs
     output = host.run(f"apt-cache show {' '.join(f'{d.name}={d.version}' for d in debs)}").stdout
-    offered = {(name, digest) for name, digest in _OFFERED.findall(output)}
+    offered = sorted(set(_OFFERED.findall(output)))
     locked = {d.name: d.sha256 for d in debs}
-    wrong = [f"{n} with SHA-256 {d[:12]}…" for n, d in sorted(offered) if locked.get(n, d) != d]
+    wrong = [f"{n} with SHA-256 {d[:12]}…" for n, d in offered if locked.get(n, d) != d]
     fix = "Remove the source that offers it: `apt-cache policy NAME` names all of them."
     require_none(wrong, "other bytes are offered", fix)
 
@@ -78,7 +77,7 @@ def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, p
 def test_their_files_are_as_they_came(host: Host, lock: TargetLock, part: str) -> None:
     """dpkg knows the digest of every file it brought; settings may differ."""
     names = list(pins_of(lock, part))
-    have = installed(host, names)
+    have = installed_packages(host, names)
     require_none([n for n in names if n not in have], "not installed")
     output = host.run(f"dpkg --verify {' '.join(names)}").stdout.splitlines()
     # c marks settings, which a site may change

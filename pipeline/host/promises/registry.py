@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.host.fleet.promised import RegistryPromise
-from pipeline.host.promises.checks import (
-    Host,
-    require_same_file,
-    require_unit,
-    require_untouched_unit,
-    text_of,
-)
-from pipeline.host.promises.outcome import Broken, Undecided, require, require_none
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none
 from pipeline.proc import last_line
 
 # long enough to notice it and to renew
@@ -34,20 +28,16 @@ print(raw.makefile("rb").readline().split()[1].decode())
 
 def test_it_runs_and_starts_at_boot(host: Host) -> None:
     """By the system's own unit with our settings."""
-    require_unit(host, "docker-registry")
-    require_untouched_unit(host, "docker-registry.service", ours=[_DROP_IN])
+    checks.require_unit(host, "docker-registry")
+    checks.require_untouched_unit(host, "docker-registry.service", ours=[_DROP_IN])
 
 
 def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: RegistryPromise) -> None:
     """A real request to the running registry."""
-    done = host.run(
-        "python3 -c %s %s %s %s",
-        *(_ASK, f"{wanted.home}/ca.crt", wanted.name, str(wanted.port)),
-    )
-    if done.rc != 0:
-        raise Broken(
-            last_line(done.stderr), "systemctl status docker-registry; look at its certificate."
-        )
+    ca = f"{wanted.home}/ca.crt"
+    done = host.run("python3 -c %s %s %s %s", _ASK, ca, wanted.name, str(wanted.port))
+    fix = "systemctl status docker-registry; look at its certificate."
+    require(done.rc == 0, last_line(done.stderr), fix)
     code = done.stdout.strip()
     require(code == "401", f"without a password it answers {code}, not 401")
 
@@ -55,7 +45,7 @@ def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: Registr
 def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:
     """At least for another month."""
     path = f"{wanted.home}/server.crt"
-    text_of(host, path)
+    checks.text_of(host, path)
     done = host.run(f"openssl x509 -checkend {_DAYS * 86400} -noout -enddate -in {path}")
     fix = f"Remove {path} and run the playbook, or bring a new certificate."
     require(done.rc == 0, f"it ends within {_DAYS} days: {done.stdout.split(chr(10))[0]}", fix)
@@ -64,12 +54,12 @@ def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:
 def test_its_certificates_are_those_it_was_given(host: Host, wanted: RegistryPromise) -> None:
     """The inventory's own, or those that the role made; clients trust whoever has the CA."""
     if wanted.certificate:
-        return require_same_file(host, f"{wanted.home}/server.crt", Path(wanted.certificate))
+        return checks.require_same_file(host, f"{wanted.home}/server.crt", Path(wanted.certificate))
     if wanted.ca:
-        require_same_file(host, f"{wanted.home}/ca.crt", Path(wanted.ca))
-    if not host.file(NOTE).exists:
-        raise Undecided(f"{NOTE} is missing, to which they are compared: run the playbook")
-    lines = [line.split() for line in text_of(host, NOTE).splitlines()]
+        checks.require_same_file(host, f"{wanted.home}/ca.crt", Path(wanted.ca))
+    why = f"{NOTE} is missing, to which they are compared: run the playbook"
+    checks.undecided_unless(host.file(NOTE).exists, why)
+    lines = [line.split() for line in checks.text_of(host, NOTE).splitlines()]
     paths = {name: f"{wanted.home}/{name}" for _, name in (x for x in lines if len(x) == 2)}
     require({*paths} >= {"ca.crt", "server.crt"}, f"{NOTE} lacks a certificate")
     wrong = [paths[n] for digest, n in lines if host.file(paths[n]).sha256sum != digest]
@@ -83,19 +73,18 @@ def test_its_certificates_are_those_it_was_given(host: Host, wanted: RegistryPro
 def test_its_key_and_its_images_are_nobody_elses(host: Host, wanted: RegistryPromise) -> None:
     """Who reads the key can answer in its name; who writes the storage can change every image."""
     key = f"{wanted.home}/server.key"
-    mode = host.file(key).mode if host.file(key).exists else 0
-    require(mode, f"{key} is missing")
+    require(host.file(key).exists, f"{key} is missing")
+    mode = host.file(key).mode
     fix = f"chmod 600 {key}, then a new key and certificate: remove both and run the playbook."
     require(mode & 0o077 == 0, f"{key} is open to others ({mode:04o})", fix)
     # the first levels: below them the registry made each folder itself
     form = f"find {wanted.storage} -maxdepth 4 -perm -0002 ! -type l"
-    writable = host.run(form).stdout.split()
     fix = f"chmod -R o-w {wanted.storage}, and verify the images that clients pull from it."
-    require_none(writable, "writable by everybody", fix)
+    require_none(host.run(form).stdout.split(), "writable by everybody", fix)
 
 
 def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -> None:
-    """Compared by digest, and nobody else's to read."""
+    """Compared by digest, and readable by their owner alone."""
     path = f"{wanted.home}/htpasswd"
     file = host.file(path)
     require(file.exists, f"{path} is missing")
@@ -105,11 +94,11 @@ def test_the_passwords_are_the_inventorys(host: Host, wanted: RegistryPromise) -
 
 def test_its_settings_are_ours(host: Host, wanted: RegistryPromise) -> None:
     """Port, storage, TLS and passwords."""
-    output = text_of(host, f"{wanted.home}/config.yml")
+    output = checks.text_of(host, f"{wanted.home}/config.yml")
     for setting in (
         *(f'addr: ":{wanted.port}"', f'rootdirectory: "{wanted.storage}"', "htpasswd:"),
         *(f'path: "{wanted.home}/htpasswd"', f'certificate: "{wanted.home}/server.crt"'),
     ):
         require(setting in output, f"{wanted.home}/config.yml lacks {setting}")
-    unit = text_of(host, _DROP_IN)
-    require(f"{wanted.home}/config.yml" in unit, "the unit does not use our settings")
+    used = f"{wanted.home}/config.yml" in checks.text_of(host, _DROP_IN)
+    require(used, "the unit does not use our settings")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -17,37 +18,15 @@ from pipeline.host.fleet.playbook import ANSIBLE_HINT
 from pipeline.host.fleet.promised import Promised, Roles
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import Row
-from pipeline.host.promises import (
-    container_runtime,
-    cuda,
-    host_tuning,
-    nccl,
-    nvidia_driver,
-    nvidia_repository,
-    owned,
-    pcie,
-    pinned_packages,
-    registry,
-    weights,
-)
-from pipeline.host.promises import host as every_host
-from pipeline.host.promises.checks import Host, locked_target
-from pipeline.host.promises.outcome import Outcome, Undecided, known
+from pipeline.host.promises import owned, pinned_packages
+from pipeline.host.promises.checks import Host, Outcome, Undecided, known, locked_target
 from pipeline.known import Known
 
 Check: TypeAlias = Callable[..., None]
 
-MODULES: dict[str, ModuleType] = {
-    "host": every_host,
-    "nvidia_repository": nvidia_repository,
-    "nvidia_driver": nvidia_driver,
-    "cuda": cuda,
-    "pcie": pcie,
-    "nccl": nccl,
-    "container_runtime": container_runtime,
-    "host_tuning": host_tuning,
-    "registry": registry,
-    "weights": weights,
+# what is true of every host, then a module for each role
+MODULES = {
+    name: import_module(f"pipeline.host.promises.{name}") for name in ("host", *Roles.model_fields)
 }
 # the part of the host lock that a role installs
 PARTS = {
@@ -73,12 +52,21 @@ def judge_promises(
         "lock": locked_target(promised.lock_file, promised.target),
     }
     deadline = time.monotonic() + _LIMIT_S
-    names = [n for n in ("host", *promised.roles.states()) if not roles or n in ("host", *roles)]
-    return [
-        _row(role, check, part, given, deadline)
-        for role in names
-        for check, part in _checks(role, promised.roles)
-    ]
+    rows = []
+    for role in ("host", *promised.roles.states()):
+        if roles and role not in ("host", *roles):
+            continue
+        checks: list[tuple[Check, str]]
+        if promised.roles.states().get(role) == "absent":
+            checks = [(owned.test_nothing_of_the_role_is_left, "")]
+        else:
+            checks = [(check, "") for check in checks_in(MODULES[role])]
+            if role != "host":
+                checks.append((owned.test_nobody_but_root_can_change_its_files, ""))
+            if role in PARTS and installs_packages(role, promised.roles):
+                checks += [(check, PARTS[role]) for check in checks_in(pinned_packages)]
+        rows += [_row(role, check, part, given, deadline) for check, part in checks]
+    return rows
 
 
 def _testinfra(name: str, remote: Remote) -> Host:
@@ -103,18 +91,6 @@ def _testinfra(name: str, remote: Remote) -> Host:
     host = TestinfraHost(backend)
     backend.set_host(host)
     return host
-
-
-def _checks(role: str, roles: Roles) -> Iterator[tuple[Check, str]]:
-    """The checks of a role, some of them for the part of the lock that it installs."""
-    if roles.states().get(role) == "absent":
-        yield owned.test_nothing_of_the_role_is_left, ""
-        return
-    yield from ((check, "") for check in checks_in(MODULES[role]))
-    if role != "host":
-        yield owned.test_nobody_but_root_can_change_its_files, ""
-    if role in PARTS and installs_packages(role, roles):
-        yield from ((check, PARTS[role]) for check in checks_in(pinned_packages))
 
 
 def checks_in(module: ModuleType) -> list[Check]:

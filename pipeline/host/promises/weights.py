@@ -7,22 +7,9 @@ from pathlib import Path
 
 from pipeline.errors import WeightsDamaged, WeightsUnknown
 from pipeline.host.fleet.promised import WeightsPromise
-from pipeline.host.promises.checks import (
-    Host,
-    require_same_file,
-    require_unit,
-    require_untouched_unit,
-    text_of,
-)
-from pipeline.host.promises.outcome import (
-    Broken,
-    Undecided,
-    not_applicable,
-    require,
-    require_none,
-)
+from pipeline.host.promises import checks
+from pipeline.host.promises.checks import Host, require, require_none, skip_unless
 
-# of `sm120 weights verify`, which on the host is the controller's own version
 # Lists files of the tool's environment that are not as installed: ours by the wheel, others by
 # the RECORD that pip wrote, and what no package brought.
 CHANGED = r"""
@@ -54,14 +41,15 @@ for site in glob.glob(home + "/venv/lib/python*/site-packages"):
         wrong += [p + " is of no package" for p in more if p not in want]
 print(json.dumps(sorted(wrong)))
 """
+# exit codes of `sm120 weights verify`, which on the host is the controller's own version
 _DAMAGED = (WeightsDamaged.exit_code, WeightsUnknown.exit_code)
 
 
 def test_the_program_is_the_controllers_wheel_and_runs(host: Host, wanted: WeightsPromise) -> None:
     """Installed from hashes only."""
     wheel = Path(wanted.wheel)
-    require_same_file(host, f"{wanted.home}/{wheel.name}", wheel)
-    require_same_file(host, f"{wanted.home}/requirements.txt", Path(wanted.requirements))
+    checks.require_same_file(host, f"{wanted.home}/{wheel.name}", wheel)
+    checks.require_same_file(host, f"{wanted.home}/requirements.txt", Path(wanted.requirements))
     done = host.run(f"{wanted.command} --version")
     require(done.rc == 0, f"{wanted.command} does not run: {done.stderr.strip()[-100:]}")
 
@@ -72,34 +60,31 @@ def test_the_installed_program_is_as_the_wheel_brought_it(
     """It decides what damaged weights are, and root runs it each night."""
     wheel = Path(wanted.wheel).name
     # by the system's own Python: that of the environment is what is judged
-    done = host.run("python3 -I -c %s %s %s", CHANGED, wanted.home, wheel)
-    if done.rc != 0:
-        raise Undecided(f"its files cannot be compared: {done.stderr.strip()[-100:]}")
+    command = "python3 -I -c %s %s %s"
+    why = "its files cannot be compared"
+    output = checks.output_of(host, why, command, CHANGED, wanted.home, wheel)
     fix = f"Find out who changed it; then rm -r {wanted.home}/venv and run the playbook."
-    require_none(json.loads(done.stdout), "not as installed", fix)
+    require_none(json.loads(output), "not as installed", fix)
 
 
 def test_nobody_else_can_change_the_weights(host: Host, wanted: WeightsPromise) -> None:
     """Their folder and the sets in it."""
     form = f"find {wanted.root} -maxdepth 2 -perm -0002 ! -type l"
-    writable = host.run(form).stdout.split()
     fix = f"chmod -R o-w {wanted.root}, then `sm120 weights verify DIR --full` reads every byte."
-    require_none(writable, "writable by everybody", fix)
+    require_none(host.run(form).stdout.split(), "writable by everybody", fix)
 
 
 def test_the_locks_on_the_host_are_the_controllers(host: Host, wanted: WeightsPromise) -> None:
     """Bytes are judged by them."""
-    if not wanted.sets:
-        not_applicable("the host is to have no sets")
+    skip_unless(wanted.sets, "the host is to have no sets")
     for name in wanted.sets:
         path = f"{wanted.home}/checkout/lockfiles/weights/{name}.lock.yaml"
-        require_same_file(host, path, Path(wanted.locks) / f"{name}.lock.yaml")
+        checks.require_same_file(host, path, Path(wanted.locks) / f"{name}.lock.yaml")
 
 
 def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> None:
     """By the program itself; files that have not moved since they were hashed are not read."""
-    if not wanted.sets:
-        not_applicable("the host is to have no sets")
+    skip_unless(wanted.sets, "the host is to have no sets")
     damaged = []
     for name in wanted.sets:
         command = f"{wanted.command} --checkout {wanted.home}/checkout"
@@ -110,21 +95,20 @@ def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> 
             error = next((line for line in lines if line.startswith("sm120: ")), lines[-1])
             damaged.append(f"{name} ({error.removeprefix('sm120: ')})")
         elif done.rc != 0:
-            raise Broken(f"{name}: verify ended with {done.rc}: {done.stderr.strip()[:200]}")
+            raise checks.Broken(f"{name}: verify ended with {done.rc}: {done.stderr.strip()[:200]}")
     fix = "Run the playbook again, or `sm120 weights verify DIR --repair` on the host."
     require_none(damaged, "damaged", fix)
 
 
 def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> None:
     """The timer is set, and the last scrub found no damage."""
-    if not wanted.sets:
-        not_applicable("the host is to have no sets")
-    require_unit(host, "sm120-scrub.timer")
+    skip_unless(wanted.sets, "the host is to have no sets")
+    checks.require_unit(host, "sm120-scrub.timer")
     for name in ("sm120-scrub.timer", "sm120-scrub.service"):
-        require_untouched_unit(host, name)
-    timer = text_of(host, "/etc/systemd/system/sm120-scrub.timer")
+        checks.require_untouched_unit(host, name)
+    timer = checks.text_of(host, "/etc/systemd/system/sm120-scrub.timer")
     require(f"OnCalendar={wanted.scrub_at}" in timer, "the timer waits for another moment")
-    service = text_of(host, "/etc/systemd/system/sm120-scrub.service")
+    service = checks.text_of(host, "/etc/systemd/system/sm120-scrub.service")
     for name in wanted.sets:
         require(f"{wanted.root}/{name}" in service.split(), f"the scrub leaves {name} out")
     days = f"--every-days {wanted.scrub_days}"
@@ -136,6 +120,5 @@ def test_a_part_is_read_again_each_night(host: Host, wanted: WeightsPromise) -> 
 
 def test_the_disk_is_mounted(host: Host, wanted: WeightsPromise) -> None:
     """Where one is named."""
-    if not wanted.device:
-        not_applicable("no disk is named")
+    skip_unless(wanted.device, "no disk is named")
     require(host.mount_point(wanted.root).exists, f"nothing is mounted at {wanted.root}")

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.host.facts.model import Gpu, HostFacts
-from pipeline.host.rules.verdict import (
-    RuleResult,
-    first_unknown,
-    gpus_of,
-    not_applicable,
-    result,
-)
+from pipeline.host.facts.model import HostFacts
+from pipeline.host.rules.verdict import RuleResult, first_unknown, gpus_of, not_applicable, result
 from pipeline.known import Unknown, unknown
 
 _MIB = 1 << 20
@@ -19,12 +13,6 @@ _MIB = 1 << 20
 # cards the range that the driver accepts counts.
 POWER_RANGES_W = {"Max-Q": (250.0, 325.0), "Server": (300.0, 600.0), "Workstation": (150.0, 600.0)}
 _BLACKWELL = ("10", "12")  # major compute capabilities: data centre, and SM120/SM121
-
-
-def _is_blackwell(gpu: Gpu) -> bool | Unknown:
-    if isinstance(gpu.compute_capability, Unknown):
-        return gpu.compute_capability
-    return gpu.compute_capability.split(".")[0] in _BLACKWELL
 
 
 def cards(facts: HostFacts) -> Iterator[RuleResult]:
@@ -48,11 +36,11 @@ def open_module(facts: HostFacts) -> Iterator[RuleResult]:
     """Blackwell runs only with the open kernel modules (NVIDIA/open-gpu-kernel-modules#872)."""
     fix = "Install the -open packages of the driver and reboot."
     for gpu in gpus_of(facts):
-        needs_open, subject = _is_blackwell(gpu), f"GPU {gpu.index}"
-        if needs_open is False:
+        capability, subject = gpu.compute_capability, f"GPU {gpu.index}"
+        if isinstance(capability, str) and capability.split(".")[0] not in _BLACKWELL:
             yield not_applicable("open module", subject, "this card runs with either kernel module")
         else:
-            good = first_unknown(needs_open) or facts.driver.is_open
+            good = first_unknown(capability) or facts.driver.is_open
             why, passed = "the proprietary module is loaded", "the open module is loaded"
             yield result("open module", subject, good, why, fix, passed=passed)
 
@@ -62,11 +50,11 @@ def bar1(facts: HostFacts) -> Iterator[RuleResult]:
     fix = "Enable Above 4G Decoding and Resizable BAR in the firmware, and headless display mode."
     for gpu in gpus_of(facts):
         window, memory = gpu.bar1_bytes, gpu.memory_bytes
-        if isinstance(window, Unknown) or isinstance(memory, Unknown):
-            yield result("BAR1", f"GPU {gpu.index}", first_unknown(window, memory), "", fix)
-            continue
-        # firmware rounds to a power of two; the driver keeps some memory for itself
-        sizes, good = f"{window // _MIB} MiB for {memory // _MIB} MiB", window >= memory * 0.95
+        good: object = first_unknown(window, memory)
+        sizes = ""
+        if isinstance(window, int) and isinstance(memory, int):
+            # firmware rounds to a power of two; the driver keeps some memory for itself
+            sizes, good = f"{window // _MIB} MiB for {memory // _MIB} MiB", window >= memory * 0.95
         why = f"only {sizes} of memory"
         yield result("BAR1", f"GPU {gpu.index}", good, why, fix, passed=sizes)
 
@@ -86,9 +74,8 @@ def power(facts: HostFacts) -> Iterator[RuleResult]:
         limit, low, high = gpu.power.limit_w, gpu.power.min_w, gpu.power.max_w
         if kind is not None:
             low, high = POWER_RANGES_W[kind]
-        if isinstance(limit, Unknown) or isinstance(low, Unknown) or isinstance(high, Unknown):
-            good: object = first_unknown(limit, low, high)
-        else:
+        good: object = first_unknown(limit, low, high)
+        if isinstance(limit, float) and isinstance(low, float) and isinstance(high, float):
             good = low <= limit <= high
         board = kind or "the driver"
         why = f"{limit} W is outside of what {board} allows: {low} to {high}"
@@ -137,7 +124,7 @@ def health(facts: HostFacts) -> Iterator[RuleResult]:
                 passed="no uncorrectable error",
             )
         held = gpu.slowed_by
-        # a software power cap is a limit that somebody set; these are the board protecting itself
+        # a software power cap is a limit that a person set; these are the board protecting itself
         bad = {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
         reasons = [] if isinstance(held, Unknown) else held
         fine = first_unknown(held) or not bad & set(reasons)

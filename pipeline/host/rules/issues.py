@@ -15,7 +15,7 @@ from pipeline.host.rules.verdict import RuleResult
 from pipeline.model import Frozen, Name
 
 TABLE = Path(__file__).with_name("known_issues.yaml")
-# Nothing that identifies an issue stands behind this many characters, and expressions stay fast.
+# Symptoms stand within this many characters of a line, and expressions stay fast.
 _LONGEST = 4000
 _SHOWN = 5  # lines of each issue
 

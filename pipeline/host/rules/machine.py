@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.host.facts.model import HostFacts
-from pipeline.host.rules.verdict import (
-    RuleResult,
-    first_unknown,
-    gpus_of,
-    not_applicable,
-    result,
-)
+from pipeline.host.rules.verdict import RuleResult, first_unknown, gpus_of, not_applicable, result
 from pipeline.known import Unknown, unknown
 
 # Minor version compatibility does not cover PTX that is compiled at run time
@@ -93,11 +87,9 @@ def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[RuleResult]:
         yield not_applicable("driver", "host", "no CUDA version was named (--cuda)")
         return
     least, version = DRIVER_OF_CUDA.get(cuda), facts.driver.version
-    if least is None:
-        reason = unknown(f"the driver that CUDA {cuda} needs is not in the table")
-        yield result("driver", "host", reason, "", "")
-        return
-    good = version if isinstance(version, Unknown) else int(version.split(".")[0]) >= least
+    good: object = unknown(f"the driver that CUDA {cuda} needs is not in the table")
+    if least is not None:
+        good = version if isinstance(version, Unknown) else int(version.split(".")[0]) >= least
     fix = f"Install a driver of branch {least} or later."
     why = f"{version} is too old for CUDA {cuda} (needs {least})"
     passed = f"{version} for CUDA {cuda} (needs {least})"
@@ -107,12 +99,10 @@ def driver_branch(facts: HostFacts, cuda: str | None) -> Iterator[RuleResult]:
 def xids(facts: HostFacts) -> Iterator[RuleResult]:
     """Errors of cards in the kernel log."""
     fix = "`sm120 doctor` names what each one means."
-    if isinstance(facts.xids, Unknown):
-        yield result("Xid", "host", facts.xids, "", fix)
-        return
-    grave = [x for x in facts.xids if x.code in _GRAVE]
-    listed = ", ".join(f"{x.code} at {x.address} ({x.times}x)" for x in grave)
-    yield result("Xid", "host", not grave, listed, fix, passed="no severe one")
+    found = [] if isinstance(facts.xids, Unknown) else facts.xids
+    grave = [f"{x.code} at {x.address} ({x.times}x)" for x in found if x.code in _GRAVE]
+    good = first_unknown(facts.xids) or not grave
+    yield result("Xid", "host", good, ", ".join(grave), fix, passed="no severe one")
 
 
 def tuning(facts: HostFacts) -> Iterator[RuleResult]:
@@ -123,21 +113,18 @@ def tuning(facts: HostFacts) -> Iterator[RuleResult]:
     fix = "Set it to performance (`host_tuning`)."
     why = f"the governor is {', '.join(names)}"
     yield result("governor", "host", good, why, fix, passed="the governor is performance")
-    yield _locked_memory(facts)
+    # NCCL and pinned buffers need locked memory; the default of a login is a few MiB
+    lock = facts.kernel.memlock
+    if isinstance(lock, Unknown) or lock == "unlimited":
+        yield result("memlock", "host", lock, f"{lock}", "")
+    else:
+        # no failure: engines run in containers, and `docker run` sets their limit
+        size = f"{int(lock) / 2**20:g} MiB" if lock.isdigit() else lock
+        why = f"{size} in this shell; containers get theirs from `docker run --ulimit`"
+        yield not_applicable("memlock", "host", why)
     line = facts.kernel.command_line
     # some rigs set it (local-inference-lab/rtx6kpro); engines run code of model repositories
     safe = line if isinstance(line, Unknown) else "mitigations=off" not in line.split()
     fix = "Remove mitigations=off: it gains little and leaves the machine open to attacks."
     why, passed = "the kernel was booted with mitigations=off", "the mitigations are on"
     yield result("mitigations", "host", safe, why, fix, passed=passed)
-
-
-def _locked_memory(facts: HostFacts) -> RuleResult:
-    """NCCL and pinned buffers need it; the default of a login is a few MiB."""
-    lock = facts.kernel.memlock
-    if isinstance(lock, Unknown) or lock == "unlimited":
-        return result("memlock", "host", lock, f"{lock}", "")
-    # no failure: engines run in containers, and `docker run` sets their limit
-    size = f"{int(lock) / 2**20:g} MiB" if lock.isdigit() else lock
-    why = f"{size} in this shell; containers get theirs from `docker run --ulimit`"
-    return not_applicable("memlock", "host", why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from statistics import median, median_low
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipeline.model import Frozen
 
 # Measurements of sound machines of one kind differ by a few percent; this much is a fault.
 TOLERANCE = 0.15
-# Of two that differ nobody can say which one is wrong.
+# Of two that differ, either may be the wrong one.
 _FEWEST = 3
 # Fields in which cards of one name must be equal.
 _CARD = (
@@ -57,11 +58,19 @@ def find_outliers(
     nearly: Observations = {}
     measured: Observations = {}
     for name, facts in hosts.items():
-        _observe(settings, name, facts)
+        # hosts with the same cards are of one kind
+        counts = Counter(str(gpu.name) for gpu in gpus_of(facts))
+        kind = ", ".join(f"{n} x {card}" for card, n in sorted(counts.items())) or "no cards"
+        for field in _HOST:
+            settings.setdefault((kind, field), {})[name] = attrgetter(field)(facts)
+        for gpu in gpus_of(facts):
+            for field in _CARD:
+                of_card = settings.setdefault((f"{gpu.name}", field), {})
+                of_card[f"{name} GPU {gpu.index}"] = attrgetter(field)(gpu)
         for field in _HOST_NEARLY:
-            nearly.setdefault((_kind(facts), field), {})[name] = _at(facts, field)
+            nearly.setdefault((kind, field), {})[name] = attrgetter(field)(facts)
         for key, value in _measured((probes or {}).get(name, ())):
-            measured.setdefault((_kind(facts), key), {})[name] = value
+            measured.setdefault((kind, key), {})[name] = value
     outliers: list[Outlier] = []
     unjudged: list[str] = []
     settings |= {key: _nearly_equal(values) for key, values in nearly.items()}
@@ -72,33 +81,11 @@ def find_outliers(
     return Comparison(outliers=outliers, unjudged=unjudged, compared=len(settings) + len(measured))
 
 
-def _kind(facts: HostFacts) -> str:
-    """Hosts with the same cards are of one kind."""
-    if isinstance(facts.gpus, Unknown):
-        return "no cards"
-    names = Counter(str(g.name) for g in facts.gpus)
-    return ", ".join(f"{n} x {name}" for name, n in sorted(names.items())) or "no cards"
-
-
-def _observe(into: Observations, name: str, facts: HostFacts) -> None:
-    for field in _HOST:
-        into.setdefault((_kind(facts), field), {})[name] = _at(facts, field)
-    for gpu in gpus_of(facts):
-        for field in _CARD:
-            subject = f"{name} GPU {gpu.index}"
-            into.setdefault((f"{gpu.name}", field), {})[subject] = _at(gpu, field)
-
-
-def _at(value: Any, path: str) -> Any:
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _measured(rows: Sequence[ProbeRow]) -> Iterator[tuple[str, float]]:
     """Numbers of function tests by row, so that larger is worse: rates become seconds per GB."""
     for row in rows:
         numbers, name = row.measured, f"{row.check} {row.subject}"
+        # as in a model's layers, which reduce one after the other
         if row.check == "latency" and "in_a_row_us" in numbers:
             yield name, float(numbers["in_a_row_us"])
         rate = numbers.get("bus_gb_per_s") or numbers.get("gb_per_s")
@@ -119,7 +106,10 @@ def _nearly_equal(values: dict[str, Any]) -> dict[str, Any]:
 def _by_majority(
     kind: str, field: str, values: dict[str, Any], unjudged: list[str]
 ) -> list[Outlier]:
-    texts = {s: _text(v) for s, v in values.items()}
+    texts = {
+        subject: f"unknown: {value.unknown}" if isinstance(value, Unknown) else str(value)
+        for subject, value in values.items()
+    }
     if len(set(texts.values())) <= 1:
         return []
     usual, times = Counter(texts.values()).most_common(1)[0]
@@ -131,10 +121,6 @@ def _by_majority(
         for s, text in texts.items()
         if text != usual
     ]
-
-
-def _text(value: Any) -> str:
-    return f"unknown: {value.unknown}" if isinstance(value, Unknown) else str(value)
 
 
 def _by_median(

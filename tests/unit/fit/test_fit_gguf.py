@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ModelUnreadable
-from pipeline.fit.ggml import BY_NUMBER
-from pipeline.fit.gguf import read_header
+from pipeline.fit.gguf import BY_NUMBER, read_gguf_header
 from pipeline.fit.gguf_model import read_gguf
-from pipeline.fit.loads import Batch, kv_token_bytes
+from pipeline.fit.placement import Batch, llama_token_bytes
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, F32, IQ4_KS, LLAMA, TENSORS, gguf, tensor, text
 
@@ -38,7 +37,7 @@ def test_types_have_the_sizes_that_the_gguf_package_knows() -> None:
 def test_a_head_is_read_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
-    ours, theirs = read_header(path), GGUFReader(path)
+    ours, theirs = read_gguf_header(path), GGUFReader(path)
     assert {t.name: t.n_bytes for t in ours.tensors} == {
         t.name: int(t.n_bytes) for t in theirs.tensors
     }
@@ -77,7 +76,7 @@ def test_the_heads_of_an_mla_model_are_read_from_older_and_newer_files(
 ) -> None:
     model = read_gguf(put(tmp_path, gguf(MLA | lengths, TENSORS, DATA)))
     assert (model.kv_values, model.heads, model.head_values) == ([576], 4, 320)
-    full, latent = (kv_token_bytes(model, Batch(4096, "bf16", mla=mode)) for mode in (0, 1))
+    full, latent = (llama_token_bytes(model, Batch(4096, "bf16", mla=mode)) for mode in (0, 1))
     assert (full, latent) == (4 * 320 * 2, 576 * 2)
 
 
@@ -89,9 +88,9 @@ def test_heads_that_a_file_does_not_name_are_asked_for_with_mla_0_alone(
     if "key" not in missing:
         del keys["deepseek2.attention.head_count"]
     model = read_gguf(put(tmp_path, gguf(keys, TENSORS, DATA)))
-    assert kv_token_bytes(model, Batch(4096, "bf16", mla=3)) == 576 * 2
+    assert llama_token_bytes(model, Batch(4096, "bf16", mla=3)) == 576 * 2
     with pytest.raises(ModelUnreadable, match="-mla 0: the file does not say"):
-        kv_token_bytes(model, Batch(4096, "bf16", mla=0))
+        llama_token_bytes(model, Batch(4096, "bf16", mla=0))
 
 
 def test_heads_that_share_keys_cost_their_own_number(tmp_path: Path) -> None:
@@ -122,12 +121,12 @@ def test_only_the_head_of_a_large_file_is_read(tmp_path: Path) -> None:
     path = put(tmp_path, gguf(LLAMA, TENSORS, 0))
     with path.open("r+b") as handle:
         handle.truncate(600_000_000_000)  # a hole: no disk is used
-    assert len(read_header(path).tensors) == 2
+    assert len(read_gguf_header(path).tensors) == 2
 
 
 def test_bytes_that_rows_carry_are_taken_from_the_files_layout(tmp_path: Path) -> None:
     rows = [tensor("a", (256, 8), IQ4_KS, 0), tensor("b", (8,), F32, 1152)]
-    head = read_header(put(tmp_path, gguf({}, rows, 1152 + 32)))
+    head = read_gguf_header(put(tmp_path, gguf({}, rows, 1152 + 32)))
     assert [t.n_bytes for t in head.tensors] == [8 * 136 + 64, 32]
 
 
@@ -256,13 +255,13 @@ BROKEN = {
 def test_a_broken_or_hostile_file_is_refused(tmp_path: Path, name: str) -> None:
     data, message = BROKEN[name]
     with pytest.raises(ModelUnreadable, match=message):
-        read_header(put(tmp_path, data))
+        read_gguf_header(put(tmp_path, data))
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     twice = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + (text("a") + struct.pack("<II", 4, 1)) * 2
     with pytest.raises(ModelUnreadable, match="'a' twice"):
-        read_header(put(tmp_path, twice))
+        read_gguf_header(put(tmp_path, twice))
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,23 @@ import re
 import pytest
 
 from pipeline.fit.facts import from_recipe, recipe_of
-from pipeline.fit.ggml import BY_NAME
-from pipeline.fit.gguf import Tensor
+from pipeline.fit.gguf import BY_NAME, GgufTensor
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Machine, expert_bytes, offload_from
-from pipeline.fit.override import (
+from pipeline.fit.placement import (
     CPU,
+    Batch,
+    Machine,
     TensorRule,
+    checked,
     device_sums,
+    expert_bytes,
     home_of,
     idle_rules,
+    offload_from,
+    place,
     read_overrides,
+    shortage,
 )
-from pipeline.fit.placement import checked, place, shortage
 from pipeline.fit.units import GIB, MIB
 
 TWO = ["CUDA0", "CUDA1"]
@@ -34,8 +38,8 @@ KIMI = kimi()
 BATCH = Batch(131072, "bf16", 4096, 8192)
 
 
-def tensor(name: str, mib: int = 1) -> Tensor:
-    return Tensor(name, (mib * MIB // 4,), BY_NAME["f32"], mib * MIB)
+def tensor(name: str, mib: int = 1) -> GgufTensor:
+    return GgufTensor(name, (mib * MIB // 4,), BY_NAME["f32"], mib * MIB)
 
 
 def test_the_first_rule_that_matches_counts() -> None:

@@ -42,10 +42,16 @@ import pytest
 from pipeline.fit.engine import Engine, Question, sglang_room, shown_bytes
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Machine, expert_bytes
-from pipeline.fit.override import read_overrides
 from pipeline.fit.parts import parts_of
-from pipeline.fit.placement import Layout, checked, shortage
+from pipeline.fit.placement import (
+    Batch,
+    Layout,
+    Machine,
+    checked,
+    expert_bytes,
+    read_overrides,
+    shortage,
+)
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import GIB
 from tests.unit.fit.published import Case, answered, ours, published, table

@@ -9,9 +9,7 @@ from pipeline.fit.answer import FitAnswer, answer
 from pipeline.fit.engine import Question, shown_bytes
 from pipeline.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.loads import Batch, Machine
-from pipeline.fit.override import read_overrides
-from pipeline.fit.placement import checked, place, shortage
+from pipeline.fit.placement import Batch, Machine, checked, place, read_overrides, shortage
 from pipeline.fit.remedy import hybrid_hint, parallel_hint
 from pipeline.fit.shape import Architecture
 from pipeline.fit.units import GIB, read_tokens

@@ -25,13 +25,17 @@ from pipeline.errors import (
     PromiseBroken,
 )
 from pipeline.host.facts.drift import Difference
-from pipeline.host.fleet import function_tests
-from pipeline.host.fleet.function_tests import run_functions
 from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
-from pipeline.host.fleet.records import keep_records, recorded
 from pipeline.host.fleet.remote import Remote, Unreached
 from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
-from pipeline.host.fleet.verify import VerifyOptions, verify_fleet, verify_host
+from pipeline.host.fleet.verify import (
+    VerifyOptions,
+    keep_records,
+    recorded,
+    run_functions,
+    verify_fleet,
+    verify_host,
+)
 from pipeline.host.probes import runner
 from pipeline.host.probes.runner import ProbeRow
 from pipeline.host.promises import host as every_host
@@ -176,7 +180,7 @@ def test_function_tests_run_in_the_image_and_leave_nothing_behind(programs: Path
     message = seen.read_text()
     assert "--pull=never" in message
     assert "img:1 /probes /report/report.json --ranks 2" in message
-    assert "reduce.py" in message
+    assert "rank.py" in message
     assert not (programs.parent / "run").exists()
 
 
@@ -206,7 +210,7 @@ def test_function_tests_that_do_not_start_are_unknown(
 def test_function_tests_that_do_not_end_are_ended_with_their_container(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(function_tests, "LIMIT_S", 1.0)
+    monkeypatch.setattr(runner, "LIMIT_S", 1.0)
     seen = programs.parent / "seen"
     program(programs, "docker", f'echo "$*" >> {seen}\n[ $1 != run ] || sleep 60')
     begun = time.monotonic()
@@ -243,9 +247,8 @@ def test_function_tests_have_the_nccl_settings_of_the_host(
     if there:
         settings.write_text("NCCL_PROTO=LL\n")
         library.mkdir()
-    for module in (function_tests, runner):
-        monkeypatch.setattr(module, "NCCL_SETTINGS", settings)
-        monkeypatch.setattr(module, "NCCL_LIBRARY", library)
+    monkeypatch.setattr(runner, "NCCL_SETTINGS", settings)
+    monkeypatch.setattr(runner, "NCCL_LIBRARY", library)
     seen = home / "seen"
     program(programs, "docker", f'[ $1 != run ] || echo "$*" > {seen}')
     with Scripted(programs) as remote:

@@ -24,7 +24,7 @@ from pipeline.host.promises import nvidia_driver as driver
 from pipeline.host.promises import nvidia_repository as repository
 from pipeline.host.promises import pinned_packages as pins
 from pipeline.host.promises.boot import READ_INITRAMFS, boot_entries, chosen_kernel
-from pipeline.host.promises.outcome import Broken, NotApplicable, Undecided
+from pipeline.host.promises.checks import Broken, NotApplicable, Undecided
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     CMDLINE,

@@ -14,8 +14,7 @@ from pipeline.attest.predicates import check_predicate
 from pipeline.errors import FactsUnreadable
 from pipeline.host.facts import capture
 from pipeline.host.facts.drift import read_facts
-from pipeline.host.facts.gather import gather
-from pipeline.host.facts.kernel import find_xids, read_xids, without_secrets
+from pipeline.host.facts.gather import find_xids, gather, read_xids, without_secrets
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.pci import extended_capability
 from pipeline.host.facts.redact import redact

@@ -23,7 +23,7 @@ from pipeline.host.promises import nccl, owned, pcie, registry, run, weights
 from pipeline.host.promises import nvidia_driver as driver
 from pipeline.host.promises import nvidia_repository as repository
 from pipeline.host.promises import pinned_packages as pins
-from pipeline.host.promises.outcome import Broken
+from pipeline.host.promises.checks import Broken
 from pipeline.host.promises.run import MODULES, checks_in, judge_promises
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (

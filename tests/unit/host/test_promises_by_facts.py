@@ -17,7 +17,7 @@ from pipeline.host.promises import host as base
 from pipeline.host.promises import host_tuning as tuning
 from pipeline.host.promises import nvidia_driver as driver
 from pipeline.host.promises import nvidia_repository as repository
-from pipeline.host.promises.outcome import Broken, NotApplicable, Outcome, Undecided
+from pipeline.host.promises.checks import Broken, NotApplicable, Outcome, Undecided
 from pipeline.host.promises.owned import LEFT
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (

@@ -16,7 +16,7 @@ from pipeline.host.promises import nccl, pcie
 from pipeline.host.promises import nvidia_driver as driver
 from pipeline.host.promises import nvidia_repository as repository
 from pipeline.host.promises.boot import without_effect
-from pipeline.host.promises.outcome import Broken, Undecided
+from pipeline.host.promises.checks import Broken, Undecided
 from pipeline.host.promises.owned import LOOSE
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (

@@ -11,9 +11,12 @@ is unknown.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -36,6 +39,11 @@ def load() -> None:
 if __name__ == "__main__":
     load()
     if sys.argv[1:2] == ["--rank"]:
+        # ask the kernel to kill this rank when its parent dies, so that none outlives it
+        set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+        # it imports torch: slow on a cold disk, so it belongs to the start, not to a step
         importlib.import_module(f"{NAME}.rank").main(sys.argv[2], sys.argv[3])
     else:
         sys.exit(importlib.import_module(f"{NAME}.main").main(sys.argv[1:]))

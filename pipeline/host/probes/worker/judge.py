@@ -27,22 +27,14 @@ NO_FLOORS: Floors = {**dict.fromkeys(DEFAULT_FLOORS, 0.0), "all_reduce_us": 1e9}
 
 def row(check: str, subject: str, verdict: str, why: str = "", **measured: Any) -> Row:
     """One row of the report."""
-    return {
-        "check": check,
-        "subject": subject,
-        "verdict": verdict,
-        "why": why,
-        "measured": measured,
-    }
+    head = {"check": check, "subject": subject, "verdict": verdict, "why": why}
+    return {**head, "measured": measured}
 
 
 def overall(rows: list[Row]) -> str:
     """The worst that was seen; where nothing could be judged, unknown."""
     seen = {r["verdict"] for r in rows}
-    for verdict in (FAILED, UNKNOWN, PASSED):
-        if verdict in seen:
-            return verdict
-    return UNKNOWN
+    return next((verdict for verdict in (FAILED, UNKNOWN, PASSED) if verdict in seen), UNKNOWN)
 
 
 def loss(results: list[RankResult]) -> str:
@@ -52,18 +44,15 @@ def loss(results: list[RankResult]) -> str:
         # a rank that was killed takes down those that were talking to it
         lost = [e for e in lost if (e.code or 0) < 0] or lost
         if lost:
-            names = ", ".join(str(e.rank) for e in lost)
-            step = lost[0].step or "its end"
-            how = f"hung in `{step}`" if kind == "hung" else _death(lost[0], step)
-            return f"rank {names} {how}"
+            first, code, step = lost[0], lost[0].code or 0, lost[0].step or "its end"
+            if kind == "hung":
+                how = f"hung in `{step}`"
+            else:
+                died = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                last = next((x for x in reversed(first.output.splitlines()) if x.strip()), "")
+                how = f"{died} in `{step}`" + (f": {last.strip()[:300]}" if last else "")
+            return f"rank {', '.join(str(e.rank) for e in lost)} {how}"
     return ""
-
-
-def _death(rank: RankResult, step: str) -> str:
-    code = rank.code or 0
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    last = next((x for x in reversed(rank.output.splitlines()) if x.strip()), "")
-    return f"{how} in `{step}`: {last.strip()[:300]}" if last else f"{how} in `{step}`"
 
 
 def judge_copy(name: str, result: Row, floors: Floors) -> Row:
@@ -106,33 +95,29 @@ def judge_reduce(
     if wrong:
         return [row("all_reduce", subject, FAILED, f"{wrong} values of the sums are wrong")]
     rows = [row("all_reduce", subject, PASSED)]
-    rows += [_latency(subject, size, results, floors) for size in sizes]
-    if "bandwidth" in results[0].steps:
-        rows.append(_bandwidth(subject, world, results, floors))
-    return rows
-
-
-def _latency(subject: str, size: int, results: list[RankResult], floors: Floors) -> Row:
-    steps = [r.steps[f"latency {size}"] for r in results]
-    names = ("median_us", "worst_us", "in_a_row_us")
-    measured = {n: round(max(step[n] for step in steps), 1) for n in names}
-    name = f"{subject}, {size // 1024} KiB"
-    if measured["median_us"] > floors["all_reduce_us"]:
-        why = f"median {measured['median_us']} µs, above {floors['all_reduce_us']:g}"
-        return row("latency", name, FAILED, why, size_bytes=size, **measured)
-    return row("latency", name, PASSED, size_bytes=size, **measured)
-
-
-def _bandwidth(subject: str, world: int, results: list[RankResult], floors: Floors) -> Row:
-    steps = [r.steps["bandwidth"] for r in results]
-    measured = {k: round(min(step[k] for step in steps), 3) for k in ("gb_per_s", "bus_gb_per_s")}
-    if world == 1:
+    for size in sizes:
+        steps = [r.steps[f"latency {size}"] for r in results]
+        names = ("median_us", "worst_us", "in_a_row_us")
+        measured = {n: round(max(step[n] for step in steps), 1) for n in names}
+        most, median = floors["all_reduce_us"], measured["median_us"]
+        verdict, why = PASSED, ""
+        if median > most:
+            verdict, why = FAILED, f"median {median} µs, above {most:g}"
+        name = f"{subject}, {size // 1024} KiB"
+        rows.append(row("latency", name, verdict, why, size_bytes=size, **measured))
+    if "bandwidth" in results[0].steps and world == 1:
         why = "one rank: nothing crosses a link"
-        return row("bandwidth", subject, NOT_APPLICABLE, why)
-    if measured["bus_gb_per_s"] < floors["all_reduce_bus_gb_per_s"]:
-        why = f"{measured['bus_gb_per_s']} GB/s, below {floors['all_reduce_bus_gb_per_s']:g}"
-        return row("bandwidth", subject, FAILED, why, **measured)
-    return row("bandwidth", subject, PASSED, **measured)
+        rows.append(row("bandwidth", subject, NOT_APPLICABLE, why))
+    elif "bandwidth" in results[0].steps:
+        steps = [r.steps["bandwidth"] for r in results]
+        names = ("gb_per_s", "bus_gb_per_s")
+        measured = {n: round(min(step[n] for step in steps), 3) for n in names}
+        least, rate = floors["all_reduce_bus_gb_per_s"], measured["bus_gb_per_s"]
+        verdict, why = PASSED, ""
+        if rate < least:
+            verdict, why = FAILED, f"{rate} GB/s, below {least:g}"
+        rows.append(row("bandwidth", subject, verdict, why, **measured))
+    return rows
 
 
 def judge_library(results: list[RankResult], wanted: str | None, device: str) -> Row:

@@ -13,6 +13,7 @@ from . import judge
 from .judge import NOT_APPLICABLE, UNKNOWN, Row, row
 from .processes import Limits, RankResult, run_processes
 
+# exit codes, as the help of the folder's __main__ promises
 CODES = {judge.PASSED: 0, judge.FAILED: 1, judge.UNKNOWN: 2}
 _TESTS = ("copy", "all_reduce", "writes")
 
@@ -44,8 +45,10 @@ class Session:
         usual = judge.DEFAULT_FLOORS if asked.device == "cuda" else judge.NO_FLOORS
         self.floors = {**usual, **asked.floors}
         self.sizes = [int(x) * 1024 for x in asked.sizes_kib.split(",") if x]
-        self.fault = _fault(asked.fault)
-        self.card: dict[str, Any] = {}
+        self.fault: dict[str, Any] | None = None
+        if asked.fault:
+            kind, rank, *step = asked.fault.split(":")
+            self.fault = {"kind": kind, "rank": int(rank), **({"step": step[0]} if step else {})}
         self.count = 0
 
     def run(self) -> list[Row]:
@@ -53,13 +56,29 @@ class Session:
         rows = [self._card()]
         if self.count == 0:
             return rows
-        wanted = self.asked.only or _TESTS
+        wanted, cards = self.asked.only or _TESTS, range(self.count)
+        one = "there is one card"
         if "copy" in wanted:
-            rows += self._copies()
+            pairs = [(a, b) for a in cards for b in cards]
+            name = "copy {0[0]}->{0[1]}".format
+            rows += self._each("copies", "pairs", pairs, name, judge.judge_copy)
+            if self.count == 1:
+                rows.append(row("copy", "between cards", NOT_APPLICABLE, one))
         if "all_reduce" in wanted:
-            rows += self._reduces()
-        if "writes" in wanted:
-            rows += self._writes()
+            results: list[RankResult] = []
+            # each number of ranks: some machines hang only with many (local-inference-lab/rtx6kpro)
+            for world in range(min(self.asked.from_ranks, self.count), self.count + 1):
+                jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
+                results = run_processes(jobs, self.limits)
+                rows += judge.judge_reduce(world, results, self.sizes, self.floors)
+            if self.count == 1:
+                rows.append(row("all_reduce", "2 or more ranks", NOT_APPLICABLE, one))
+            rows.append(judge.judge_library(results, self.asked.library, self.asked.device))
+        if "writes" in wanted and self.count < 2:
+            rows.append(row("writes", "concurrent", NOT_APPLICABLE, one))
+        elif "writes" in wanted:
+            shifts, name = list(cards)[1:], "writes +{}".format
+            rows += self._each("writes", "shifts", shifts, name, judge.judge_writes)
         return rows
 
     def _job(self, kind: str, **more: Any) -> dict[str, Any]:
@@ -69,43 +88,28 @@ class Session:
         return {"kind": kind, "device": asked.device, "fault": self.fault, **common, **more}
 
     def _card(self) -> Row:
+        device, ranks = self.asked.device, self.asked.ranks
         # a planted fault is for the tests, not for the look at the cards before them
         job = {**self._job("card"), "fault": None}
         # the first use of CUDA may take long, so it has the time limit of a start
         [result] = run_processes([job], Limits(self.limits.start_s, self.limits.start_s))
         if why := judge.loss([result]):
-            return row("cards", self.asked.device, UNKNOWN, f"torch: {why}", output=[result.output])
-        self.card = result.steps["card"]
-        cards = int(self.card["count"])
-        self.count = min(cards, self.asked.ranks or cards)
+            return row("cards", device, UNKNOWN, f"torch: {why}", output=[result.output])
+        card = result.steps["card"]
+        cards = int(card["count"])
+        self.count = min(cards, ranks or cards)
         if not cards:
-            return row("cards", "cuda", UNKNOWN, "torch sees no CUDA device", **self.card)
-        if self.asked.ranks and self.asked.ranks > cards and self.asked.device == "cuda":
-            why = f"{self.asked.ranks} were asked for, torch sees {cards}"
-            return row("cards", "cuda", judge.FAILED, why, **self.card)
-        if self.asked.device == "cpu":
-            self.count = self.asked.ranks or 2
-        return row("cards", self.asked.device, judge.PASSED, **self.card)
-
-    def _copies(self) -> list[Row]:
-        cards = range(self.count)
-        pairs = [(a, b) for a in cards for b in cards]
-        name = "copy {0[0]}->{0[1]}".format
-        rows = self._each("copies", "pairs", pairs, name, judge.judge_copy)
-        if self.count == 1:
-            rows.append(row("copy", "between cards", NOT_APPLICABLE, "there is one card"))
-        return rows
-
-    def _writes(self) -> list[Row]:
-        if self.count < 2:
-            return [row("writes", "concurrent", NOT_APPLICABLE, "there is one card")]
-        shifts = list(range(1, self.count))
-        return self._each("writes", "shifts", shifts, "writes +{}".format, judge.judge_writes)
+            return row("cards", "cuda", UNKNOWN, "torch sees no CUDA device", **card)
+        if device == "cuda" and ranks and ranks > cards:
+            why = f"{ranks} were asked for, torch sees {cards}"
+            return row("cards", "cuda", judge.FAILED, why, **card)
+        if device == "cpu":
+            self.count = ranks or 2
+        return row("cards", device, judge.PASSED, **card)
 
     def _each(self, kind: str, key: str, items: list[Any], name: Any, verdict: Any) -> list[Row]:
         """One process for all items; after one that hangs or dies, a new process for the rest."""
         rows: list[Row] = []
-        check = "copy" if kind == "copies" else kind
         left = list(items)
         while left:
             job = self._job(kind, count=self.count, **{key: left})
@@ -114,33 +118,11 @@ class Session:
             rows += [verdict(name(x), result.steps[name(x)], self.floors) for x in done]
             left = left[len(done) :]
             if left:
+                check = "copy" if kind == "copies" else kind
                 why = judge.loss([result]) or "ended before it was done"
                 rows.append(row(check, name(left[0]), judge.FAILED, why, output=[result.output]))
                 left = left[1:]
         return rows
-
-    def _reduces(self) -> list[Row]:
-        rows: list[Row] = []
-        results: list[RankResult] = []
-        # each number of ranks: some machines hang only with many (local-inference-lab/rtx6kpro)
-        for world in range(min(self.asked.from_ranks, self.count), self.count + 1):
-            more, results = self._reduce(world)
-            rows += more
-        if self.count == 1:
-            rows.append(row("all_reduce", "2 or more ranks", NOT_APPLICABLE, "there is one card"))
-        return [*rows, judge.judge_library(results, self.asked.library, self.asked.device)]
-
-    def _reduce(self, world: int) -> tuple[list[Row], list[RankResult]]:
-        jobs = [self._job("reduce", world=world, sizes=self.sizes) for _ in range(world)]
-        results = run_processes(jobs, self.limits)
-        return judge.judge_reduce(world, results, self.sizes, self.floors), results
-
-
-def _fault(text: str | None) -> dict[str, Any] | None:
-    if not text:
-        return None
-    kind, rank, *step = text.split(":")
-    return {"kind": kind, "rank": int(rank), **({"step": step[0]} if step else {})}
 
 
 def main(argv: list[str]) -> int:

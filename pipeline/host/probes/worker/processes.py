@@ -57,7 +57,7 @@ class _Rank:
 
 
 def run_processes(jobs: list[Job], limits: Limits) -> list[RankResult]:
-    """Start a process for each job and wait until each has ended, one way or another."""
+    """Start a process for each job and wait until each has finished, died or been stopped."""
     with tempfile.TemporaryDirectory(prefix="probe-") as name:
         ranks: list[_Rank] = []
         try:
@@ -66,7 +66,11 @@ def run_processes(jobs: list[Job], limits: Limits) -> list[RankResult]:
             _watch(ranks, limits)
         finally:
             for rank in ranks:
-                _kill(rank)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.process.pid, signal.SIGKILL)
+                # one that is stuck in the driver ignores even SIGKILL; waiting would hang us too
+                with suppress(subprocess.TimeoutExpired):
+                    rank.process.wait(timeout=10)
         return [_result(rank) for rank in ranks]
 
 
@@ -75,12 +79,11 @@ def _started(folder: Path, number: int, job: Job) -> _Rank:
     whole = {**job, "rank": number, "rendezvous": str(folder / "rendezvous")}
     job_file.write_text(json.dumps(whole), encoding="utf-8")
     log.touch()
-    # ranks of one machine meet over loopback, whatever its other networks are
-    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", **os.environ}
     with output.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent), "--rank", str(job_file), str(log)],
-            env=env,
+            # ranks of one machine meet over loopback, whatever its other networks are
+            env={"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", **os.environ},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -93,39 +96,25 @@ def _watch(ranks: list[_Rank], limits: Limits) -> None:
     """Until all have ended; the first that hangs or dies ends the others."""
     first_loss: float | None = None
     while True:
-        for rank in ranks:
-            if not rank.outcome:
-                _poll(rank, limits)
+        now = time.monotonic()
+        for rank in (rank for rank in ranks if not rank.outcome):
+            if (code := rank.process.poll()) is not None:
+                rank.outcome = "finished" if code == 0 else "died"
+                continue
+            lines = rank.log.read_bytes().count(b"\n")
+            if lines != rank.lines:
+                rank.lines, rank.last_line_at = lines, now
+            if now - rank.last_line_at > (limits.step_s if rank.lines else limits.start_s):
+                rank.outcome = "hung"
         if all(rank.outcome for rank in ranks):
             return
         if first_loss is None and any(r.outcome in ("hung", "died") for r in ranks):
-            first_loss = time.monotonic()
-        if first_loss is not None and time.monotonic() - first_loss > _GRACE_S:
+            first_loss = now
+        if first_loss is not None and now - first_loss > _GRACE_S:
             for rank in ranks:
                 rank.outcome = rank.outcome or "stopped"
             return
         time.sleep(_POLL_S)
-
-
-def _poll(rank: _Rank, limits: Limits) -> None:
-    code = rank.process.poll()
-    if code is not None:
-        rank.outcome = "finished" if code == 0 else "died"
-        return
-    lines = rank.log.read_bytes().count(b"\n")
-    now = time.monotonic()
-    if lines != rank.lines:
-        rank.lines, rank.last_line_at = lines, now
-    if now - rank.last_line_at > (limits.step_s if rank.lines else limits.start_s):
-        rank.outcome = "hung"
-
-
-def _kill(rank: _Rank) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.process.pid, signal.SIGKILL)
-    # a process stuck in the driver ignores even SIGKILL; waiting for it would hang us too
-    with suppress(subprocess.TimeoutExpired):
-        rank.process.wait(timeout=10)
 
 
 def _result(rank: _Rank) -> RankResult:
@@ -155,21 +144,17 @@ class StepLog:
 
     def step(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
         self._write({"begin": name})
-        self._misbehave(name)
+        if name.startswith(self._fault.get("step", "values")):
+            if self.faulty("hang"):
+                time.sleep(86400)
+            if self.faulty("die"):
+                # as the kernel ends a process: no exception, no clean-up
+                os.kill(os.getpid(), signal.SIGKILL)
         self._write({"end": name, **work()})
 
     def faulty(self, kind: str) -> bool:
-        """Whether this rank has to misbehave in this way."""
+        """Whether this rank has to have this fault."""
         return self._mine and self._fault.get("kind") == kind
-
-    def _misbehave(self, name: str) -> None:
-        if not name.startswith(self._fault.get("step", "values")):
-            return
-        if self.faulty("hang"):
-            time.sleep(86400)
-        if self.faulty("die"):
-            # as the kernel ends a process: no exception, no clean-up
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as out:
