@@ -109,8 +109,8 @@ def compare(
     """Show what changed between two results in inputs and numbers, and how sure that is.
 
     A result is the folder of a run, or the one that --out named; or a file of vllm bench,
-    sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench. A winner is named only where
-    it is surely ahead by --least percent: two runs of one server differ, too.
+    sglang.bench_serving or aiperf. A winner is named only where it is surely ahead by --least
+    percent: two runs of one server differ, too.
 
     With --live, FIRST and SECOND are the addresses of two servers. They are measured in turns, one
     trial each, so that what drifts does so for both.

@@ -129,7 +129,7 @@ def report(
     """Show runs of `sm120 bench` as one HTML file, with charts, findings and evidence.
 
     A RUN is a folder that `sm120 bench` made, with one run or several. It may also be a result
-    of vllm bench, sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench.
+    of vllm bench, sglang.bench_serving or aiperf.
 
     The file needs no network. It holds its data, and `sm120 verify` compares the file with what
     was signed, and its data with the runs. Without a RUN, it shows the published tables that

@@ -1,0 +1,261 @@
+"""What the numbers of vLLM's, SGLang's and aiperf's benchmarks mean in our terms.
+
+- `vllm bench serve --save-result`, also appended, and the folders of `vllm bench sweep`: read in
+  vllm/benchmarks/serve.py, lib/endpoint_request_func.py and sweep/serve.py of vllm-project/vllm. A
+  result is one flat object; a sweep keeps each as `run=N.json` and all of a combination as a list
+  in `summary.json`, with `run_number` and the swept parameters added.
+- `sglang.bench_serving --output-file`, a line of JSON for each run: read in
+  python/sglang/benchmark/serving.py of sgl-project/sglang. It writes its default rate as
+  `Infinity`, which is no JSON.
+- aiperf's `profile_export_aiperf.json`, for each metric an object of statistics and its unit: read
+  in docs/reference/json-export-schema.md and docs/metrics-reference.md of ai-dynamo/aiperf.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from pipeline.attest.strict import plain
+from pipeline.bench.foreign.model import ForeignCell, ForeignNumber, Program
+
+AIPERF_FILE = "profile_export_aiperf.json"
+# A run may name hundreds of settings, and a hostile file may name millions.
+_MOST_SETTINGS = 200
+_MOST_TEXT = 200
+_LARGEST = 1e18  # of anything that is measured; squares of it are still numbers
+_QUANTILES = {"mean": "mean", "avg": "mean", "median": "p50", "p50": "p50"}
+_QUANTILES |= {name: name for name in ("p90", "p95", "p99")}
+_STATISTIC = re.compile(r"(mean|median|p\d+(?:\.\d+)?)_(\w+)_ms")
+
+
+class _Rule(NamedTuple):
+    """What a number of theirs means in our terms."""
+
+    like: str | None
+    unit: str
+    difference: str = ""
+
+
+_Table: TypeAlias = dict[str, _Rule]
+_Times: TypeAlias = dict[str, tuple[str, str]]  # their name: ours, and how it differs
+
+_VLLM_ROLE = (
+    "begins with the first chunk that has a choice; over the chat API that one carries the role"
+    " and no text"
+)
+_VLLM_END = "ends with the last chunk that has a choice, ours with the answer's last byte"
+_VLLM = {
+    "output_throughput": _Rule("output_tok_s", "tok/s"),
+    "total_token_throughput": _Rule("total_tok_s", "tok/s"),
+    "request_throughput": _Rule("requests_s", "1/s"),
+    "request_goodput": _Rule("goodput_s", "1/s"),
+    "max_output_tokens_per_s": _Rule("peak_output_tok_s", "tok/s", "counts chunks and not tokens"),
+    "max_concurrent_requests": _Rule(None, ""),
+    "duration": _Rule("duration_s", "s"),
+    "completed": _Rule("completed", ""),
+    "failed": _Rule("failed", ""),
+    "total_input_tokens": _Rule("input_tokens", "tok"),
+    "total_output_tokens": _Rule("output_tokens", "tok"),
+    "spec_decode_acceptance_length": _Rule("acceptance_length", "tok"),
+    "spec_decode_acceptance_rate": _Rule(None, "%"),
+    "spec_decode_num_drafts": _Rule("verifier_steps", ""),
+}
+
+_SGLANG_CONNECTS = "also has the time to connect: each request opens a connection of its own"
+_SGLANG_END = "ends with the last line of the answer, ours with the last event that has text"
+_SGLANG_ASKED = "takes the tokens that were asked for where the stream has no usage"
+_SGLANG_INPUT = "counts prompt tokens with its own tokenizer"
+_SGLANG_SHARED = "is divided by the tokens of a chunk, once for each of them"
+# These read the engine's own count of tokens, and divide a gap by the tokens it brought.
+_SGLANG_NATIVE = ("sglang", "sglang-native")
+
+_STATISTICS = ("avg", "p50", "p90", "p95", "p99")
+_AIPERF_TOKENS = "counts tokens with its own tokenizer (--use-server-token-count was not given)"
+_AIPERF_END = "ends with the last response that has content, ours with the answer's last byte"
+_MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "sec": 1e3, "s": 1e3}
+_AIPERF_SINGLE = {
+    "output_token_throughput": _Rule("output_tok_s", "tok/s", _AIPERF_TOKENS),
+    "total_token_throughput": _Rule("total_tok_s", "tok/s", _AIPERF_TOKENS),
+    "request_throughput": _Rule("requests_s", "1/s"),
+    "goodput": _Rule("goodput_s", "1/s"),
+    "request_count": _Rule("completed", ""),
+    "error_request_count": _Rule("failed", ""),
+    "total_isl": _Rule("input_tokens", "tok", _AIPERF_TOKENS),
+    "total_osl": _Rule("output_tokens", "tok", _AIPERF_TOKENS),
+}
+_AIPERF_SPREAD = {
+    "time_to_first_token": ("ttft_ms", ""),
+    "inter_token_latency": ("tpot_ms", _AIPERF_TOKENS),
+    "inter_chunk_latency": ("itl_ms", ""),
+    "request_latency": ("latency_ms", _AIPERF_END),
+}
+
+
+def _is_vllm(value: dict[str, Any]) -> bool:
+    return "model_id" in value and "total_token_throughput" in value
+
+
+def _vllm_cell(result: dict[str, Any]) -> ForeignCell:
+    is_chat = "chat" in str(result.get("backend") or result.get("endpoint_type"))
+    begin = _VLLM_ROLE if is_chat else ""
+    times = {name: (f"{name}_ms", begin) for name in ("ttft", "tpot", "itl")}
+    times["e2el"] = ("latency_ms", _VLLM_END)
+    leave = [n for n in result if n.startswith(("std_", "probe_")) or n in ("date", "run_number")]
+    return _flat_cell(result, _VLLM, times, leave)
+
+
+def _is_sglang(value: dict[str, Any]) -> bool:
+    return "mean_e2e_latency_ms" in value and "total_output_tokens_retokenized" in value
+
+
+def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
+    is_native = result.get("backend") in _SGLANG_NATIVE
+    output = "" if is_native else _SGLANG_ASKED
+    total = f"{output}; {_SGLANG_INPUT}" if output else _SGLANG_INPUT
+    since_start = "is the server's average since its start"
+    table = {
+        "output_throughput": _Rule("output_tok_s", "tok/s", output),
+        "total_throughput": _Rule("total_tok_s", "tok/s", total),
+        "input_throughput": _Rule(None, "tok/s"),
+        "request_throughput": _Rule("requests_s", "1/s"),
+        "max_output_tokens_per_s": _Rule("peak_output_tok_s", "tok/s", "counts chunks, not tokens"),
+        "max_concurrent_requests": _Rule(None, ""),
+        "concurrency": _Rule("concurrency", ""),
+        "duration": _Rule("duration_s", "s"),
+        "completed": _Rule("completed", ""),
+        "total_input_tokens": _Rule("input_tokens", "tok", _SGLANG_INPUT),
+        "total_output_tokens": _Rule("output_tokens", "tok", output),
+        "accept_length": _Rule("acceptance_length", "tok", since_start),
+    }
+    is_shared = is_native or bool(result.get("accept_length"))
+    times = {
+        "ttft": ("ttft_ms", _SGLANG_CONNECTS),
+        "tpot": ("tpot_ms", _SGLANG_END),
+        "itl": ("itl_ms", _SGLANG_SHARED if is_shared else ""),
+        "e2e_latency": ("latency_ms", _SGLANG_CONNECTS),
+    }
+    odd = ("server_info", "tag", "max_itl_ms", "total_output_tokens_retokenized")
+    leave = [name for name in result if name.startswith("std_") or name in odd]
+    return _flat_cell(result, table, times, leave)
+
+
+def _flat_cell(
+    result: dict[str, Any], table: _Table, times: _Times, leave: Iterable[str]
+) -> ForeignCell:
+    """A flat object: numbers that `table` or `times` knows; every other value is a setting."""
+    numbers = []
+    for name, value in result.items():
+        rule = table.get(name)
+        match = _STATISTIC.fullmatch(name)
+        if rule is None and match and match[2] in times:
+            metric, difference = times[match[2]]
+            rule = _Rule(_quantile(metric, match[1]), "ms", difference)
+        if rule and _is_number(value):
+            numbers.append(_number(name, float(value), rule))
+    settings = _settings(result, {*leave, *(number.name for number in numbers)})
+    name = _cell_name(result.get("max_concurrency"), result.get("request_rate"))
+    return ForeignCell(name=name, settings=settings, numbers=numbers)
+
+
+def _is_aiperf(value: dict[str, Any]) -> bool:
+    names = ("request_throughput", "request_latency")
+    return all(isinstance(value.get(name), dict) and "unit" in value[name] for name in names)
+
+
+def _aiperf_cell(summary: dict[str, Any]) -> ForeignCell:
+    flat = _leaves(summary.get("input_config"))
+    by_server = flat.get("endpoint.use_server_token_count") is True
+    numbers = []
+    for name, block in summary.items():
+        if not isinstance(block, dict):
+            continue
+        rules = {name: (block.get("avg"), _AIPERF_SINGLE.get(name), 1.0)}
+        if name in _AIPERF_SPREAD:
+            like, difference = _AIPERF_SPREAD[name]
+            factor = _MS_PER_UNIT.get(str(block.get("unit")))
+            # an unknown unit would make a number of another size
+            statistics = _STATISTICS if factor else ()
+            rules = {
+                f"{name}.{each}": (
+                    block.get(each),
+                    _Rule(_quantile(like, each), "ms", difference),
+                    factor or 1.0,
+                )
+                for each in statistics
+            }
+        for label, (value, rule, scale) in rules.items():
+            if rule and _is_number(value):
+                if by_server and rule.difference == _AIPERF_TOKENS:
+                    rule = rule._replace(difference="")
+                numbers.append(_number(label, float(value) * scale, rule))
+    # where these two stand differs by version, so that the end of their path counts
+    ends = {path.rpartition(".")[2]: value for path, value in reversed(flat.items())}
+    name = _cell_name(ends.get("concurrency"), ends.get("request_rate"))
+    settings = _settings({**_settings(summary, ("start_time", "end_time")), **flat})
+    return ForeignCell(name=name, settings=settings, numbers=numbers)
+
+
+def _leaves(value: Any, path: str = "", depth: int = 0) -> dict[str, Any]:
+    """Single values of nested settings by their path."""
+    if isinstance(value, dict) and depth < 8:
+        found: dict[str, Any] = {}
+        for name, each in value.items():
+            found |= _leaves(each, f"{path}.{name}" if path else str(name), depth + 1)
+        return found
+    return {path: value} if path and isinstance(value, str | int | float) else {}
+
+
+def _is_number(value: Any) -> bool:
+    """A number that can be computed with; True is none."""
+    try:
+        is_one = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_one and abs(float(value)) <= _LARGEST
+    # an int may have more digits than any float
+    except OverflowError:
+        return False
+
+
+def _number(name: str, value: float, rule: _Rule) -> ForeignNumber:
+    like, unit, difference = rule
+    return ForeignNumber(name=name, unit=unit, values=[value], like=like, difference=difference)
+
+
+def _quantile(metric: str, statistic: str) -> str | None:
+    """`ttft_ms.p99` for a statistic that we compute, too."""
+    ours = _QUANTILES.get(statistic)
+    return f"{metric}.{ours}" if ours else None
+
+
+def _settings(values: Mapping[str, Any], leave: Iterable[str] = ()) -> dict[str, str]:
+    """Everything that is one value, as one line of text each: also fields that we do not know."""
+    settings = {}
+    for name, value in values.items():
+        if name not in leave and isinstance(value, str | int | float) and value != "":
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            name, text = (plain(each).replace("\n", " ")[:_MOST_TEXT] for each in (name, text))
+            settings[name] = text
+    return dict(sorted(settings.items())[:_MOST_SETTINGS])
+
+
+def _cell_name(concurrency: Any, rate: Any) -> str:
+    """As our own cells are called: c128, r4."""
+    if _is_number(concurrency) and concurrency:
+        return f"c{concurrency:g}"
+    return f"r{rate:g}" if _is_number(rate) and rate else "all"
+
+
+class Reader(NamedTuple):
+    """How to recognise a result of a program, and to read it."""
+
+    program: Program
+    is_of: Callable[[dict[str, Any]], bool]
+    cell: Callable[[dict[str, Any]], ForeignCell]
+
+
+READERS = (
+    Reader("vllm bench", _is_vllm, _vllm_cell),
+    Reader("sglang.bench_serving", _is_sglang, _sglang_cell),
+    Reader("aiperf", _is_aiperf, _aiperf_cell),
+)
