@@ -8,9 +8,7 @@ model, so a `Scale` is measured first, with the server's own count.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Frozen
 from pipeline.yaml_file import read_yaml
 
-_VOCABULARY = Path(__file__).with_name("vocabulary.yaml")
 _TASK = "\n\nWrite a long and detailed report about all of the above, in full sentences."
 _MOST_LINE_BYTES = 64 << 20
 
@@ -67,13 +64,15 @@ def _noise(key: str) -> random.Random:
 
 @cache
 def _vocabulary() -> Vocabulary:
-    return read_yaml(_VOCABULARY, Vocabulary)
+    return read_yaml(Path(__file__).with_name("vocabulary.yaml"), Vocabulary)
 
 
-def _sentences(noise: random.Random) -> Iterator[str]:
-    known = _vocabulary()
-    while True:
-        yield noise.choice(known.forms).format(
+def words(key: str, count: int, nonce: str = "") -> str:
+    """So many words of text; another key gives another text, a nonce another order of it."""
+    known, noise = _vocabulary(), _noise(key)
+    left, found = count, []
+    while left:
+        sentence = noise.choice(known.forms).format(
             place=noise.choice(known.places),
             name=noise.choice(known.names),
             person=noise.choice(known.people),
@@ -83,16 +82,8 @@ def _sentences(noise: random.Random) -> Iterator[str]:
             number=noise.randint(2, 900),
             year=noise.randint(1780, 1990),
         )
-
-
-def words(key: str, count: int, nonce: str = "") -> str:
-    """So many words of text; another key gives another text, a nonce another order of it."""
-    left, found = count, []
-    for sentence in _sentences(_noise(key)):
         found.append(sentence.split()[:left])
         left -= len(found[-1])
-        if not left:
-            break
     if nonce:
         *whole, last = found
         _noise(f"{nonce} {key}").shuffle(whole)
@@ -141,29 +132,23 @@ def arrivals(rate_per_s: float, count: int, kind: str, key: str) -> list[float]:
 
 def read_prompts(data: bytes, name: str) -> list[list[dict[str, Any]]]:
     """The lines of a prompt file, each as messages."""
-    return [
-        _messages(line, f"{name}, line {number}")
-        for number, line in enumerate(data.splitlines(), start=1)
-        if line.strip()
-    ]
-
-
-def _messages(line: bytes, where: str) -> list[dict[str, Any]]:
-    try:
-        value = read_json(line, most_bytes=_MOST_LINE_BYTES)
-    except JsonInvalid as error:
-        raise WorkloadInvalid(f"{where}: {error}") from error
-    if isinstance(value, dict) and isinstance(value.get("prompt"), str):
-        return [{"role": "user", "content": value["prompt"]}]
-    if isinstance(value, dict) and _are_messages(value.get("messages")):
-        return list(value["messages"])
-    raise WorkloadInvalid(f"{where}: has neither a `prompt` nor `messages`")
-
-
-def _are_messages(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(m, dict) and "role" in m for m in value)
-
-
-def body_of(content: dict[str, Any], settings: dict[str, Any]) -> bytes:
-    """A request's JSON."""
-    return json.dumps({**settings, **content}, ensure_ascii=False).encode()
+    prompts = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            value = read_json(line, most_bytes=_MOST_LINE_BYTES)
+        except JsonInvalid as error:
+            raise WorkloadInvalid(f"{where}: {error}") from error
+        fields = value if isinstance(value, dict) else {}
+        prompt, messages = fields.get("prompt"), fields.get("messages")
+        if isinstance(prompt, str):
+            prompts.append([{"role": "user", "content": prompt}])
+        elif isinstance(messages, list) and all(
+            isinstance(each, dict) and "role" in each for each in messages
+        ):
+            prompts.append(messages)
+        else:
+            raise WorkloadInvalid(f"{where}: has neither a `prompt` nor `messages`")
+    return prompts
