@@ -19,13 +19,7 @@ from pipeline.bench.prompts import (
     unique_text,
     words,
 )
-from pipeline.bench.workload import (
-    Conversations,
-    FilePrompts,
-    RandomTokens,
-    TextPrompts,
-    Workload,
-)
+from pipeline.bench.workload import Conversations, FilePrompts, RandomTokens, TextPrompts, Workload
 from pipeline.errors import WorkloadInvalid
 from pipeline.files import read_limited
 from pipeline.model import Frozen, sha256_of

@@ -16,15 +16,7 @@ from pipeline import log
 from pipeline.attest.statement import stamp
 from pipeline.bench.answer import Answer, Malformed
 from pipeline.bench.metrics import intervals, metrics_of
-from pipeline.bench.model import (
-    Cell,
-    CellResult,
-    Inputs,
-    RequestLines,
-    RequestRow,
-    Run,
-    Trial,
-)
+from pipeline.bench.model import Cell, CellResult, Inputs, RequestLines, RequestRow, Run, Trial
 from pipeline.bench.plan import cells_of
 from pipeline.bench.record import append_rows, measured_alone, write_run
 from pipeline.bench.runner import client_facts

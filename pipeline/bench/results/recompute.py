@@ -10,13 +10,12 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from pipeline.attest.fields import ChangedField, Scalar, changed_fields, fields_of
-from pipeline.bench.engine_metrics import speculated
-from pipeline.bench.gpu import energy_j
 from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import RequestRow, Run, Trial
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, require_plain
 from pipeline.bench.plan import cells_of
 from pipeline.bench.record import all_lines, read_rows
+from pipeline.bench.samples import energy_j, speculated
 from pipeline.bench.workload import Conversations
 from pipeline.errors import NumberChanged, RunInvalid
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from pipeline.bench import runner
-from pipeline.bench.gpu import energy_j
 from pipeline.bench.marks import Tally
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
@@ -38,6 +37,7 @@ from pipeline.bench.runner import (
     differences,
     measure_in_turns,
 )
+from pipeline.bench.samples import energy_j
 from pipeline.bench.server import Server
 from pipeline.bench.worker import Share, prepared
 from pipeline.bench.workers import Effort, Workers, start_module
@@ -163,7 +163,7 @@ def with_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.bench.sampler.shutil.which", lambda name: None)
+    monkeypatch.setattr("pipeline.bench.server.shutil.which", lambda name: None)
 
 
 @pytest.mark.parametrize("card", ["with_a_card", "without_a_card"])
