@@ -14,7 +14,6 @@ from pydantic import Field
 from pipeline.bench.workload import Lengths, Workload
 from pipeline.model import Count, Digest, Frozen, Stamp
 
-FORMAT = "sm120-bench/1"
 Engine: TypeAlias = Literal["vllm", "sglang", "llama.cpp", "stub"]
 # Why a request has no whole answer.
 Failure: TypeAlias = Literal[
@@ -99,13 +98,6 @@ class RequestRow(Frozen):
         if self.output_tokens is None or most is None:
             return self.chunks
         return self.output_tokens if self.chunks <= self.output_tokens <= most else self.chunks
-
-    @property
-    def last_token_s(self) -> float | None:
-        """When the last event with text came, since `sent_s`."""
-        if self.first_token_s is None:
-            return None
-        return self.first_token_s + sum(self.gaps_us) / 1e6
 
 
 class Cell(Frozen):

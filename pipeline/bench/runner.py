@@ -30,9 +30,7 @@ from pipeline.bench.model import (
     Trial,
 )
 from pipeline.bench.place import RUN_FILE
-from pipeline.bench.plan import Job, cells_of
-from pipeline.bench.progress import SweepProgress
-from pipeline.bench.prompts import Scale
+from pipeline.bench.plan import Job, Scale, cells_of
 from pipeline.bench.record import (
     append_rows,
     end_of_rows,
@@ -45,7 +43,7 @@ from pipeline.bench.results.recompute import require_as_measured
 from pipeline.bench.samples import energy_j, gpu_marks, speculated
 from pipeline.bench.self_test import cores, measure_self
 from pipeline.bench.server import Sampler, Server, server_facts
-from pipeline.bench.workers import Workers
+from pipeline.bench.workers import SweepProgress, Workers
 from pipeline.bench.workload import RandomTokens, Workload
 from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
 from pipeline.model import sha256_of

@@ -11,12 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import TracebackType
 from typing import Any
 
 from pipeline import log, proc
 from pipeline.bench.model import Engine, Samples, ServerFacts
-from pipeline.bench.prompts import Scale, fit_scale, unique_text
+from pipeline.bench.plan import Scale, fit_scale, unique_text
 from pipeline.bench.samples import (
     CardReading,
     Reading,
@@ -232,14 +231,9 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._stop.set()
-        if kind is None:
+        if failure[0] is None:
             self._thread.join()
             # counters are compared with those after the last request
             self._look()

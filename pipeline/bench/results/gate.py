@@ -39,19 +39,14 @@ def judge(comparison: Comparison, allowed_percent: float, names: Sequence[str]) 
             message = f"failed requests: {failed.second.mean:g}, {failed.first.mean:g} before"
             rows.append(GateRow(cell=cell.name, number="failed", verdict="worse", message=message))
         for name in names:
-            rows.append(_row(cell.name, name, numbers.get(name), allowed_percent))
+            verdict, message = _judged(numbers.get(name), allowed_percent)
+            rows.append(GateRow(cell=cell.name, number=name, verdict=verdict, message=message))
     return rows
 
 
-def _row(cell: str, name: str, number: NumberChange | None, allowed: float) -> GateRow:
+def _judged(number: NumberChange | None, allowed: float) -> tuple[GateVerdict, str]:
     if number is None:
-        message = "is not on both sides"
-        return GateRow(cell=cell, number=name, verdict="undecided", message=message)
-    verdict, message = _judged(number, allowed)
-    return GateRow(cell=cell, number=name, verdict=verdict, message=message)
-
-
-def _judged(number: NumberChange, allowed: float) -> tuple[GateVerdict, str]:
+        return "undecided", "is not on both sides"
     change = number.change
     if change is None:
         return "undecided", "the baseline is zero"

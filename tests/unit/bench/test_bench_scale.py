@@ -11,8 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from pipeline.bench.plan import Job, cells_of, sessions
-from pipeline.bench.prompts import Scale
+from pipeline.bench.plan import Job, Scale, cells_of, sessions
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import read_workload
 from pipeline.cli.bench import changed

@@ -10,8 +10,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.bench.plan import Job, cells_of, sessions
-from pipeline.bench.prompts import Scale, arrivals, draw, fit_scale, read_prompts, words
+from pipeline.bench.plan import (
+    Job,
+    Scale,
+    arrivals,
+    cells_of,
+    draw,
+    fit_scale,
+    read_prompts,
+    sessions,
+    words,
+)
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
 from pipeline.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
 from pipeline.cli.bench import changed
