@@ -10,8 +10,7 @@ from pipeline.smoke.baseline import Baseline
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.ladder import climb
 from pipeline.smoke.model import Limits, SmokePlan, SmokeResult
-from pipeline.smoke.session import Session
-from pipeline.smoke.trusted import record_baseline
+from pipeline.smoke.session import Session, record_baseline
 from pipeline.smoke.wire import Address
 from tests.testbed.model_server import ModelServer, listening
 

@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.smoke.ladder import LADDER, climb
 from pipeline.smoke.model import SmokeResult
-from pipeline.smoke.picture import picture_questions
-from pipeline.smoke.rungs.pictures import PICTURES
+from pipeline.smoke.rungs.pictures import PICTURES, picture_questions
 from tests.testbed.model_eye import look_at
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, Refusal, listening
