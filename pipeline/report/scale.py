@@ -34,7 +34,9 @@ class Scale:
 def linear(values: Iterable[float], start: float, end: float, most_ticks: int = 6) -> Scale:
     """From zero to a round number above the largest value; below zero nothing is measured."""
     largest = max(values, default=0.0)
-    step = _round_step((largest or 1.0) / (most_ticks - 1))
+    at_least = (largest or 1.0) / (most_ticks - 1)
+    power = 10.0 ** math.floor(math.log10(at_least))
+    step = next(f * power for f in _ROUND if f * power >= at_least * 0.999999)
     steps = max(1, math.ceil(round(largest / step, 9)))
     ticks = tuple(round(i * step, 12) for i in range(steps + 1))
     return Scale(0.0, ticks[-1], start, end, ticks)
@@ -69,11 +71,6 @@ def stepped(values: Sequence[float], start: float, end: float, gap: float) -> Sc
         if not kept or abs(scale.at(value) - scale.at(kept[-1])) >= gap:
             kept.append(value)
     return Scale(low, high, start, end, tuple(reversed(kept)), is_log=True)
-
-
-def _round_step(at_least: float) -> float:
-    power = 10.0 ** math.floor(math.log10(at_least))
-    return next(f * power for f in _ROUND if f * power >= at_least * 0.999999)
 
 
 def tick_label(value: float) -> str:
