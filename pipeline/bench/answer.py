@@ -10,6 +10,7 @@ import json
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 try:
@@ -34,51 +35,29 @@ class Malformed(Exception):
     """The answer is not what a server of this kind sends."""
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """What has come of one answer."""
 
-    __slots__ = (
-        "_body_left",
-        "_chunk_left",
-        "_chunked",
-        "_event_rest",
-        "_is_begun",
-        "_keep_all",
-        "_pieces",
-        "_rest",
-        "characters",
-        "done",
-        "error",
-        "finish",
-        "first_byte",
-        "headers",
-        "reusable",
-        "status",
-        "times",
-        "usage",
-        "whole",
-    )
-
-    def __init__(self, *, keep_all: bool = False) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.first_byte: float | None = None
-        self.times = array("d")  # of each event with text
-        self.usage: dict[str, Any] | None = None
-        self.finish = ""
-        self.error = ""
-        self.done = False  # [DONE] was seen
-        self.whole = False
-        self.reusable = False  # its connection can carry another request
-        self.characters = 0
-        self._pieces: list[str] = []
-        self._keep_all = keep_all
-        self._rest = b""
-        self._event_rest = b""
-        self._is_begun = False
-        self._chunked = False
-        self._chunk_left = 0
-        self._body_left: int | None = None
+    keep_all: bool = False  # of its text, and not only the end
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    first_byte: float | None = None
+    times: array[float] = field(default_factory=lambda: array("d"))  # of each event with text
+    usage: dict[str, Any] | None = None
+    finish: str = ""
+    error: str = ""
+    done: bool = False  # [DONE] was seen
+    whole: bool = False
+    reusable: bool = False  # its connection can carry another request
+    characters: int = 0
+    _pieces: list[str] = field(default_factory=list)
+    _rest: bytes = b""
+    _event_rest: bytes = b""
+    _is_begun: bool = False
+    _chunked: bool = False
+    _chunk_left: int = 0
+    _body_left: int | None = None
 
     @property
     def text(self) -> str:
@@ -225,7 +204,7 @@ class Answer:
                     self.times.append(now)
                     self.characters += len(text)
                     self._pieces.append(text)
-                    if len(self._pieces) > _PIECES and not self._keep_all:
+                    if len(self._pieces) > _PIECES and not self.keep_all:
                         self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
                 if reason := choice.get("finish_reason"):
                     self.finish = str(reason)[:40]

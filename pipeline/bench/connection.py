@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from pipeline.bench.answer import Answer, Malformed
@@ -46,22 +46,20 @@ class Target:
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
+@dataclass(slots=True, eq=False)
 class Connection(asyncio.Protocol):
     """One socket. Times are taken where bytes arrive, before anything is done with them."""
 
-    __slots__ = ("_transport", "_waiter", "answer", "is_open", "last_byte", "sent", "used")
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self.answer = Answer()
-        self.is_open = False
-        self.used = False  # carried a request before
-        self.sent = self.last_byte = 0.0
+    answer: Answer = field(default_factory=Answer)
+    is_open: bool = False
+    used: bool = False  # carried a request before
+    sent: float = 0.0
+    last_byte: float = 0.0
+    _transport: asyncio.Transport | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio says so."""
-        # uvloop's is no child of asyncio's
+        # uvloop's transport is no child of asyncio's
         self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     def send(self, request: bytes, *, keep_all: bool) -> asyncio.Future[None]:
@@ -74,10 +72,9 @@ class Connection(asyncio.Protocol):
         return self._waiter
 
     def data_received(self, data: bytes) -> None:
-        """asyncio hands over what came."""
         now = self.last_byte = time.monotonic()
         if self._waiter is None:
-            # nobody asked for anything: such a connection is not used again
+            # no request waits for it: such a connection is not used again
             return self.close()
         try:
             whole = self.answer.feed(data, now)
@@ -87,16 +84,14 @@ class Connection(asyncio.Protocol):
             self._finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio says so."""
         self.is_open = False
         if self._waiter is None:
             return
         self.answer.ended()
         if self.answer.whole:
             return self._finish()
-        if self.answer.first_byte is None:
-            return self.fail("lost", "the connection ended before any answer")
-        self.fail("lost", "the connection ended in mid-answer")
+        when = "before any answer" if self.answer.first_byte is None else "in mid-answer"
+        self.fail("lost", f"the connection ended {when}")
 
     def _finish(self) -> None:
         waiter, self._waiter = self._waiter, None
