@@ -128,12 +128,6 @@ def draw(lengths: Lengths, key: str) -> int:
     return lengths.tokens
 
 
-def random_ids(prompts: RandomTokens, key: str, count: int) -> list[int]:
-    """Token ids that mean nothing together."""
-    noise, least = _noise(key), min(prompts.skip, prompts.vocabulary - 1)
-    return [noise.randrange(least, prompts.vocabulary) for _ in range(count)]
-
-
 def arrivals(rate_per_s: float, count: int, kind: str, key: str) -> list[float]:
     """When each request is due, in seconds since the start."""
     if kind == "even":
@@ -273,7 +267,9 @@ def sessions(job: Job) -> Iterator[Session]:
                 assert cell.input is not None
                 length = draw(cell.input, f"{key} input")
                 if isinstance(prompts, RandomTokens):
-                    content = {"prompt": random_ids(prompts, key, length)}
+                    noise, least = _noise(key), min(prompts.skip, prompts.vocabulary - 1)
+                    ids = [noise.randrange(least, prompts.vocabulary) for _ in range(length)]
+                    content = {"prompt": ids}
                 else:
                     text = _text(job, prompts, number, key, length)
                     content = {"messages": [{"role": "user", "content": text}]}

@@ -30,6 +30,7 @@ from pipeline.bench.plan import Job, Planned, Session, assistant_message, sessio
 from pipeline.bench.workload import RandomTokens
 from pipeline.errors import PipelineError
 from pipeline.net.route import tls_context
+from pipeline.net.timing import retry_after_s
 
 _RETRIED = (429, 503)
 _WATCH_S = 0.1
@@ -97,7 +98,8 @@ class Share:
     async def run(self, todo: Iterator[Session]) -> None:
         """Send everything, and wait for the last answer."""
         watch = asyncio.ensure_future(self._watch())
-        gate, tasks = asyncio.Semaphore(self.job.streams), set()
+        gate = asyncio.Semaphore(self.job.streams)
+        tasks: set[asyncio.Task[None]] = set()
 
         async def stream(number: int) -> None:
             """One session after the other."""
@@ -197,9 +199,8 @@ class Share:
                 return _require_good(answer, sent.planned.asked_output)
             sent.retries += 1
             # as long as the server asks for; else a little longer each time
-            asked = answer.headers.get("retry-after", "")
-            is_number = asked.isascii() and asked.isdigit() and len(asked) < 6
-            wait_s = float(asked) if is_number else 0.25 * 2**sent.retries
+            asked_s = retry_after_s(answer.headers.get("retry-after", ""))
+            wait_s = 0.25 * 2**sent.retries if asked_s is None else asked_s
             await asyncio.sleep(min(wait_s, _MOST_WAIT_S))
 
     async def _open_connection(self) -> Connection:
@@ -213,8 +214,8 @@ class Share:
         return await connect(self.target, self.job.workload.limits.connect_s)
 
     async def _watch(self) -> None:
-        """Give up what takes too long, and say how far we are."""
-        limits, said = self.job.workload.limits, 0.0
+        """Give up what takes too long, and report the progress."""
+        limits, reported = self.job.workload.limits, 0.0
         while True:
             due = time.monotonic() + _WATCH_S
             await asyncio.sleep(_WATCH_S)
@@ -234,8 +235,8 @@ class Share:
                 elif begun and now - connection.answer.times[-1] > limits.stall_s:
                     # comments and empty events are no progress
                     connection.fail("stalled", f"no text came for {limits.stall_s:g} s")
-            if now - said >= _PROGRESS_S:
-                said = now
+            if now - reported >= _PROGRESS_S:
+                reported = now
                 under_way = sum(len(c.answer.times) for c in self.busy)
                 _say(progress=[self.done, self.failures, self.events + under_way])
 

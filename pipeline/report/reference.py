@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.errors import UnknownReference
 from pipeline.report.from_run import INPUTS, with_user_speed
-from pipeline.report.model import EvidenceLink, Reference, RunData, Series
+from pipeline.report.model import EvidenceLink, Reference, RunData
 from pipeline.yaml_file import read_yaml
 
 
@@ -19,15 +19,16 @@ def all_references() -> tuple[Reference, ...]:
     evidence = [EvidenceLink(name=name, state="unknown", message=why) for name in INPUTS]
     references = []
     for path in sorted(Path(__file__).with_name("references").glob("*.yaml")):
-        reference = read_yaml(path, Reference)
-        update = {"series": [_with_user_speed(s) for s in reference.series], "evidence": evidence}
+        reference, series = read_yaml(path, Reference), []
+        for each in reference.series:
+            cells = [
+                cell.model_copy(update={"numbers": with_user_speed(cell.numbers)})
+                for cell in each.cells
+            ]
+            series.append(each.model_copy(update={"cells": cells}))
+        update = {"series": series, "evidence": evidence}
         references.append(reference.model_copy(update=update))
     return tuple(references)
-
-
-def _with_user_speed(series: Series) -> Series:
-    cells = [c.model_copy(update={"numbers": with_user_speed(c.numbers)}) for c in series.cells]
-    return series.model_copy(update={"cells": cells})
 
 
 def named_reference(name: str) -> Reference:

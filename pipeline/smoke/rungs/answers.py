@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.smoke.chat import Answer, logprobs_fault, tokens_fault
@@ -43,14 +44,6 @@ async def _graded(session: Session, questions: Sequence[Question], least: float)
     if right < least * len(questions):
         raise Unsound(f"{right} of {len(questions)} are right; {wrong[0]}")
     return f"{right} of {len(questions)} are right"
-
-
-async def _arithmetic(session: Session) -> str:
-    return await _graded(session, sums(session.plan.questions), _RIGHT_SHARE)
-
-
-async def _problems(session: Session) -> str:
-    return await _graded(session, word_problems(session.plan.questions), _GRADED_SHARE)
 
 
 async def _languages(session: Session) -> str:
@@ -198,13 +191,16 @@ async def _stop(session: Session) -> str:
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:
+    count = session.plan.questions
+    arithmetic = partial(_graded, questions=sums(count), least=_RIGHT_SHARE)
+    problems = partial(_graded, questions=word_problems(count), least=_GRADED_SHARE)
     return [
         CheckSpec("logprobs", "mechanics", _logprobs),
         CheckSpec("the same again", "mechanics", _repeat),
         CheckSpec("temperature 0", "mechanics", _greedy),
         CheckSpec("seed", "mechanics", _seed),
-        CheckSpec("arithmetic", "quality", _arithmetic),
-        CheckSpec("word problems", "quality", _problems),
+        CheckSpec("arithmetic", "quality", arithmetic),
+        CheckSpec("word problems", "quality", problems),
         CheckSpec("conversation", "quality", _conversation),
         CheckSpec("languages", "quality", _languages),
         CheckSpec("prose", "quality", _prose),
