@@ -133,7 +133,7 @@ async def connect(target: Target, limit_s: float) -> Connection:
     except TimeoutError as error:
         raise Failed("unconnected", f"no connection within {limit_s:g} s") from error
     except ConnectionRefusedError as error:
-        raise Failed("unconnected", "nobody listens at the address") from error
+        raise Failed("unconnected", "no server listens at the address") from error
     except OSError as error:
         raise Failed("unconnected", str(error) or type(error).__name__) from error
     return connection

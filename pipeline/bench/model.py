@@ -1,4 +1,4 @@
-"""What a benchmark answers: closed values that go into evidence and into reports.
+"""The result of a benchmark: closed values that go into evidence and into reports.
 
 A run is a folder with two files. `bench.json` is a `Run`; `requests.jsonl` has a `RequestRow` a
 line, for every request of every trial, good or bad; a trial names its lines and their digest. The
@@ -47,7 +47,7 @@ MarkKind: TypeAlias = Literal[
 
 
 class Mark(Frozen):
-    """Something a reader must know before believing a number."""
+    """A doubt that a reader must know before believing a number."""
 
     kind: MarkKind
     message: str
@@ -270,7 +270,7 @@ class SelfTest(Frozen):
     read_tpot_ms: float
     ttft_error: float  # share: 0.02 is 2 % too high
     tpot_error: float
-    offered_tok_s: float  # how fast the stub was told to write
+    offered_tok_s: float  # how fast the stub was to write
     ceiling_tok_s: float  # tokens a second that the client can read
     cpu_us_per_token: float
     trusted: bool  # errors within the bounds
@@ -305,7 +305,7 @@ class ServerFacts(Frozen):
 
 
 class Inputs(Frozen):
-    """Digests of what stood behind the server, as far as it is known."""
+    """Digests of what the server ran, as far as they are known."""
 
     image: Digest | None = None
     weights: Digest | None = None

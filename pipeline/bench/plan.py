@@ -200,7 +200,7 @@ class Planned:
     number: int
     asked_input: int | None
     asked_output: int
-    # the JSON of the request; of a turn: its beginning, and what is said next
+    # the JSON of the request; of a turn: its beginning, and the messages that it adds
     body: bytes = b""
     messages: tuple[bytes, ...] = ()
     conversation: int | None = None

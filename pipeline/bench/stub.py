@@ -1,8 +1,8 @@
 """A server with known pacing: what the client measures itself against.
 
 It streams as engines do, an event for each token, and notes when it wrote them. `serve` is the
-whole of it; `python -m pipeline.bench.stub` runs it beside the client, until its stdin ends, and
-then says what it did.
+whole of it; `python -m pipeline.bench.stub` runs it beside the client until its stdin ends, and
+reports what it did for each line on it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def count_prompt(request: bytes) -> int:
-    """A token for each blank of what is said, which stands last in our requests."""
+    """A token for each blank of the messages, which stand last in our requests."""
     return (request.partition(b'"messages":')[2] or request).count(b" ")
 
 

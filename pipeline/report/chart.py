@@ -188,11 +188,11 @@ def _labels(lines: Iterable[Line], across: Scale, up: Scale) -> Markup | None:
             (x + 7, y + 5 + _LINE),
         )
         for left, bottom in lefts_and_bottoms if point.label else ():
-            box = _Area(left, bottom - _LINE, left + wide, bottom)
-            is_across = box.left >= _LEFT and box.right <= WIDTH - 2
-            is_inside = is_across and box.top >= 2 and box.bottom <= HEIGHT - _BOTTOM
-            if is_inside and not any(box.touches(other) for other in taken):
-                taken.append(box)
+            area = _Area(left, bottom - _LINE, left + wide, bottom)
+            is_across = area.left >= _LEFT and area.right <= WIDTH - 2
+            is_inside = is_across and area.top >= 2 and area.bottom <= HEIGHT - _BOTTOM
+            if is_inside and not any(area.touches(other) for other in taken):
+                taken.append(area)
                 look = f"c{style % SHAPES}"
                 texts.append(element("text", point.label, x=left, y=bottom - 3, class_=look))
                 break
@@ -272,13 +272,13 @@ def _bar(bar: Bar, top: float, scale: Scale) -> Markup:
         right, y = scale.at(done), top + 33
         about = element("title", f"{part.name}: {part.text}")
         width = max(right - left, 1)
-        box = element("rect", about, x=left, y=top + 19, width=width, height=_THICK)
+        body = element("rect", about, x=left, y=top + 19, width=width, height=_THICK)
         text = None
         if right - left > len(part.text) * _LETTER + 6:
             where = {"x": (left + right) / 2, "y": y}
             text = element("text", part.text, **where, text_anchor="middle", class_="in")
         elif part is bar.parts[-1]:
             text = element("text", part.text, x=right + 5, y=y)
-        pieces.append(element("g", box, text, class_=f"part c{part.style}"))
+        pieces.append(element("g", body, text, class_=f"part c{part.style}"))
         left = right
     return element("g", *pieces)

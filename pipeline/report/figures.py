@@ -171,14 +171,14 @@ def _pareto(key: str, load: Load, places: Sequence[Placed]) -> Markup | None:
         points = tuple(
             Point(
                 x=user,
-                y=box,
+                y=output,
                 about=f"{place.series.name}, {load.text(cell)} {load.point}: {user:,.1f} tok/s for"
-                f" a user, {box:,.0f} tok/s of the box",
+                f" a user, {output:,.0f} tok/s of the box",
                 label=load.text(cell),
                 is_doubtful=bool(cell.notes),
             )
             for cell in place.series.cells
-            if (user := cell.mean("user_tok_s")) and (box := cell.mean("output_tok_s"))
+            if (user := cell.mean("user_tok_s")) and (output := cell.mean("output_tok_s"))
         )
         lines += [place.line(points)] if points else []
     if sum(len(line.points) for line in lines) < 2:
@@ -240,9 +240,9 @@ def memory_chart(key: str, measured: Measured) -> Markup:
     legend = []
     for _, name, style in _MEMORY_PARTS:
         if name in seen:
-            box = element("rect", width=14, height=12)
+            square = element("rect", width=14, height=12)
             look = {"viewBox": "0 0 14 12", "aria_hidden": "true", "class_": f"box c{style}"}
-            legend.append(element("li", element("svg", box, **look), name))
+            legend.append(element("li", element("svg", square, **look), name))
     other = "Other is the rest of the card: the engine's buffers, the driver, rounding."
     text = other if "Other" in seen else ""
     fields = (

@@ -34,7 +34,7 @@ WRONG = ("changed", "broken")
 
 
 def find(data: ReportData) -> list[Finding]:
-    """All that can be said, what is wrong first."""
+    """All findings, what is wrong first."""
     found = [finding for measured in data.measured for finding in _about(measured)]
     # a run against a document, only where load and lengths are the same
     published = [series for reference in data.references for series in reference.series]

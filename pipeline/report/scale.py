@@ -24,10 +24,10 @@ class Scale:
 
     def at(self, value: float) -> float:
         """Where a value is; what lies below the axis, as an interval's end may, is at its end."""
-        low, high, here = self.low, self.high, max(value, self.low)
+        low, high, place = self.low, self.high, max(value, self.low)
         if self.is_log:
-            low, high, here = math.log10(low), math.log10(high), math.log10(here)
-        share = (here - low) / (high - low)
+            low, high, place = math.log10(low), math.log10(high), math.log10(place)
+        share = (place - low) / (high - low)
         return self.start + share * (self.end - self.start)
 
 

@@ -31,7 +31,7 @@ class BaselineAnswer(Frozen):
     prompt: str
     text: str
     is_right: bool
-    is_cut: bool = False  # files of before have not said it
+    is_cut: bool = False  # earlier versions wrote no such field
     tokens: list[BaselineToken]
 
     def reference(self) -> Reference:
@@ -45,7 +45,7 @@ class Baseline(Frozen):
 
     model: str
     url: str
-    # how many tokens an answer might have; files of before have not said it
+    # how many tokens an answer might have; earlier versions wrote no such field
     answer_tokens: Annotated[int, Field(ge=1)] | None = None
     answers: list[BaselineAnswer]
 

@@ -72,7 +72,7 @@ async def _run_rung(session: Session, rung: Rung) -> RungResult:
             except Unsound as error:
                 verdict, message, is_gone = "failed", str(error), isinstance(error, Gone)
         if waits := sum(exchange.status == WAIT for exchange in client.exchanges[before:]):
-            message += f"; told to wait {log.count(waits, 'time')} (status {WAIT})"
+            message += f"; the server asked to wait {log.count(waits, 'time')} (status {WAIT})"
         checks.append(
             Check(
                 name=spec.name,

@@ -110,7 +110,7 @@ async def send(
     except TimeoutError as error:
         raise Lost(f"no whole answer within {limit_s:g} s", pieces) from error
     except ConnectionRefusedError as error:
-        raise Lost("nobody listens at the address", pieces) from error
+        raise Lost("no server listens at the address", pieces) from error
     except EOFError as error:
         raise Lost("the connection ended in mid-answer", pieces) from error
     except (OSError, ValueError) as error:

@@ -38,7 +38,7 @@ async def _first_questions(session: Session) -> list[Question]:
         for question in questions:
             await session.reference_for(question.prompt, max_tokens=session.room(_SHORT_ANSWER))
     except Refused as error:
-        # perhaps more than the server holds: it has not said how much that is
+        # perhaps more than the server holds: it does not say how much that is
         if session.context_tokens is None and error.status in _TOO_MUCH:
             raise NotOffered(f"{_tokens(session)} tokens: {error}; {UNKNOWN_CONTEXT}") from error
         raise

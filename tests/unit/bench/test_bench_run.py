@@ -268,13 +268,13 @@ def test_a_server_that_dies_leaves_a_partial_run_with_what_it_did(
 ) -> None:
     with bench_server("dies") as server, pytest.raises(BenchUnanswered) as caught:
         _bench(server, tmp_path, _workload(loads=[{"concurrency": 2, "requests": 200}])).run()
-    assert "the server went away during c2, trial 1: nobody listens" in str(caught.value)
+    assert "the server went away during c2, trial 1: no server listens" in str(caught.value)
     assert "0 trials before it are kept" in str(caught.value)
     assert "Serve it again, then run the same command" in caught.value.hint
     run = read_run(tmp_path)
     trial = run.cells[0].trials[0]
     assert (run.state, run.cells[0].state) == ("partial", "void")
-    assert "nobody listens" in run.why_partial
+    assert "no server listens" in run.why_partial
     assert trial.metrics.completed >= 5
     # most were not even tried: nobody was there
     assert trial.metrics.requests < 100
@@ -358,7 +358,7 @@ def test_an_error_of_a_worker_is_ours(tmp_path: Path) -> None:
 def test_nobody_there_is_said(tmp_path: Path, here: None) -> None:
     with bench_server() as server:
         bench = _bench(server, tmp_path, _workload())
-    with pytest.raises(BenchUnanswered, match="nobody listens at the address"):
+    with pytest.raises(BenchUnanswered, match="no server listens at the address"):
         bench.run()
 
 

@@ -54,8 +54,8 @@ def test_a_context_that_a_server_does_not_name_is_asked_for() -> None:
 def test_a_server_that_asks_to_wait_is_asked_again_and_that_is_said() -> None:
     result = climbed(MANNERS["so many at once"])
     messages = {c.name: c.message for rung in result.rungs for c in rung.checks}
-    assert "told to wait" in messages["64 at once"]
-    assert "told to wait" not in messages["8 at once"]
+    assert "asked to wait" in messages["64 at once"]
+    assert "asked to wait" not in messages["8 at once"]
 
 
 @pytest.mark.parametrize("plan", [PLAN, REASONING], ids=["not expected", "expected"])
