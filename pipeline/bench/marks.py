@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pipeline import log
 from pipeline.bench.model import EngineSeries, Mark, MarkKind, Metrics, RequestRow, SelfTest, Trial
 from pipeline.bench.self_test import USABLE_SHARE
-from pipeline.bench.workers import Effort
+from pipeline.bench.workers import WorkerStats
 from pipeline.bench.workload import TextPrompts, Workload
 
 _INPUT_TOLERANCE = 0.05  # of the asked length, on average
@@ -20,7 +20,7 @@ _TOGETHER_SHARE = 0.5  # beyond it, the median of ITL is 0
 _BEHIND_S = 0.25  # the longest that a worker stood still
 
 
-class Tally:
+class TrialChecks:
     """Looks at each request on its way to the disk."""
 
     def __init__(self, workload: Workload) -> None:
@@ -128,7 +128,7 @@ def cell_marks(trials: Sequence[Trial]) -> list[str]:
 
 
 def client_marks(
-    test: SelfTest | None, efforts: Sequence[Effort], output_tok_s: float = 0.0
+    test: SelfTest | None, efforts: Sequence[WorkerStats], output_tok_s: float = 0.0
 ) -> list[Mark]:
     """Whether the client was the limit."""
     message = "the client did not measure itself at this concurrency"

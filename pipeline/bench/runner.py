@@ -16,7 +16,7 @@ from pipeline import __version__, log
 from pipeline.attest.statement import stamp
 from pipeline.bench.answer import JSON_READER
 from pipeline.bench.loop import EVENT_LOOP
-from pipeline.bench.marks import Tally, client_marks, engine_marks
+from pipeline.bench.marks import TrialChecks, client_marks, engine_marks
 from pipeline.bench.metrics import intervals, metrics_of
 from pipeline.bench.model import (
     Cell,
@@ -244,7 +244,7 @@ class Bench:
         with log.watched("Waiting until the server has ended all requests"):
             idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
-        tally, started = Tally(self.workload), stamp(datetime.now(UTC))
+        tally, started = TrialChecks(self.workload), stamp(datetime.now(UTC))
         # a server that failed in the warm-up is not measured: the trial is void without a request
         jobs = [] if cold else self._jobs(cell, number, test)
         sampler = Sampler(self.server, self.settings.sample_every_s)
@@ -287,7 +287,7 @@ class Bench:
         count = min(_streams(cell), cell.requests) if wanted is None else wanted
         if not count:
             return 0, []
-        tally = Tally(self.workload)
+        tally = TrialChecks(self.workload)
         jobs = self._jobs(cell, 0, None, warm_up=count)
         title = f"{cell.name}: warming up with {log.count(count, 'request')}"
         with log.step(title), Workers(jobs) as workers:

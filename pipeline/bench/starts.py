@@ -49,7 +49,7 @@ class Starter:
     weights: Path
 
 
-def forget(folder: Path) -> None:
+def drop_page_cache(folder: Path) -> None:
     """Let the kernel drop its copies of the files, so that they are read from the disk again."""
     for entry in files_below(folder):
         # a cache of the Hub has links to its files
@@ -71,7 +71,7 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                 with log.step(f"{cell.name}: start {number + 1} of {workload.repeats}"):
                     starter.stop()
                     if cell.start == "cold":
-                        forget(starter.weights)
+                        drop_page_cache(starter.weights)
                     started, up = stamp(datetime.now(UTC)), starter.start()
                     # nothing is asked in between: the first token counts from the same moment
                     row = _first_answer(up, time.monotonic() - up.ready_s)

@@ -59,7 +59,7 @@ class _Sent:
 
 
 @dataclass
-class Share:
+class WorkerRun:
     """What one worker does in a trial."""
 
     job: Job
@@ -309,12 +309,12 @@ def _say(**message: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-async def prepared(job: Job) -> tuple[Share, list[Session]]:
+async def prepared(job: Job) -> tuple[WorkerRun, list[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
     context = tls_context() if job.is_tls else None
     headers = tuple(job.headers.items())
     target = Target(job.host, job.port, job.base, context, headers, job.socket)
-    share, todo = Share(job, target), list(sessions(job))
+    share, todo = WorkerRun(job, target), list(sessions(job))
     await share.open_connections()
     return share, todo
 

@@ -33,7 +33,7 @@ def start_module(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 @dataclass(frozen=True)
-class Effort:
+class WorkerStats:
     """What a worker took for its share."""
 
     cpu_s: float
@@ -52,7 +52,7 @@ class Workers:
     """One process for each job; a `with` block that ends them all."""
 
     jobs: Sequence[Job]
-    efforts: list[Effort] = field(default_factory=list)
+    efforts: list[WorkerStats] = field(default_factory=list)
 
     def __enter__(self) -> Workers:
         self._messages: queue.Queue[tuple[int, bytes]] = queue.Queue(_QUEUED)
@@ -128,7 +128,7 @@ class Workers:
                 yield RequestRow.model_validate(message["row"])
             elif "end" in message:
                 self._done.add(number)
-                self.efforts.append(Effort(**message["end"]))
+                self.efforts.append(WorkerStats(**message["end"]))
             elif "progress" in message and progress:
                 seen[number] = tuple(message["progress"])
                 progress(*(sum(each) for each in zip(*seen, strict=True)))

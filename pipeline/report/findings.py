@@ -84,7 +84,7 @@ def _number(value: float) -> tuple[float, int]:
 
 
 @dataclass(frozen=True)
-class Place:
+class ClaimedCell:
     """Where in a document's own tables its headline is."""
 
     series: int
@@ -93,7 +93,7 @@ class Place:
     is_mislabelled: bool
 
 
-def claimed(reference: Reference, claim: Claim) -> Place | None:
+def claimed(reference: Reference, claim: Claim) -> ClaimedCell | None:
     """What a headline number is, by its own table; the last cell that has it."""
     if claim.series is None:
         return None
@@ -103,7 +103,7 @@ def claimed(reference: Reference, claim: Claim) -> Place | None:
         near = [i for i, mean in enumerate(means) if mean is not None and _is_near(mean, claim)]
         if near:
             hidden = metric == "total_tok_s" and "total" not in claim.text.lower()
-            return Place(at, near[-1], metric, hidden)
+            return ClaimedCell(at, near[-1], metric, hidden)
     return None
 
 

@@ -103,7 +103,7 @@ async def _acceptance(session: Session) -> str:
         # one line for each of several engines
         counts[name] += int(float(value))
     if not counts["draft"]:
-        # vLLM counts wherever it drafts; SGLang has other names, and only where a flag asks for them
+        # vLLM counts wherever it drafts; SGLang has other names, and only with a flag
         if session.is_drafting and _VLLM in text:
             raise Unsound("the draft model was turned on, and the server drafts nothing")
         raise NotOffered("the server counts no drafted tokens: nothing speculates here")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.bench import runner
-from pipeline.bench.marks import Tally
+from pipeline.bench.marks import TrialChecks
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
@@ -39,8 +39,8 @@ from pipeline.bench.runner import (
 )
 from pipeline.bench.samples import energy_j
 from pipeline.bench.server import Server
-from pipeline.bench.worker import Share, prepared
-from pipeline.bench.workers import Effort, Workers, start_module
+from pipeline.bench.worker import WorkerRun, prepared
+from pipeline.bench.workers import Workers, WorkerStats, start_module
 from pipeline.bench.workload import Workload
 from pipeline.errors import (
     BenchNotMeasured,
@@ -92,7 +92,7 @@ class _HereWorkers:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self.efforts: list[Effort] = []
+        self.efforts: list[WorkerStats] = []
 
     def __enter__(self) -> _HereWorkers:
         return self
@@ -103,10 +103,10 @@ class _HereWorkers:
     def rows(self, progress: object = None) -> Iterator[RequestRow]:
         for job in self.jobs:
             share = asyncio.run(self._share(job))
-            self.efforts.append(Effort(0.0, 1.0, 0.0, share.unsent))
+            self.efforts.append(WorkerStats(0.0, 1.0, 0.0, share.unsent))
             yield from share.rows()
 
-    async def _share(self, job: Job) -> Share:
+    async def _share(self, job: Job) -> WorkerRun:
         share, todo = await prepared(job)
         share.origin = time.monotonic()
         await share.run(iter(todo))
@@ -313,14 +313,14 @@ def test_without_token_counts_events_are_counted(measured: Measured) -> None:
     ],
 )
 def test_prompts_of_another_length_than_asked_are_marked(tokens: int, said: list[str]) -> None:
-    tally = Tally(_workload())
+    tally = TrialChecks(_workload())
     rows = [RequestRow(number=0, sent_s=0, asked_input=150, input_tokens=tokens, output_tokens=0)]
     assert list(tally.through(rows)) == rows
     assert [m.message for m in tally.marks() if m.kind == "input-differs"] == said
 
 
 def test_one_request_is_not_called_several() -> None:
-    tally = Tally(_workload())
+    tally = TrialChecks(_workload())
     rows = [RequestRow(number=0, sent_s=0, failure="lost", message="gone")]
     assert list(tally.through(rows)) == rows
     assert tally.void(0) == ["1 of 1 request failed: lost: gone"]

@@ -19,7 +19,7 @@ from pipeline.bench.samples import (
     read_metrics,
     speculated,
 )
-from pipeline.bench.workers import Effort
+from pipeline.bench.workers import WorkerStats
 from pipeline.known import Unknown
 from tests.unit.bench.example_run import FOLDER, example_rows
 from tests.unit.host.machines import H200
@@ -173,18 +173,18 @@ def _test(trusted: bool) -> SelfTest:
 
 
 def test_a_client_that_kept_up_has_no_mark() -> None:
-    assert client_marks(_test(True), [Effort(0.5, 1.0, 0.01, 0)]) == []
+    assert client_marks(_test(True), [WorkerStats(0.5, 1.0, 0.01, 0)]) == []
 
 
 @pytest.mark.parametrize(
     ("test", "effort"),
     [
-        (_test(False), Effort(0.1, 1.0, 0.0, 0)),
-        (_test(True), Effort(0.9, 1.0, 0.0, 0)),
-        (_test(True), Effort(0.1, 1.0, 0.5, 0)),
+        (_test(False), WorkerStats(0.1, 1.0, 0.0, 0)),
+        (_test(True), WorkerStats(0.9, 1.0, 0.0, 0)),
+        (_test(True), WorkerStats(0.1, 1.0, 0.5, 0)),
     ],
 )
-def test_a_client_that_was_the_limit_marks_the_trial(test: SelfTest, effort: Effort) -> None:
+def test_a_client_that_was_the_limit_marks_the_trial(test: SelfTest, effort: WorkerStats) -> None:
     (mark,) = client_marks(test, [effort])
     assert mark.kind == "client-limited"
 
