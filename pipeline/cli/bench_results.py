@@ -14,17 +14,19 @@ from pipeline.bench.model import Inputs, Interval
 from pipeline.bench.place import runs_in
 from pipeline.bench.record import read_run, workload_digest
 from pipeline.bench.results.compare import (
+    GATED,
     LEAST,
     LEAST_IN_TURNS,
     STATISTIC,
     Comparison,
+    GateRow,
     InputChange,
     NumberChange,
+    judge,
+    read_side,
 )
 from pipeline.bench.results.compare import compare as compare_sides
-from pipeline.bench.results.gate import GATED, GateRow, judge
 from pipeline.bench.results.recompute import require_as_measured
-from pipeline.bench.results.sides import read_side
 from pipeline.bench.runner import Bench, Settings, measure_in_turns
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import prompt_file, read_workload

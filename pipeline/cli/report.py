@@ -29,9 +29,8 @@ from pipeline.host.facts.drift import read_facts
 from pipeline.report.build import report_data
 from pipeline.report.engine_memory import memory_of_log
 from pipeline.report.findings import WRONG
-from pipeline.report.from_foreign import read_foreign_data
 from pipeline.report.from_host import with_host
-from pipeline.report.from_run import read_run_data
+from pipeline.report.from_run import read_foreign_data, read_run_data
 from pipeline.report.model import Reference, ReportData, RunData
 from pipeline.report.page import data_digest, render_page
 from pipeline.report.pdf import print_pdf

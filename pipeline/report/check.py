@@ -18,8 +18,7 @@ from pipeline.bench.place import is_run
 from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
-from pipeline.report.from_foreign import read_foreign_data
-from pipeline.report.from_run import read_run_data
+from pipeline.report.from_run import read_foreign_data, read_run_data
 from pipeline.report.model import Measured, ReportData
 from pipeline.report.page import DATA_ID
 

@@ -9,22 +9,30 @@ and no number of trials shows how far. So a winner is named only where the chang
 than a least difference, which is larger than what two runs of one server drift apart. Trials that
 were measured in turns share their drift: they are compared in pairs, with a smaller one. `Surely`
 is 95 % for all numbers of a comparison together (Bonferroni), so that of 33 none wins by chance.
+
+The gate for CI and canaries passes a number whose whole 95 % interval of the change is within what
+is allowed; worse is one that is beyond it and surely worse. In between the trials do not decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Literal, NamedTuple, TypeAlias
 
-from pipeline.bench.foreign.model import ForeignNumber
-from pipeline.bench.marks import tokens_off
-from pipeline.bench.metrics import DEFINITIONS, interval, t_quantile
-from pipeline.bench.model import Interval
-from pipeline.bench.results.sides import OWN, Side, SideCell, is_judged
-from pipeline.model import Frozen
+from pipeline.bench.foreign import ForeignNumber, read_foreign
+from pipeline.bench.marks import cell_marks, tokens_off
+from pipeline.bench.metrics import DEFINITIONS, flat, interval, t_quantile
+from pipeline.bench.model import CellResult, Interval, Run
+from pipeline.bench.place import requests_of, runs_in
+from pipeline.bench.record import read_run, run_bytes
+from pipeline.bench.results.recompute import require_as_measured
+from pipeline.errors import RunInvalid
+from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 
+OWN = "sm120 bench"
 STATISTIC = (
     "mean over trials, 95 % confidence by Student's t; change with its 95 % interval by Welch's t,"
     " or by pairs where the runs were measured in turns; a winner is named only where the change is"
@@ -41,6 +49,108 @@ _BY_ANSWER = ("latency_ms", "requests_s", "goodput_s", "total_tok_s", "energy_j"
 # Of the mean real lengths: beyond it, the two sides did not measure the same work.
 _LENGTH_TOLERANCE = 0.05
 Verdict: TypeAlias = Literal["better", "worse", "undecided"]
+# means: of a few hundred requests the 99th percentile is two or three of them
+GATED = ("output_tok_s", "ttft_ms.mean", "tpot_ms.mean")
+GateVerdict: TypeAlias = Literal["passed", "worse", "undecided"]
+
+
+class SideCell(Frozen):
+    """One cell: the values of each number, one for each trial that counts."""
+
+    load: str  # equal only for equal loads
+    settings: dict[str, str] = {}
+    values: dict[str, list[float]]
+    notes: list[str] = []
+    client_limited: bool = False
+    # what the server counted in a request on average, whatever was asked for
+    lengths: dict[str, float] = {}
+    others: list[ForeignNumber] = []  # numbers that are defined in another way than ours
+
+
+class Side(Frozen):
+    """One of two results."""
+
+    name: str
+    program: str
+    digest: Digest
+    inputs: dict[str, str]
+    cells: dict[str, SideCell]
+    turns: str = ""  # the same for two runs whose trials were measured in turns
+
+
+def read_side(path: Path) -> Side:
+    """A run by its folder or file, or the result of another program."""
+    if runs := runs_in(path):
+        if len(runs) > 1:
+            names = ", ".join(run.name for run in runs)
+            raise RunInvalid(f"{path}: holds {len(runs)} runs", f"Name one of them: {names}")
+        run = read_run(runs[0])
+        # a baseline may be kept without them; where they are, its numbers must follow
+        if requests_of(runs[0]):
+            require_as_measured(runs[0], run)
+        return side_of(run, str(path))
+    foreign = read_foreign(path)
+    first, *rest = (cell.settings for cell in foreign.cells)
+    # settings that all cells have alike
+    shared = {k: v for k, v in first.items() if all(each.get(k) == v for each in rest)}
+    cells = {
+        cell.name: SideCell(
+            load=f"{foreign.program} {cell.name}",
+            settings={k: v for k, v in cell.settings.items() if k not in shared},
+            values={n.ours: n.values for n in cell.numbers if n.ours and is_judged(n.ours)},
+            others=[number for number in cell.numbers if not number.ours],
+        )
+        for cell in foreign.cells
+    }
+    name, program, digest = str(path), foreign.program, foreign.digest
+    return Side(name=name, program=program, digest=digest, inputs=shared, cells=cells)
+
+
+def side_of(run: Run, name: str) -> Side:
+    """A run of ours."""
+    known = {
+        **run.inputs.model_dump(exclude_none=True),
+        **{f"server.{k}": v for k, v in run.server.model_dump(exclude={"settings"}).items()},
+        **{f"server.settings.{k}": v for k, v in run.server.settings.items()},
+        **{f"client.{k}": v for k, v in run.client.model_dump().items()},
+    }
+    return Side(
+        name=name,
+        program=OWN,
+        digest=sha256_of(run_bytes(run)),
+        inputs={k: str(v) for k, v in sorted(known.items()) if v is not None},
+        cells={result.cell.name: _side_cell(run, result) for result in run.cells},
+        turns=run.turns,
+    )
+
+
+def _side_cell(run: Run, result: CellResult) -> SideCell:
+    good = result.good_trials
+    numbers = [flat(trial.metrics) for trial in good]
+    names = [name for name in (numbers[0] if numbers else {}) if is_judged(name)]
+    notes = [*cell_marks(good), *(reason for trial in result.trials for reason in trial.void)]
+    # what was asked of the server; not how often, nor what it was called
+    about = {"prompts", "sampling", "objectives", "limits", "seed"}
+    asked = run.workload.model_dump(mode="json", include=about)
+    asked["cell"] = result.cell.model_dump(mode="json")
+    completed = sum(trial.metrics.completed for trial in good)
+    tokens = {
+        "prompt": sum(trial.metrics.input_tokens for trial in good),
+        "answer": sum(trial.metrics.output_tokens for trial in good),
+    }
+    return SideCell(
+        load=sha256_of(canonical_json(asked)),
+        values={name: [each[name] for each in numbers if name in each] for name in names},
+        notes=list(dict.fromkeys(notes)),
+        client_limited=any(m.kind == "client-limited" for trial in good for m in trial.marks),
+        # none: the server did not count
+        lengths={kind: n / completed for kind, n in tokens.items() if completed and n},
+    )
+
+
+def is_judged(name: str) -> bool:
+    """Whether more or less of it is better."""
+    return DEFINITIONS[name.partition(".")[0]].better != "none"
 
 
 class Change(Frozen):
@@ -248,3 +358,49 @@ def change_of(
         half = t_quantile(doubt, max(1, int(freedom))) * math.sqrt(sum(parts)) / abs(base) * 100
     percent = round(percent, 3)
     return Change(percent=percent, low=round(percent - half, 3), high=round(percent + half, 3))
+
+
+class GateRow(Frozen):
+    """The verdict on one number of one cell."""
+
+    cell: str
+    number: str
+    verdict: GateVerdict
+    message: str
+
+
+def judge(comparison: Comparison, allowed_percent: float, names: Sequence[str]) -> list[GateRow]:
+    """Every gated number of every cell that the baseline has; a missing one is never passed."""
+    rows = [
+        GateRow(cell=cell, number="", verdict="undecided", message="the candidate has no such cell")
+        for cell in comparison.only_first
+    ]
+    for cell in comparison.cells:
+        numbers = {number.name: number for number in cell.numbers}
+        if (failed := numbers.get("failed")) and failed.second.mean > failed.first.mean:
+            message = f"failed requests: {failed.second.mean:g}, {failed.first.mean:g} before"
+            rows.append(GateRow(cell=cell.name, number="failed", verdict="worse", message=message))
+        for name in names:
+            verdict, message = _gate_verdict(numbers.get(name), allowed_percent)
+            rows.append(GateRow(cell=cell.name, number=name, verdict=verdict, message=message))
+    return rows
+
+
+def _gate_verdict(number: NumberChange | None, allowed: float) -> tuple[GateVerdict, str]:
+    if number is None:
+        return "undecided", "is not on both sides"
+    change = number.change
+    if change is None:
+        return "undecided", "the baseline is zero"
+    if change.low is None or change.high is None:
+        return "undecided", f"{change.percent:+.1f} %: {number.why}"
+    text = f"{change.percent:+.1f} % ({change.low:+.1f} to {change.high:+.1f})"
+    if not number.is_comparable:
+        return "undecided", f"{text}: {number.why}"
+    wants_more = DEFINITIONS[number.name.partition(".")[0]].better == "more"
+    worst, loss = (-change.low, -change.percent) if wants_more else (change.high, change.percent)
+    if worst <= allowed:
+        return "passed", text
+    if loss > allowed and number.verdict == "worse":
+        return "worse", f"{text}, {allowed:g} % allowed"
+    return "undecided", f"{text}: cannot be told from {allowed:g} %; more trials decide it"

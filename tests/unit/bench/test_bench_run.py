@@ -28,8 +28,7 @@ from pipeline.bench.record import (
     workload_digest,
     write_run,
 )
-from pipeline.bench.results.compare import compare
-from pipeline.bench.results.sides import read_side
+from pipeline.bench.results.compare import compare, read_side
 from pipeline.bench.runner import (
     Bench,
     Settings,

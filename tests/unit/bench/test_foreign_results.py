@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench.foreign.model import ForeignCell, ForeignNumber
-from pipeline.bench.foreign.read import read_foreign
+from pipeline.bench.foreign import ForeignCell, ForeignNumber, read_foreign
 from pipeline.bench.metrics import DEFINITIONS
 from pipeline.bench.model import Quantiles
 from pipeline.errors import RunInvalid

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.report.build import report_data
 from pipeline.report.check import open_report
-from pipeline.report.from_foreign import read_foreign_data
+from pipeline.report.from_run import read_foreign_data
 from pipeline.report.model import Lengths
 from pipeline.report.page import render_page
 from tests.unit.bench.example_run import FOLDER

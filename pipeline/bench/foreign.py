@@ -1,4 +1,7 @@
-"""What the numbers of vLLM's, SGLang's and aiperf's benchmarks mean in our terms.
+"""Results of vLLM's, SGLang's and aiperf's benchmarks, for a look side by side.
+
+A number of theirs counts as one of ours only where both are defined alike; otherwise it keeps its
+own name, and the difference is named. A file may be hostile: all is bounded.
 
 - `vllm bench serve --save-result`, also appended, and the folders of `vllm bench sweep`: read in
   vllm/benchmarks/serve.py, lib/endpoint_request_func.py and sweep/serve.py of vllm-project/vllm. A
@@ -15,12 +18,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pipeline.attest.strict import plain
-from pipeline.bench.foreign.model import ForeignCell, ForeignNumber, Program
+from pipeline.errors import RunInvalid
+from pipeline.files import read_plain
+from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.model import Digest, Frozen, sha256_of
 
-AIPERF_FILE = "profile_export_aiperf.json"
+Program: TypeAlias = Literal["vllm bench", "sglang.bench_serving", "aiperf"]
+# A file may hold every text and gap of thousands of requests.
+_MOST_BYTES = 64 << 20
+_MOST_RESULTS = 10_000  # lines of a file, or runs of a sweep
+_SWEEP = "run=*.json"
+_HINT = (
+    "A RUN is a folder that `sm120 bench` made: it holds bench.json. Of other programs, sm120 reads"
+    " results of vllm bench serve and sweep, sglang.bench_serving and aiperf."
+)
+_AIPERF_FILE = "profile_export_aiperf.json"
 # A run may name hundreds of settings, and a hostile file may name millions.
 _MOST_SETTINGS = 200
 _MOST_TEXT = 200
@@ -28,6 +44,38 @@ _LARGEST = 1e18  # of anything that is measured; squares of it are still numbers
 _QUANTILES = {"mean": "mean", "avg": "mean", "median": "p50", "p50": "p50"}
 _QUANTILES |= {name: name for name in ("p90", "p95", "p99")}
 _STATISTIC = re.compile(r"(mean|median|p\d+(?:\.\d+)?)_(\w+)_ms")
+
+
+class ForeignNumber(Frozen):
+    """One number; several values where the program repeated the measurement."""
+
+    name: str  # as its program calls it
+    unit: str
+    values: list[float]
+    like: str | None = None  # the nearest metric of ours, such as `ttft_ms.p99`
+    difference: str = ""  # how its definition differs from that one; empty: not at all
+
+    @property
+    def ours(self) -> str | None:
+        """The metric of ours that it may be compared with."""
+        return self.like if not self.difference else None
+
+
+class ForeignCell(Frozen):
+    """One step of a foreign benchmark."""
+
+    name: str  # as our cells are called, where it has a concurrency or a rate
+    settings: dict[str, str]
+    numbers: list[ForeignNumber]
+
+
+class ForeignRun(Frozen):
+    """A file or folder of another program."""
+
+    program: Program
+    file: str
+    digest: Digest
+    cells: list[ForeignCell]
 
 
 class _Rule(NamedTuple):
@@ -246,7 +294,7 @@ def _cell_name(concurrency: Any, rate: Any) -> str:
     return f"r{rate:g}" if _is_number(rate) and rate else "all"
 
 
-class Reader(NamedTuple):
+class _Reader(NamedTuple):
     """How to recognise a result of a program, and to read it."""
 
     program: Program
@@ -254,8 +302,90 @@ class Reader(NamedTuple):
     cell: Callable[[dict[str, Any]], ForeignCell]
 
 
-READERS = (
-    Reader("vllm bench", _is_vllm, _vllm_cell),
-    Reader("sglang.bench_serving", _is_sglang, _sglang_cell),
-    Reader("aiperf", _is_aiperf, _aiperf_cell),
+_READERS = (
+    _Reader("vllm bench", _is_vllm, _vllm_cell),
+    _Reader("sglang.bench_serving", _is_sglang, _sglang_cell),
+    _Reader("aiperf", _is_aiperf, _aiperf_cell),
 )
+
+
+def read_foreign(path: Path) -> ForeignRun:
+    """The result of another program, by its file or folder."""
+    files = _files(path)
+    values, digests = [], []
+    for file in files:
+        try:
+            data = read_plain(file, _MOST_BYTES)
+        except OSError as error:
+            raise RunInvalid(f"{file}: cannot be read: {error.strerror or error}") from error
+        if data is None:
+            raise RunInvalid(f"{file}: larger than {_MOST_BYTES} bytes")
+        digests.append(sha256_of(data))
+        values += _values(file, data)
+    # of a folder: all of its files in order
+    digest = digests[0] if len(files) == 1 else sha256_of("".join(digests).encode())
+    objects = [value for value in values if isinstance(value, dict)]
+    for reader in _READERS if objects and objects[0] is values[0] else ():
+        if reader.is_of(objects[0]):
+            cells = [reader.cell(each) for each in objects if reader.is_of(each)]
+            if not any(cell.numbers for cell in cells):
+                raise RunInvalid(f"{path}: is of {reader.program}, but holds no numbers")
+            return ForeignRun(
+                program=reader.program, file=path.name, digest=digest, cells=_merged(cells)
+            )
+    raise RunInvalid(f"{path}: is not a result of a program that is known here", _HINT)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if (path / _AIPERF_FILE).is_file():
+        return [path / _AIPERF_FILE]
+    runs = []
+    for file in path.rglob(_SWEEP):
+        runs.append(file)
+        if len(runs) > _MOST_RESULTS:
+            raise RunInvalid(f"{path}: has more than {_MOST_RESULTS} results")
+    if not runs:
+        raise RunInvalid(f"{path}: holds no result that is known here", _HINT)
+    return sorted(runs)
+
+
+def _values(file: Path, data: bytes) -> list[Any]:
+    """A list, one object, or an object on each line."""
+    lines = data.strip().split(b"\n", _MOST_RESULTS)
+    if len(lines) > _MOST_RESULTS and lines[0].rstrip().endswith(b"}"):
+        raise RunInvalid(f"{file}: has more than {_MOST_RESULTS} lines")
+    try:
+        # the first line of an indented file is one bracket
+        is_object_per_line = len(lines) > 1 and isinstance(_json(lines[0]), dict)
+    except JsonInvalid:
+        is_object_per_line = False
+    try:
+        if is_object_per_line:
+            return [_json(line) for line in lines if line.strip()]
+        value = _json(data)
+    except JsonInvalid as error:
+        raise RunInvalid(f"{file}: {error}", _HINT) from error
+    return value if isinstance(value, list) else [value]
+
+
+def _json(data: bytes) -> Any:
+    # any_int: nanoseconds of clocks and the like; Infinity: sglang's default rate
+    return read_json(data, most_bytes=_MOST_BYTES, any_int=True, no_number_is_null=True)
+
+
+def _merged(cells: Iterable[ForeignCell]) -> list[ForeignCell]:
+    """Repeats of one cell as one; cells of one name with other settings get names of their own."""
+    merged: dict[str, ForeignCell] = {}
+    for cell in cells:
+        name, number = cell.name, 2
+        while name in merged and merged[name].settings != cell.settings:
+            name, number = f"{cell.name}-{number}", number + 1
+        numbers = {each.name: each for each in merged[name].numbers} if name in merged else {}
+        for each in cell.numbers:
+            before = numbers[each.name].values if each.name in numbers else []
+            numbers[each.name] = each.model_copy(update={"values": [*before, *each.values]})
+        update = {"name": name, "numbers": list(numbers.values())}
+        merged[name] = cell.model_copy(update=update)
+    return list(merged.values())
