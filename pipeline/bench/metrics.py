@@ -184,12 +184,9 @@ def quantiles(values: Sequence[float]) -> Quantiles | None:
     return Quantiles(
         count=len(ordered),
         mean=_rounded(math.fsum(ordered) / len(ordered)),
-        p50=quantile(ordered, 0.50),
-        p90=quantile(ordered, 0.90),
-        p95=quantile(ordered, 0.95),
-        p99=quantile(ordered, 0.99),
         least=_rounded(ordered[0]),
         most=_rounded(ordered[-1]),
+        **{f"p{percent}": quantile(ordered, percent / 100) for percent in (50, 90, 95, 99)},
     )
 
 

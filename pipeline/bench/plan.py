@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import RootModel
+
 from pipeline import log
 from pipeline.bench.model import Cell
 from pipeline.bench.workload import (
@@ -38,16 +40,8 @@ _MOST_FILE_BYTES, _MOST_LINE_BYTES = 512 << 20, 64 << 20
 _TASK = "\n\nWrite a long and detailed report about all of the above, in full sentences."
 
 
-class Vocabulary(Frozen):
-    """What sentences are put together from."""
-
-    places: list[str]
-    names: list[str]
-    people: list[str]
-    things: list[str]
-    verbs: list[str]
-    reasons: list[str]
-    forms: list[str]
+class _Vocabulary(RootModel[dict[str, list[str]]]):
+    """Forms of sentences, and the words for each of their places."""
 
 
 class Scale(Frozen):
@@ -78,8 +72,8 @@ def _noise(key: str) -> random.Random:
 
 
 @cache
-def _vocabulary() -> Vocabulary:
-    return read_yaml(Path(__file__).with_name("vocabulary.yaml"), Vocabulary)
+def _vocabulary() -> dict[str, list[str]]:
+    return read_yaml(Path(__file__).with_name("vocabulary.yaml"), _Vocabulary).root
 
 
 def words(key: str, count: int, nonce: str = "") -> str:
@@ -87,16 +81,10 @@ def words(key: str, count: int, nonce: str = "") -> str:
     known, noise = _vocabulary(), _noise(key)
     left, found = count, []
     while left:
-        sentence = noise.choice(known.forms).format(
-            place=noise.choice(known.places),
-            name=noise.choice(known.names),
-            person=noise.choice(known.people),
-            thing=noise.choice(known.things),
-            verb=noise.choice(known.verbs),
-            reason=noise.choice(known.reasons),
-            number=noise.randint(2, 900),
-            year=noise.randint(1780, 1990),
-        )
+        form = noise.choice(known["forms"])
+        parts = {name: noise.choice(each) for name, each in known.items() if name != "forms"}
+        number, year = noise.randint(2, 900), noise.randint(1780, 1990)
+        sentence = form.format(**parts, number=number, year=year)
         found.append(sentence.split()[:left])
         left -= len(found[-1])
     if nonce:
