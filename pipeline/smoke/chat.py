@@ -117,6 +117,13 @@ class Answer:
         return self.content or ""
 
     @property
+    def prompt_tokens(self) -> int:
+        """The server's own count, which a whole answer must have."""
+        if self.usage is None:
+            raise Unsound("the answer has no usage")
+        return self.usage.prompt_tokens
+
+    @property
     def is_empty(self) -> bool:
         return not (self.text.strip() or self.reasoning.strip() or self.calls)
 

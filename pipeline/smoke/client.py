@@ -45,9 +45,9 @@ class Gone(Unsound):
 class Refused(Unsound):
     """A status that is not 200."""
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(f"{exchange.path}: status {exchange.status}: {exchange.answer[:200]}")
+        self.status, self.answer = exchange.status, exchange.answer
 
     @property
     def is_of_field(self) -> bool:
@@ -149,10 +149,8 @@ class Client:
     def _require_good(self, exchange: Exchange, optional: bool) -> None:
         if 200 <= exchange.status < 300:
             return
-        message = f"{exchange.path}: status {exchange.status}: {exchange.answer[:200]}"
-        if optional and exchange.status in _NOT_OFFERED:
-            raise NotOffered(message)
-        raise Refused(message, exchange.status)
+        refused = Refused(exchange)
+        raise NotOffered(str(refused)) if optional and exchange.status in _NOT_OFFERED else refused
 
     def _json(self, data: bytes) -> Any:
         try:

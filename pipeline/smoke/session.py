@@ -108,6 +108,15 @@ class Session:
 
         return await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts)))
 
+    async def ask_clean(
+        self, prompts: Sequence[Prompt], at_once: int, **options: Any
+    ) -> list[Answer]:
+        """The same; refused where one fails, is empty or corrupted."""
+        answers = answers_of(await self.ask_all(prompts, at_once, **options))
+        for answer in answers:
+            self.require_clean(answer)
+        return answers
+
     def require_clean(self, answer: Answer, scripts: Sequence[str] = ("LATIN",)) -> None:
         """Refuse an empty answer and, of a model that can write, a corrupted one."""
         if answer.is_empty:

@@ -11,7 +11,7 @@ from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.smoke.chat import Answer, logprobs_fault, tokens_fault
 from pipeline.smoke.client import NotOffered, Unsound
 from pipeline.smoke.compare import reference, text_of
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of, optional
+from pipeline.smoke.session import CheckSpec, Rung, Session, optional
 from pipeline.smoke.tasks import (
     LANGUAGES,
     PERSON,
@@ -35,9 +35,7 @@ _RANDOM = "Write a random number between 1 and 1000000. Write nothing else."
 
 
 async def _graded(session: Session, questions: Sequence[Question], least: float) -> str:
-    answers = answers_of(await session.ask_all([q.prompt for q in questions], 4))
-    for answer in answers:
-        session.require_clean(answer)
+    answers = await session.ask_clean([q.prompt for q in questions], 4)
     mistakes = [q.mistake(a.text) for q, a in zip(questions, answers, strict=True)]
     wrong = [why for why in mistakes if why]
     right = len(questions) - len(wrong)

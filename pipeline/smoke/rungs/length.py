@@ -11,7 +11,7 @@ from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.compare import reference
 from pipeline.smoke.model import ANSWER_TOKENS
 from pipeline.smoke.rungs.tools import message_text
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import Haystack, Question, additions, countings, haystack
 
 _WRONG_SHARE = 0.05
@@ -35,9 +35,7 @@ async def _lengths(session: Session) -> str:
         f"Ignore these words:{' sea' * n}.\n\n{q.prompt}" for n, q in enumerate(questions, 1)
     ]
     room = session.room(_SHORT_ANSWER)
-    answers = answers_of(await session.ask_all(prompts, _AT_ONCE, max_tokens=room))
-    for answer in answers:
-        session.require_clean(answer)
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     # streams may come without usage; all of the others are compared
     counts = [a.usage.prompt_tokens for a in answers if a.usage]
     if not counts:
@@ -77,9 +75,7 @@ async def _measure(session: Session) -> None:
     for sentences in (2, 2 + more):
         text = haystack(sentences, [], 0).text
         answer = await session.ask(f"{text}\n\nSay yes.", max_tokens=1)
-        if answer.usage is None:
-            raise Unsound("the answer has no usage")
-        counts.append(answer.usage.prompt_tokens)
+        counts.append(answer.prompt_tokens)
     short, long = counts
     session.sentence_tokens = (long - short) / more
     if session.sentence_tokens < 1:
@@ -103,10 +99,8 @@ async def _at_length(session: Session, tokens: int, seed: int) -> str:
     for question in stack.needles:
         answer = await session.ask_known(prompt_for(stack, question), max_tokens=room)
         session.require_clean(answer)
-        if answer.usage is None:
-            raise Unsound("the answer has no usage")
         # the server's own count says whether the whole prompt was read
-        counted = answer.usage.prompt_tokens
+        counted = answer.prompt_tokens
         if not _CLOSE[0] * tokens - near <= counted <= _CLOSE[1] * tokens:
             raise Unsound(f"a prompt of about {tokens} tokens was sent, usage counts {counted}")
         if session.plan.quality and (why := question.mistake(answer.text)):
@@ -141,7 +135,7 @@ async def _too_long(session: Session) -> str:
         counted = answer.usage.prompt_tokens if answer.usage else "?"
         note = f"was cut to {counted} tokens without a word"
     except Refused as error:
-        if error.status >= 500 and "context" not in str(error):
+        if error.status >= 500 and "context" not in error.answer:
             raise
         note = "is refused"
     after = await session.ask("Say hello.", max_tokens=session.room(_SHORT_ANSWER))

@@ -8,7 +8,7 @@ from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.rungs.length import UNKNOWN_CONTEXT, prompt_for, sized_haystack
 from pipeline.smoke.rungs.streams import one_round, tools_at_once
 from pipeline.smoke.rungs.tools import without_tools
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import Question
 
 _AT_ONCE = 8
@@ -49,12 +49,11 @@ async def _ask_again(session: Session) -> str:
     """All questions about the one text, at the same time, held against the first answers."""
     questions, room = await _first_questions(session), session.room(_SHORT_ANSWER)
     prompts = [q.prompt for q in questions * 2]
-    answers = answers_of(await session.ask_all(prompts, _AT_ONCE, max_tokens=room))
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     sentence = ""
     for number, question in enumerate(questions):
         same = answers[number :: len(questions)]
         for answer in same:
-            session.require_clean(answer)
             _require_needle(session, question, answer.text)
         sentence = session.require_same(session.references[question.prompt], same)
     return f"{len(answers)} answers as before ({sentence} each)"
@@ -79,9 +78,8 @@ async def _pressure(session: Session) -> str:
     for number in range(session.plan.pressure_prompts):
         others.append((await _questions(session, _FIRST_SEED + number))[0])
     prompts, room = [q.prompt for q in others], session.room(_SHORT_ANSWER)
-    answers = answers_of(await session.ask_all(prompts, _AT_ONCE, max_tokens=room))
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     for question, answer in zip(others, answers, strict=True):
-        session.require_clean(answer)
         _require_needle(session, question, answer.text, "under pressure: ")
     again = await _ask_again(session)
     return f"after {len(others)} texts of {_tokens(session)} tokens: {again}"

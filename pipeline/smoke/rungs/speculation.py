@@ -13,7 +13,7 @@ from pipeline.smoke.compare import compare
 from pipeline.smoke.rungs.answers import json_by_schema
 from pipeline.smoke.rungs.streams import as_alone, tools_at_once
 from pipeline.smoke.rungs.tools import tool_scenarios, without_tools
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of, record_baseline
+from pipeline.smoke.session import CheckSpec, Rung, Session, record_baseline
 
 _AT_ONCE = 2  # from two streams on, drafts corrupted answers: local-inference-lab/rtx6kpro#53
 _LOST_SHARE = 0.1
@@ -44,10 +44,8 @@ async def _same(session: Session) -> str:
     # a quick run asks for shorter answers than a whole one that recorded the baseline
     room = session.baseline.answer_tokens or session.answer_tokens
     prompts = [q.prompt for q in questions]
-    answers = answers_of(await session.ask_all(prompts, _AT_ONCE, max_tokens=room))
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     pairs = list(zip(questions, answers, strict=True))
-    for _, answer in pairs:
-        session.require_clean(answer)
     differences = [
         compare(known[q.prompt].reference(), a, session.plan.tolerance) for q, a in pairs
     ]
