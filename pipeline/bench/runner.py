@@ -95,7 +95,7 @@ class Bench:
                 return self._run
             with self._written_on_failure():
                 self._test_self(cells)
-                self._measure_scale()
+                self._measure_scale(facts)
                 progress = SweepProgress(cells, self.workload.repeats)
                 for cell in cells:
                     done = next((c for c in self._run.cells if c.cell.name == cell.name), None)
@@ -181,11 +181,10 @@ class Bench:
             log.say(f"  {sentence(test)}")
             self._run = self._run.model_copy(update={"self_tests": [*self._run.self_tests, test]})
 
-    def _measure_scale(self) -> None:
+    def _measure_scale(self, facts: ServerFacts) -> None:
         self._scale = Scale()
         if self.workload.prompts.kind in ("file", "random-tokens"):
             return
-        facts = self._run.server
         # nothing is queued yet, so that a deep queue is no reason to wait longer
         limit_s = min(self.workload.limits.first_token_s, _FIRST_ANSWER_S)
         with log.step("Measuring how many tokens a word has with this model"):
@@ -343,7 +342,7 @@ def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
         first._test_self(cells)
         second._run = second._run.model_copy(update={"self_tests": first._run.self_tests})
         for bench in both:
-            bench._measure_scale()
+            bench._measure_scale(bench._run.server)
         progress = SweepProgress(cells, 2 * first.workload.repeats)
         for cell in cells:
             for number in range(first.workload.repeats):

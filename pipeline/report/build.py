@@ -40,6 +40,7 @@ def report_data(
         tool=TOOL,
         runs=[_with_folder(run) if times[run.name] > 1 else run for run in runs],
         references=list(references),
+        # attempts of other recipes have nothing to do with these numbers
         attempts=[attempt_row(each) for each in attempts if each.begun.recipe in recipes],
     )
     return data.model_copy(update={"findings": find(data)})

@@ -36,8 +36,10 @@ class Load(NamedTuple):
         return shown(value, 0 if (value or 0) == int(value or 0) else 2)
 
 
+# A rate may have a bound of streams as well: it is asked for first.
 _CONCURRENCY = Load("concurrency", "Concurrency", "Concurrent requests", "at once")
 _RATE = Load("rate_per_s", "Requests/s sent", "Requests per second, as sent", "requests/s")
+# In the order of the columns; a document or a run has only some of them.
 THROUGHPUT = (
     Metric("output_tok_s", "Output tok/s", has_interval=True),
     Metric("total_tok_s", "Total tok/s (in + out)"),
@@ -176,9 +178,11 @@ def digits(series: Series, name: str, *, is_exact: bool) -> int:
     values = [value for cell in series.cells if (value := cell.mean(name)) is not None]
     if not values:
         return 0
+    # what we compute ourselves has no digits of a document
     if is_exact and name != "user_tok_s":
         return max(len(f"{value:.2f}".rstrip("0").partition(".")[2]) for value in values)
     if all(value == int(value) for value in values):
         return 0
+    # three digits are more than two trials agree on
     smallest = min(abs(value) for value in values)
     return 0 if smallest >= 100 else 1 if smallest >= 10 else 2

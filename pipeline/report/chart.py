@@ -16,6 +16,7 @@ from pipeline.report.markup import Markup, element, join, plain_number
 
 # Drawn at this size, and scaled to the width of the screen: text is still readable on a phone.
 WIDTH, HEIGHT = 460, 300
+# Room for the labels and titles of both axes.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 14, 46
 _LETTER, _LINE = 6.6, 13.0  # of a 12 px font, for labels that must not touch
 # A sign of its own for each line, so that colour is not the only difference: circle, square,
@@ -30,6 +31,7 @@ _SIGNS = (
 )
 SHAPES = len(_SIGNS)
 Kind: TypeAlias = Literal["linear", "log", "stepped"]
+# Steps between ticks that people count in.
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 # A log axis with this many decades or more has ticks at powers of ten alone.
 _MANY_DECADES = 2.5
@@ -61,6 +63,7 @@ def linear(values: Iterable[float], start: float, end: float, most_ticks: int = 
     at_least = (largest or 1.0) / (most_ticks - 1)
     power = 10.0 ** math.floor(math.log10(at_least))
     step = next(f * power for f in _ROUND if f * power >= at_least * 0.999999)
+    # 0.3 / 0.1 is a little more than 3
     steps = max(1, math.ceil(round(largest / step, 9)))
     ticks = tuple(round(i * step, 12) for i in range(steps + 1))
     return Scale(0.0, ticks[-1], start, end, ticks)
@@ -139,6 +142,7 @@ def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Sequence[Line]) -
     """A chart; `name` is unique on its page."""
     points = [p for line in lines for p in line.points]
     across = _scale(x.kind, [p.x for p in points], _LEFT, WIDTH - _RIGHT)
+    # intervals must fit on the chart, too
     highs = [p.high if p.high is not None else p.y for p in points]
     lows = [p.low if p.low is not None else p.y for p in points]
     up = _scale(y.kind, [*highs, *lows], HEIGHT - _BOTTOM, _TOP)
@@ -252,6 +256,7 @@ def _labels(lines: Iterable[Line], across: Scale, up: Scale) -> Markup | None:
     texts = []
     for (point, style), (x, y) in zip(points, places, strict=True):
         wide = len(point.label) * _LETTER
+        # right, above, left, below, right and below: the first that is free
         lefts_and_bottoms = (
             (x + 7, y - 1),
             (x - wide / 2, y - 6),
@@ -343,9 +348,11 @@ def _bar(bar: Bar, top: float, scale: Scale) -> Markup:
         done += part.value
         right, y = scale.at(done), top + 33
         about = element("title", f"{part.name}: {part.text}")
+        # also next to nothing is seen
         width = max(right - left, 1)
         body = element("rect", about, x=left, y=top + 19, width=width, height=_THICK)
         text = None
+        # in the bar where it fits, else after the last part
         if right - left > len(part.text) * _LETTER + 6:
             where = {"x": (left + right) / 2, "y": y}
             text = element("text", part.text, **where, text_anchor="middle", class_="in")

@@ -44,6 +44,7 @@ def charts(data: ReportData) -> Markup:
             title, lengths = series.workload, series.lengths
             if lengths:
                 title = f"{lengths.input:,.0f} input, {lengths.output:,.0f} output tokens"
+            # one colour for a series on all charts of a page
             place = Placed(series, style, isinstance(measured, Reference))
             groups.setdefault(title, []).append(place)
             style += 1
@@ -226,6 +227,7 @@ def _values(title: str, wanted: Sequence[tuple[Placed, str, str]]) -> Markup:
     return table(title, [head, *(Column(name, is_number=True) for _, _, name in wanted)], rows)
 
 
+# Field, title and colour; the colours are those of the lines.
 _MEMORY_PARTS = (
     *(("weights", "Weights", 0), ("kv", "KV cache", 2), ("used", "Used", 5)),
     *(("other", "Other", 3), ("free", "Free", 6)),
@@ -264,6 +266,7 @@ def _memory_parts(memory: Memory) -> tuple[Part, ...]:
     parts = []
     for name, title, style in _MEMORY_PARTS:
         value = getattr(memory, name)
+        # of a run only the used memory is sampled
         if name == "free" and value is None and memory.total and memory.used:
             value = memory.total - memory.used
         if value:

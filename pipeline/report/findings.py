@@ -24,8 +24,11 @@ from pipeline.report.model import (
 _SAME = 0.005
 # Less than this more output for more load is not worth a wait that grows by that factor.
 _WORTH, _LONGER = 0.10, 1.5
+# Below this share of its concurrency, a server had less load than the name of a cell says.
 _FEW_IN_FLIGHT = 0.75
+# Real lengths vary a little around what was asked for.
 _LENGTHS_OFF = 0.10
+# Beyond it, a gap is no longer the time of one token.
 _SEVERAL_AT_ONCE = 1.5
 # Peak last: it may by chance equal one of the others.
 _THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
@@ -170,6 +173,7 @@ def _marks(series: Series) -> Iterator[Finding]:
 def _other_lengths(series: Series) -> Iterator[Finding]:
     if series.lengths is None:
         return
+    # total and output of one table must have the ratio of its lengths
     want = (series.lengths.input + series.lengths.output) / series.lengths.output
     ratios = [
         total / output
@@ -199,6 +203,7 @@ def _under_way(series: Series, cell: Cell) -> float | None:
     ttft, tpot = cell.mean("ttft_ms.mean"), cell.mean("tpot_ms.mean")
     if output is None or ttft is None or tpot is None:
         return None
+    # the first token has come with TTFT
     latency_s = (ttft + (series.lengths.output - 1) * tpot) / 1e3
     return output / series.lengths.output * latency_s
 
@@ -242,6 +247,7 @@ def _several_at_once(series: Series) -> Iterator[Finding]:
 
 def _with(series: Series, name: str) -> list[Cell]:
     good = [c for c in series.cells if c.state != "void" and c.mean(name) is not None]
+    # documents do not always print their rows in order
     return sorted(good, key=lambda cell: cell.concurrency or 0)
 
 

@@ -183,8 +183,10 @@ def _memory(gpus: Iterable[GpuSeries]) -> list[Memory]:
     ]
 
 
+# As `sm120` names cells of other programs: c128, r4.
 _CONCURRENCY = re.compile(r"c(\d{1,6})(?![\d.])")
 _RATE = re.compile(r"r(\d{1,6}(?:\.\d+)?)$")
+# The first that a result has; programs and versions differ.
 _MODEL = ("model", "model_id", "model_name", "model_type", "tokenizer_id")
 
 

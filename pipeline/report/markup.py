@@ -15,6 +15,8 @@ _VOID = {"br", "col", "hr", "input", "link", "meta"}
 class Markup(str):
     """Text that is markup already."""
 
+    # a subclass, so that only this module decides what is escaped
+
 
 Child: TypeAlias = "str | Markup | None"
 Attribute: TypeAlias = "str | float | bool | None"
@@ -46,6 +48,7 @@ def join(*children: Child) -> Markup:
 
 def plain_number(value: float) -> str:
     """A coordinate or another attribute: short, never in exponents."""
+    # a hundredth of a pixel is below what anybody sees
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
@@ -74,6 +77,7 @@ def table(
         for column in columns
     ]
     lines = []
+    # most tables have no styles at all
     for row, style in zip_longest(rows, styles):
         first, *rest = zip(row, kinds, strict=True)
         cells = [element("td", cell, class_=kind) for cell, kind in rest]

@@ -23,6 +23,7 @@ State: TypeAlias = Literal[
     "named",  # a digest that was not compared
     "unknown",
 ]
+# As cells of `sm120 bench` are.
 CellState: TypeAlias = Literal["good", "void", "partial"]
 
 
@@ -123,6 +124,7 @@ class Memory(_Sparse):
         total, weights, kv, free = self.total, self.weights, self.kv, self.free
         if total is None or weights is None or kv is None or free is None:
             return None
+        # rounded numbers may add up to a little more than the card has
         return max(0.0, total - (weights + kv + free))
 
 
@@ -243,6 +245,7 @@ class Finding(_Sparse):
 
     @model_validator(mode="after")
     def _has_its_numbers(self) -> Finding:
+        # braces of a name are no places where a finding has no numbers
         places = re.findall(r"\{(\d)\}", self.text) if self.numbers else []
         if any(int(place) >= len(self.numbers) for place in places):
             raise ValueError("the text has a place without a number")

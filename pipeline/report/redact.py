@@ -56,6 +56,7 @@ class Redactor:
         def address(match: re.Match[str]) -> str:
             return match[0] if match[0] in _LOOPBACK else self.name("address", match[0])
 
+        # addresses in URLs first: what is left of them has no host
         text = _URL.sub(host, text)
         text = _MAIL.sub(lambda m: self.name("mail", m[0]), text)
         text = _UUID.sub(lambda m: self.name("uuid", m[0]), text)

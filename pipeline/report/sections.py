@@ -40,6 +40,7 @@ def summary(data: ReportData) -> Markup:
     """The numbers that people quote, each with what it is."""
     cards = [card for run in data.runs for series in run.series for card in _cards(series)]
     claims = [_claim_card(each, claim) for each in data.references for claim in each.claims]
+    # what is wrong stands beside the headline, and not only at the end
     warnings = [_finding(finding) for finding in flags(data.findings)[:_FIRST]]
     more = element("a", log.count(len(data.findings), "finding"), href="#findings")
     return join(
@@ -128,6 +129,7 @@ def setup(data: ReportData) -> Markup:
         parts.append(element("div", *tables, class_="two"))
         if measured.models:
             fields = ("name", "quantization", "size", "experts", "status")
+            # a column that is empty in all rows only takes room
             known = [f for f in fields if any(getattr(model, f) for model in measured.models)]
             rows = [[getattr(model, field) for field in known] for model in measured.models]
             titles = ["Model" if field == "name" else field.capitalize() for field in known]
@@ -228,6 +230,7 @@ def definitions(data: ReportData) -> Markup:
         for cell in series.cells
         for name in cell.numbers
     }
+    # each metric once, in the order of the tables
     metrics = dict.fromkeys(metric.name.split(".")[0] for metric in METRICS)
     known = [DEFINITIONS[name] for name in metrics if name in names and name in DEFINITIONS]
     rows = [(each.title, each.unit, each.text) for each in known]

@@ -36,6 +36,7 @@ def render_csv(data: ReportData) -> bytes:
         for cell in series.cells:
             loads = (cell.concurrency or "", cell.rate_per_s or "")
             about = [*map(_plain, head), _plain(cell.name), *loads, cell.state]
+            # a void cell is a row, too: leaving it out would make a sweep look whole
             if not cell.numbers:
                 writer.writerow([*about, "", "", "", "", ""])
             for name, m in cell.numbers.items():
@@ -72,6 +73,7 @@ def render_markdown(data: ReportData) -> bytes:
 
 def _escaped(text: str) -> str:
     """Text of a run cannot end a cell, or become HTML or a link."""
+    # the backslash first: those of the others stay
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, f"\\{sign}")
     return log.printable(" ".join(text.split()))
