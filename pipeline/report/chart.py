@@ -63,7 +63,7 @@ def linear(values: Iterable[float], start: float, end: float, most_ticks: int = 
     at_least = (largest or 1.0) / (most_ticks - 1)
     power = 10.0 ** math.floor(math.log10(at_least))
     step = next(f * power for f in _ROUND if f * power >= at_least * 0.999999)
-    # 0.3 / 0.1 is a little more than 3
+    # 1.1 / 0.1 is a little more than 11
     steps = max(1, math.ceil(round(largest / step, 9)))
     ticks = tuple(round(i * step, 12) for i in range(steps + 1))
     return Scale(0.0, ticks[-1], start, end, ticks)

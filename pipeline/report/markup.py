@@ -48,7 +48,7 @@ def join(*children: Child) -> Markup:
 
 def plain_number(value: float) -> str:
     """A coordinate or another attribute: short, never in exponents."""
-    # a hundredth of a pixel is below what anybody sees
+    # a hundredth of a pixel is below what people see
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
