@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
 from pipeline.bench.answer import Answer, Malformed
 from pipeline.bench.model import Failure
+from pipeline.smoke.wire import Address
 
 
 class Failed(Exception):
@@ -24,24 +26,20 @@ class Failed(Exception):
 class Target:
     """Where the requests go."""
 
-    host: str
-    port: int
-    base: str = ""
+    address: Address
+    headers: Mapping[str, str]
     context: ssl.SSLContext | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    socket: str | None = None  # that leads there
 
     def request(self, path: str, body: bytes) -> bytes:
         """The bytes of a whole request."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
-            f"POST {self.base}{path} HTTP/1.1",
-            f"Host: {host}:{self.port}",
+            f"POST {self.address.base}{path} HTTP/1.1",
+            f"Host: {self.address.netloc}",
             "User-Agent: sm120-bench",
             "Accept: text/event-stream",
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
-            *(f"{name}: {value}" for name, value in self.headers),
+            *(f"{name}: {value}" for name, value in self.headers.items()),
         ]
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
@@ -121,15 +119,14 @@ class Connection(asyncio.Protocol):
 
 async def connect(target: Target, limit_s: float) -> Connection:
     """A new connection, or `Failed`."""
-    loop = asyncio.get_running_loop()
+    loop, address = asyncio.get_running_loop(), target.address
     try:
         async with asyncio.timeout(limit_s):
-            if target.socket:
-                _, connection = await loop.create_unix_connection(Connection, target.socket)
+            if address.socket:
+                _, connection = await loop.create_unix_connection(Connection, str(address.socket))
             else:
-                _, connection = await loop.create_connection(
-                    Connection, target.host, target.port, ssl=target.context
-                )
+                where, context = (address.host, address.port), target.context
+                _, connection = await loop.create_connection(Connection, *where, ssl=context)
     except TimeoutError as error:
         raise Failed("unconnected", f"no connection within {limit_s:g} s") from error
     except ConnectionRefusedError as error:

@@ -34,6 +34,7 @@ from pipeline.errors import WorkloadInvalid
 from pipeline.files import read_limited
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import Frozen, sha256_of
+from pipeline.smoke.wire import Address
 from pipeline.yaml_file import read_yaml
 
 _MOST_FILE_BYTES, _MOST_LINE_BYTES = 512 << 20, 64 << 20
@@ -154,11 +155,7 @@ def read_prompts(data: bytes, name: str) -> list[list[dict[str, Any]]]:
 class Job(Frozen):
     """All that a worker needs to know for its share of a trial."""
 
-    host: str
-    port: int
-    base: str = ""
-    is_tls: bool = False
-    socket: str | None = None  # that leads to a server of another host
+    address: Address
     headers: dict[str, str] = {}
     model: str
     workload: Workload

@@ -295,15 +295,11 @@ class Bench:
         return count, [f"warm-up: {why}" for why in tally.failures()]
 
     def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
-        address, prompt_file = self.server.address, self.settings.prompt_file
+        prompt_file = self.settings.prompt_file
         count = self.settings.workers or (test.workers if test else 1)
         return [
             Job(
-                host=address.host,
-                port=address.port,
-                base=address.base,
-                is_tls=address.is_tls,
-                socket=str(address.socket) if address.socket else None,
+                address=self.server.address,
                 headers=dict(self.server.headers),
                 model=self._run.server.model,
                 workload=self.workload,

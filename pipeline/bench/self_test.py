@@ -17,6 +17,7 @@ from pipeline.bench.stub import MODEL
 from pipeline.bench.workers import Workers, start_module
 from pipeline.bench.workload import Fixed, Load, RequestLimits, Workload
 from pipeline.errors import BenchNotMeasured
+from pipeline.smoke.wire import Address
 
 # What a reading may be off by before it is not trusted.
 MOST_TTFT_ERROR, MOST_TPOT_ERROR = 0.02, 0.01
@@ -77,8 +78,7 @@ def measure(concurrency: int, workers: int) -> SelfTest:
     (cell,) = cells_of(workload)
     with stub(_TTFT_S, tpot_s) as (port, process):
         job = Job(
-            host="127.0.0.1",
-            port=port,
+            address=Address("127.0.0.1", port, is_tls=False, base=""),
             model=MODEL,
             workload=workload,
             cell=cell,

@@ -311,9 +311,7 @@ def _say(**message: Any) -> None:
 
 async def prepared(job: Job) -> tuple[WorkerRun, list[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
-    context = tls_context() if job.is_tls else None
-    headers = tuple(job.headers.items())
-    target = Target(job.host, job.port, job.base, context, headers, job.socket)
+    target = Target(job.address, job.headers, tls_context() if job.address.is_tls else None)
     share, todo = WorkerRun(job, target), list(sessions(job))
     await share.open_connections()
     return share, todo

@@ -61,9 +61,13 @@ class Address:
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, base)
 
     @property
+    def netloc(self) -> str:
+        """HOST:PORT, as URLs and requests write it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.base}"
+        return f"{'https' if self.is_tls else 'http'}://{self.netloc}{self.base}"
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,8 @@ async def send(
 ) -> Raw:
     """One request, its whole answer; `Lost` where that does not come in time."""
     pieces: list[tuple[float, bytes]] = []
-    host = f"[{address.host}]" if ":" in address.host else address.host
     lines = {
-        "Host": f"{host}:{address.port}",
+        "Host": address.netloc,
         "User-Agent": "sm120-smoke",
         "Accept-Encoding": "identity",
         # a connection each: what streams share is the server, not a socket

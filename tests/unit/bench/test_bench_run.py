@@ -637,7 +637,8 @@ def test_a_worker_that_cannot_start_ends_those_before_it(
     monkeypatch.setattr("pipeline.bench.workers.start_module", second_fails)
     load = _workload()
     (cell,) = cells_of(load)
-    job = Job(host="127.0.0.1", port=9, model="m", workload=load, cell=cell, requests=2)
+    nowhere = Address.read("127.0.0.1:9")
+    job = Job(address=nowhere, model="m", workload=load, cell=cell, requests=2)
     with pytest.raises(OSError, match="no more processes"), Workers([job, job]):
         pass
     assert started[0].wait(10) is not None

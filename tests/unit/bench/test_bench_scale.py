@@ -65,7 +65,8 @@ def test_two_runs_of_a_workload_have_prompts_of_the_length_that_was_asked_for() 
     workload = changed(read_workload("tiny"), input_tokens=150)
 
     def lengths(scale: Scale, nonce: str) -> list[int]:
-        base = {"host": "h", "port": 1, "model": "m", "workload": workload, "nonce": nonce}
+        address = Address.read("h:1")
+        base = {"address": address, "model": "m", "workload": workload, "nonce": nonce}
         jobs = [
             Job.model_validate({**base, "requests": c.requests, "cell": c, "scale": scale})
             for c in cells_of(workload)

@@ -27,6 +27,7 @@ from pipeline.cli.bench import changed
 from pipeline.errors import WorkloadInvalid
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes
+from pipeline.smoke.wire import Address
 
 _BASE: dict[str, Any] = {
     "name": "w",
@@ -43,7 +44,7 @@ def _workload(**changes: Any) -> Workload:
 
 def _job(workload: Workload, **changes: Any) -> Job:
     cell = cells_of(workload)[0]
-    base = {"host": "h", "port": 1, "model": "m", "requests": cell.requests}
+    base = {"address": Address.read("h:1"), "model": "m", "requests": cell.requests}
     return Job.model_validate({**base, "workload": workload, "cell": cell, **changes})
 
 
