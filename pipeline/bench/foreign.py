@@ -50,7 +50,6 @@ class ForeignNumber(Frozen):
     """One number; several values where the program repeated the measurement."""
 
     name: str  # as its program calls it
-    unit: str
     values: list[float]
     like: str | None = None  # the nearest metric of ours, such as `ttft_ms.p99`
     difference: str = ""  # how its definition differs from that one; empty: not at all
@@ -78,37 +77,28 @@ class ForeignRun(Frozen):
     cells: list[ForeignCell]
 
 
-class _Rule(NamedTuple):
-    """What a number of theirs means in our terms."""
-
-    like: str | None
-    unit: str
-    difference: str = ""
-
-
-_Table: TypeAlias = dict[str, _Rule]
-_Times: TypeAlias = dict[str, tuple[str, str]]  # their name: ours, and how it differs
-
+# By their name: the nearest metric of ours, and how their definition differs; empty: not at all.
+_Rules: TypeAlias = Mapping[str, tuple[str | None, str]]
 _VLLM_ROLE = (
     "begins with the first chunk that has a choice; over the chat API that one carries the role"
     " and no text"
 )
 _VLLM_END = "ends with the last chunk that has a choice, ours with the answer's last byte"
-_VLLM = {
-    "output_throughput": _Rule("output_tok_s", "tok/s"),
-    "total_token_throughput": _Rule("total_tok_s", "tok/s"),
-    "request_throughput": _Rule("requests_s", "1/s"),
-    "request_goodput": _Rule("goodput_s", "1/s"),
-    "max_output_tokens_per_s": _Rule("peak_output_tok_s", "tok/s", "counts chunks and not tokens"),
-    "max_concurrent_requests": _Rule(None, ""),
-    "duration": _Rule("duration_s", "s"),
-    "completed": _Rule("completed", ""),
-    "failed": _Rule("failed", ""),
-    "total_input_tokens": _Rule("input_tokens", "tok"),
-    "total_output_tokens": _Rule("output_tokens", "tok"),
-    "spec_decode_acceptance_length": _Rule("acceptance_length", "tok"),
-    "spec_decode_acceptance_rate": _Rule(None, "%"),
-    "spec_decode_num_drafts": _Rule("verifier_steps", ""),
+_VLLM: _Rules = {
+    "output_throughput": ("output_tok_s", ""),
+    "total_token_throughput": ("total_tok_s", ""),
+    "request_throughput": ("requests_s", ""),
+    "request_goodput": ("goodput_s", ""),
+    "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks and not tokens"),
+    "max_concurrent_requests": (None, ""),
+    "duration": ("duration_s", ""),
+    "completed": ("completed", ""),
+    "failed": ("failed", ""),
+    "total_input_tokens": ("input_tokens", ""),
+    "total_output_tokens": ("output_tokens", ""),
+    "spec_decode_acceptance_length": ("acceptance_length", ""),
+    "spec_decode_acceptance_rate": (None, ""),
+    "spec_decode_num_drafts": ("verifier_steps", ""),
 }
 
 _SGLANG_CONNECTS = "also has the time to connect: each request opens a connection of its own"
@@ -123,17 +113,15 @@ _STATISTICS = ("avg", "p50", "p90", "p95", "p99")
 _AIPERF_TOKENS = "counts tokens with its own tokenizer (--use-server-token-count was not given)"
 _AIPERF_END = "ends with the last response that has content, ours with the answer's last byte"
 _MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "sec": 1e3, "s": 1e3}
-_AIPERF_SINGLE = {
-    "output_token_throughput": _Rule("output_tok_s", "tok/s", _AIPERF_TOKENS),
-    "total_token_throughput": _Rule("total_tok_s", "tok/s", _AIPERF_TOKENS),
-    "request_throughput": _Rule("requests_s", "1/s"),
-    "goodput": _Rule("goodput_s", "1/s"),
-    "request_count": _Rule("completed", ""),
-    "error_request_count": _Rule("failed", ""),
-    "total_isl": _Rule("input_tokens", "tok", _AIPERF_TOKENS),
-    "total_osl": _Rule("output_tokens", "tok", _AIPERF_TOKENS),
-}
-_AIPERF_SPREAD = {
+_AIPERF = {
+    "output_token_throughput": ("output_tok_s", _AIPERF_TOKENS),
+    "total_token_throughput": ("total_tok_s", _AIPERF_TOKENS),
+    "request_throughput": ("requests_s", ""),
+    "goodput": ("goodput_s", ""),
+    "request_count": ("completed", ""),
+    "error_request_count": ("failed", ""),
+    "total_isl": ("input_tokens", _AIPERF_TOKENS),
+    "total_osl": ("output_tokens", _AIPERF_TOKENS),
     "time_to_first_token": ("ttft_ms", ""),
     "inter_token_latency": ("tpot_ms", _AIPERF_TOKENS),
     "inter_chunk_latency": ("itl_ms", ""),
@@ -164,18 +152,18 @@ def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
     total = f"{output}; {_SGLANG_INPUT}" if output else _SGLANG_INPUT
     since_start = "is the server's average since its start"
     table = {
-        "output_throughput": _Rule("output_tok_s", "tok/s", output),
-        "total_throughput": _Rule("total_tok_s", "tok/s", total),
-        "input_throughput": _Rule(None, "tok/s"),
-        "request_throughput": _Rule("requests_s", "1/s"),
-        "max_output_tokens_per_s": _Rule("peak_output_tok_s", "tok/s", "counts chunks, not tokens"),
-        "max_concurrent_requests": _Rule(None, ""),
-        "concurrency": _Rule("concurrency", ""),
-        "duration": _Rule("duration_s", "s"),
-        "completed": _Rule("completed", ""),
-        "total_input_tokens": _Rule("input_tokens", "tok", _SGLANG_INPUT),
-        "total_output_tokens": _Rule("output_tokens", "tok", output),
-        "accept_length": _Rule("acceptance_length", "tok", since_start),
+        "output_throughput": ("output_tok_s", output),
+        "total_throughput": ("total_tok_s", total),
+        "input_throughput": (None, ""),
+        "request_throughput": ("requests_s", ""),
+        "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks, not tokens"),
+        "max_concurrent_requests": (None, ""),
+        "concurrency": ("concurrency", ""),
+        "duration": ("duration_s", ""),
+        "completed": ("completed", ""),
+        "total_input_tokens": ("input_tokens", _SGLANG_INPUT),
+        "total_output_tokens": ("output_tokens", output),
+        "accept_length": ("acceptance_length", since_start),
     }
     is_shared = is_native or bool(result.get("accept_length"))
     times = {
@@ -190,18 +178,17 @@ def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
 
 
 def _flat_cell(
-    result: dict[str, Any], table: _Table, times: _Times, leave: Iterable[str]
+    result: dict[str, Any], table: _Rules, times: Mapping[str, tuple[str, str]], leave: list[str]
 ) -> ForeignCell:
     """A flat object: numbers that `table` or `times` knows; every other value is a setting."""
     numbers = []
     for name, value in result.items():
-        rule = table.get(name)
-        match = _STATISTIC.fullmatch(name)
+        rule, match = table.get(name), _STATISTIC.fullmatch(name)
         if rule is None and match and match[2] in times:
             metric, difference = times[match[2]]
-            rule = _Rule(_quantile(metric, match[1]), "ms", difference)
+            rule = _quantile(metric, match[1]), difference
         if rule and _is_number(value):
-            numbers.append(_number(name, float(value), rule))
+            numbers.append(_number(name, float(value), *rule))
     settings = _settings(result, {*leave, *(number.name for number in numbers)})
     name = _cell_name(result.get("max_concurrency"), result.get("request_rate"))
     return ForeignCell(name=name, settings=settings, numbers=numbers)
@@ -217,27 +204,21 @@ def _aiperf_cell(summary: dict[str, Any]) -> ForeignCell:
     by_server = flat.get("endpoint.use_server_token_count") is True
     numbers = []
     for name, block in summary.items():
-        if not isinstance(block, dict):
+        like, difference = _AIPERF.get(name, ("", ""))
+        # an unknown unit would make a number of another size
+        factor = _MS_PER_UNIT.get(str(block.get("unit"))) if isinstance(block, dict) else None
+        has_spread = like.endswith("_ms")
+        if not like or not isinstance(block, dict) or (has_spread and factor is None):
             continue
-        rules = {name: (block.get("avg"), _AIPERF_SINGLE.get(name), 1.0)}
-        if name in _AIPERF_SPREAD:
-            like, difference = _AIPERF_SPREAD[name]
-            factor = _MS_PER_UNIT.get(str(block.get("unit")))
-            # an unknown unit would make a number of another size
-            statistics = _STATISTICS if factor else ()
-            rules = {
-                f"{name}.{each}": (
-                    block.get(each),
-                    _Rule(_quantile(like, each), "ms", difference),
-                    factor or 1.0,
-                )
-                for each in statistics
-            }
-        for label, (value, rule, scale) in rules.items():
-            if rule and _is_number(value):
-                if by_server and rule.difference == _AIPERF_TOKENS:
-                    rule = rule._replace(difference="")
-                numbers.append(_number(label, float(value) * scale, rule))
+        if by_server and difference == _AIPERF_TOKENS:
+            difference = ""
+        for each in _STATISTICS if has_spread else ("avg",):
+            value = block.get(each)
+            if _is_number(value) and has_spread:
+                scaled, metric = float(value) * (factor or 1.0), _quantile(like, each)
+                numbers.append(_number(f"{name}.{each}", scaled, metric, difference))
+            elif _is_number(value):
+                numbers.append(_number(name, float(value), like, difference))
     # where these two stand differs by version, so that the end of their path counts
     ends = {path.rpartition(".")[2]: value for path, value in reversed(flat.items())}
     name = _cell_name(ends.get("concurrency"), ends.get("request_rate"))
@@ -265,9 +246,8 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _number(name: str, value: float, rule: _Rule) -> ForeignNumber:
-    like, unit, difference = rule
-    return ForeignNumber(name=name, unit=unit, values=[value], like=like, difference=difference)
+def _number(name: str, value: float, like: str | None, difference: str) -> ForeignNumber:
+    return ForeignNumber(name=name, values=[value], like=like, difference=difference)
 
 
 def _quantile(metric: str, statistic: str) -> str | None:

@@ -17,14 +17,6 @@ from pipeline.smoke.tasks import Question, countings, sums, word_problems
 _MOST_BYTES = 64 << 20
 
 
-class BaselineToken(Frozen):
-    """A token with those that could have been chosen."""
-
-    text: str
-    logprob: float
-    top: list[tuple[str, float]]
-
-
 class BaselineAnswer(Frozen):
     """One prompt and its answer."""
 
@@ -32,12 +24,11 @@ class BaselineAnswer(Frozen):
     text: str
     is_right: bool
     is_cut: bool = False  # earlier versions wrote no such field
-    tokens: list[BaselineToken]
+    tokens: tuple[Token, ...]
 
     def reference(self) -> Reference:
         """As checks compare it."""
-        tokens = tuple(Token(t.text, t.logprob, tuple(t.top)) for t in self.tokens)
-        return Reference(self.text, tokens, self.is_cut)
+        return Reference(self.text, self.tokens, self.is_cut)
 
 
 class Baseline(Frozen):

@@ -142,36 +142,27 @@ def _gap(token: Token, rest: str, tolerance: Tolerance, *, has_marks: bool) -> _
 class Tally(NamedTuple):
     """Many differences, counted and judged."""
 
-    equal: int
-    tie: int
-    near: int
-    drift: int
-    unjudged: int
+    counts: Counter[Kind]
     first: str  # the first drift, or the first near miss
-
-    @property
-    def total(self) -> int:
-        return self.equal + self.tie + self.near + self.drift + self.unjudged
 
     def sentence(self) -> str:
         """For people."""
-        counts = {
-            "ties": self.tie,
-            "near misses": self.near,
-            "drift": self.drift,
-            "differ, not judged": self.unjudged,
-        }
-        parts = [f"{number} {name}" for name, number in counts.items() if number]
-        return ", ".join([f"{log.count(self.total, 'answer')}: {self.equal} equal", *parts])
+        words = {"tie": "ties", "near": "near misses", "unjudged": "differ, not judged"}
+        parts = [f"{log.count(self.counts.total(), 'answer')}: {self.counts['equal']} equal"]
+        for kind in ("tie", "near", "drift", "unjudged"):
+            if number := self.counts[kind]:
+                parts.append(f"{number} {words.get(kind, kind)}")
+        return ", ".join(parts)
 
     def fault(self, tolerance: Tolerance) -> str:
         """Why this is more than a sound server may differ; empty where it is not."""
+        counts, total = self.counts, self.counts.total()
         # one near miss is allowed however few the answers are
-        most_near = max(1, int(tolerance.near_share * self.total))
-        most_unjudged = max(1, int(tolerance.unjudged_share * self.total))
-        if self.drift or self.near > most_near or self.unjudged > most_unjudged:
-            return f"{self.sentence()}; {self.first}"
-        return ""
+        is_near = counts["near"] > max(1, int(tolerance.near_share * total))
+        is_unjudged = counts["unjudged"] > max(1, int(tolerance.unjudged_share * total))
+        return (
+            f"{self.sentence()}; {self.first}" if counts["drift"] or is_near or is_unjudged else ""
+        )
 
 
 def tally(differences: Sequence[Difference]) -> Tally:
@@ -179,6 +170,4 @@ def tally(differences: Sequence[Difference]) -> Tally:
     order = ("drift", "near", "unjudged")
     worst = sorted((d for d in differences if d.kind in order), key=lambda d: order.index(d.kind))
     counts = Counter(difference.kind for difference in differences)
-    first = worst[0].message if worst else ""
-    equal, tie, near = counts["equal"], counts["tie"], counts["near"]
-    return Tally(equal, tie, near, counts["drift"], counts["unjudged"], first)
+    return Tally(counts, worst[0].message if worst else "")

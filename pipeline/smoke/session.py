@@ -8,13 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from pipeline.smoke.baseline import (
-    Baseline,
-    BaselineAnswer,
-    BaselineToken,
-    baseline_questions,
-    is_right,
-)
+from pipeline.smoke.baseline import Baseline, BaselineAnswer, baseline_questions, is_right
 from pipeline.smoke.chat import Answer, ask
 from pipeline.smoke.client import Client, NotOffered, Refused, Unsound
 from pipeline.smoke.compare import Difference, Reference, compare, reference, tally, text_of
@@ -176,16 +170,13 @@ async def record_baseline(session: Session, url: str) -> Baseline:
     for question in baseline_questions():
         answer = await session.ask_known(question.prompt)
         session.require_clean(answer)
-        tokens = [
-            BaselineToken(text=t.text, logprob=t.logprob, top=list(t.top)) for t in answer.tokens
-        ]
         answers.append(
             BaselineAnswer(
                 prompt=question.prompt,
                 text=text_of(answer),
                 is_right=is_right(question, answer.text),
                 is_cut=answer.is_cut,
-                tokens=tokens,
+                tokens=answer.tokens,
             )
         )
     most = session.answer_tokens

@@ -302,7 +302,7 @@ def _nearest(cell: SideCell) -> dict[str, ForeignNumber]:
     """Every number by the metric of ours that it resembles most."""
     near = {n.like: n for n in cell.others if n.like and is_judged(n.like)}
     for name, values in cell.values.items():
-        near[name] = ForeignNumber(name=name, unit="", values=values, like=name)
+        near[name] = ForeignNumber(name=name, values=values, like=name)
     return near
 
 
