@@ -125,8 +125,8 @@ async def connect(target: Target, limit_s: float) -> Connection:
             if address.socket:
                 _, connection = await loop.create_unix_connection(Connection, str(address.socket))
             else:
-                where, context = (address.host, address.port), target.context
-                _, connection = await loop.create_connection(Connection, *where, ssl=context)
+                host, port, context = address.host, address.port, target.context
+                _, connection = await loop.create_connection(Connection, host, port, ssl=context)
     except TimeoutError as error:
         raise Failed("unconnected", f"no connection within {limit_s:g} s") from error
     except ConnectionRefusedError as error:

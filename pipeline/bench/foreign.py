@@ -151,7 +151,7 @@ def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
     output = "" if is_native else _SGLANG_ASKED
     total = f"{output}; {_SGLANG_INPUT}" if output else _SGLANG_INPUT
     since_start = "is the server's average since its start"
-    table = {
+    table: _Rules = {
         "output_throughput": ("output_tok_s", output),
         "total_throughput": ("total_tok_s", total),
         "input_throughput": (None, ""),

@@ -201,7 +201,7 @@ class Bench:
         if len(trials) >= repeats:
             return False
         repeated = list(done[cell.name].repeated) if cell.name in done else []
-        again = []
+        again: list[Mark] = []
         for void in (trial for trial in before if trial.void):
             if void.requests.lines:
                 repeated.append(void.requests)

@@ -20,7 +20,8 @@ from pipeline.known import Known, Unknown, then, unknown
 
 Value = TypeVar("Value")
 _LINE = re.compile(r"^([a-z_]+:[a-zA-Z0-9_:]+)(?:\{[^}]*\})? ([-+0-9.eE]+)", re.M)
-_PREFIXES: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+# By the names with which their metrics begin.
+ENGINES: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 # Our name, and the engines' names for it; the first that an answer has counts.
 GAUGES = {
     "running": (
@@ -37,7 +38,7 @@ GAUGES = {
     "acceptance": ("sglang:spec_accept_length",),
 }
 COUNTERS = {
-    "prompt_tokens": tuple(f"{engine}:prompt_tokens_total" for engine in _PREFIXES),
+    "prompt_tokens": tuple(f"{engine}:prompt_tokens_total" for engine in ENGINES),
     "generated_tokens": (
         *("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
         "llamacpp:tokens_predicted_total",
@@ -62,7 +63,7 @@ class Reading:
     @property
     def engine(self) -> Engine | None:
         prefixes = {name.split(":")[0] for name in self.sums}
-        return next((engine for p, engine in _PREFIXES.items() if p in prefixes), None)
+        return next((engine for p, engine in ENGINES.items() if p in prefixes), None)
 
     def gauge(self, name: str) -> float | None:
         """A gauge by our name."""

@@ -17,6 +17,7 @@ from pipeline import log, proc
 from pipeline.bench.model import Engine, Samples, ServerFacts
 from pipeline.bench.plan import Scale, fit_scale, unique_text
 from pipeline.bench.samples import (
+    ENGINES,
     CardReading,
     Reading,
     engine_series,
@@ -45,6 +46,8 @@ _SETTINGS = (
     *("context_length", "mem_fraction_static", "disable_cuda_graph", "chunked_prefill_size"),
     *("speculative_algorithm", "speculative_num_steps", "moe_runner_backend"),
 )
+# Who a list of models says that it is owned by; the last is our own stub.
+_OWNERS: dict[str, Engine] = {**ENGINES, "sm120": "stub"}
 _SMI_LIMIT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -175,8 +178,7 @@ def server_facts(server: Server, model: str | None) -> ServerFacts:
     props = None if info is not None else server.get_json("/props")
     engine = reading.engine if reading else None
     if engine is None:
-        owners: dict[Any, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-        owner = {**owners, "sm120": "stub"}.get(str(entry.get("owned_by", "")))
+        owner = _OWNERS.get(str(entry.get("owned_by", "")))
         engine = (
             "sglang"
             if info is not None

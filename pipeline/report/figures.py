@@ -167,7 +167,7 @@ def _compared(
 
 def _pareto(key: str, load: Load, places: Sequence[Placed]) -> Markup | None:
     """What a user gets against what the machine gives; up and to the right is better."""
-    lines = []
+    lines: list[Line] = []
     for place in places:
         points = tuple(
             Point(

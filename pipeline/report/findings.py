@@ -50,7 +50,7 @@ def find(data: ReportData) -> list[Finding]:
 
 
 def _about(measured: Measured) -> Iterator[Finding]:
-    texts = []
+    texts: list[str] = []
     if isinstance(measured, Reference):
         for claim in measured.claims:
             yield from _about_claim(measured, claim)

@@ -69,7 +69,7 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
     """What a report shows of it; a function of the run alone, so that it can be checked."""
     server, client, inputs, workload = run.server, run.client, run.inputs, run.workload
     name = inputs.recipe_name or server.model
-    gpus = [gpus for c in run.cells for t in c.trials if (gpus := t.samples.gpus)]
+    sampled = [t.samples.gpus for c in run.cells for t in c.trials if t.samples.gpus]
     lengths = None
     if isinstance(workload.input, Fixed) and isinstance(workload.output, Fixed):
         lengths = Lengths(input=workload.input.tokens, output=workload.output.tokens)
@@ -100,11 +100,11 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
         requests=requests,
         started=run.started,
         tool=f"{client.name} {client.version}",
-        hardware=_hardware(run, gpus[0] if gpus else []),
+        hardware=_hardware(run, sampled[0] if sampled else []),
         software=_software(run),
         models=[model],
         series=[series],
-        memory=_memory([gpu for each in gpus for gpu in each]),
+        memory=_memory(gpu for gpus in sampled for gpu in gpus),
         evidence=[
             EvidenceLink(name=each, digest=known, state="named")
             if known
