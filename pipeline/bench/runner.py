@@ -17,7 +17,7 @@ from pipeline.attest.statement import stamp
 from pipeline.bench.answer import JSON_READER
 from pipeline.bench.loop import EVENT_LOOP
 from pipeline.bench.marks import TrialChecks, client_marks, engine_marks
-from pipeline.bench.metrics import intervals, metrics_of
+from pipeline.bench.metrics import intervals
 from pipeline.bench.model import (
     Cell,
     CellResult,
@@ -40,7 +40,7 @@ from pipeline.bench.record import (
     write_run,
 )
 from pipeline.bench.results.recompute import require_as_measured
-from pipeline.bench.samples import energy_j, gpu_marks, speculated
+from pipeline.bench.samples import gpu_marks, trial_metrics
 from pipeline.bench.self_test import cores, measure_self
 from pipeline.bench.server import Sampler, Server, server_facts
 from pipeline.bench.workers import SweepProgress, Workers
@@ -251,12 +251,8 @@ class Bench:
             rows = tally.through(workers.rows(advance))
             lines = append_rows(self.folder, rows, end_of_rows(self._run))
         samples = sampler.samples()
-        metrics = metrics_of(
-            read_rows(self.folder, lines),
-            self.workload.objectives,
-            energy_j=energy_j(samples.gpus),
-            speculated=speculated(samples.engine),
-        )
+        rows = read_rows(self.folder, lines)
+        metrics = trial_metrics(rows, self.workload.objectives, samples)
         marks = [
             *client_marks(test, workers.efforts, metrics.output_tok_s),
             *tally.marks(),

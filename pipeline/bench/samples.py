@@ -7,13 +7,14 @@ with nvidia-smi: power, clocks, what slows them, memory, and the PCIe link.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from pipeline.bench.metrics import Speculated, added
-from pipeline.bench.model import Engine, EngineSeries, GpuSeries, Mark
+from pipeline.bench.metrics import Speculated, added, metrics_of
+from pipeline.bench.model import Engine, EngineSeries, GpuSeries, Mark, Metrics, RequestRow, Samples
+from pipeline.bench.workload import Objectives
 from pipeline.host.facts.model import Gpu
 from pipeline.host.facts.smi import read_gpus, read_log, text_at
 from pipeline.known import Known, Unknown, then, unknown
@@ -200,6 +201,14 @@ def energy_j(series: Sequence[GpuSeries]) -> float | None:
             return None
         total += added((b - a) * (v + w) / 2 for (a, v), (b, w) in pairwise(points))
     return total if series else None
+
+
+def trial_metrics(
+    rows: Iterable[RequestRow], objectives: Objectives | None, samples: Samples
+) -> Metrics:
+    """All metrics of a trial, from its requests and from what was sampled beside them."""
+    energy, drafts = energy_j(samples.gpus), speculated(samples.engine)
+    return metrics_of(rows, objectives, energy_j=energy, speculated=drafts)
 
 
 def gpu_marks(series: Sequence[GpuSeries]) -> list[Mark]:

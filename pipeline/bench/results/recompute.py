@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.attest.fields import ChangedField, changed_fields, fields_of
-from pipeline.bench.metrics import intervals, metrics_of
+from pipeline.bench.metrics import intervals
 from pipeline.bench.model import Run, Trial
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.plan import cells_of
 from pipeline.bench.record import StoredRows, all_lines, read_rows
-from pipeline.bench.samples import energy_j, speculated
+from pipeline.bench.samples import trial_metrics
 from pipeline.bench.workload import Conversations
 from pipeline.errors import NumberChanged
 
@@ -41,12 +41,7 @@ def recomputed(folder: Path, run: Run) -> list[RecomputedTrial]:
     for c, cell in enumerate(run.cells):
         for t, trial in enumerate(cell.trials):
             rows = StoredRows(folder, trial.requests)
-            again = metrics_of(
-                rows,
-                run.workload.objectives,
-                energy_j=energy_j(trial.samples.gpus),
-                speculated=speculated(trial.samples.engine),
-            )
+            again = trial_metrics(rows, run.workload.objectives, trial.samples)
             # of the engine's start, so that no request tells them
             start = trial.metrics.model_dump(include={"ready_s", "start_to_first_token_s"})
             again = again.model_copy(update=start)
