@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pipeline.attest.strict import plain
 from pipeline.errors import RunInvalid
@@ -129,10 +129,6 @@ _AIPERF = {
 }
 
 
-def _is_vllm(value: dict[str, Any]) -> bool:
-    return "model_id" in value and "total_token_throughput" in value
-
-
 def _vllm_cell(result: dict[str, Any]) -> ForeignCell:
     is_chat = "chat" in str(result.get("backend") or result.get("endpoint_type"))
     begin = _VLLM_ROLE if is_chat else ""
@@ -140,10 +136,6 @@ def _vllm_cell(result: dict[str, Any]) -> ForeignCell:
     times["e2el"] = ("latency_ms", _VLLM_END)
     leave = [n for n in result if n.startswith(("std_", "probe_")) or n in ("date", "run_number")]
     return _flat_cell(result, _VLLM, times, leave)
-
-
-def _is_sglang(value: dict[str, Any]) -> bool:
-    return "mean_e2e_latency_ms" in value and "total_output_tokens_retokenized" in value
 
 
 def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
@@ -192,11 +184,6 @@ def _flat_cell(
     settings = _settings(result, {*leave, *(number.name for number in numbers)})
     name = _cell_name(result.get("max_concurrency"), result.get("request_rate"))
     return ForeignCell(name=name, settings=settings, numbers=numbers)
-
-
-def _is_aiperf(value: dict[str, Any]) -> bool:
-    names = ("request_throughput", "request_latency")
-    return all(isinstance(value.get(name), dict) and "unit" in value[name] for name in names)
 
 
 def _aiperf_cell(summary: dict[str, Any]) -> ForeignCell:
@@ -274,18 +261,11 @@ def _cell_name(concurrency: Any, rate: Any) -> str:
     return f"r{rate:g}" if _is_number(rate) and rate else "all"
 
 
-class _Reader(NamedTuple):
-    """How to recognise a result of a program, and to read it."""
-
-    program: Program
-    is_of: Callable[[dict[str, Any]], bool]
-    cell: Callable[[dict[str, Any]], ForeignCell]
-
-
-_READERS = (
-    _Reader("vllm bench", _is_vllm, _vllm_cell),
-    _Reader("sglang.bench_serving", _is_sglang, _sglang_cell),
-    _Reader("aiperf", _is_aiperf, _aiperf_cell),
+# Program, the fields that only its results have together, and how one of them is read.
+_READERS: tuple[tuple[Program, set[str], Callable[[dict[str, Any]], ForeignCell]], ...] = (
+    ("vllm bench", {"model_id", "total_token_throughput"}, _vllm_cell),
+    ("sglang.bench_serving", {"total_output_tokens_retokenized", "duration"}, _sglang_cell),
+    ("aiperf", {"request_throughput", "request_latency"}, _aiperf_cell),
 )
 
 
@@ -305,14 +285,13 @@ def read_foreign(path: Path) -> ForeignRun:
     # of a folder: all of its files in order
     digest = digests[0] if len(files) == 1 else sha256_of("".join(digests).encode())
     objects = [value for value in values if isinstance(value, dict)]
-    for reader in _READERS if objects and objects[0] is values[0] else ():
-        if reader.is_of(objects[0]):
-            cells = [reader.cell(each) for each in objects if reader.is_of(each)]
+    for program, fields, cell_of in _READERS if objects and objects[0] is values[0] else ():
+        if fields <= objects[0].keys():
+            cells = [cell_of(each) for each in objects if fields <= each.keys()]
             if not any(cell.numbers for cell in cells):
-                raise RunInvalid(f"{path}: is of {reader.program}, but holds no numbers")
-            return ForeignRun(
-                program=reader.program, file=path.name, digest=digest, cells=_merged(cells)
-            )
+                raise RunInvalid(f"{path}: is of {program}, but holds no numbers")
+            merged = _merged(cells)
+            return ForeignRun(program=program, file=path.name, digest=digest, cells=merged)
     raise RunInvalid(f"{path}: is not a result of a program that is known here", _HINT)
 
 

@@ -32,13 +32,19 @@ def report_data(
             models = dict.fromkeys(each.model for each in series)
             title = f"Benchmark of {', '.join(models)}"
     # runs of one name get the names of their folders: a legend must tell them apart
-    times = Counter(run.name for run in runs)
+    times, named = Counter(run.name for run in runs), []
+    for run in runs:
+        if times[run.name] > 1:
+            name = f"{run.name} ({place_of(run)})"
+            own = [each.model_copy(update={"name": name}) for each in run.series]
+            run = run.model_copy(update={"name": name, "series": own})
+        named.append(run)
     recipes = {each.recipe for each in series}
     data = ReportData(
         title=title,
         made=made,
         tool=TOOL,
-        runs=[_with_folder(run) if times[run.name] > 1 else run for run in runs],
+        runs=named,
         references=list(references),
         # attempts of other recipes have nothing to do with these numbers
         attempts=[attempt_row(each) for each in attempts if each.begun.recipe in recipes],
@@ -49,12 +55,6 @@ def report_data(
 def place_of(run: RunData) -> str:
     """The folder of a run, or the file of another program's result."""
     return run.file.removesuffix(f"/{RUN_FILE}")
-
-
-def _with_folder(run: RunData) -> RunData:
-    name = f"{run.name} ({place_of(run)})"
-    series = [each.model_copy(update={"name": name}) for each in run.series]
-    return run.model_copy(update={"name": name, "series": series})
 
 
 def attempt_row(attempt: Attempt) -> AttemptRow:

@@ -44,10 +44,17 @@ def render_page(data: ReportData) -> bytes:
     text = Markup(embedded.decode().replace("<", "\\u003c"))
     json = {"type": "application/json", "id": DATA_ID, "data_digest": digest}
     check = "compares the page with what was signed, and its data with the runs."
+    redacted = " Names, addresses and serial numbers are left out." if data.redacted else None
+    button = element("button", "Dark", id="theme", type="button", class_="screen", hidden=True)
     body = element(
         "body",
         element("a", "Skip to the content", href="#content", class_="skip"),
-        _header(data, links),
+        element(
+            "header",
+            element("h1", data.title),
+            element("p", f"Made {data.made} by {data.tool}.", redacted, " ", button, class_="meta"),
+            element("nav", element("ul", *links), aria_label="Sections"),
+        ),
         element("main", *parts, id="content"),
         element(
             "footer",
@@ -89,18 +96,6 @@ def _head(data: ReportData) -> Markup:
         # or browsers ask for a favicon
         element("link", rel="icon", href="data:,"),
         element("style", style),
-    )
-
-
-def _header(data: ReportData, links: list[Markup]) -> Markup:
-    redacted = " Names, addresses and serial numbers are left out." if data.redacted else None
-    button = element("button", "Dark", id="theme", type="button", class_="screen", hidden=True)
-    made = f"Made {data.made} by {data.tool}."
-    return element(
-        "header",
-        element("h1", data.title),
-        element("p", made, redacted, " ", button, class_="meta"),
-        element("nav", element("ul", *links), aria_label="Sections"),
     )
 
 
