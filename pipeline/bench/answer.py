@@ -10,6 +10,7 @@ import json
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 try:
@@ -25,7 +26,7 @@ _MOST_HEAD_BYTES = 1 << 16
 _MOST_LINE_BYTES = 1 << 22  # of one event
 _MOST_REFUSAL_BYTES = 2000
 _LONGEST_CHUNK_LINE = 1024
-_TAIL_CHARACTERS = 4000  # what is looked at for loops
+_TAIL_CHARACTERS = 4000  # what `loops` reads
 _PIECES = 2048
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 
@@ -34,55 +35,33 @@ class Malformed(Exception):
     """The answer is not what a server of this kind sends."""
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """What has come of one answer."""
 
-    __slots__ = (
-        "_body_left",
-        "_chunk_left",
-        "_chunked",
-        "_event_rest",
-        "_is_begun",
-        "_keep_all",
-        "_pieces",
-        "_rest",
-        "characters",
-        "done",
-        "error",
-        "finish",
-        "first_byte",
-        "headers",
-        "reusable",
-        "status",
-        "times",
-        "usage",
-        "whole",
-    )
-
-    def __init__(self, *, keep_all: bool = False) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.first_byte: float | None = None
-        self.times = array("d")  # of each event with text
-        self.usage: dict[str, Any] | None = None
-        self.finish = ""
-        self.error = ""
-        self.done = False  # [DONE] was seen
-        self.whole = False
-        self.reusable = False  # its connection can carry another request
-        self.characters = 0
-        self._pieces: list[str] = []
-        self._keep_all = keep_all
-        self._rest = b""
-        self._event_rest = b""
-        self._is_begun = False
-        self._chunked = False
-        self._chunk_left = 0
-        self._body_left: int | None = None
+    keep_all: bool = False  # of its text, and not only the end
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    first_byte: float | None = None
+    times: array[float] = field(default_factory=lambda: array("d"))  # of each event with text
+    usage: dict[str, Any] | None = None
+    finish: str = ""
+    error: str = ""
+    done: bool = False  # [DONE] was seen
+    whole: bool = False
+    reusable: bool = False  # its connection can carry another request
+    characters: int = 0
+    _pieces: list[str] = field(default_factory=list)
+    _rest: bytes = b""
+    _event_rest: bytes = b""
+    _is_begun: bool = False
+    _chunked: bool = False
+    _chunk_left: int = 0
+    _body_left: int | None = None
 
     @property
     def text(self) -> str:
-        """All of it, or as much of its end as is looked at for loops."""
+        """All of it, or as much of its end as `loops` reads."""
         return "".join(self._pieces)
 
     def feed(self, data: bytes, now: float) -> bool:
@@ -96,8 +75,15 @@ class Answer:
                 return False
         if self._chunked:
             self._read_chunks(data, at, now)
-        else:
-            self._read_plain(data[at:] if at else data, now)
+            return self.whole
+        data = data[at:] if at else data
+        if self._body_left is not None:
+            if len(data) > self._body_left:
+                raise Malformed("bytes follow the end of the answer")
+            self._body_left -= len(data)
+        if data:
+            self._take(data, now)
+        self.whole = self._body_left == 0
         return self.whole
 
     def ended(self) -> None:
@@ -122,10 +108,6 @@ class Answer:
             name, _, value = line.partition(":")
             self.headers[name.strip().lower()] = value.strip()
         self.status = int(status[:3])
-        self._read_framing(version)
-        return end + 4
-
-    def _read_framing(self, version: str) -> None:
         headers = self.headers
         self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         length = headers.get("content-length", "")
@@ -138,6 +120,7 @@ class Answer:
         kind = headers.get("content-type", "")
         if self.status == 200 and "text/event-stream" not in kind:
             raise Malformed(f"a stream was asked for, and the answer is {kind[:60] or 'no type'}")
+        return end + 4
 
     def _read_chunks(self, data: bytes, at: int, now: float) -> None:
         size = len(data)
@@ -149,7 +132,7 @@ class Answer:
                 self._chunk_left -= take
                 at += take
             elif self._chunk_left:
-                # the line's end behind a chunk
+                # the line's end after a chunk
                 take = min(self._chunk_left, size - at)
                 self._chunk_left -= take
                 at += take
@@ -160,7 +143,11 @@ class Answer:
                         raise Malformed("a chunk of the answer has no size")
                     self._rest = data[at:]
                     return
-                length = _chunk_size(data[at:line_end])
+                digits = data[at:line_end].partition(b";")[0].strip()
+                # int() also takes signs and underscores
+                if not digits or len(digits) > 16 or not _HEX.issuperset(digits):
+                    raise Malformed("a chunk of the answer has no size")
+                length = int(digits, 16)
                 if length == 0:
                     if len(data) < line_end + 4:
                         self._rest = data[at:]
@@ -172,15 +159,6 @@ class Answer:
                     return
                 self._chunk_left = length + 2
                 at = line_end + 2
-
-    def _read_plain(self, data: bytes, now: float) -> None:
-        if self._body_left is not None:
-            if len(data) > self._body_left:
-                raise Malformed("bytes follow the end of the answer")
-            self._body_left -= len(data)
-        if data:
-            self._take(data, now)
-        self.whole = self._body_left == 0
 
     def _take(self, data: bytes, now: float) -> None:
         """A piece of the body."""
@@ -209,34 +187,32 @@ class Answer:
             self.done = True
             return
         try:
-            self._read_event(_loads(data), now)
+            value = _loads(data)
+            # indexing, not `.get`: an event that has neither is malformed, or says what went wrong
+            if "choices" not in value:
+                fault = value["error"]
+                # servers wrap the message in more or less
+                message = fault.get("message") if isinstance(fault, dict) else None
+                is_text = isinstance(message, str) and message
+                self.error = str(message if is_text else fault)[:_MOST_REFUSAL_BYTES]
+                return
+            if choices := value["choices"]:
+                choice = choices[0]
+                delta = choice.get("delta")
+                text = choice.get("text") if delta is None else _text_of(delta)
+                if text:
+                    self.times.append(now)
+                    self.characters += len(text)
+                    self._pieces.append(text)
+                    if len(self._pieces) > _PIECES and not self.keep_all:
+                        self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
+                if reason := choice.get("finish_reason"):
+                    self.finish = str(reason)[:40]
+            if usage := value.get("usage"):
+                self.usage = dict(usage)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             shown = data[:_MOST_REFUSAL_BYTES].decode(errors="replace")
             raise Malformed(f"an event of the stream cannot be read: {shown!r}") from error
-
-    def _read_event(self, value: Any, now: float) -> None:
-        # indexing, not `.get`: an event that has neither is malformed, or says what went wrong
-        if "choices" not in value:
-            self.error = _said(value["error"])[:_MOST_REFUSAL_BYTES]
-            return
-        choices = value["choices"]
-        if choices:
-            choice = choices[0]
-            delta = choice.get("delta")
-            text = choice.get("text") if delta is None else _text_of(delta)
-            if text:
-                self.times.append(now)
-                self._keep(text)
-            if reason := choice.get("finish_reason"):
-                self.finish = str(reason)[:40]
-        if usage := value.get("usage"):
-            self.usage = dict(usage)
-
-    def _keep(self, text: str) -> None:
-        self.characters += len(text)
-        self._pieces.append(text)
-        if len(self._pieces) > _PIECES and not self._keep_all:
-            self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
 
 
 def _text_of(delta: dict[str, Any]) -> str:
@@ -251,18 +227,10 @@ def _text_of(delta: dict[str, Any]) -> str:
     return "".join(f"{part.get('name') or ''}{part.get('arguments') or ''}" for part in parts)
 
 
-def _chunk_size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
-    # int() also takes signs and underscores
-    if not digits or len(digits) > 16 or not _HEX.issuperset(digits):
-        raise Malformed("a chunk of the answer has no size")
-    return int(digits, 16)
-
-
 def loops(text: str) -> str:
     """What an answer repeats at its end, again and again; empty where it does not.
 
-    Not the pattern of smoke's `haunted`, which takes 40 ms: here thousands of answers are judged.
+    Not the pattern of smoke's `corruption`, which takes 40 ms: this judges thousands of answers.
     """
     tail = text[-_TAIL_CHARACTERS:]
     probe = tail[-32:]
@@ -276,9 +244,3 @@ def loops(text: str) -> str:
     times = max(4, -(-200 // len(unit)))
     is_text = any(c.isalpha() or c in "!?" for c in unit)
     return unit if is_text and tail.endswith(unit * times) else ""
-
-
-def _said(error: Any) -> str:
-    """What an error of a stream says; servers wrap it in more or less."""
-    message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) and message else str(error)

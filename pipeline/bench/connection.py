@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 from pipeline.bench.answer import Answer, Malformed
 from pipeline.bench.model import Failure
+from pipeline.smoke.wire import Address
 
 
 class Failed(Exception):
@@ -24,44 +26,38 @@ class Failed(Exception):
 class Target:
     """Where the requests go."""
 
-    host: str
-    port: int
-    base: str = ""
+    address: Address
+    headers: Mapping[str, str]
     context: ssl.SSLContext | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    socket: str | None = None  # that leads there
 
     def request(self, path: str, body: bytes) -> bytes:
         """The bytes of a whole request."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
-            f"POST {self.base}{path} HTTP/1.1",
-            f"Host: {host}:{self.port}",
+            f"POST {self.address.base}{path} HTTP/1.1",
+            f"Host: {self.address.netloc}",
             "User-Agent: sm120-bench",
             "Accept: text/event-stream",
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
-            *(f"{name}: {value}" for name, value in self.headers),
+            *(f"{name}: {value}" for name, value in self.headers.items()),
         ]
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
+@dataclass(slots=True, eq=False)
 class Connection(asyncio.Protocol):
     """One socket. Times are taken where bytes arrive, before anything is done with them."""
 
-    __slots__ = ("_transport", "_waiter", "answer", "is_open", "last_byte", "sent", "used")
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self.answer = Answer()
-        self.is_open = False
-        self.used = False  # carried a request before
-        self.sent = self.last_byte = 0.0
+    answer: Answer = field(default_factory=Answer)
+    is_open: bool = False
+    used: bool = False  # carried a request before
+    sent: float = 0.0
+    last_byte: float = 0.0
+    _transport: asyncio.Transport | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio says so."""
-        # uvloop's is no child of asyncio's
+        # uvloop's transport is no child of asyncio's
         self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     def send(self, request: bytes, *, keep_all: bool) -> asyncio.Future[None]:
@@ -74,10 +70,9 @@ class Connection(asyncio.Protocol):
         return self._waiter
 
     def data_received(self, data: bytes) -> None:
-        """asyncio hands over what came."""
         now = self.last_byte = time.monotonic()
         if self._waiter is None:
-            # nobody asked for anything: such a connection is not used again
+            # no request waits for it: such a connection is not used again
             return self.close()
         try:
             whole = self.answer.feed(data, now)
@@ -87,16 +82,14 @@ class Connection(asyncio.Protocol):
             self._finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio says so."""
         self.is_open = False
         if self._waiter is None:
             return
         self.answer.ended()
         if self.answer.whole:
             return self._finish()
-        if self.answer.first_byte is None:
-            return self.fail("lost", "the connection ended before any answer")
-        self.fail("lost", "the connection ended in mid-answer")
+        when = "before any answer" if self.answer.first_byte is None else "in mid-answer"
+        self.fail("lost", f"the connection ended {when}")
 
     def _finish(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -126,19 +119,18 @@ class Connection(asyncio.Protocol):
 
 async def connect(target: Target, limit_s: float) -> Connection:
     """A new connection, or `Failed`."""
-    loop = asyncio.get_running_loop()
+    loop, address = asyncio.get_running_loop(), target.address
     try:
         async with asyncio.timeout(limit_s):
-            if target.socket:
-                _, connection = await loop.create_unix_connection(Connection, target.socket)
+            if address.socket:
+                _, connection = await loop.create_unix_connection(Connection, str(address.socket))
             else:
-                _, connection = await loop.create_connection(
-                    Connection, target.host, target.port, ssl=target.context
-                )
+                host, port, context = address.host, address.port, target.context
+                _, connection = await loop.create_connection(Connection, host, port, ssl=context)
     except TimeoutError as error:
         raise Failed("unconnected", f"no connection within {limit_s:g} s") from error
     except ConnectionRefusedError as error:
-        raise Failed("unconnected", "nobody listens at the address") from error
+        raise Failed("unconnected", "no server listens at the address") from error
     except OSError as error:
         raise Failed("unconnected", str(error) or type(error).__name__) from error
     return connection

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pipeline import log
 from pipeline.bench.model import EngineSeries, Mark, MarkKind, Metrics, RequestRow, SelfTest, Trial
 from pipeline.bench.self_test import USABLE_SHARE
-from pipeline.bench.workers import Effort
+from pipeline.bench.workers import WorkerStats
 from pipeline.bench.workload import TextPrompts, Workload
 
 _INPUT_TOLERANCE = 0.05  # of the asked length, on average
@@ -20,7 +20,7 @@ _TOGETHER_SHARE = 0.5  # beyond it, the median of ITL is 0
 _BEHIND_S = 0.25  # the longest that a worker stood still
 
 
-class Tally:
+class TrialChecks:
     """Looks at each request on its way to the disk."""
 
     def __init__(self, workload: Workload) -> None:
@@ -36,17 +36,23 @@ class Tally:
     def through(self, rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
         """The same rows."""
         for row in rows:
-            self._see(row)
+            self._count(row)
             yield row
 
-    def _see(self, row: RequestRow) -> None:
+    def _count(self, row: RequestRow) -> None:
         self._requests += 1
         if row.failure:
             self._failures[row.failure] += 1
             self._examples.setdefault(row.failure, row.message)
             return
-        for kind in _oddities(row):
-            self._counts[kind] += 1
+        if row.output_tokens is None:
+            self._counts["usage-missing"] += 1
+        elif row.tokens != row.output_tokens:
+            self._counts["usage-disagrees"] += 1
+        elif row.asked_output and row.output_tokens < row.asked_output:
+            self._counts["short-answers"] += 1
+        self._counts["retried"] += bool(row.retries)
+        self._counts["looping"] += row.looping
         if row.asked_input and row.input_tokens is not None:
             self._asked += row.asked_input
             self._input += row.input_tokens
@@ -66,15 +72,15 @@ class Tally:
 
     def void(self, unsent: int) -> list[str]:
         """Why the trial counts for nothing."""
-        failed = self.failures()
-        looping = self._counts["looping"]
+        reasons, looping = self.failures(), self._counts["looping"]
         if looping and self._workload.looping == "void":
-            failed.append(f"{looping} of {log.count(self._requests, 'answer')} with repeated text")
-        left = log.count(unsent, "request")
-        return [*failed, f"not sent any more: {left}"] if unsent else failed
+            reasons.append(f"{looping} of {log.count(self._requests, 'answer')} with repeated text")
+        if unsent:
+            reasons.append(f"not sent any more: {log.count(unsent, 'request')}")
+        return reasons
 
     def marks(self) -> list[Mark]:
-        """What else was seen."""
+        """What else a reader must know."""
         of = f"of {log.count(self._requests, 'answer')}"
         texts: dict[MarkKind, str] = {
             "usage-missing": f"{of} without a token count: their events were counted",
@@ -83,39 +89,23 @@ class Tally:
             "retried": f"{of} refused at first",
             "looping": f"{of} with repeated text",
         }
-        marks = [
-            Mark(kind=kind, message=f"{self._counts[kind]} {text}")
-            for kind, text in texts.items()
-            if self._counts[kind]
-        ]
+        found = {k: f"{self._counts[k]} {text}" for k, text in texts.items() if self._counts[k]}
         if self._together > _TOGETHER_SHARE * self._gaps:
-            share = self._together / self._gaps
-            message = (
-                f"{share:.0%} of the events came in one read with the event before: their ITL is 0"
-            )
-            marks.append(Mark(kind="events-together", message=message))
-        return [*marks, *self._length_marks(), *self._late_marks()]
-
-    def _length_marks(self) -> list[Mark]:
-        marks = []
+            share = f"{self._together / self._gaps:.0%} of the events"
+            came = "came in one read with the event before: their ITL is 0"
+            found["events-together"] = f"{share} {came}"
         off = self._input / self._asked - 1 if self._asked else 0.0
         if abs(off) > _INPUT_TOLERANCE:
-            message = f"prompts have {tokens_off(off)} than asked"
-            marks.append(Mark(kind="input-differs", message=message))
+            found["input-differs"] = f"prompts have {tokens_off(off)} than asked"
         prompts = self._workload.prompts
         is_fresh = isinstance(prompts, TextPrompts) and prompts.unique and not prompts.prefix_tokens
-        if is_fresh and self._input and self._cached / self._input > _CACHED_SHARE:
-            message = f"{self._cached / self._input:.0%} of the prompt tokens came from a cache"
-            marks.append(Mark(kind="cache-hits", message=message))
-        return marks
-
-    def _late_marks(self) -> list[Mark]:
-        if not self._late:
-            return []
-        late = sorted(self._late)[int(0.99 * (len(self._late) - 1))]
-        if late <= _LATE_S:
-            return []
-        return [Mark(kind="behind-schedule", message=f"requests were sent up to {late:.2f} s late")]
+        cached = self._cached / self._input if self._input else 0.0
+        if is_fresh and cached > _CACHED_SHARE:
+            found["cache-hits"] = f"{cached:.0%} of the prompt tokens came from a cache"
+        late = sorted(self._late)[int(0.99 * (len(self._late) - 1))] if self._late else 0.0
+        if late > _LATE_S:
+            found["behind-schedule"] = f"requests were sent up to {late:.2f} s late"
+        return [Mark(kind=kind, message=message) for kind, message in found.items()]
 
 
 def tokens_off(share: float) -> str:
@@ -124,7 +114,7 @@ def tokens_off(share: float) -> str:
 
 
 def cell_marks(trials: Sequence[Trial]) -> list[str]:
-    """The marks of a cell for people: what its trials differ in only by numbers is said once."""
+    """The marks of a cell for people; those of trials that differ only by numbers become one."""
     same: dict[tuple[str, str], list[str]] = {}
     for mark in (mark for trial in trials for mark in trial.marks):
         same.setdefault((mark.kind, re.sub(r"[\d.,]+", "", mark.message)), []).append(mark.message)
@@ -137,44 +127,29 @@ def cell_marks(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
-def _oddities(row: RequestRow) -> Iterator[MarkKind]:
-    if row.output_tokens is None:
-        yield "usage-missing"
-    elif row.tokens != row.output_tokens:
-        yield "usage-disagrees"
-    elif row.asked_output and row.output_tokens < row.asked_output:
-        yield "short-answers"
-    if row.retries:
-        yield "retried"
-    if row.looping:
-        yield "looping"
-
-
 def client_marks(
-    test: SelfTest | None, efforts: Sequence[Effort], output_tok_s: float = 0.0
+    test: SelfTest | None, efforts: Sequence[WorkerStats], output_tok_s: float = 0.0
 ) -> list[Mark]:
     """Whether the client was the limit."""
-    marks = []
-    if test is None:
-        message = "the client did not measure itself at this concurrency"
-        marks.append(Mark(kind="client-unmeasured", message=message))
-    elif not test.trusted:
-        marks.append(Mark(kind="client-limited", message=f"at this concurrency {test.message}"))
-    if test is not None and output_tok_s > test.ceiling_tok_s:
-        message = (
+    message = "the client did not measure itself at this concurrency"
+    marks = [] if test else [Mark(kind="client-unmeasured", message=message)]
+    limits = []
+    if test and not test.trusted:
+        limits.append(f"at this concurrency {test.message}")
+    if test and output_tok_s > test.ceiling_tok_s:
+        limits.append(
             f"{output_tok_s:,.0f} tok/s is beyond the {test.ceiling_tok_s:,.0f} tok/s that the"
             " client reads surely: the server may be faster"
         )
-        marks.append(Mark(kind="client-limited", message=message))
     share = max((effort.share for effort in efforts), default=0.0)
     if share > USABLE_SHARE:
-        message = f"a worker used {share:.0%} of its core; up to {USABLE_SHARE:.0%} it is trusted"
-        marks.append(Mark(kind="client-limited", message=message))
+        limits.append(
+            f"a worker used {share:.0%} of its core; up to {USABLE_SHARE:.0%} it is trusted"
+        )
     behind = max((effort.behind_s for effort in efforts), default=0.0)
     if behind > _BEHIND_S:
-        message = f"a worker of the client did not run for {behind:.2f} s"
-        marks.append(Mark(kind="client-limited", message=message))
-    return marks
+        limits.append(f"a worker of the client did not run for {behind:.2f} s")
+    return [*marks, *(Mark(kind="client-limited", message=message) for message in limits)]
 
 
 def engine_marks(engine: EngineSeries | None, metrics: Metrics) -> list[Mark]:

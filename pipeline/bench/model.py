@@ -1,4 +1,4 @@
-"""What a benchmark answers: closed values that go into evidence and into reports.
+"""The result of a benchmark: closed values that go into evidence and into reports.
 
 A run is a folder with two files. `bench.json` is a `Run`; `requests.jsonl` has a `RequestRow` a
 line, for every request of every trial, good or bad; a trial names its lines and their digest. The
@@ -14,7 +14,6 @@ from pydantic import Field
 from pipeline.bench.workload import Lengths, Workload
 from pipeline.model import Count, Digest, Frozen, Stamp
 
-FORMAT = "sm120-bench/1"
 Engine: TypeAlias = Literal["vllm", "sglang", "llama.cpp", "stub"]
 # Why a request has no whole answer.
 Failure: TypeAlias = Literal[
@@ -48,7 +47,7 @@ MarkKind: TypeAlias = Literal[
 
 
 class Mark(Frozen):
-    """Something a reader must know before believing a number."""
+    """A doubt that a reader must know before believing a number."""
 
     kind: MarkKind
     message: str
@@ -99,13 +98,6 @@ class RequestRow(Frozen):
         if self.output_tokens is None or most is None:
             return self.chunks
         return self.output_tokens if self.chunks <= self.output_tokens <= most else self.chunks
-
-    @property
-    def last_token_s(self) -> float | None:
-        """When the last event with text came, since `sent_s`."""
-        if self.first_token_s is None:
-            return None
-        return self.first_token_s + sum(self.gaps_us) / 1e6
 
 
 class Cell(Frozen):
@@ -278,7 +270,7 @@ class SelfTest(Frozen):
     read_tpot_ms: float
     ttft_error: float  # share: 0.02 is 2 % too high
     tpot_error: float
-    offered_tok_s: float  # how fast the stub was told to write
+    offered_tok_s: float  # how fast the stub was to write
     ceiling_tok_s: float  # tokens a second that the client can read
     cpu_us_per_token: float
     trusted: bool  # errors within the bounds
@@ -313,7 +305,7 @@ class ServerFacts(Frozen):
 
 
 class Inputs(Frozen):
-    """Digests of what stood behind the server, as far as it is known."""
+    """Digests of what the server ran, as far as they are known."""
 
     image: Digest | None = None
     weights: Digest | None = None

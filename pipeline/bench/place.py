@@ -1,4 +1,4 @@
-"""Where a run lies: its files by name, without reading them."""
+"""The files of a run by name, without reading them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def is_run(path: Path) -> bool:
 
 
 def requests_of(folder: Path) -> Path | None:
-    """The raw requests of a run; none where somebody left them out."""
+    """The raw requests of a run; none where the file is missing."""
     path = folder / REQUESTS_FILE
     return path if path.is_file() else None
 
 
 def requests_digest(folder: Path, most_bytes: int) -> str | None:
-    """Of the raw requests; none where somebody left them out.
+    """Of the raw requests; none where the file is missing.
 
     A file that is larger than the run claims is not read: it may be a sparse one of any size.
     """
@@ -41,7 +41,7 @@ def requests_digest(folder: Path, most_bytes: int) -> str | None:
 
 
 def require_plain(path: Path) -> None:
-    """Refuse a pipe or a device, which may never end; what is not there is said by who reads it."""
+    """Refuse a pipe or a device, which may never end; the reader reports a missing file."""
     if path.exists() and not path.is_file():
         raise RunInvalid(f"{path}: is not a plain file")
 

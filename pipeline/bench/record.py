@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -42,7 +42,7 @@ def run_of(file: Path, value: Any) -> Run:
 
 
 def read_run_value(file: Path) -> tuple[bytes, Any]:
-    """The bytes of a run's file and what they say, before anybody asks whether it is a run."""
+    """The bytes of a run's file and their JSON, which may still be no run."""
     require_plain(file)
     data = read_limited(file, _MOST_RUN_BYTES, RunInvalid)
     try:
@@ -67,23 +67,48 @@ def write_run(folder: Path, run: Run) -> None:
         out.write(run_bytes(run))
 
 
-def read_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
-    """The requests of a trial; refused once all are read, if they are not those that were kept."""
-    path, sha = folder / REQUESTS_FILE, hashlib.sha256()
-    left = lines.bytes
+def raw_lines(folder: Path, lines: RequestLines) -> Iterator[bytes]:
+    """The lines of a trial as they are on the disk now."""
+    path, left = folder / REQUESTS_FILE, lines.bytes
+    require_plain(path)
     try:
         with path.open("rb") as file:
             file.seek(lines.first_byte)
             while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
                 left -= len(line)
-                sha.update(line)
-                yield RequestRow.model_validate_json(line)
+                yield line
     except OSError as error:
         raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise RunInvalid(f"{path}: a line is not a request: {error.errors()[0]['msg']}") from error
-    if left or f"sha256:{sha.hexdigest()}" != lines.digest:
-        raise RunInvalid(f"{path}: holds other requests than the run names")
+
+
+class StoredRows:
+    """The requests of a trial as they are on the disk now, hashed while they are read."""
+
+    def __init__(self, folder: Path, lines: RequestLines) -> None:
+        self._folder, self._lines, self._sha = folder, lines, hashlib.sha256()
+        self.sums: list[str] = []  # eight digits of each line's hash
+
+    def __iter__(self) -> Iterator[RequestRow]:
+        for number, line in enumerate(raw_lines(self._folder, self._lines), start=1):
+            self._sha.update(line)
+            self.sums.append(hashlib.sha256(line).hexdigest()[:8])
+            try:
+                yield RequestRow.model_validate_json(line)
+            except ValidationError as error:
+                message = f"line {number} of the trial is not a request: {error.errors()[0]['msg']}"
+                raise RunInvalid(f"{self._folder / REQUESTS_FILE}: {message}") from error
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._sha.hexdigest()}"
+
+
+def read_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
+    """The requests of a trial; refused once all are read, if they are not those of the run."""
+    rows = StoredRows(folder, lines)
+    yield from rows
+    if rows.digest != lines.digest:
+        raise RunInvalid(f"{folder / REQUESTS_FILE}: holds other requests than the run names")
 
 
 @contextmanager
@@ -100,42 +125,37 @@ def measured_alone(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # nobody waits for it, so that it need not stay
+            # no other process waits for the lock, so that it need not stay
             path.unlink(missing_ok=True)
-            # where nothing was measured, no folder is left either
+            # a run that measured nothing leaves no folder
             with suppress(OSError):
                 folder.rmdir()
 
 
 def append_rows(folder: Path, rows: Iterable[RequestRow], at: int) -> RequestLines:
-    """Write the requests of a trial behind byte `at`; what an interrupted one left there goes."""
-    path = folder / REQUESTS_FILE
+    """Write the requests of a trial after byte `at`, over those of an interrupted one."""
+    path, sha, size, count = folder / REQUESTS_FILE, hashlib.sha256(), 0, 0
     with os_errors_explained(path):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with path.open("r+b" if path.exists() else "w+b") as file:
                 file.truncate(at)
                 file.seek(at)
-                return _append(file, rows, at)
+                for row in rows:
+                    # defaults are left out: most requests have neither failure nor retries
+                    body = log.redacted(row.model_dump(mode="json", exclude_defaults=True))
+                    line = canonical_json(body) + b"\n"
+                    sha.update(line)
+                    file.write(line)
+                    size, count = size + len(line), count + 1
+                file.flush()
+                # before the run names these lines
+                os.fsync(file.fileno())
         except BaseException:
             # of half a trial nothing is kept; on a full disk the result needs the room
             with suppress(OSError):
                 os.truncate(path, at)
             raise
-
-
-def _append(file: BinaryIO, rows: Iterable[RequestRow], at: int) -> RequestLines:
-    sha, size, count = hashlib.sha256(), 0, 0
-    for row in rows:
-        # defaults are left out: most requests have neither failure nor retries
-        body = log.redacted(row.model_dump(mode="json", exclude_defaults=True))
-        line = canonical_json(body) + b"\n"
-        sha.update(line)
-        file.write(line)
-        size, count = size + len(line), count + 1
-    file.flush()
-    # before the run names these lines
-    os.fsync(file.fileno())
     digest = f"sha256:{sha.hexdigest()}"
     return RequestLines(first_byte=at, bytes=size, lines=count, digest=digest)
 

@@ -15,27 +15,22 @@ from pathlib import Path
 from pipeline import __version__, log
 from pipeline.attest.statement import stamp
 from pipeline.bench.answer import JSON_READER
-from pipeline.bench.engine_metrics import speculated
-from pipeline.bench.gpu import energy_j, gpu_marks
 from pipeline.bench.loop import EVENT_LOOP
-from pipeline.bench.marks import Tally, client_marks, engine_marks
-from pipeline.bench.metrics import intervals, metrics_of
+from pipeline.bench.marks import TrialChecks, client_marks, engine_marks
+from pipeline.bench.metrics import intervals
 from pipeline.bench.model import (
     Cell,
     CellResult,
     ClientFacts,
     Inputs,
     Mark,
-    RequestLines,
     Run,
     SelfTest,
     ServerFacts,
     Trial,
 )
 from pipeline.bench.place import RUN_FILE
-from pipeline.bench.plan import Job, cells_of
-from pipeline.bench.progress import SweepProgress
-from pipeline.bench.prompts import Scale
+from pipeline.bench.plan import Job, Scale, cells_of
 from pipeline.bench.record import (
     append_rows,
     end_of_rows,
@@ -45,10 +40,10 @@ from pipeline.bench.record import (
     write_run,
 )
 from pipeline.bench.results.recompute import require_as_measured
-from pipeline.bench.sampler import Sampler
+from pipeline.bench.samples import gpu_marks, trial_metrics
 from pipeline.bench.self_test import cores, measure_self
-from pipeline.bench.server import Server, server_facts
-from pipeline.bench.workers import Workers
+from pipeline.bench.server import Sampler, Server, server_facts
+from pipeline.bench.workers import SweepProgress, Workers
 from pipeline.bench.workload import RandomTokens, Workload
 from pipeline.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
 from pipeline.model import sha256_of
@@ -91,7 +86,23 @@ class Bench:
         """From the first cell, or from where an earlier run stopped."""
         cells, facts = self._asked()
         with measured_alone(self.folder):
-            return self._measured(cells, facts)
+            self._run = self._begun(facts)
+            if self._run.state == "complete":
+                log.say(
+                    f"The run in {self.folder} is finished: nothing is measured."
+                    " --out with another folder measures again."
+                )
+                return self._run
+            with self._written_on_failure():
+                self._test_self(cells)
+                self._measure_scale(facts)
+                progress = SweepProgress(cells, self.workload.repeats)
+                for cell in cells:
+                    done = next((c for c in self._run.cells if c.cell.name == cell.name), None)
+                    progress.skip(cell, len(done.good_trials) if done else 0)
+                    while self._run_next(cell, progress):
+                        pass
+            return self._write(state="complete", why_partial="")
 
     def _asked(self) -> tuple[list[Cell], ServerFacts]:
         with log.step(f"Asking {self.server.url} what it serves"):
@@ -100,47 +111,33 @@ class Bench:
             facts = facts.model_copy(update={"speculation": self.speculates})
         require_sound(self.workload, facts)
         cells = cells_of(self.workload)
-        require_files(max((each.concurrency or _RATE_STREAMS for each in cells), default=1))
+        streams = max((each.concurrency or _RATE_STREAMS for each in cells), default=1)
+        if streams + _OTHER_FILES > (most := _open_files()):
+            raise BenchNotMeasured(
+                f"{streams} connections are asked for, and this machine allows {most} open files",
+                "Raise the limit (`ulimit -Hn`, LimitNOFILE=), or ask for fewer.",
+            )
         return cells, facts
 
-    def _measured(self, cells: Sequence[Cell], facts: ServerFacts) -> Run:
-        self._run = self._begun(facts)
-        if self._run.state == "complete":
-            log.say(
-                f"The run in {self.folder} is finished: nothing is measured."
-                " --out with another folder measures again."
-            )
-            return self._run
-        with self._kept():
-            self._test_self(cells)
-            self._scale = self._measured_scale(facts)
-            progress = SweepProgress(cells, self.workload.repeats)
-            for cell in cells:
-                self._run_cell(cell, progress)
-        return self._write(state="complete", why_partial="")
-
     def _begun(self, facts: ServerFacts) -> Run:
-        if (self.folder / RUN_FILE).exists():
-            return self._resumed(facts)
-        where = f"{self.server.url} with {self.workload.name}"
-        log.say(f"Measuring {where}, results in {self.folder}")
-        now = stamp(datetime.now(UTC))
-        return Run(
-            state="partial",
-            why_partial="it has just begun",
-            started=now,
-            ended=now,
-            workload=self.workload,
-            inputs=self.inputs,
-            server=facts,
-            client=client_facts(),
-            self_tests=[],
-            cells=[],
-            nonce=secrets.token_hex(4),
-        )
-
-    def _resumed(self, facts: ServerFacts) -> Run:
-        """Go on with a run of the same inputs; trials that were void are tried again."""
+        """A new run, or an earlier one of the same inputs; void trials are tried again."""
+        if not (self.folder / RUN_FILE).exists():
+            where = f"{self.server.url} with {self.workload.name}"
+            log.say(f"Measuring {where}, results in {self.folder}")
+            now = stamp(datetime.now(UTC))
+            return Run(
+                state="partial",
+                why_partial="it has just begun",
+                started=now,
+                ended=now,
+                workload=self.workload,
+                inputs=self.inputs,
+                server=facts,
+                client=client_facts(),
+                self_tests=[],
+                cells=[],
+                nonce=secrets.token_hex(4),
+            )
         run = read_run(self.folder)
         if others := differences(run, self.inputs, facts):
             raise RunInvalid(
@@ -157,7 +154,7 @@ class Bench:
         return run.model_copy(update=more)
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _written_on_failure(self) -> Iterator[None]:
         """However it ends, the file says how far it came."""
         try:
             yield
@@ -176,29 +173,24 @@ class Bench:
 
     def _test_self(self, cells: Sequence[Cell]) -> None:
         """Once for each concurrency of the run."""
-        if not self.settings.self_test:
-            return
         known = {test.concurrency for test in self._run.self_tests}
-        for concurrency in sorted({_streams(cell) for cell in cells} - known):
+        streams = {_streams(cell) for cell in cells} if self.settings.self_test else set()
+        for concurrency in sorted(streams - known):
             with log.step(f"Measuring the client itself with {log.count(concurrency, 'stream')}"):
                 test = measure_self(concurrency, self.settings.workers)
             log.say(f"  {sentence(test)}")
             self._run = self._run.model_copy(update={"self_tests": [*self._run.self_tests, test]})
 
-    def _measured_scale(self, facts: ServerFacts) -> Scale:
+    def _measure_scale(self, facts: ServerFacts) -> None:
+        self._scale = Scale()
         if self.workload.prompts.kind in ("file", "random-tokens"):
-            return Scale()
+            return
+        # nothing is queued yet, so that a deep queue is no reason to wait longer
+        limit_s = min(self.workload.limits.first_token_s, _FIRST_ANSWER_S)
         with log.step("Measuring how many tokens a word has with this model"):
-            # nothing is queued yet, so that a deep queue is no reason to wait longer
-            limit_s = min(self.workload.limits.first_token_s, _FIRST_ANSWER_S)
-            seed, context = self.workload.seed, facts.context_tokens
-            return self.server.scale(facts.model, seed, limit_s, context)
-
-    def _run_cell(self, cell: Cell, progress: SweepProgress) -> None:
-        done = next((each for each in self._run.cells if each.cell.name == cell.name), None)
-        progress.skip(cell, len(done.good_trials) if done else 0)
-        while self._run_next(cell, progress):
-            pass
+            self._scale = self.server.scale(
+                facts.model, self.workload.seed, limit_s, facts.context_tokens
+            )
 
     def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
         """Measure the next trial of a cell; whether there is one more."""
@@ -209,31 +201,40 @@ class Bench:
         if len(trials) >= repeats:
             return False
         repeated = list(done[cell.name].repeated) if cell.name in done else []
-        repeated += [trial.requests for trial in before if trial.void and trial.requests.lines]
-        again = [mark for trial in before if trial.void for mark in _repeated(trial)]
+        again: list[Mark] = []
+        for void in (trial for trial in before if trial.void):
+            if void.requests.lines:
+                repeated.append(void.requests)
+            # a cell that is good at last must not hide that it was not at first
+            again += [mark for mark in void.marks if mark.kind == "repeated"]
+            message = f"trial {void.number + 1} was void before: {'; '.join(void.void)}"
+            again.append(Mark(kind="repeated", message=message))
         trial = self._run_trial(cell, len(trials), progress)
         trials.append(trial.model_copy(update={"marks": [*trial.marks, *again]}))
-        done[cell.name] = _result(cell, trials, repeats, repeated)
+        is_whole = len(trials) >= repeats
+        done[cell.name] = CellResult(
+            cell=cell,
+            state="void" if trial.void else "good" if is_whole else "partial",
+            trials=trials,
+            intervals=intervals(trials),
+            repeated=repeated,
+        )
         self._write(cells=list(done.values()))
-        if trial.void:
-            # repeating it would only show the same; is anybody there at all?
-            self._require_server(f"{cell.name}, trial {len(trials)}")
-            progress.skip(cell, repeats - len(trials))
-            return False
-        return len(trials) < repeats
-
-    def _require_server(self, during: str) -> None:
-        """A server that ended voids the trial that it left, and has no more to measure."""
+        if not trial.void:
+            return not is_whole
+        # repeating it would only show the same; does the server answer at all?
         try:
             server_facts(self.server, self._run.server.model)
         except BenchUnanswered as error:
-            kept = sum(len(cell.good_trials) for cell in self._run.cells)
+            kept = sum(len(each.good_trials) for each in self._run.cells)
             why = self.server.lost or "it has no list of models any more"
             raise BenchUnanswered(
-                f"{self.server.url}: the server went away during {during}: {why};"
-                f" {log.count(kept, 'trial')} before it {'is' if kept == 1 else 'are'} kept",
+                f"{self.server.url}: the server went away during {cell.name}, trial {len(trials)}:"
+                f" {why}; {log.count(kept, 'trial')} before it {'is' if kept == 1 else 'are'} kept",
                 "Serve it again, then run the same command: it goes on with that trial.",
             ) from error
+        progress.skip(cell, repeats - len(trials))
+        return False
 
     def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
         # once in a cell, and once more where it is gone on with: the server may be a fresh one
@@ -242,7 +243,7 @@ class Bench:
         with log.watched("Waiting until the server has ended all requests"):
             idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
-        tally, started = Tally(self.workload), stamp(datetime.now(UTC))
+        tally, started = TrialChecks(self.workload), stamp(datetime.now(UTC))
         # a server that failed in the warm-up is not measured: the trial is void without a request
         jobs = [] if cold else self._jobs(cell, number, test)
         sampler = Sampler(self.server, self.settings.sample_every_s)
@@ -250,12 +251,8 @@ class Bench:
             rows = tally.through(workers.rows(advance))
             lines = append_rows(self.folder, rows, end_of_rows(self._run))
         samples = sampler.samples()
-        metrics = metrics_of(
-            read_rows(self.folder, lines),
-            self.workload.objectives,
-            energy_j=energy_j(samples.gpus),
-            speculated=speculated(samples.engine),
-        )
+        rows = read_rows(self.folder, lines)
+        metrics = trial_metrics(rows, self.workload.objectives, samples)
         marks = [
             *client_marks(test, workers.efforts, metrics.output_tok_s),
             *tally.marks(),
@@ -285,25 +282,20 @@ class Bench:
         count = min(_streams(cell), cell.requests) if wanted is None else wanted
         if not count:
             return 0, []
-        tally = Tally(self.workload)
-        with (
-            log.step(f"{cell.name}: warming up with {log.count(count, 'request')}"),
-            Workers(self._jobs(cell, 0, None, warm_up=count)) as workers,
-        ):
+        tally = TrialChecks(self.workload)
+        jobs = self._jobs(cell, 0, None, warm_up=count)
+        title = f"{cell.name}: warming up with {log.count(count, 'request')}"
+        with log.step(title), Workers(jobs) as workers:
             for _ in tally.through(workers.rows()):
                 pass
         return count, [f"warm-up: {why}" for why in tally.failures()]
 
     def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
-        address, prompt_file = self.server.address, self.settings.prompt_file
+        prompt_file = self.settings.prompt_file
         count = self.settings.workers or (test.workers if test else 1)
         return [
             Job(
-                host=address.host,
-                port=address.port,
-                base=address.base,
-                is_tls=address.is_tls,
-                socket=str(address.socket) if address.socket else None,
+                address=self.server.address,
                 headers=dict(self.server.headers),
                 model=self._run.server.model,
                 workload=self.workload,
@@ -338,11 +330,11 @@ def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
                     "Name another folder with --out.",
                 )
             bench._run = bench._begun(facts).model_copy(update={"turns": token})
-            stack.enter_context(bench._kept())
+            stack.enter_context(bench._written_on_failure())
         first._test_self(cells)
         second._run = second._run.model_copy(update={"self_tests": first._run.self_tests})
         for bench in both:
-            bench._scale = bench._measured_scale(bench._run.server)
+            bench._measure_scale(bench._run.server)
         progress = SweepProgress(cells, 2 * first.workload.repeats)
         for cell in cells:
             for number in range(first.workload.repeats):
@@ -357,25 +349,8 @@ def _streams(cell: Cell) -> int:
     return min(cell.concurrency or _RATE_STREAMS, cell.requests)
 
 
-def _result(
-    cell: Cell, trials: Sequence[Trial], repeats: int, repeated: list[RequestLines]
-) -> CellResult:
-    is_void = any(trial.void for trial in trials)
-    is_whole = len(trials) >= repeats
-    return CellResult(
-        cell=cell,
-        state="void" if is_void else ("good" if is_whole else "partial"),
-        trials=list(trials),
-        intervals=intervals(trials),
-        repeated=repeated,
-    )
-
-
-def _repeated(trial: Trial) -> list[Mark]:
-    """A cell that is good at last must not hide that it was not at first."""
-    earlier = [mark for mark in trial.marks if mark.kind == "repeated"]
-    message = f"trial {trial.number + 1} was void before: {'; '.join(trial.void)}"
-    return [*earlier, Mark(kind="repeated", message=message)]
+def _open_files() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def differences(run: Run, inputs: Inputs, facts: ServerFacts) -> list[str]:
@@ -404,16 +379,6 @@ def require_sound(workload: Workload, facts: ServerFacts) -> None:
         )
 
 
-def require_files(streams: int) -> None:
-    """Refuse more connections than this machine allows, before anything is measured."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if streams + _OTHER_FILES > most:
-        raise BenchNotMeasured(
-            f"{streams} connections are asked for, and this machine allows {most} open files",
-            "Raise the limit (`ulimit -Hn`, LimitNOFILE=), or ask for fewer.",
-        )
-
-
 def sentence(test: SelfTest) -> str:
     """How good the client is, for people."""
     trust = "trusted" if test.trusted else "NOT trusted"
@@ -427,22 +392,16 @@ def sentence(test: SelfTest) -> str:
 @cache
 def client_facts() -> ClientFacts:
     """This program on this machine."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # a number names the code that measured it
+    folder = Path(__file__).parent
+    sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
     return ClientFacts(
         version=__version__,
-        digest=code_digest(),
+        digest=sha256_of(b"".join(path.read_bytes() for path in sources)),
         python=platform.python_version(),
         event_loop=EVENT_LOOP,
         json_reader="orjson" if JSON_READER == "orjson" else "json",
         machine=platform.machine(),
         cores=cores(),
-        open_files=most,
+        open_files=_open_files(),
     )
-
-
-@cache
-def code_digest() -> str:
-    """The client's own code: a number names who measured it."""
-    folder = Path(__file__).parent
-    sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
-    return sha256_of(b"".join(path.read_bytes() for path in sources))

@@ -11,12 +11,13 @@ from typing import Any
 
 from pipeline import proc
 from pipeline.bench.metrics import metrics_of
-from pipeline.bench.model import Cell, Metrics, SelfTest
-from pipeline.bench.plan import Job
+from pipeline.bench.model import SelfTest
+from pipeline.bench.plan import Job, cells_of
 from pipeline.bench.stub import MODEL
 from pipeline.bench.workers import Workers, start_module
 from pipeline.bench.workload import Fixed, Load, RequestLimits, Workload
 from pipeline.errors import BenchNotMeasured
+from pipeline.smoke.wire import Address
 
 # What a reading may be off by before it is not trusted.
 MOST_TTFT_ERROR, MOST_TPOT_ERROR = 0.02, 0.01
@@ -37,7 +38,7 @@ def cores() -> int:
 
 @contextmanager
 def stub(ttft_s: float, tpot_s: float) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """The stub in a process of its own: its port, and whom to ask what it did."""
+    """The stub in a process of its own: its port, and the process that `truth` asks."""
     process = start_module("pipeline.bench.stub", str(ttft_s), str(tpot_s))
     try:
         yield int(_read(process)["port"]), process
@@ -66,32 +67,7 @@ def measure(concurrency: int, workers: int) -> SelfTest:
     tpot_s = max(_FASTEST_TPOT_S, concurrency / _OFFERED_TOK_S)
     tokens = max(_FEWEST_TOKENS, round(_SECONDS / tpot_s))
     requests = max(_FEWEST_REQUESTS, 2 * concurrency)
-    workload = _workload(concurrency, requests, tokens)
-    with stub(_TTFT_S, tpot_s) as (port, process):
-        jobs = [
-            Job(
-                host="127.0.0.1",
-                port=port,
-                model=MODEL,
-                workload=workload,
-                cell=_cell(workload, concurrency, requests),
-                requests=requests,
-                worker=number,
-                workers=workers,
-                # engines answer one after the other, not all in one moment
-                ramp_s=_TTFT_S + tokens * tpot_s,
-            )
-            for number in range(workers)
-        ]
-        with Workers(jobs) as running:
-            metrics = metrics_of(running.rows())
-        true = truth(process)
-    cpu_s = sum(effort.cpu_s for effort in running.efforts)
-    return _judged(metrics, true, cpu_s, concurrency, workers, tpot_s)
-
-
-def _workload(concurrency: int, requests: int, tokens: int) -> Workload:
-    return Workload(
+    workload = Workload(
         name="self-test",
         summary="Streams of a stub whose pacing is known",
         input=Fixed(tokens=100),
@@ -99,21 +75,21 @@ def _workload(concurrency: int, requests: int, tokens: int) -> Workload:
         loads=[Load(concurrency=concurrency, requests=requests)],
         limits=RequestLimits(first_token_s=60, stall_s=30, request_s=120),
     )
-
-
-def _cell(workload: Workload, concurrency: int, requests: int) -> Cell:
-    return Cell(
-        name="self-test",
-        concurrency=concurrency,
-        requests=requests,
-        input=workload.input,
-        output=workload.output,
-    )
-
-
-def _judged(
-    metrics: Metrics, true: Any, cpu_s: float, concurrency: int, workers: int, tpot_s: float
-) -> SelfTest:
+    (cell,) = cells_of(workload)
+    with stub(_TTFT_S, tpot_s) as (port, process):
+        job = Job(
+            address=Address("127.0.0.1", port, is_tls=False, base=""),
+            model=MODEL,
+            workload=workload,
+            cell=cell,
+            requests=requests,
+            workers=workers,
+            # engines answer one after the other, not all in one moment
+            ramp_s=_TTFT_S + tokens * tpot_s,
+        )
+        with Workers([job.model_copy(update={"worker": n}) for n in range(workers)]) as running:
+            metrics = metrics_of(running.rows())
+        true = truth(process)
     if metrics.failed or metrics.ttft_ms is None or metrics.tpot_ms is None:
         raise BenchNotMeasured(
             f"the client lost {metrics.failed} of {metrics.requests} streams of its own stub",
@@ -121,8 +97,12 @@ def _judged(
         )
     ttft, tpot = metrics.ttft_ms.mean, metrics.tpot_ms.mean
     ttft_error, tpot_error = ttft / true["ttft_ms"] - 1, tpot / true["tpot_ms"] - 1
-    per_token = cpu_s / max(1, metrics.output_tokens)
+    per_token = sum(effort.cpu_s for effort in running.efforts) / max(1, metrics.output_tokens)
     is_good = abs(ttft_error) <= MOST_TTFT_ERROR and abs(tpot_error) <= MOST_TPOT_ERROR
+    too_much = (
+        f"it reads TTFT {ttft_error:+.1%} and TPOT {tpot_error:+.1%} wrong here; within"
+        f" {MOST_TTFT_ERROR:.0%} and {MOST_TPOT_ERROR:.0%} it is trusted"
+    )
     return SelfTest(
         concurrency=concurrency,
         workers=workers,
@@ -138,30 +118,20 @@ def _judged(
         ceiling_tok_s=round(min(workers, cores()) * USABLE_SHARE / per_token, 1),
         cpu_us_per_token=round(per_token * 1e6, 2),
         trusted=is_good,
-        message="" if is_good else _too_much(ttft_error, tpot_error),
-    )
-
-
-def _too_much(ttft_error: float, tpot_error: float) -> str:
-    return (
-        f"it reads TTFT {ttft_error:+.1%} and TPOT {tpot_error:+.1%} wrong here; within"
-        f" {MOST_TTFT_ERROR:.0%} and {MOST_TPOT_ERROR:.0%} it is trusted"
+        message="" if is_good else too_much,
     )
 
 
 def measure_self(concurrency: int, workers: int | None) -> SelfTest:
     """With as many workers as it takes, up to one for each core; or with so many as asked."""
-    if workers is not None:
-        return measure(concurrency, workers)
-    best = measure(concurrency, 1)
-    count = 2
-    while not best.trusted and count <= min(cores(), concurrency):
+
+    def error(test: SelfTest) -> float:
+        return max(abs(test.ttft_error) / MOST_TTFT_ERROR, abs(test.tpot_error) / MOST_TPOT_ERROR)
+
+    best, count = measure(concurrency, workers or 1), 2
+    while not workers and not best.trusted and count <= min(cores(), concurrency):
         tried = measure(concurrency, count)
-        if tried.trusted or _off(tried) < _off(best):
+        if tried.trusted or error(tried) < error(best):
             best = tried
         count *= 2
     return best
-
-
-def _off(test: SelfTest) -> float:
-    return max(abs(test.ttft_error) / MOST_TTFT_ERROR, abs(test.tpot_error) / MOST_TPOT_ERROR)

@@ -1,21 +1,33 @@
-"""The server beside the load: what it says of itself, how it counts tokens, whether it rests."""
+"""The server beside the load: its facts, how it counts tokens, whether it is idle, its samples."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from pipeline import log
-from pipeline.bench.engine_metrics import Reading, read_metrics
-from pipeline.bench.model import Engine, ServerFacts
-from pipeline.bench.prompts import Scale, fit_scale, unique_text
+from pipeline import log, proc
+from pipeline.bench.model import Engine, Samples, ServerFacts
+from pipeline.bench.plan import Scale, fit_scale, unique_text
+from pipeline.bench.samples import (
+    ENGINES,
+    CardReading,
+    Reading,
+    engine_series,
+    gpu_series,
+    read_cards,
+    read_metrics,
+)
 from pipeline.errors import BenchUnanswered
 from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.known import Unknown
 from pipeline.smoke.wire import Address, Lost, Raw, send
 
 _LIMIT_S = 10.0
@@ -34,6 +46,10 @@ _SETTINGS = (
     *("context_length", "mem_fraction_static", "disable_cuda_graph", "chunked_prefill_size"),
     *("speculative_algorithm", "speculative_num_steps", "moe_runner_backend"),
 )
+# Who a list of models says that it is owned by; the last is our own stub.
+_OWNERS: dict[str, Engine] = {**ENGINES, "sm120": "stub"}
+_SMI_LIMIT_S = 10.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass
@@ -45,11 +61,6 @@ class Server:
     headers: Mapping[str, str] = field(default_factory=dict)
     has_metrics: bool = True
     lost: str = ""  # why the last answer that did not come did not
-
-    def get(self, path: str) -> Raw | None:
-        """An answer with status 200; none where there is none."""
-        raw = self._ask("GET", path, b"", _LIMIT_S)
-        return raw if raw and raw.status == 200 else None
 
     def _ask(self, method: str, path: str, body: bytes, limit_s: float) -> Raw | None:
         headers, self.lost = {"Content-Type": "application/json", **self.headers}, ""
@@ -63,35 +74,34 @@ class Server:
         return None
 
     def get_json(self, path: str) -> Any:
-        """An answer as JSON; none where it is none."""
-        raw = self.get(path)
-        return _json(raw) if raw else None
+        """An answer with status 200 as JSON; none where there is none."""
+        raw = self._ask("GET", path, b"", _LIMIT_S)
+        return _json(raw) if raw and raw.status == 200 else None
 
     def metrics(self) -> Reading | None:
-        """What /metrics says now; not asked again where there is none."""
-        if not self.has_metrics:
+        """The answer of /metrics now; a server that has none is not asked again."""
+        raw = self._ask("GET", "/metrics", b"", _LIMIT_S) if self.has_metrics else None
+        if raw is None or raw.status != 200:
             return None
-        raw = self.get("/metrics")
-        reading = read_metrics(raw.data.decode(errors="replace")) if raw else None
-        return reading if reading and reading.engine else None
+        reading = read_metrics(raw.data.decode(errors="replace"))
+        return reading if reading.engine else None
 
     def count_tokens(self, model: str, words: int, key: str, limit_s: float) -> int:
         """How many tokens the server counts in a prompt of so many words."""
-        body = {
-            "model": model,
-            "max_tokens": 1,
-            "messages": [{"role": "user", "content": unique_text(key, words)}],
-        }
-        raw = self._ask("POST", "/v1/chat/completions", json.dumps(body).encode(), limit_s)
-        value = _json(raw) if raw else None
-        tokens = _at(value, "usage", "prompt_tokens")
-        if not isinstance(tokens, int) or tokens < 1:
-            why = f" ({raw.status}: {_shown(raw.data)})" if raw else f" ({self.lost})"
-            raise BenchUnanswered(
-                f"{self.url}: gives no answer with a count of prompt tokens{why}",
-                "Ask it for one answer, as `sm120 smoke URL --up-to first-answer` does.",
-            )
-        return tokens
+        messages = [{"role": "user", "content": unique_text(key, words)}]
+        body = json.dumps({"model": model, "max_tokens": 1, "messages": messages}).encode()
+        raw = self._ask("POST", "/v1/chat/completions", body, limit_s)
+        tokens = _at(_json(raw) if raw else None, "usage", "prompt_tokens")
+        if isinstance(tokens, int) and tokens >= 1:
+            return tokens
+        why = self.lost
+        if raw:
+            text = log.redacted(" ".join(raw.data.decode(errors="replace").split()))
+            why = f"{raw.status}: {text[:_SHOWN_CHARS]}"
+        raise BenchUnanswered(
+            f"{self.url}: gives no answer with a count of prompt tokens ({why})",
+            "Ask it for one answer, as `sm120 smoke URL --up-to first-answer` does.",
+        )
 
     def scale(
         self, model: str, seed: int, limit_s: float = 600.0, context: int | None = None
@@ -134,11 +144,6 @@ class Server:
             time.sleep(0.1)
 
 
-def _shown(data: bytes) -> str:
-    text: str = log.redacted(" ".join(data.decode(errors="replace").split()))
-    return text[:_SHOWN_CHARS]
-
-
 def _json(raw: Raw) -> Any:
     try:
         return read_json(raw.data, most_bytes=_MOST_BYTES, any_int=True)
@@ -167,51 +172,101 @@ def server_facts(server: Server, model: str | None) -> ServerFacts:
     entry = next((each for each in entries if each.get("id") == model), entries[0])
     reading = server.metrics()
     server.has_metrics = reading is not None
+    # only SGLang has the first, only llama.cpp the second
     info = server.get_json("/get_server_info")
-    props = None if isinstance(info, dict) else server.get_json("/props")
-    return ServerFacts(
-        url=server.url,
-        model=model or str(entry.get("id")),
-        engine=(reading.engine if reading else None) or _engine(entry, info, props),
-        version=_version(server, info, props),
-        context_tokens=_context(entry, info, props),
-        speculation=_speculates(reading, info),
-        settings={k: str(info[k]) for k in _SETTINGS if isinstance(info, dict) and k in info},
-    )
-
-
-def _engine(entry: Mapping[str, Any], info: Any, props: Any) -> Engine | None:
-    if isinstance(info, dict):
-        return "sglang"
-    owner = str(entry.get("owned_by", ""))
-    known: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-    if owner in known:
-        return known[owner]
-    if owner == "sm120":
-        return "stub"
-    return "llama.cpp" if isinstance(props, dict) else None
-
-
-def _version(server: Server, info: Any, props: Any) -> str | None:
-    found = _at(info, "version") or _at(props, "build_info")
-    found = found or _at(server.get_json("/version"), "version")
-    # ik_llama.cpp answers with the number of its interface, which is no version
-    return found[:100] if isinstance(found, str) else None
-
-
-def _context(entry: Mapping[str, Any], info: Any, props: Any) -> int | None:
-    values = (
+    info = info if isinstance(info, dict) else None
+    props = None if info is not None else server.get_json("/props")
+    engine = reading.engine if reading else None
+    if engine is None:
+        owner = _OWNERS.get(str(entry.get("owned_by", "")))
+        engine = (
+            "sglang"
+            if info is not None
+            else owner or ("llama.cpp" if isinstance(props, dict) else None)
+        )
+    version = _at(info, "version") or _at(props, "build_info")
+    version = version or _at(server.get_json("/version"), "version")
+    contexts = (
         entry.get("max_model_len"),
         _at(info, "context_length"),
         _at(props, "default_generation_settings", "n_ctx"),
     )
-    return next((v for v in values if isinstance(v, int) and v > 0), None)
-
-
-def _speculates(reading: Reading | None, info: Any) -> bool | None:
-    if isinstance(info, dict) and "speculative_algorithm" in info:
-        return info["speculative_algorithm"] is not None
-    if reading and reading.engine == "vllm":
+    speculation = None
+    if info and "speculative_algorithm" in info:
+        speculation = info["speculative_algorithm"] is not None
+    elif reading and reading.engine == "vllm":
         # vLLM has these counters only where it speculates
-        return "drafts" in reading.counters()
-    return None
+        speculation = "drafts" in reading.counters()
+    return ServerFacts(
+        url=server.url,
+        model=model or str(entry.get("id")),
+        engine=engine,
+        # ik_llama.cpp answers with the number of its interface, which is no version
+        version=version[:100] if isinstance(version, str) else None,
+        context_tokens=next((v for v in contexts if isinstance(v, int) and v > 0), None),
+        speculation=speculation,
+        settings={name: str(info[name]) for name in _SETTINGS if info and name in info},
+    )
+
+
+@dataclass
+class Sampler:
+    """A thread that samples the engine and the cards until its block ends."""
+
+    server: Server
+    every_s: float = 1.0
+    engine: list[tuple[float, Reading]] = field(default_factory=list)
+    cards: list[tuple[float, list[CardReading]]] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Sampler:
+        self._stop = threading.Event()
+        self._start = time.monotonic()
+        self._smi = shutil.which("nvidia-smi")
+        if self.server.address.socket or self.server.address.host not in _LOOPBACK:
+            self._give_cards_up("the server is on another machine")
+        elif self._smi is None:
+            self._give_cards_up("nvidia-smi is not installed")
+        if not self.server.has_metrics:
+            self.absent.append("engine: it has no /metrics, or not in a form that is known")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stop.set()
+        if failure[0] is None:
+            self._thread.join()
+            # counters are compared with those after the last request
+            self._look()
+
+    def _run(self) -> None:
+        self._look()
+        while not self._stop.wait(self.every_s):
+            self._look()
+
+    def _look(self) -> None:
+        at = time.monotonic() - self._start
+        if (reading := self.server.metrics()) is not None:
+            self.engine.append((at, reading))
+        if not self._smi:
+            return
+        at = time.monotonic() - self._start
+        try:
+            answer = proc.read([self._smi, "-q", "-x"], timeout_s=_SMI_LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return self._give_cards_up(str(error))
+        cards = read_cards(answer.stdout.decode(errors="replace"))
+        if isinstance(cards, Unknown):
+            self._give_cards_up(cards.unknown)
+        else:
+            self.cards.append((at, cards))
+
+    def _give_cards_up(self, why: str) -> None:
+        self._smi = None
+        self.absent.append(f"GPUs: {' '.join(why.split())[:200]}")
+
+    def samples(self) -> Samples:
+        """All samples of the trial."""
+        engine = engine_series(self.engine)
+        return Samples(gpus=gpu_series(self.cards), engine=engine, absent=list(self.absent))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -16,15 +16,7 @@ from pipeline import log
 from pipeline.attest.statement import stamp
 from pipeline.bench.answer import Answer, Malformed
 from pipeline.bench.metrics import intervals, metrics_of
-from pipeline.bench.model import (
-    Cell,
-    CellResult,
-    Inputs,
-    RequestLines,
-    RequestRow,
-    Run,
-    Trial,
-)
+from pipeline.bench.model import CellResult, Inputs, RequestRow, Run, Trial
 from pipeline.bench.plan import cells_of
 from pipeline.bench.record import append_rows, measured_alone, write_run
 from pipeline.bench.runner import client_facts
@@ -57,7 +49,7 @@ class Starter:
     weights: Path
 
 
-def forget(folder: Path) -> None:
+def drop_page_cache(folder: Path) -> None:
     """Let the kernel drop its copies of the files, so that they are read from the disk again."""
     for entry in files_below(folder):
         # a cache of the Hub has links to its files
@@ -70,17 +62,44 @@ def forget(folder: Path) -> None:
 
 
 def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> Run:
-    """Every start of the workload; the last engine is not ended here."""
+    """Every start of the workload; the last engine goes on running."""
     began, cells = stamp(datetime.now(UTC)), cells_of(workload)
+    starts: dict[str, list[tuple[str, Started, RequestRow]]] = {cell.name: [] for cell in cells}
     with measured_alone(folder):
-        starts: dict[str, list[_Start]] = {cell.name: [] for cell in cells}
         for cell in cells:
             for number in range(workload.repeats):
                 with log.step(f"{cell.name}: start {number + 1} of {workload.repeats}"):
-                    starts[cell.name].append(_start(starter, cell))
-        facts = server_facts(starts[cells[-1].name][-1].server, None)
-        # only now: the run that lies there stays whole while one of these starts may fail
-        results = _kept(folder, cells, starts)
+                    starter.stop()
+                    if cell.start == "cold":
+                        drop_page_cache(starter.weights)
+                    started, up = stamp(datetime.now(UTC)), starter.start()
+                    # nothing is asked in between: the first token counts from the same moment
+                    row = _first_answer(up, time.monotonic() - up.ready_s)
+                    starts[cell.name].append((started, up, row))
+        facts = server_facts(up.server, None)
+        # only now: an earlier run in the folder stays whole while one of these starts may fail
+        results, at = [], 0
+        for cell in cells:
+            trials = []
+            for number, (started, up, row) in enumerate(starts[cell.name]):
+                lines = append_rows(folder, [row], at)
+                at += lines.bytes
+                first_s = row.sent_s + (row.first_token_s or 0.0)
+                times = {
+                    "ready_s": round(up.ready_s, 3),
+                    "start_to_first_token_s": round(first_s, 3),
+                }
+                trials.append(
+                    Trial(
+                        number=number,
+                        started=started,
+                        metrics=metrics_of([row]).model_copy(update=times),
+                        requests=lines,
+                        warmup_requests=0,
+                    )
+                )
+            spread = intervals(trials)
+            results.append(CellResult(cell=cell, state="good", trials=trials, intervals=spread))
         run = Run(
             state="complete",
             started=began,
@@ -96,55 +115,8 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
         return run
 
 
-def _kept(
-    folder: Path, cells: Sequence[Cell], starts: Mapping[str, Sequence[_Start]]
-) -> list[CellResult]:
-    results, at = [], 0
-    for cell in cells:
-        trials = []
-        for number, start in enumerate(starts[cell.name]):
-            trials.append(start.trial(number, append_rows(folder, [start.row], at)))
-            at += trials[-1].requests.bytes
-        results.append(
-            CellResult(cell=cell, state="good", trials=trials, intervals=intervals(trials))
-        )
-    return results
-
-
-@dataclass(frozen=True)
-class _Start:
-    """One start that was measured."""
-
-    started: str
-    server: Server
-    ready_s: float
-    row: RequestRow
-
-    def trial(self, number: int, requests: RequestLines) -> Trial:
-        """The start as the run keeps it."""
-        first = self.row.sent_s + (self.row.first_token_s or 0.0)
-        times = {"ready_s": round(self.ready_s, 3), "start_to_first_token_s": round(first, 3)}
-        return Trial(
-            number=number,
-            started=self.started,
-            metrics=metrics_of([self.row]).model_copy(update=times),
-            requests=requests,
-            warmup_requests=0,
-        )
-
-
-def _start(starter: Starter, cell: Cell) -> _Start:
-    starter.stop()
-    if cell.start == "cold":
-        forget(starter.weights)
-    started, up = stamp(datetime.now(UTC)), starter.start()
-    # nothing is asked in between: the first token counts from the same moment
-    row = _first_answer(up, time.monotonic() - up.ready_s)
-    return _Start(started, up.server, up.ready_s, row)
-
-
 def _first_answer(up: Started, begun: float) -> RequestRow:
-    server = up.server
+    server, answer = up.server, Answer()
     body = {
         "model": up.model,
         "max_tokens": _TOKENS,
@@ -154,18 +126,9 @@ def _first_answer(up: Started, begun: float) -> RequestRow:
     }
     sent = time.monotonic()
     headers = {"Content-Type": "application/json", **server.headers}
-    request = send(
-        server.address,
-        "POST",
-        "/v1/chat/completions",
-        json.dumps(body).encode(),
-        headers,
-        limit_s=_LIMIT_S,
-        most_bytes=_MOST_BYTES,
-    )
+    request = server.address, "POST", "/v1/chat/completions", json.dumps(body).encode(), headers
     try:
-        raw = asyncio.run(request)
-        answer = Answer()
+        raw = asyncio.run(send(*request, limit_s=_LIMIT_S, most_bytes=_MOST_BYTES))
         answer.feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", 0.0)
         for at, piece in raw.pieces:
             answer.feed(piece, at)

@@ -1,8 +1,8 @@
 """A server with known pacing: what the client measures itself against.
 
 It streams as engines do, an event for each token, and notes when it wrote them. `serve` is the
-whole of it; `python -m pipeline.bench.stub` runs it beside the client, until its stdin ends, and
-then says what it did.
+whole of it; `python -m pipeline.bench.stub` runs it beside the client until its stdin ends, and
+reports what it did for each line on it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def count_prompt(request: bytes) -> int:
-    """A token for each blank of what is said, which stands last in our requests."""
+    """A token for each blank of the messages, which stand last in our requests."""
     return (request.partition(b'"messages":')[2] or request).count(b" ")
 
 
@@ -112,13 +112,8 @@ class StubConnection(asyncio.Protocol):
         self.prompt_tokens = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio says so."""
-        # uvloop's is no child of asyncio's
+        # uvloop's transport is no child of asyncio's
         self.transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio says so."""
-        self._buffer = b""
 
     def data_received(self, data: bytes) -> None:
         """Requests follow each other; none comes before the answer to the last."""
@@ -137,9 +132,12 @@ class StubConnection(asyncio.Protocol):
             found = _MAX_TOKENS.search(request, end)
             tokens = int(found[1]) if found else 16
             if _STREAM.search(request, end):
-                self.answer(request, tokens)
-            else:
-                self.answer_whole(request, tokens)
+                return self.answer(request, tokens)
+            # not a stream: only its count of tokens matters, so that it comes at once
+            message = {"role": "assistant", "content": _WORDS[0] * tokens}
+            choice = {"index": 0, "message": message, "finish_reason": "length"}
+            body = {"id": "w", "choices": [choice], "usage": usage(count_prompt(request), tokens)}
+            self.write_json(b"200 OK", json.dumps(body).encode())
 
     def answer_get(self, request: bytes) -> None:
         """The list of models, and health; anything else is not there."""
@@ -147,13 +145,6 @@ class StubConnection(asyncio.Protocol):
             self.write_json(b"200 OK", _MODELS)
         else:
             self.write_json(b"404 Not Found", b"{}")
-
-    def answer_whole(self, request: bytes, tokens: int) -> None:
-        """An answer that is no stream: for its count of tokens, at once."""
-        message = {"role": "assistant", "content": _WORDS[0] * tokens}
-        choice = {"index": 0, "message": message, "finish_reason": "length"}
-        body = {"id": "w", "choices": [choice], "usage": usage(count_prompt(request), tokens)}
-        self.write_json(b"200 OK", json.dumps(body).encode())
 
     def write_json(self, status: bytes, body: bytes) -> None:
         """A small answer."""
@@ -171,17 +162,16 @@ class StubConnection(asyncio.Protocol):
         now = time.monotonic()
         # the place in the list differs by connection, so that answers differ
         data = _EVENTS[(number * 7 + number // len(_EVENTS) + int(asked * 1e6)) % len(_EVENTS)]
+        data = data if number else _HEAD + data
         first = first or now
         if number + 1 < tokens:
-            self.transport.write(_HEAD + data if number == 0 else data)
+            self.transport.write(data)
             # from the first on: what one token was late, the next makes up
             due = first + (number + 1) * self.pacing.tpot_s
             delay = max(0.0, due - now)
             self.loop.call_later(delay, self.write_token, asked, first, number + 1, tokens)
         else:
-            head = _HEAD if number == 0 else b""
-            end = last_events(tokens, self.prompt_tokens)
-            self.transport.write(head + data + end)
+            self.transport.write(data + last_events(tokens, self.prompt_tokens))
             self.truth.add(asked, first, now, tokens)
 
 
@@ -200,28 +190,27 @@ async def _main(pacing: Pacing) -> None:
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def commands() -> None:
-        # a line asks for what was done since the last; the end of stdin is ours
+    def report() -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        counts = {
+            "requests": len(truth.ttft),
+            "tokens": truth.tokens,
+            "ttft_ms": 1e3 * sum(truth.ttft) / max(1, len(truth.ttft)),
+            "tpot_ms": 1e3 * sum(truth.tpot) / max(1, len(truth.tpot)),
+            "cpu_s": usage.ru_utime + usage.ru_stime,
+        }
+        print(json.dumps(counts), flush=True)
+        del truth.ttft[:], truth.tpot[:]
+        truth.tokens = 0
+
+    def obey() -> None:
+        # a line asks for what was done since the last; the stub ends with its stdin
         while sys.stdin.buffer.readline():
-            loop.call_soon_threadsafe(_report, truth)
+            loop.call_soon_threadsafe(report)
         loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=commands, daemon=True).start()
+    threading.Thread(target=obey, daemon=True).start()
     await done.wait()
-
-
-def _report(truth: Truth) -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    said = {
-        "requests": len(truth.ttft),
-        "tokens": truth.tokens,
-        "ttft_ms": 1e3 * sum(truth.ttft) / max(1, len(truth.ttft)),
-        "tpot_ms": 1e3 * sum(truth.tpot) / max(1, len(truth.tpot)),
-        "cpu_s": usage.ru_utime + usage.ru_stime,
-    }
-    print(json.dumps(said), flush=True)
-    del truth.ttft[:], truth.tpot[:]
-    truth.tokens = 0
 
 
 def main(arguments: list[str]) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -25,9 +26,11 @@ from pipeline.bench.answer import Answer, loops
 from pipeline.bench.connection import Connection, Failed, Target, connect
 from pipeline.bench.loop import run_loop
 from pipeline.bench.model import Failure, RequestRow
-from pipeline.bench.plan import Job, Planned, Session, path_of, said_before, sessions, turn_body
+from pipeline.bench.plan import Job, Planned, Session, assistant_message, sessions
+from pipeline.bench.workload import RandomTokens
 from pipeline.errors import PipelineError
 from pipeline.net.route import tls_context
+from pipeline.net.timing import retry_after_s
 
 _RETRIED = (429, 503)
 _WATCH_S = 0.1
@@ -56,7 +59,7 @@ class _Sent:
 
 
 @dataclass
-class Share:
+class WorkerRun:
     """What one worker does in a trial."""
 
     job: Job
@@ -85,76 +88,73 @@ class Share:
         gate = asyncio.Semaphore(_PARALLEL_CONNECTS)
 
         async def open_one() -> None:
-            async with gate:
-                self.idle.append(await connect(self.target, self.job.workload.limits.connect_s))
+            # a request that finds no connection tries again, and names what is wrong
+            with suppress(Failed):
+                async with gate:
+                    self.idle.append(await connect(self.target, self.job.workload.limits.connect_s))
 
-        results = await asyncio.gather(
-            *(open_one() for _ in range(self.job.streams)), return_exceptions=True
-        )
-        # the requests that find none try again, and say what is wrong
-        others = [r for r in results if r is not None and not isinstance(r, Failed)]
-        if others:
-            raise others[0]
+        await asyncio.gather(*(open_one() for _ in range(self.job.streams)))
 
     async def run(self, todo: Iterator[Session]) -> None:
         """Send everything, and wait for the last answer."""
         watch = asyncio.ensure_future(self._watch())
+        gate = asyncio.Semaphore(self.job.streams)
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def stream(number: int) -> None:
+            """One session after the other."""
+            if self.job.ramp_s:
+                await asyncio.sleep(self.job.ramp_s * number / self.job.streams)
+            while not self.given_up and (session := next(todo, None)) is not None:
+                await self._session(session)
+
+        async def bounded(session: Session) -> None:
+            async with gate:
+                await self._session(session)
+
         try:
-            if self.job.cell.rate_per_s is not None and self.job.phase == "trial":
-                await self._by_rate(todo)
+            if self.job.cell.rate_per_s is None or self.job.phase != "trial":
+                await asyncio.gather(*(stream(number) for number in range(self.job.streams)))
             else:
-                streams = (self._stream(n, todo) for n in range(self.job.streams))
-                await asyncio.gather(*streams)
+                # with a rate: each when it is due, up to the cell's own bound at a time
+                for session in todo:
+                    if self.given_up:
+                        self.unsent += len(session)
+                        break
+                    await asyncio.sleep(self.origin + (session[0].due_s or 0.0) - time.monotonic())
+                    task = asyncio.ensure_future(bounded(session))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                await asyncio.gather(*tasks)
         finally:
             watch.cancel()
         self.unsent += sum(len(session) for session in todo)
 
-    async def _stream(self, number: int, todo: Iterator[Session]) -> None:
-        """One session after the other."""
-        if self.job.ramp_s:
-            await asyncio.sleep(self.job.ramp_s * number / self.job.streams)
-        while not self.given_up and (session := next(todo, None)) is not None:
-            await self._session(session)
-
-    async def _by_rate(self, todo: Iterator[Session]) -> None:
-        """Each when it is due, however many are under way, up to the cell's own bound."""
-        gate = asyncio.Semaphore(self.job.streams)
-        tasks = set()
-
-        async def due(session: Session) -> None:
-            async with gate:
-                await self._session(session)
-
-        for session in todo:
-            if self.given_up:
-                self.unsent += len(session)
-                break
-            await asyncio.sleep(self.origin + (session[0].due_s or 0.0) - time.monotonic())
-            task = asyncio.ensure_future(due(session))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
-
     async def _session(self, session: Session) -> None:
-        said: list[bytes] = []
+        messages: list[bytes] = []
         for index, planned in enumerate(session):
             if planned.think_s:
                 await asyncio.sleep(planned.think_s)
-            said += planned.messages
-            is_talk = planned.conversation is not None
-            body = turn_body(planned, said) if is_talk else planned.body
+            body, is_talk = planned.body, planned.conversation is not None
+            if is_talk:
+                # all messages so far, which are encoded already
+                messages += planned.messages
+                body = body[:-1] + b', "messages": [' + b", ".join(messages) + b"]}"
             sent = await self._request(planned, body, keep_all=is_talk)
             if sent.failure or sent.answer is None:
                 # the rest of a conversation has nothing to go on with
                 self.unsent += len(session) - index - 1
                 return
             if index + 1 < len(session):
-                said.append(said_before(session[index + 1], sent.answer.text))
+                messages.append(assistant_message(session[index + 1], sent.answer.text))
 
     async def _request(self, planned: Planned, body: bytes, *, keep_all: bool) -> _Sent:
         sent = _Sent(planned, time.monotonic())
         self.sent.append(sent)
-        request = self.target.request(path_of(self.job.workload), body)
+        # only completions take token ids
+        is_ids = isinstance(self.job.workload.prompts, RandomTokens)
+        path = "/v1/completions" if is_ids else "/v1/chat/completions"
+        request = self.target.request(path, body)
         planned.body, planned.messages = b"", ()  # long prompts are not kept for their row
         try:
             await self._attempts(sent, request, keep_all)
@@ -171,20 +171,20 @@ class Share:
 
     async def _attempts(self, sent: _Sent, request: bytes, keep_all: bool) -> None:
         while True:
-            connection = await self._connection()
+            connection = await self._open_connection()
             was_used = connection.used
             waiter = connection.send(request, keep_all=keep_all)
             if not sent.retries:
-                # of the first attempt: who is refused waits, too
+                # of the first attempt: a refused request waits, too
                 sent.sent = connection.sent
-            sent.answer = connection.answer
+            answer = sent.answer = connection.answer
             self.busy[connection] = sent.planned.asked_output
             try:
                 await waiter
             except Failed as error:
-                # a server may close a connection that rested just when it is used again: it saw
+                # a server may close an idle connection just when it is used again: it saw
                 # nothing of the request, so that another attempt is the first
-                if was_used and error.kind == "lost" and not connection.answer.status:
+                if was_used and error.kind == "lost" and not answer.status:
                     self.keeps_connections = False
                     continue
                 raise
@@ -195,31 +195,27 @@ class Share:
                 self.idle.append(connection)
             else:
                 connection.close()
-            answer = connection.answer
-            if answer.status in _RETRIED and self._may_retry(sent):
-                await asyncio.sleep(_asked_wait_s(answer, sent.retries))
-                continue
-            return _require_good(answer, sent.planned.asked_output)
+            if answer.status not in _RETRIED or sent.retries >= self.job.workload.limits.retries:
+                return _require_good(answer, sent.planned.asked_output)
+            sent.retries += 1
+            # as long as the server asks for; else a little longer each time
+            asked_s = retry_after_s(answer.headers.get("retry-after", ""))
+            wait_s = 0.25 * 2**sent.retries if asked_s is None else asked_s
+            await asyncio.sleep(min(wait_s, _MOST_WAIT_S))
 
-    def _may_retry(self, sent: _Sent) -> bool:
-        if sent.retries >= self.job.workload.limits.retries:
-            return False
-        sent.retries += 1
-        return True
-
-    async def _connection(self) -> Connection:
+    async def _open_connection(self) -> Connection:
         while self.idle:
             connection = self.idle.pop()
-            # what came after its last answer is read first, and ends it: the next request must not
-            # take a surplus answer for its own
+            # asyncio first reads what came after the last answer, which ends the connection: the
+            # next request must not take a surplus answer for its own
             await asyncio.sleep(0)
             if connection.is_open:
                 return connection
         return await connect(self.target, self.job.workload.limits.connect_s)
 
     async def _watch(self) -> None:
-        """Give up what takes too long, and say how far we are."""
-        limits, said = self.job.workload.limits, 0.0
+        """Give up what takes too long, and report the progress."""
+        limits, reported = self.job.workload.limits, 0.0
         while True:
             due = time.monotonic() + _WATCH_S
             await asyncio.sleep(_WATCH_S)
@@ -239,18 +235,10 @@ class Share:
                 elif begun and now - connection.answer.times[-1] > limits.stall_s:
                     # comments and empty events are no progress
                     connection.fail("stalled", f"no text came for {limits.stall_s:g} s")
-            if now - said >= _PROGRESS_S:
-                said = now
+            if now - reported >= _PROGRESS_S:
+                reported = now
                 under_way = sum(len(c.answer.times) for c in self.busy)
                 _say(progress=[self.done, self.failures, self.events + under_way])
-
-
-def _asked_wait_s(answer: Answer, retries: int) -> float:
-    """How long a server asks us to wait; else a little longer each time."""
-    asked = answer.headers.get("retry-after", "")
-    if asked.isascii() and asked.isdigit() and len(asked) < 6:
-        return min(float(asked), _MOST_WAIT_S)
-    return float(min(0.25 * 2**retries, _MOST_WAIT_S))
 
 
 def _require_good(answer: Answer, asked: int) -> None:
@@ -321,12 +309,10 @@ def _say(**message: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-async def prepared(job: Job) -> tuple[Share, list[Session]]:
+async def prepared(job: Job) -> tuple[WorkerRun, list[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
-    context = tls_context() if job.is_tls else None
-    headers = tuple(job.headers.items())
-    target = Target(job.host, job.port, job.base, context, headers, job.socket)
-    share, todo = Share(job, target), list(sessions(job))
+    target = Target(job.address, job.headers, tls_context() if job.address.is_tls else None)
+    share, todo = WorkerRun(job, target), list(sessions(job))
     await share.open_connections()
     return share, todo
 
@@ -336,7 +322,13 @@ async def _work(job: Job) -> None:
     _say(ready=True)
     line = await asyncio.to_thread(sys.stdin.buffer.readline)
     share.origin = json.loads(line)["start_at"]
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+    def end_with_stdin() -> None:
+        """The parent is gone, or wants us to stop."""
+        sys.stdin.buffer.read()
+        os._exit(0)
+
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     # a collection in mid-trial would stop all streams for its time
     gc.freeze()
     gc.disable()
@@ -352,12 +344,6 @@ async def _work(job: Job) -> None:
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-def _end_with_stdin() -> None:
-    """Whoever started us is gone, or wants us to stop."""
-    sys.stdin.buffer.read()
-    os._exit(0)
 
 
 def main() -> None:

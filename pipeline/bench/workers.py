@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
-from pipeline import errors, proc
-from pipeline.bench.model import RequestRow
+from pipeline import errors, log, proc
+from pipeline.bench.model import Cell, Metrics, RequestRow
 from pipeline.bench.plan import Job
 from pipeline.errors import BenchNotMeasured, PipelineError
 
@@ -33,7 +33,7 @@ def start_module(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 @dataclass(frozen=True)
-class Effort:
+class WorkerStats:
     """What a worker took for its share."""
 
     cpu_s: float
@@ -52,7 +52,7 @@ class Workers:
     """One process for each job; a `with` block that ends them all."""
 
     jobs: Sequence[Job]
-    efforts: list[Effort] = field(default_factory=list)
+    efforts: list[WorkerStats] = field(default_factory=list)
 
     def __enter__(self) -> Workers:
         self._messages: queue.Queue[tuple[int, bytes]] = queue.Queue(_QUEUED)
@@ -68,44 +68,35 @@ class Workers:
                     threading.Thread(target=target, args=(number, process), daemon=True).start()
         except BaseException:
             # no `with` block ends those that were started before the one that failed
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for process in self._processes:
             proc.end(process)
 
     @staticmethod
     def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
         assert process.stdin is not None
-        try:
+        # one that ended wrote why as its last message
+        with suppress(OSError):
             process.stdin.write(line + b"\n")
             process.stdin.flush()
-        except OSError:
-            pass  # it ended: its last message says why
 
     def _hear(self, number: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        try:
+        # ValueError: `__exit__` has closed the pipe
+        with suppress(ValueError):
             for line in process.stdout:
                 self._messages.put((number, line))
-        except ValueError:
-            return  # closed by us
-        self._messages.put((number, b""))
+            self._messages.put((number, b""))
 
     def _hear_errors(self, number: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
-        try:
+        with suppress(ValueError):
             for line in process.stderr:
                 self._errors[number] = (self._errors[number] + line)[-_STDERR_BYTES:]
-        except ValueError:
-            return
 
     def _next(self) -> tuple[int, Any]:
         number, line = self._messages.get()
@@ -117,7 +108,9 @@ class Workers:
             raise BenchNotMeasured(f"a worker of the client ended: {proc.last_line(text)}")
         message = json.loads(line)
         if "error" in message:
-            raise _again(*message["error"])
+            name, text, hint = message["error"]
+            error: PipelineError = getattr(errors, name, BenchNotMeasured)(text, hint)
+            raise error
         return number, message
 
     def rows(self, progress: Progress | None = None) -> Iterator[RequestRow]:
@@ -135,14 +128,58 @@ class Workers:
                 yield RequestRow.model_validate(message["row"])
             elif "end" in message:
                 self._done.add(number)
-                self.efforts.append(Effort(**message["end"]))
+                self.efforts.append(WorkerStats(**message["end"]))
             elif "progress" in message and progress:
                 seen[number] = tuple(message["progress"])
                 progress(*(sum(each) for each in zip(*seen, strict=True)))
 
 
-def _again(name: str, message: str, hint: str) -> PipelineError:
-    """An error of a worker, as ours."""
-    kind = getattr(errors, name, BenchNotMeasured)
-    error: PipelineError = kind(message, hint)
-    return error
+class SweepProgress:
+    """Lines for people; the time left is guessed from the cells that were done."""
+
+    def __init__(self, cells: Sequence[Cell], repeats: int) -> None:
+        self._left = {cell.name: repeats for cell in cells}
+        self._cells, self._repeats = {cell.name: cell for cell in cells}, repeats
+        self._seconds: dict[str, float] = {}  # for each request of a cell
+
+    def skip(self, cell: Cell, trials: int) -> None:
+        """Trials that are done already, or will not be done."""
+        self._left[cell.name] = max(0, self._left[cell.name] - trials)
+
+    @contextmanager
+    def trial(self, cell: Cell, number: int) -> Iterator[Progress]:
+        """Name the trial that begins, and guess the time of the rest; then a line now and then."""
+        title, left = f"{cell.name}: trial {number + 1} of {self._repeats}", ""
+        if self._seconds:
+            latest = list(self._seconds.values())[-1]
+            seconds = sum(
+                count * self._cells[name].requests * self._seconds.get(name, latest)
+                for name, count in self._left.items()
+            )
+            left = f"; about {log.seconds(seconds)} left"
+        log.say(f"{title}, {log.count(cell.requests, 'request')}{left}")
+        start = last = time.monotonic()
+
+        def advance(done: int, failed: int, events: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < log.QUIET_LINE_EVERY_S:
+                return
+            last = now
+            wrong = f", {failed} failed" if failed else ""
+            rate = events / (now - start)
+            log.say(f"  {title}: {done} of {cell.requests} done{wrong}, {rate:,.0f} events/s")
+
+        yield advance
+        self.skip(cell, 1)
+
+    def ended(self, cell: Cell, metrics: Metrics, void: Sequence[str]) -> None:
+        """One line about the trial."""
+        self._seconds[cell.name] = metrics.duration_s / max(1, metrics.requests)
+        if void:
+            # the numbers of such a trial are better than the truth
+            return log.say(f"  void: {void[0]}")
+        ttft = f", TTFT {metrics.ttft_ms.mean:,.0f} ms" if metrics.ttft_ms else ""
+        tpot = f", TPOT {metrics.tpot_ms.mean:,.1f} ms" if metrics.tpot_ms else ""
+        took = log.seconds(metrics.duration_s)
+        log.say(f"  {metrics.output_tok_s:,.1f} output tok/s{ttft}{tpot} in {took}")

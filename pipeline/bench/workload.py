@@ -89,7 +89,7 @@ class FilePrompts(Frozen):
 
 
 class Turn(Frozen):
-    """What is said next in a conversation, and how long the user or the tool takes for it."""
+    """The next message of a conversation, and how long the user or the tool takes for it."""
 
     input: Lengths
     output: Lengths
@@ -99,7 +99,7 @@ class Turn(Frozen):
 
 
 class Conversations(Frozen):
-    """Each request carries all that was said before, with the server's own answers."""
+    """Each request carries all earlier messages, with the server's own answers."""
 
     kind: Literal["conversation"]
     turns: Annotated[list[Turn], Field(min_length=1)]

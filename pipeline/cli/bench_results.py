@@ -14,17 +14,19 @@ from pipeline.bench.model import Inputs, Interval
 from pipeline.bench.place import runs_in
 from pipeline.bench.record import read_run, workload_digest
 from pipeline.bench.results.compare import (
+    GATED,
     LEAST,
     LEAST_IN_TURNS,
     STATISTIC,
     Comparison,
+    GateRow,
     InputChange,
     NumberChange,
+    judge,
+    read_side,
 )
 from pipeline.bench.results.compare import compare as compare_sides
-from pipeline.bench.results.gate import GATED, GateRow, judge
 from pipeline.bench.results.recompute import require_as_measured
-from pipeline.bench.results.sides import read_side
 from pipeline.bench.runner import Bench, Settings, measure_in_turns
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import prompt_file, read_workload
@@ -109,8 +111,8 @@ def compare(
     """Show what changed between two results in inputs and numbers, and how sure that is.
 
     A result is the folder of a run, or the one that --out named; or a file of vllm bench,
-    sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench. A winner is named only where
-    it is surely ahead by --least percent: two runs of one server differ, too.
+    sglang.bench_serving or aiperf. A winner is named only where it is surely ahead by --least
+    percent: two runs of one server differ, too.
 
     With --live, FIRST and SECOND are the addresses of two servers. They are measured in turns, one
     trial each, so that what drifts does so for both.

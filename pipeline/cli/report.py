@@ -29,9 +29,8 @@ from pipeline.host.facts.drift import read_facts
 from pipeline.report.build import report_data
 from pipeline.report.engine_memory import memory_of_log
 from pipeline.report.findings import WRONG
-from pipeline.report.from_foreign import read_foreign_data
 from pipeline.report.from_host import with_host
-from pipeline.report.from_run import read_run_data
+from pipeline.report.from_run import read_foreign_data, read_run_data
 from pipeline.report.model import Reference, ReportData, RunData
 from pipeline.report.page import data_digest, render_page
 from pipeline.report.pdf import print_pdf
@@ -129,7 +128,7 @@ def report(
     """Show runs of `sm120 bench` as one HTML file, with charts, findings and evidence.
 
     A RUN is a folder that `sm120 bench` made, with one run or several. It may also be a result
-    of vllm bench, sglang.bench_serving, aiperf, guidellm, llama-bench or lil-bench.
+    of vllm bench, sglang.bench_serving or aiperf.
 
     The file needs no network. It holds its data, and `sm120 verify` compares the file with what
     was signed, and its data with the runs. Without a RUN, it shows the published tables that

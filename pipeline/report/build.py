@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pipeline import __version__
 from pipeline.bench.place import RUN_FILE
-from pipeline.report.findings import with_findings
-from pipeline.report.model import AttemptRow, Reference, ReportData, RunData, Series
+from pipeline.report.findings import find
+from pipeline.report.model import AttemptRow, Reference, ReportData, RunData
 from pipeline.serve.attempts import Attempt
 
 TOOL = f"sm120-pipeline {__version__}"
@@ -25,46 +25,36 @@ def report_data(
     title: str | None = None,
 ) -> ReportData:
     """Everything that a report shows, and what follows from it."""
+    series = [each for run in runs for each in run.series]
+    if not title:
+        title = references[0].title if len(references) == 1 else "Published benchmarks"
+        if runs:
+            models = dict.fromkeys(each.model for each in series)
+            title = f"Benchmark of {', '.join(models)}"
+    # runs of one name get the names of their folders: a legend must tell them apart
+    times, named = Counter(run.name for run in runs), []
+    for run in runs:
+        if times[run.name] > 1:
+            name = f"{run.name} ({place_of(run)})"
+            own = [each.model_copy(update={"name": name}) for each in run.series]
+            run = run.model_copy(update={"name": name, "series": own})
+        named.append(run)
+    recipes = {each.recipe for each in series}
     data = ReportData(
-        title=title or _title(runs, references),
+        title=title,
         made=made,
         tool=TOOL,
-        runs=_told_apart(runs),
+        runs=named,
         references=list(references),
-        attempts=[attempt_row(attempt) for attempt in _about(attempts, runs)],
+        # attempts of other recipes have nothing to do with these numbers
+        attempts=[attempt_row(each) for each in attempts if each.begun.recipe in recipes],
     )
-    return with_findings(data)
-
-
-def _title(runs: Sequence[RunData], references: Sequence[Reference]) -> str:
-    if runs:
-        models = dict.fromkeys(series.model for run in runs for series in run.series)
-        return f"Benchmark of {', '.join(models)}"
-    return references[0].title if len(references) == 1 else "Published benchmarks"
-
-
-def _told_apart(runs: Sequence[RunData]) -> list[RunData]:
-    """Runs of one name get the names of their folders: a legend must tell them apart."""
-    times = Counter(run.name for run in runs)
-    return [renamed(run) if times[run.name] > 1 else run for run in runs]
+    return data.model_copy(update={"findings": find(data)})
 
 
 def place_of(run: RunData) -> str:
     """The folder of a run, or the file of another program's result."""
     return run.file.removesuffix(f"/{RUN_FILE}")
-
-
-def renamed(run: RunData) -> RunData:
-    """A run with its folder in its name."""
-    name = f"{run.name} ({place_of(run)})"
-    series: list[Series] = [each.model_copy(update={"name": name}) for each in run.series]
-    return run.model_copy(update={"name": name, "series": series})
-
-
-def _about(attempts: Sequence[Attempt], runs: Sequence[RunData]) -> list[Attempt]:
-    """Those of the recipes that were measured."""
-    recipes = {series.recipe for run in runs for series in run.series}
-    return [attempt for attempt in attempts if attempt.begun.recipe in recipes]
 
 
 def attempt_row(attempt: Attempt) -> AttemptRow:

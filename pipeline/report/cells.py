@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.report.markup import Markup, element, join
+from pipeline.report.markup import Column, Markup, element, join, table, tag
 from pipeline.report.model import Cell, Series, shown
-from pipeline.report.pointer import step
-from pipeline.report.view import Column, Row, View, table, tag
 
 
 class Metric(NamedTuple):
@@ -25,7 +23,7 @@ class Load(NamedTuple):
     field: str
     title: str
     axis: str
-    point: str  # what is said of one value
+    point: str  # the words after one value
 
     def of(self, cell: Cell) -> float | None:
         """How much it was in a cell."""
@@ -34,16 +32,14 @@ class Load(NamedTuple):
 
     def text(self, cell: Cell) -> str:
         """The same for people."""
-        return shown(self.of(cell), self.decimals(cell))
-
-    def decimals(self, cell: Cell) -> int:
-        """Digits behind the point."""
-        value = self.of(cell) or 0
-        return 0 if value == int(value) else 2
+        value = self.of(cell)
+        return shown(value, 0 if (value or 0) == int(value or 0) else 2)
 
 
+# A rate may have a bound of streams as well: it is asked for first.
 _CONCURRENCY = Load("concurrency", "Concurrency", "Concurrent requests", "at once")
 _RATE = Load("rate_per_s", "Requests/s sent", "Requests per second, as sent", "requests/s")
+# In the order of the columns; a document or a run has only some of them.
 THROUGHPUT = (
     Metric("output_tok_s", "Output tok/s", has_interval=True),
     Metric("total_tok_s", "Total tok/s (in + out)"),
@@ -82,52 +78,61 @@ METRICS = (*THROUGHPUT, *FIRST_TOKEN, *REST)
 _MOST_COLUMNS = 9
 
 
-def series_tables(view: View, pointer: str, series: Series, *, is_exact: bool) -> Markup:
+def series_tables(series: Series, *, is_exact: bool) -> Markup:
     """All numbers of a series; `is_exact` keeps the digits of a document."""
-    groups = (("throughput", THROUGHPUT), ("TTFT and TPOT", FIRST_TOKEN), ("ITL and latency", REST))
-    known = [(title, known_metrics(series, metrics)) for title, metrics in groups]
     title = f"{series.name} ({series.workload})"
-    together = [metric for _, metrics in known for metric in metrics]
-    states = _states(view, pointer, series)
-    if len(together) <= _MOST_COLUMNS:
-        return join(_table(view, pointer, series, title, together, is_exact), states)
-    tables = [
-        _table(view, pointer, series, f"{title}: {part}", metrics, is_exact)
-        for part, metrics in known
-        if metrics
-    ]
-    return join(*tables, states)
+    together = known_metrics(series)
+    parts = [(title, together)]
+    if len(together) > _MOST_COLUMNS:
+        groups = (
+            ("throughput", THROUGHPUT),
+            ("TTFT and TPOT", FIRST_TOKEN),
+            ("ITL and latency", REST),
+        )
+        known = [(f"{title}: {part}", known_metrics(series, each)) for part, each in groups]
+        parts = [(title, metrics) for title, metrics in known if metrics]
+    tables = [_table(series, title, metrics, is_exact) for title, metrics in parts]
+    # cells that are void, or to be taken with care
+    rows = []
+    for cell in series.cells:
+        if cell.notes or cell.state != "good":
+            kind = {"good": "good", "partial": "warn", "void": "bad"}[cell.state]
+            notes = [
+                element("div", tag(n.kind, "bad" if n.kind == "void" else "warn"), " ", n.message)
+                for n in cell.notes
+            ]
+            rows.append([_load_text(series, cell), tag(cell.state, kind), join(*notes)])
+    if rows:
+        columns = [_head(series), Column("State"), Column("Marks", is_wide=True)]
+        tables.append(table(f"{series.name}: to be taken with care", columns, rows))
+    return join(*tables)
 
 
 def known_metrics(series: Series, metrics: Sequence[Metric] = METRICS) -> list[Metric]:
     """Columns that have something to say."""
-    return [metric for metric in metrics if _is_told(series, metric.name)]
-
-
-def _is_told(series: Series, name: str) -> bool:
-    values = [value for cell in series.cells if (value := cell.mean(name)) is not None]
-    if name == "failed":
-        return any(values)
-    if name == "peak_output_tok_s" and all(_is_no_peak(cell, name) for cell in series.cells):
-        return False
+    known = {name: m.mean for cell in series.cells for name, m in cell.numbers.items()}
     # 1 / TPOT of each request; its mean over requests says the same as that of TPOT
-    if name == "decode_tok_s.mean" and any("user_tok_s" in cell.numbers for cell in series.cells):
-        return False
-    return bool(values)
+    if "user_tok_s" in known:
+        known.pop("decode_tok_s.mean", None)
+    if all(_is_no_peak(cell, "peak_output_tok_s") for cell in series.cells):
+        known.pop("peak_output_tok_s", None)
+    if not any(cell.mean("failed") for cell in series.cells):
+        known.pop("failed", None)
+    return [metric for metric in metrics if metric.name in known]
 
 
-def _table(
-    view: View, pointer: str, series: Series, title: str, metrics: Sequence[Metric], is_exact: bool
-) -> Markup:
+def _table(series: Series, title: str, metrics: Sequence[Metric], is_exact: bool) -> Markup:
     columns = [_head(series), *(Column(metric.title, is_number=True) for metric in metrics)]
     decimals = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
-    rows = []
-    for index, cell in enumerate(series.cells):
-        at = f"{pointer}/cells/{index}"
-        values = [_value(view, at, cell, metric, decimals[metric.name]) for metric in metrics]
-        style = "void" if cell.state == "void" else ""
-        rows.append(Row([_load(view, at, series, cell), *values], style))
-    return table(title, columns, rows)
+    rows = [
+        [
+            _load_text(series, cell),
+            *(_value(cell, metric, decimals[metric.name]) for metric in metrics),
+        ]
+        for cell in series.cells
+    ]
+    styles = ["void" if cell.state == "void" else None for cell in series.cells]
+    return table(title, columns, rows, styles)
 
 
 def _head(series: Series) -> Column:
@@ -135,41 +140,20 @@ def _head(series: Series) -> Column:
     return Column(load.title, is_number=True) if load else Column("Cell", is_wide=True)
 
 
-def _load(view: View, at: str, series: Series, cell: Cell) -> Markup:
+def _load_text(series: Series, cell: Cell) -> str:
     load = load_of(series)
-    if load is None:
-        return view.show(f"{at}/name")
-    return view.show(f"{at}/{load.field}", load.decimals(cell))
+    return load.text(cell) if load else cell.name
 
 
-def _states(view: View, pointer: str, series: Series) -> Markup | None:
-    """Cells that are void, or to be taken with care."""
-    rows = [
-        Row(
-            [
-                _load(view, f"{pointer}/cells/{i}", series, cell),
-                *_state(view, f"{pointer}/cells/{i}", cell),
-            ]
-        )
-        for i, cell in enumerate(series.cells)
-        if cell.notes or cell.state != "good"
-    ]
-    if not rows:
-        return None
-    columns = [_head(series), Column("State"), Column("Marks", is_wide=True)]
-    return table(f"{series.name}: to be taken with care", columns, rows)
-
-
-def _value(view: View, at: str, cell: Cell, metric: Metric, decimals: int) -> Markup | str:
+def _value(cell: Cell, metric: Metric, decimals: int) -> Markup | str:
     measure = cell.numbers.get(metric.name)
     if measure is None or _is_no_peak(cell, metric.name):
         return "–"
-    place = step(f"{at}/numbers", metric.name)
-    mean = view.show(f"{place}/mean", decimals)
+    mean = shown(measure.mean, decimals)
     if not metric.has_interval or measure.low is None or measure.high is None:
         return mean
     # none of these numbers can be below zero, whatever an interval by Student's t says
-    low, high = shown(max(0.0, measure.low), decimals), view.show(f"{place}/high", decimals)
+    low, high = shown(max(0.0, measure.low), decimals), shown(measure.high, decimals)
     return join(mean, element("br"), element("span", low, "–", high, class_="ci"))
 
 
@@ -178,20 +162,6 @@ def _is_no_peak(cell: Cell, name: str) -> bool:
     if name != "peak_output_tok_s":
         return False
     return (cell.mean(name) or 0.0) < (cell.mean("output_tok_s") or 0.0)
-
-
-def _state(view: View, at: str, cell: Cell) -> tuple[Markup, Markup]:
-    kind = {"good": "good", "partial": "warn", "void": "bad"}[cell.state]
-    notes = [
-        element(
-            "div",
-            tag(view.show(f"{at}/notes/{i}/kind"), "bad" if note.kind == "void" else "warn"),
-            " ",
-            view.show(f"{at}/notes/{i}/message"),
-        )
-        for i, note in enumerate(cell.notes)
-    ]
-    return tag(view.show(f"{at}/state"), kind), join(*notes)
 
 
 def load_of(series: Series) -> Load | None:
@@ -204,13 +174,15 @@ def load_of(series: Series) -> Load | None:
 
 
 def digits(series: Series, name: str, *, is_exact: bool) -> int:
-    """Digits behind the point: as many as a document has, or as a reader can use."""
+    """Digits after the point: as many as a document has, or as a reader can use."""
     values = [value for cell in series.cells if (value := cell.mean(name)) is not None]
     if not values:
         return 0
+    # what we compute ourselves has no digits of a document
     if is_exact and name != "user_tok_s":
         return max(len(f"{value:.2f}".rstrip("0").partition(".")[2]) for value in values)
     if all(value == int(value) for value in values):
         return 0
+    # three digits are more than two trials agree on
     smallest = min(abs(value) for value in values)
     return 0 if smallest >= 100 else 1 if smallest >= 10 else 2

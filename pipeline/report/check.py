@@ -18,11 +18,9 @@ from pipeline.bench.place import is_run
 from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.model import canonical_json, sha256_of
-from pipeline.report.from_foreign import read_foreign_data
-from pipeline.report.from_run import read_run_data
+from pipeline.report.from_run import read_foreign_data, read_run_data
 from pipeline.report.model import Measured, ReportData
 from pipeline.report.page import DATA_ID
-from pipeline.report.pointer import differences, step
 
 _MOST_BYTES = 64 << 20
 # A text of the data or of the page cannot hold this: quotes are escaped in both.
@@ -85,11 +83,13 @@ def check_run(report: OpenedReport, index: int, path: Path) -> list[Problem]:
     # numbers first: a changed run changes its digest, too, which says less
     pairs = [*_series(want, got, at)]
     for name in ("started", "digest", "requests"):
-        pairs += differences(getattr(want, name), getattr(got, name), step(at, name))
-    return [
-        Problem(where, f"the report has {_short(was)}, the run {_short(should)}")
-        for where, should, was in pairs
-    ]
+        pairs += differences(getattr(want, name), getattr(got, name), f"{at}/{name}")
+    problems = []
+    for where, *values in pairs:
+        texts = (canonical_json(value).decode() for value in values)
+        should, was = (text if len(text) <= 60 else f"{text[:57]}…" for text in texts)
+        problems.append(Problem(where, f"the report has {was}, the run {should}"))
+    return problems
 
 
 def _series(want: Measured, got: Measured, at: str) -> Iterator[tuple[str, Any, Any]]:
@@ -105,13 +105,27 @@ def _series(want: Measured, got: Measured, at: str) -> Iterator[tuple[str, Any, 
                 yield from differences(getattr(is_, name), getattr(shown, name), f"{cell}/{name}")
             have, kept = (sorted({note.kind for note in each.notes}) for each in (is_, shown))
             yield from differences(have, kept, f"{cell}/notes")
+            known = {n: m.model_dump(mode="json") for n, m in is_.numbers.items()}
             for name, measure in shown.numbers.items():
-                known = is_.numbers.get(name)
-                want_number = known.model_dump(mode="json") if known else None
-                number = step(f"{cell}/numbers", name)
-                yield from differences(want_number, measure.model_dump(mode="json"), number)
+                number = _step(f"{cell}/numbers", name)
+                yield from differences(known.get(name), measure.model_dump(mode="json"), number)
 
 
-def _short(value: Any) -> str:
-    text = canonical_json(value).decode()
-    return text if len(text) <= 60 else f"{text[:57]}…"
+def _step(pointer: str, key: str | int) -> str:
+    """One level deeper in JSON: RFC 6901."""
+    return f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def differences(want: Any, got: Any, pointer: str = "") -> list[tuple[str, Any, Any]]:
+    """Every place where two values of JSON differ, with both."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        keys = sorted(want.keys() | got.keys())
+        pairs = [(_step(pointer, key), want.get(key), got.get(key)) for key in keys]
+    elif isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
+        both = zip(want, got, strict=True)
+        pairs = [(_step(pointer, i), *pair) for i, pair in enumerate(both)]
+    else:
+        # 5 and 5.0 are one number of JSON, true is none
+        same = want == got and isinstance(want, bool) == isinstance(got, bool)
+        return [] if same else [(pointer, want, got)]
+    return [each for at, a, b in pairs for each in differences(a, b, at)]

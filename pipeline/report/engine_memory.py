@@ -47,7 +47,7 @@ _SIGNS = (
 
 
 def memory_of_log(lines: Iterable[str], total_gib: float | None = None) -> list[Memory]:
-    """One entry for each card whose weights the log tells; empty where it tells none."""
+    """One entry for each card whose weights the log names; empty where it names none."""
     cards: dict[int, dict[str, float]] = defaultdict(dict)
     tokens: int | None = None
     for line in lines:
@@ -59,31 +59,13 @@ def memory_of_log(lines: Iterable[str], total_gib: float | None = None) -> list[
             if sign.field == "kv_tokens":
                 tokens = round(amount)
                 continue
-            card = cards[_index(line)]
+            rank = _CUDA.search(line) or _RANK.search(line)
+            card = cards[int(rank[1]) if rank else 0]
             card[sign.field] = amount + (card.get(sign.field, 0.0) if sign.adds else 0.0)
-    return [
-        _memory(index, values, tokens, total_gib)
-        for index, values in sorted(cards.items())
-        if "weights" in values
-    ]
-
-
-def _index(line: str) -> int:
-    match = _CUDA.search(line) or _RANK.search(line)
-    return int(match[1]) if match else 0
-
-
-def _memory(
-    index: int, values: dict[str, float], tokens: int | None, total_gib: float | None
-) -> Memory:
-    rounded = {name: round(value, 3) for name, value in values.items()}
-    return Memory.model_validate(
-        {
-            **rounded,
-            "name": f"GPU {index}",
-            "unit": "GiB",
-            "total": total_gib,
-            "kv_tokens": tokens,
-            "source": "the engine's log",
-        }
-    )
+    about = {"unit": "GiB", "total": total_gib, "kv_tokens": tokens, "source": "the engine's log"}
+    found = []
+    for index, values in sorted(cards.items()):
+        if "weights" in values:
+            rounded = {name: round(value, 3) for name, value in values.items()}
+            found.append(Memory.model_validate({**rounded, "name": f"GPU {index}", **about}))
+    return found

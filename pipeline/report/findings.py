@@ -14,7 +14,6 @@ from pipeline.report.model import (
     Claim,
     Finding,
     Measured,
-    Memory,
     Quantity,
     Reference,
     ReportData,
@@ -25,43 +24,53 @@ from pipeline.report.model import (
 _SAME = 0.005
 # Less than this more output for more load is not worth a wait that grows by that factor.
 _WORTH, _LONGER = 0.10, 1.5
+# Below this share of its concurrency, a server had less load than the name of a cell says.
 _FEW_IN_FLIGHT = 0.75
+# Real lengths vary a little around what was asked for.
 _LENGTHS_OFF = 0.10
+# Beyond it, a gap is no longer the time of one token.
 _SEVERAL_AT_ONCE = 1.5
 # Peak last: it may by chance equal one of the others.
 _THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
-
-
 # What contradicts; `incomplete` and `unsigned` only say how far a check came.
 WRONG = ("changed", "broken")
 
 
 def find(data: ReportData) -> list[Finding]:
-    """All that can be said, what is wrong first."""
-    found = [finding for _, each in data.measured for finding in _about(each)]
-    found += _side_by_side(data)
+    """All findings, what is wrong first."""
+    found = [finding for measured in data.measured for finding in _about(measured)]
+    # a run against a document, only where load and lengths are the same
+    published = [series for reference in data.references for series in reference.series]
+    for mine in (series for run in data.runs for series in run.series):
+        for other in published:
+            if mine.lengths is not None and mine.lengths == other.lengths:
+                found += _same_load(mine, other)
     order = {"flag": 0, "fact": 1, "advice": 2}
     return sorted(found, key=lambda finding: order[finding.kind])
 
 
 def _about(measured: Measured) -> Iterator[Finding]:
+    texts: list[str] = []
     if isinstance(measured, Reference):
         for claim in measured.claims:
-            yield from _judge_claim(measured, claim)
-        for c in measured.corrections:
-            yield Finding(kind="flag", about=measured.name, text=f"{c.says} {c.but} ({c.source})")
-    for link in measured.evidence:
-        if link.state in WRONG:
-            text = (
-                f"{link.name}: {link.state}; the evidence says why, and the numbers prove nothing."
-            )
-            yield Finding(kind="flag", about=measured.name, text=text)
-    for note in measured.notes:
-        yield Finding(kind="flag", about=measured.name, text=f"{note.kind}: {note.message}")
+            yield from _about_claim(measured, claim)
+        texts += [f"{c.says} {c.but} ({c.source})" for c in measured.corrections]
+    why = "the evidence says why, and the numbers prove nothing."
+    texts += [f"{e.name}: {e.state}; {why}" for e in measured.evidence if e.state in WRONG]
+    texts += [f"{note.kind}: {note.message}" for note in measured.notes]
+    for text in texts:
+        yield Finding(kind="flag", about=measured.name, text=text)
     for series in measured.series:
-        yield from _about_series(series)
+        for rule in (_marks, _other_lengths, _in_flight, _several_at_once, _best, _knee):
+            yield from rule(series)
     for memory in measured.memory:
-        yield from _idle_memory(memory)
+        unit, kv, free, tokens = memory.unit, memory.kv, memory.free, memory.kv_tokens
+        if kv and free and tokens and free > kv:
+            text = (
+                f"{{0}} {unit} of each card stayed free beside {{1}} {unit} of KV cache: at its own"
+                " size, room for {2} tokens more, as far as the engine does not need it."
+            )
+            yield _say("fact", memory.name, text, (free, 2), (kv, 2), (free / kv * tokens, 0))
 
 
 def _say(
@@ -71,17 +80,14 @@ def _say(
     return Finding(kind=kind, about=about, text=text, numbers=quantities)
 
 
-def _whole(value: float) -> int:
-    """Digits behind the point that a reader can use."""
-    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-
-
 def _number(value: float) -> tuple[float, int]:
-    return value, 0 if value == int(value) else _whole(value)
+    """A value, and the digits after the point that a reader can use."""
+    size = abs(value)
+    return value, 0 if value == int(value) or size >= 100 else 1 if size >= 10 else 2
 
 
 @dataclass(frozen=True)
-class Place:
+class ClaimedCell:
     """Where in a document's own tables its headline is."""
 
     series: int
@@ -90,34 +96,47 @@ class Place:
     is_mislabelled: bool
 
 
-def claimed(reference: Reference, claim: Claim) -> Place | None:
+def claimed(reference: Reference, claim: Claim) -> ClaimedCell | None:
     """What a headline number is, by its own table; the last cell that has it."""
-    names = [series.name for series in reference.series]
     if claim.series is None:
         return None
-    at = names.index(claim.series)
+    at = [series.name for series in reference.series].index(claim.series)
     for metric in _THROUGHPUT:
-        cells = [i for i, c in enumerate(reference.series[at].cells) if _is(c, metric, claim)]
-        if cells:
+        means = [cell.mean(metric) for cell in reference.series[at].cells]
+        near = [i for i, mean in enumerate(means) if mean is not None and _is_near(mean, claim)]
+        if near:
             hidden = metric == "total_tok_s" and "total" not in claim.text.lower()
-            return Place(at, cells[-1], metric, hidden)
+            return ClaimedCell(at, near[-1], metric, hidden)
     return None
 
 
-def _judge_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
+def _is_near(value: float, claim: Claim) -> bool:
+    return abs(value - claim.value) <= _SAME * claim.value
+
+
+def _about_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
     place = claimed(reference, claim)
-    if place is None:
-        for series in reference.series:
-            if series.name == claim.series:
-                yield from _per_user(series, claim)
-    elif place.is_mislabelled:
-        series = reference.series[place.series]
-        yield _mislabelled(series, claim, series.cells[place.cell])
-
-
-def _is(cell: Cell, name: str, claim: Claim) -> bool:
-    value = cell.mean(name)
-    return value is not None and abs(value - claim.value) <= _SAME * claim.value
+    if place is not None:
+        if place.is_mislabelled:
+            series = reference.series[place.series]
+            yield _mislabelled(series, claim, series.cells[place.cell])
+        return
+    for series in (each for each in reference.series if each.name == claim.series):
+        for cell in series.cells:
+            output, tpot = cell.mean("output_tok_s"), cell.mean("tpot_ms.mean")
+            if output is None or tpot is None or not cell.concurrency:
+                continue
+            if _is_near(output / cell.concurrency, claim):
+                yield _say(
+                    "flag",
+                    series.name,
+                    f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}}"
+                    " requests, waiting included. While its answer streams, a user gets {2} tok/s"
+                    " (1 / TPOT).",
+                    _number(claim.value),
+                    (cell.concurrency, 0),
+                    (1e3 / tpot, 1),
+                )
 
 
 def _mislabelled(series: Series, claim: Claim, cell: Cell) -> Finding:
@@ -132,50 +151,18 @@ def _mislabelled(series: Series, claim: Claim, cell: Cell) -> Finding:
         peaks = [(peak, c) for c in series.cells if (peak := c.mean("peak_output_tok_s"))]
         if peaks:
             peak, at = max(peaks, key=lambda pair: pair[0])
-            text += (
-                " The largest peak over one second in its table is {3} tok/s, at concurrency {4}."
-            )
+            most = "The largest peak over one second in its table is"
+            text += f" {most} {{3}} tok/s, at concurrency {{4}}."
             numbers += [_number(peak), (at.concurrency or 1, 0)]
     return _say("flag", series.name, text, *numbers)
 
 
-def _per_user(series: Series, claim: Claim) -> Iterator[Finding]:
-    for cell in series.cells:
-        output, tpot = cell.mean("output_tok_s"), cell.mean("tpot_ms.mean")
-        if output is None or tpot is None or not cell.concurrency:
-            continue
-        if abs(output / cell.concurrency - claim.value) <= _SAME * claim.value:
-            yield _say(
-                "flag",
-                series.name,
-                f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}} requests,"
-                " waiting included. While its answer streams, a user gets {2} tok/s (1 / TPOT).",
-                _number(claim.value),
-                (cell.concurrency, 0),
-                (1e3 / tpot, 1),
-            )
-
-
-def _about_series(series: Series) -> Iterator[Finding]:
-    yield from _voids(series)
-    yield from _marks(series)
-    yield from _other_lengths(series)
-    yield from _in_flight(series)
-    yield from _several_tokens_at_once(series)
-    yield from _best(series)
-    yield from _knee(series)
-
-
-def _voids(series: Series) -> Iterator[Finding]:
-    for cell in series.cells:
-        if cell.state == "void":
-            reasons = [note.message for note in cell.notes if note.kind == "void"]
-            why = "; ".join(dict.fromkeys(reasons)) or "no trial is good"
-            yield _say("flag", series.name, f"{cell.name} counts for nothing: {why}")
-
-
 def _marks(series: Series) -> Iterator[Finding]:
-    """One sentence for each kind of doubt, however many cells have it."""
+    """Void cells, then one sentence for each kind of doubt, however many cells have it."""
+    for cell in (cell for cell in series.cells if cell.state == "void"):
+        reasons = [note.message for note in cell.notes if note.kind == "void"]
+        why = "; ".join(dict.fromkeys(reasons)) or "no trial is good"
+        yield _say("flag", series.name, f"{cell.name} counts for nothing: {why}")
     notes = [(note, cell) for cell in series.cells if cell.state != "void" for note in cell.notes]
     for kind, times in Counter(note.kind for note, _ in notes).items():
         first, cell = next((note, cell) for note, cell in notes if note.kind == kind)
@@ -186,6 +173,7 @@ def _marks(series: Series) -> Iterator[Finding]:
 def _other_lengths(series: Series) -> Iterator[Finding]:
     if series.lengths is None:
         return
+    # total and output of one table must have the ratio of its lengths
     want = (series.lengths.input + series.lengths.output) / series.lengths.output
     ratios = [
         total / output
@@ -206,7 +194,7 @@ def _other_lengths(series: Series) -> Iterator[Finding]:
         )
 
 
-def under_way(series: Series, cell: Cell) -> float | None:
+def _under_way(series: Series, cell: Cell) -> float | None:
     """Requests under way on average: measured, or by Little's law from the other numbers."""
     measured = cell.mean("concurrency")
     if measured is not None or series.lengths is None:
@@ -215,6 +203,7 @@ def under_way(series: Series, cell: Cell) -> float | None:
     ttft, tpot = cell.mean("ttft_ms.mean"), cell.mean("tpot_ms.mean")
     if output is None or ttft is None or tpot is None:
         return None
+    # the first token has come with TTFT
     latency_s = (ttft + (series.lengths.output - 1) * tpot) / 1e3
     return output / series.lengths.output * latency_s
 
@@ -225,7 +214,7 @@ def _in_flight(series: Series) -> Iterator[Finding]:
         for cell in series.cells
         # a rate has its load from elsewhere; in conversations users think
         if cell.concurrency and cell.rate_per_s is None
-        if (under := under_way(series, cell)) is not None
+        if (under := _under_way(series, cell)) is not None
     ]
     if not shares or series.lengths is None:
         return
@@ -242,7 +231,7 @@ def _in_flight(series: Series) -> Iterator[Finding]:
         )
 
 
-def _several_tokens_at_once(series: Series) -> Iterator[Finding]:
+def _several_at_once(series: Series) -> Iterator[Finding]:
     for cell in series.cells:
         itl, tpot = cell.mean("itl_ms.mean"), cell.mean("tpot_ms.mean")
         if itl and tpot and itl / tpot > _SEVERAL_AT_ONCE:
@@ -258,6 +247,7 @@ def _several_tokens_at_once(series: Series) -> Iterator[Finding]:
 
 def _with(series: Series, name: str) -> list[Cell]:
     good = [c for c in series.cells if c.state != "void" and c.mean(name) is not None]
+    # documents do not always print their rows in order
     return sorted(good, key=lambda cell: cell.concurrency or 0)
 
 
@@ -288,15 +278,15 @@ def _knee(series: Series) -> Iterator[Finding]:
     """The load beyond which users wait longer for next to nothing."""
     if any(cell.rate_per_s for cell in series.cells):
         return
-    for here, there in pairwise(_with(series, "output_tok_s")):
-        before, after = here.mean("output_tok_s") or 0, there.mean("output_tok_s") or 0
-        wait, longer = here.mean("ttft_ms.mean"), there.mean("ttft_ms.mean")
-        if not (before and wait and longer and here.concurrency and there.concurrency):
+    for low, high in pairwise(_with(series, "output_tok_s")):
+        before, after = low.mean("output_tok_s") or 0, high.mean("output_tok_s") or 0
+        wait, longer = low.mean("ttft_ms.mean"), high.mean("ttft_ms.mean")
+        if not (before and wait and longer and low.concurrency and high.concurrency):
             continue
         # of trials that err so much that they may be the same, nothing follows
-        if not _is_apart(here, there, "ttft_ms.mean"):
+        if not _is_apart(low, high, "ttft_ms.mean"):
             continue
-        if after < before and not _is_apart(here, there, "output_tok_s"):
+        if after < before and not _is_apart(low, high, "output_tok_s"):
             continue
         if after / before - 1 < _WORTH and longer / wait > _LONGER:
             yield _say(
@@ -304,8 +294,8 @@ def _knee(series: Series) -> Iterator[Finding]:
                 series.name,
                 "Stay at concurrency {0} or below: {1} changes output by {2} % and makes the first"
                 " token take {3} times as long.",
-                (here.concurrency, 0),
-                (there.concurrency, 0),
+                (low.concurrency, 0),
+                (high.concurrency, 0),
                 ((after / before - 1) * 100, 1),
                 (longer / wait, 1),
             )
@@ -322,51 +312,18 @@ def _is_apart(one: Cell, other: Cell, name: str) -> bool:
     return a.high < b.low or b.high < a.low
 
 
-def _idle_memory(memory: Memory) -> Iterator[Finding]:
-    if not memory.kv or not memory.free or not memory.kv_tokens or memory.free <= memory.kv:
-        return
-    yield _say(
-        "fact",
-        memory.name,
-        f"{{0}} {memory.unit} of each card stayed free beside {{1}} {memory.unit} of KV cache:"
-        " at its own size, room for {2} tokens more, as far as the engine does not need it.",
-        (memory.free, 2),
-        (memory.kv, 2),
-        (memory.free / memory.kv * memory.kv_tokens, 0),
-    )
-
-
-def _side_by_side(data: ReportData) -> Iterator[Finding]:
-    """A run against a document, only where load and lengths are the same."""
-    published = [s for reference in data.references for s in reference.series]
-    for mine in (s for run in data.runs for s in run.series):
-        for other in published:
-            if mine.lengths is not None and mine.lengths == other.lengths:
-                yield from _same_load(mine, other)
-
-
 def _same_load(mine: Series, other: Series) -> Iterator[Finding]:
     theirs = {c.concurrency: c for c in _with(other, "output_tok_s")}
-    shared = [c for c in _with(mine, "output_tok_s") if c.concurrency in theirs]
-    if not shared:
-        return
-    cell = shared[-1]
-    own = cell.mean("output_tok_s") or 0
-    stated = theirs[cell.concurrency].mean("output_tok_s") or 0
-    yield _say(
-        "fact",
-        mine.name,
-        f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}. Another"
-        " client, host and stack: no comparison of engines.",
-        (cell.concurrency or 1, 0),
-        _number(own),
-        _number(stated),
-    )
-
-
-def with_findings(data: ReportData) -> ReportData:
-    """The data with all that follows from it."""
-    return data.model_copy(update={"findings": find(data)})
+    for cell in [c for c in _with(mine, "output_tok_s") if c.concurrency in theirs][-1:]:
+        yield _say(
+            "fact",
+            mine.name,
+            f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}. Another"
+            " client, host and stack: no comparison of engines.",
+            (cell.concurrency or 1, 0),
+            _number(cell.mean("output_tok_s") or 0),
+            _number(theirs[cell.concurrency].mean("output_tok_s") or 0),
+        )
 
 
 def flags(findings: Iterable[Finding]) -> list[Finding]:

@@ -10,7 +10,7 @@ from pipeline.attest.predicates import GpuSummary, HostSummary
 from pipeline.host.facts.model import HostFacts
 from pipeline.host.facts.summary import summarise
 from pipeline.known import Known, Unknown
-from pipeline.report.model import Fact, Memory, RunData
+from pipeline.report.model import Fact, RunData
 
 HOST = "Host"  # the one fact that is a name
 _HARDWARE = (
@@ -28,14 +28,19 @@ def with_host(run: RunData, facts: HostFacts) -> RunData:
     """A run with the machine that its server ran on."""
     summary = summarise(facts)
     gpus = [] if isinstance(summary.gpus, Unknown) else summary.gpus
-    kept = [fact for fact in run.hardware if fact.name == "Client's machine"]
-    return run.model_copy(
-        update={
-            "hardware": [*_cards(gpus), *_facts(summary, _HARDWARE), *kept],
-            "software": [*run.software, *_facts(summary, _SOFTWARE)],
-            "memory": _with_totals(run.memory, gpus),
-        }
-    )
+    # cards of one kind in one row: a kind is all that a number depends on
+    kinds = Counter(_card(gpu) for gpu in gpus)
+    cards = "; ".join(f"{number}x {kind}" for kind, number in kinds.items())
+    client = [fact for fact in run.hardware if fact.name == "Client's machine"]
+    totals = {
+        f"GPU {index}": round(gpu.memory_bytes / 2**30, 2)
+        for index, gpu in enumerate(gpus)
+        if not isinstance(gpu.memory_bytes, Unknown)
+    }
+    memory = [m.model_copy(update={"total": totals.get(m.name, m.total)}) for m in run.memory]
+    hardware = [Fact(name="GPUs", value=cards or "none"), *_facts(summary, _HARDWARE), *client]
+    software = [*run.software, *_facts(summary, _SOFTWARE)]
+    return run.model_copy(update={"hardware": hardware, "software": software, "memory": memory})
 
 
 def _facts(summary: HostSummary, fields: Sequence[tuple[str, str]]) -> list[Fact]:
@@ -47,18 +52,7 @@ def _text(name: str, value: Known[Any]) -> str:
         return f"unknown: {value.unknown}"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return _gib(value) if name.endswith("_bytes") else str(value)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
-
-
-def _cards(gpus: Sequence[GpuSummary]) -> list[Fact]:
-    """Cards of one kind in one row: a kind is all that a number depends on."""
-    kinds = Counter(_card(gpu) for gpu in gpus)
-    cards = "; ".join(f"{number}x {kind}" for kind, number in kinds.items())
-    return [Fact(name="GPUs", value=cards or "none")]
+    return f"{value / 2**30:,.1f} GiB" if name.endswith("_bytes") else str(value)
 
 
 def _card(gpu: GpuSummary) -> str:
@@ -70,13 +64,3 @@ def _card(gpu: GpuSummary) -> str:
         "power limit unknown" if isinstance(limit, Unknown) else f"{limit:.0f} W",
     )
     return ", ".join(parts)
-
-
-def _with_totals(memory: Sequence[Memory], gpus: Sequence[GpuSummary]) -> list[Memory]:
-    """What each card has in all, beside what was used of it."""
-    totals = {
-        f"GPU {index}": round(gpu.memory_bytes / 2**30, 2)
-        for index, gpu in enumerate(gpus)
-        if not isinstance(gpu.memory_bytes, Unknown)
-    }
-    return [each.model_copy(update={"total": totals.get(each.name, each.total)}) for each in memory]

@@ -1,11 +1,16 @@
-"""What a report shows of a run of `sm120 bench`."""
+"""What a report shows of a run of `sm120 bench`, or of another program's result."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 
-from pipeline.bench.model import CellResult, GpuSeries, Interval, Mark, Run
+from pipeline.bench.foreign import ForeignCell, read_foreign
+from pipeline.bench.metrics import interval
+from pipeline.bench.model import CellResult, GpuSeries, Interval, Run
 from pipeline.bench.place import RUN_FILE, requests_digest, run_folder
 from pipeline.bench.record import end_of_rows, read_run
 from pipeline.bench.workload import Fixed
@@ -23,6 +28,13 @@ from pipeline.report.model import (
     Series,
 )
 
+# What the numbers of a report rest on, and why one of them may have no digest.
+INPUTS = ("image", "weights", "recipe", "host facts", "workload", "client", "raw requests")
+_MISSING = (
+    *("nothing says which image served", "nothing says which weights were served"),
+    *("served without a recipe", "no facts of the host were given", "", ""),
+    "requests.jsonl is not beside the run",
+)
 _PARTS = ("mean", "p50", "p90", "p95", "p99")
 # What tables and charts show; the rest stays in the run's own file.
 NUMBERS = (
@@ -42,7 +54,7 @@ def read_run_data(path: Path) -> RunData:
     """A run by its folder or file."""
     folder = run_folder(path)
     run = read_run(folder)
-    # `bench --out DIR` makes DIR/WORKLOAD: the name that somebody chose is the one above
+    # `bench --out DIR` makes DIR/WORKLOAD: the name that a user chose is the one above
     whole = folder.resolve()
     parts = whole.parts[-2:] if whole.name == run.workload.name else whole.parts[-1:]
     return run_data(
@@ -55,35 +67,59 @@ def read_run_data(path: Path) -> RunData:
 
 def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunData:
     """What a report shows of it; a function of the run alone, so that it can be checked."""
-    name = run.inputs.recipe_name or run.server.model
+    server, client, inputs, workload = run.server, run.client, run.inputs, run.workload
+    name = inputs.recipe_name or server.model
+    sampled = [t.samples.gpus for c in run.cells for t in c.trials if t.samples.gpus]
+    lengths = None
+    if isinstance(workload.input, Fixed) and isinstance(workload.output, Fixed):
+        lengths = Lengths(input=workload.input.tokens, output=workload.output.tokens)
+    series = Series(
+        name=name,
+        model=server.model,
+        workload=workload.summary,
+        lengths=lengths,
+        recipe=inputs.recipe_name,
+        cells=[_cell(result) for result in run.cells],
+    )
+    notes = [Note(kind=mark.kind, message=mark.message) for mark in run.marks]
+    if run.state == "partial":
+        why = run.why_partial or "it was stopped before all cells were done"
+        notes.append(Note(kind="partial", message=why))
+    digests = (inputs.image, inputs.weights, inputs.recipe, inputs.host, inputs.workload)
+    links = zip(INPUTS, (*digests, client.digest, requests), _MISSING, strict=True)
+    model = ModelRow(
+        name=server.model,
+        size=f"context of {server.context_tokens:,} tokens" if server.context_tokens else "",
+        status="complete" if run.state == "complete" else f"partial: {run.why_partial}",
+    )
     return RunData(
         name=name,
-        title=f"{run.server.model}: {run.workload.summary}",
+        title=f"{server.model}: {workload.summary}",
         file=file,
         digest=digest,
         requests=requests,
         started=run.started,
-        tool=f"{run.client.name} {run.client.version}",
-        hardware=_hardware(run),
+        tool=f"{client.name} {client.version}",
+        hardware=_hardware(run, sampled[0] if sampled else []),
         software=_software(run),
-        models=[_model(run)],
-        series=[_series(run, name)],
-        memory=_memory(run),
-        evidence=_evidence(run, requests),
-        notes=_notes(run),
+        models=[model],
+        series=[series],
+        memory=_memory(gpu for gpus in sampled for gpu in gpus),
+        evidence=[
+            EvidenceLink(name=each, digest=known, state="named")
+            if known
+            else EvidenceLink(name=each, state="unknown", message=why)
+            for each, known, why in links
+        ],
+        notes=notes,
         self_tests=run.self_tests,
     )
 
 
-def _gpus(run: Run) -> list[GpuSeries]:
-    trials = (trial for cell in run.cells for trial in cell.trials)
-    return next((trial.samples.gpus for trial in trials if trial.samples.gpus), [])
-
-
-def _hardware(run: Run) -> list[Fact]:
-    gpus = Counter(gpu.name for gpu in _gpus(run))
-    cards = ", ".join(f"{number}x {name}" for name, number in gpus.items())
-    links = {f"generation {g.pcie_generation_most} x{g.pcie_width_most}" for g in _gpus(run)}
+def _hardware(run: Run, gpus: Sequence[GpuSeries]) -> list[Fact]:
+    kinds = Counter(gpu.name for gpu in gpus)
+    cards = ", ".join(f"{number}x {name}" for name, number in kinds.items())
+    links = {f"generation {g.pcie_generation_most} x{g.pcie_width_most}" for g in gpus}
     return [
         Fact(name="GPUs", value=cards or "none was sampled"),
         *([Fact(name="PCIe", value=", ".join(sorted(links)))] if cards else []),
@@ -95,51 +131,35 @@ def _software(run: Run) -> list[Fact]:
     engine = " ".join(filter(None, (run.server.engine, run.server.version)))
     client = run.client
     reader = f"Python {client.python}, {client.event_loop}, {client.json_reader}"
-    return [
-        Fact(name="Engine", value=engine or "the server does not say"),
-        Fact(name="Server", value=run.server.url),
-        Fact(name="Recipe", value=run.inputs.recipe_name or "none"),
-        Fact(name="Client", value=f"{client.name} {client.version} ({reader})"),
-        *(Fact(name=name, value=value) for name, value in sorted(run.server.settings.items())),
-    ]
-
-
-def _model(run: Run) -> ModelRow:
-    context = run.server.context_tokens
-    status = "complete" if run.state == "complete" else f"partial: {run.why_partial}"
-    size = f"context of {context:,} tokens" if context else ""
-    return ModelRow(name=run.server.model, size=size, status=status)
-
-
-def _series(run: Run, name: str) -> Series:
-    lengths, workload = None, run.workload
-    if isinstance(workload.input, Fixed) and isinstance(workload.output, Fixed):
-        lengths = Lengths(input=workload.input.tokens, output=workload.output.tokens)
-    return Series(
-        name=name,
-        model=run.server.model,
-        workload=workload.summary,
-        lengths=lengths,
-        recipe=run.inputs.recipe_name,
-        cells=[_cell(result) for result in run.cells],
-    )
+    facts = {
+        "Engine": engine or "the server does not say",
+        "Server": run.server.url,
+        "Recipe": run.inputs.recipe_name or "none",
+        "Client": f"{client.name} {client.version} ({reader})",
+    }
+    settings = sorted(run.server.settings.items())
+    return [Fact(name=name, value=value) for name, value in (*facts.items(), *settings)]
 
 
 def _cell(result: CellResult) -> Cell:
-    numbers = {n: _measure(result.intervals[n]) for n in NUMBERS if n in result.intervals}
+    voids = [Note(kind="void", message=why) for trial in result.trials for why in trial.void]
+    marks = [mark for trial in result.trials for mark in trial.marks]
+    # the same mark of several trials once
+    first = {mark.kind: mark for mark in reversed(marks)}
     # numbers of a void cell count for nothing, so none are shown
-    numbers = {} if result.state == "void" else numbers
+    known = {} if result.state == "void" else result.intervals
     return Cell(
         name=result.cell.name,
         concurrency=result.cell.concurrency,
         rate_per_s=result.cell.rate_per_s,
         state=result.state,
-        numbers=with_user_speed(numbers),
-        notes=_cell_notes(result),
+        numbers=with_user_speed({n: measure_of(known[n]) for n in NUMBERS if n in known}),
+        notes=[*voids, *(Note(kind=m.kind, message=m.message) for m in first.values())],
     )
 
 
-def _measure(interval: Interval) -> Measure:
+def measure_of(interval: Interval) -> Measure:
+    """An interval as a report shows it."""
     return Measure.model_validate(interval.model_dump())
 
 
@@ -151,48 +171,82 @@ def with_user_speed(numbers: dict[str, Measure]) -> dict[str, Measure]:
     return {**numbers, "user_tok_s": Measure(mean=round(1e3 / tpot.mean, 6), trials=tpot.trials)}
 
 
-def _cell_notes(result: CellResult) -> list[Note]:
-    voids = [Note(kind="void", message=why) for trial in result.trials for why in trial.void]
-    marks: list[Mark] = [mark for trial in result.trials for mark in trial.marks]
-    # the same mark of several trials is said once
-    first = {mark.kind: mark for mark in reversed(marks)}
-    return [*voids, *(Note(kind=m.kind, message=m.message) for m in first.values())]
-
-
-def _memory(run: Run) -> list[Memory]:
-    most: dict[int, tuple[str, int]] = {}
-    for gpu in (g for c in run.cells for t in c.trials for g in t.samples.gpus):
-        used = max((b for b in gpu.memory_used_bytes if b is not None), default=None)
-        if used is not None:
-            most[gpu.index] = (gpu.name, max(used, most.get(gpu.index, ("", 0))[1]))
+def _memory(gpus: Iterable[GpuSeries]) -> list[Memory]:
+    """The most that each card used."""
+    most: dict[int, int] = {}
+    for gpu in gpus:
+        for used in (used for used in gpu.memory_used_bytes if used is not None):
+            most[gpu.index] = max(used, most.get(gpu.index, 0))
     return [
         Memory(name=f"GPU {index}", unit="GiB", used=round(used / 2**30, 2), source="sampled")
-        for index, (_, used) in sorted(most.items())
+        for index, used in sorted(most.items())
     ]
 
 
-def _evidence(run: Run, requests: str | None) -> list[EvidenceLink]:
-    inputs = run.inputs
-    return [
-        _link("image", inputs.image, "nothing says which image served"),
-        _link("weights", inputs.weights, "nothing says which weights were served"),
-        _link("recipe", inputs.recipe, "served without a recipe"),
-        _link("host facts", inputs.host, "no facts of the host were given"),
-        _link("workload", inputs.workload, ""),
-        _link("client", run.client.digest, ""),
-        _link("raw requests", requests, "requests.jsonl is not beside the run"),
-    ]
+# As `sm120` names cells of other programs: c128, r4.
+_CONCURRENCY = re.compile(r"c(\d{1,6})(?![\d.])")
+_RATE = re.compile(r"r(\d{1,6}(?:\.\d+)?)$")
+# The first that a result has; programs and versions differ.
+_MODEL = ("model", "model_id", "model_name", "model_type", "tokenizer_id")
 
 
-def _link(name: str, digest: str | None, otherwise: str) -> EvidenceLink:
-    if digest is None:
-        return EvidenceLink(name=name, state="unknown", message=otherwise)
-    return EvidenceLink(name=name, digest=digest, state="named")
+def read_foreign_data(path: Path) -> RunData:
+    """The result of another program, by its file or folder.
+
+    Its numbers stand under the names of ours that are nearest; where they differ, a note says how.
+    """
+    run = read_foreign(path)
+    settings = run.cells[0].settings if run.cells else {}
+    model = next((settings[name] for name in _MODEL if name in settings), run.file)
+    name = f"{model} ({run.program})"
+    why = f"a result of {run.program} names no digest of it"
+    lengths = {_lengths(cell) for cell in run.cells}
+    series = Series(
+        name=name,
+        model=model,
+        workload=f"{run.program}, {run.file}",
+        lengths=lengths.pop() if len(lengths) == 1 else None,
+        cells=[_foreign_cell(cell) for cell in run.cells],
+    )
+    return RunData(
+        name=name,
+        title=f"{model}, measured with {run.program}",
+        file=run.file,
+        digest=run.digest,
+        tool=run.program,
+        software=[Fact(name=key, value=value) for key, value in sorted(settings.items())],
+        models=[ModelRow(name=model)],
+        series=[series],
+        evidence=[EvidenceLink(name=each, state="unknown", message=why) for each in INPUTS],
+    )
 
 
-def _notes(run: Run) -> list[Note]:
-    notes = [Note(kind=mark.kind, message=mark.message) for mark in run.marks]
-    if run.state == "partial":
-        why = run.why_partial or "it was stopped before all cells were done"
-        notes.append(Note(kind="partial", message=why))
-    return notes
+def _lengths(cell: ForeignCell) -> Lengths | None:
+    """Tokens of a request, where all had the same."""
+    totals = {n.ours: fmean(n.values) for n in cell.numbers if n.ours}
+    count = totals.get("completed")
+    means = [totals.get(name, 0.0) / count for name in ("input_tokens", "output_tokens") if count]
+    if len(means) < 2 or any(mean <= 0 or mean != int(mean) for mean in means):
+        return None
+    return Lengths(input=means[0], output=means[1])
+
+
+def _foreign_cell(cell: ForeignCell) -> Cell:
+    concurrency, rate = _CONCURRENCY.match(cell.name), _RATE.match(cell.name)
+    near = {str(number.like): number for number in cell.numbers if number.like in NUMBERS}
+    numbers = {name: measure_of(interval(number.values)) for name, number in near.items()}
+    # how numbers differ from what their names mean for us; each difference once
+    differing: dict[str, list[str]] = {}
+    for number in near.values():
+        if number.difference:
+            differing.setdefault(number.difference, []).append(number.name)
+    return Cell(
+        name=cell.name,
+        concurrency=int(concurrency[1]) if concurrency and int(concurrency[1]) else None,
+        rate_per_s=float(rate[1]) if rate else None,
+        numbers=with_user_speed(numbers),
+        notes=[
+            Note(kind="defined otherwise", message=f"{', '.join(names)}: {difference}")
+            for difference, names in differing.items()
+        ],
+    )

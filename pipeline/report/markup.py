@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from typing import TypeAlias
 
 # Elements without content: html.spec.whatwg.org/multipage/syntax.html#void-elements
@@ -12,6 +15,8 @@ _VOID = {"br", "col", "hr", "input", "link", "meta"}
 class Markup(str):
     """Text that is markup already."""
 
+    # a subclass, so that only this module decides what is escaped
+
 
 Child: TypeAlias = "str | Markup | None"
 Attribute: TypeAlias = "str | float | bool | None"
@@ -19,7 +24,13 @@ Attribute: TypeAlias = "str | float | bool | None"
 
 def element(name: str, *children: Child, **attributes: Attribute) -> Markup:
     """One element; `data_for` becomes `data-for`, `class_` becomes `class`; None is left out."""
-    start = "".join([name, *(_attribute(n, v) for n, v in attributes.items())])
+    start = name
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        start += f" {key.rstrip('_').replace('_', '-')}"
+        if value is not True:
+            start += f'="{escape(value if isinstance(value, str) else plain_number(value))}"'
     if name in _VOID:
         return Markup(f"<{start}>")
     return Markup(f"<{start}>{join(*children)}</{name}>")
@@ -27,22 +38,61 @@ def element(name: str, *children: Child, **attributes: Attribute) -> Markup:
 
 def join(*children: Child) -> Markup:
     """Several pieces in a row."""
-    return Markup("".join(_piece(child) for child in children if child is not None))
-
-
-def _piece(child: str) -> str:
-    return child if isinstance(child, Markup) else escape(child, quote=False)
-
-
-def _attribute(name: str, value: Attribute) -> str:
-    if value is None or value is False:
-        return ""
-    name = name.rstrip("_").replace("_", "-")
-    if value is True:
-        return f" {name}"
-    return f' {name}="{escape(value if isinstance(value, str) else plain_number(value))}"'
+    pieces = (
+        child if isinstance(child, Markup) else escape(child, quote=False)
+        for child in children
+        if child is not None
+    )
+    return Markup("".join(pieces))
 
 
 def plain_number(value: float) -> str:
     """A coordinate or another attribute: short, never in exponents."""
+    # a hundredth of a pixel is below what people see
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column; numbers stand at its right edge."""
+
+    title: str
+    is_number: bool = False
+    is_wide: bool = False
+
+
+def table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Child]],
+    styles: Sequence[str | None] = (),
+) -> Markup:
+    """A table that can be scrolled by itself where the screen is narrow.
+
+    The first cell of a row is its head; `styles` are the classes of the rows, where they have any.
+    """
+    kinds = ["n" if c.is_number else "wide" if c.is_wide else None for c in columns]
+    heads = [
+        element("th", column.title, scope="col", class_="n" if column.is_number else None)
+        for column in columns
+    ]
+    lines = []
+    # most tables have no styles at all
+    for row, style in zip_longest(rows, styles):
+        first, *rest = zip(row, kinds, strict=True)
+        cells = [element("td", cell, class_=kind) for cell, kind in rest]
+        head = element("th", first[0], class_=first[1], scope="row")
+        lines.append(element("tr", head, *cells, class_=style))
+    whole = element(
+        "table",
+        element("caption", caption),
+        element("thead", element("tr", *heads)),
+        element("tbody", *lines),
+    )
+    # focusable, so that it can be scrolled with the keyboard
+    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def tag(text: Child, kind: str = "") -> Markup:
+    """A short coloured word."""
+    return element("span", text, class_=f"tag {kind}".strip())

@@ -11,7 +11,6 @@ from pipeline.bench.metrics import DEFINITIONS
 from pipeline.bench.model import SelfTest
 from pipeline.model import Count, Digest, Frozen, Name, Stamp
 
-FORMAT = "sm120-report/1"
 # How far evidence holds, as `sm120 verify` says it, or what a report knows by itself.
 State: TypeAlias = Literal[
     "valid",
@@ -21,9 +20,10 @@ State: TypeAlias = Literal[
     "moved",
     "changed",
     "broken",
-    "named",  # a digest that nobody compared
+    "named",  # a digest that was not compared
     "unknown",
 ]
+# As cells of `sm120 bench` are.
 CellState: TypeAlias = Literal["good", "void", "partial"]
 
 
@@ -91,21 +91,18 @@ class Series(_Sparse):
         if not isinstance(value, dict) or "columns" not in value:
             return value
         rest = {name: each for name, each in value.items() if name not in ("columns", "rows")}
-        cells = [_row_as_cell(value["columns"], row) for row in value.get("rows", [])]
+        columns, cells = value["columns"], []
+        for row in value.get("rows", []):
+            if len(row) != len(columns):
+                raise ValueError(f"a row has {len(row)} values for {len(columns)} columns")
+            values = dict(zip(columns, row, strict=True))
+            concurrency = values.pop("concurrency", None)
+            name = values.pop("name", f"c{concurrency}")
+            if unknown := [m for m in values if m.split(".")[0] not in DEFINITIONS]:
+                raise ValueError(f"{unknown[0]} is no metric of `sm120 bench`")
+            numbers = {metric: {"mean": v} for metric, v in values.items() if v is not None}
+            cells.append({"name": name, "concurrency": concurrency, "numbers": numbers})
         return {**rest, "cells": cells}
-
-
-def _row_as_cell(columns: list[str], row: list[Any]) -> dict[str, Any]:
-    if len(row) != len(columns):
-        raise ValueError(f"a row has {len(row)} values for {len(columns)} columns")
-    values = dict(zip(columns, row, strict=True))
-    concurrency = values.pop("concurrency", None)
-    name = values.pop("name", f"c{concurrency}")
-    for metric in values:
-        if metric.split(".")[0] not in DEFINITIONS:
-            raise ValueError(f"{metric} is no metric of `sm120 bench`")
-    numbers = {metric: {"mean": v} for metric, v in values.items() if v is not None}
-    return {"name": name, "concurrency": concurrency, "numbers": numbers}
 
 
 class Memory(_Sparse):
@@ -127,6 +124,7 @@ class Memory(_Sparse):
         total, weights, kv, free = self.total, self.weights, self.kv, self.free
         if total is None or weights is None or kv is None or free is None:
             return None
+        # rounded numbers may add up to a little more than the card has
         return max(0.0, total - (weights + kv + free))
 
 
@@ -161,7 +159,7 @@ class AttemptRow(_Sparse):
 
 
 class EvidenceLink(_Sparse):
-    """One thing that stands behind the numbers."""
+    """One input of the numbers."""
 
     name: str
     digest: Digest | None = None
@@ -247,10 +245,18 @@ class Finding(_Sparse):
 
     @model_validator(mode="after")
     def _has_its_numbers(self) -> Finding:
+        # braces of a name are no places where a finding has no numbers
         places = re.findall(r"\{(\d)\}", self.text) if self.numbers else []
         if any(int(place) >= len(self.numbers) for place in places):
             raise ValueError("the text has a place without a number")
         return self
+
+    def sentence(self) -> str:
+        """The text with its numbers in their places."""
+        text = self.text
+        for index, number in enumerate(self.numbers):
+            text = text.replace(f"{{{index}}}", shown(number.value, number.decimals))
+        return text
 
 
 class ReportData(_Sparse):
@@ -267,11 +273,9 @@ class ReportData(_Sparse):
     findings: list[Finding] = []
 
     @property
-    def measured(self) -> list[tuple[str, Measured]]:
-        """Runs, then documents, each with its place in the data."""
-        runs = [(f"/runs/{i}", run) for i, run in enumerate(self.runs)]
-        documents = [(f"/references/{i}", each) for i, each in enumerate(self.references)]
-        return [*runs, *documents]
+    def measured(self) -> list[Measured]:
+        """Runs, then documents."""
+        return [*self.runs, *self.references]
 
 
 def shown(value: object, decimals: int | None) -> str:

@@ -12,16 +12,15 @@ from pathlib import Path
 
 from pipeline.model import canonical_json, sha256_of
 from pipeline.report import sections
+from pipeline.report.figures import charts
 from pipeline.report.markup import Markup, element, join
 from pipeline.report.model import ReportData
-from pipeline.report.view import View
 
-_HERE = Path(__file__).parent
 DATA_ID = "report-data"
 _SECTIONS = (
     ("summary", "Summary", sections.summary),
     ("setup", "Hardware, software, models", sections.setup),
-    ("performance", "Throughput and latency", sections.performance),
+    ("performance", "Throughput and latency", charts),
     ("memory", "Memory", sections.memory),
     ("tables", "Tables", sections.tables),
     ("attempts", "Attempts", sections.attempts),
@@ -33,36 +32,58 @@ _SECTIONS = (
 
 def render_page(data: ReportData) -> bytes:
     """The whole file; the same data gives the same bytes."""
-    view = View(data)
-    parts = [(key, title, make(view)) for key, title, make in _SECTIONS]
-    shown = [(key, title, body) for key, title, body in parts if body]
-    head, script = _head(data), _asset("page.js")
+    links, parts = [], []
+    for key, title, make in _SECTIONS:
+        if body := make(data):
+            links.append(element("li", element("a", title, href=f"#{key}")))
+            heading = element("h2", title, id=f"{key}-h")
+            parts.append(element("section", heading, body, id=key, aria_labelledby=f"{key}-h"))
+    embedded = canonical_json(data.model_dump(mode="json"))
+    digest = data_digest(data)
+    # `</script` inside of a text must not end the element; JSON knows this spelling of `<`
+    text = Markup(embedded.decode().replace("<", "\\u003c"))
+    json = {"type": "application/json", "id": DATA_ID, "data_digest": digest}
+    check = "compares the page with what was signed, and its data with the runs."
+    redacted = " Names, addresses and serial numbers are left out." if data.redacted else None
+    button = element("button", "Dark", id="theme", type="button", class_="screen", hidden=True)
     body = element(
         "body",
         element("a", "Skip to the content", href="#content", class_="skip"),
-        _header(view, [(key, title) for key, title, _ in shown]),
-        element("main", *(_section(*each) for each in shown), id="content"),
-        _footer(view),
-        _embedded(view),
-        element("script", script),
+        element(
+            "header",
+            element("h1", data.title),
+            element("p", f"Made {data.made} by {data.tool}.", redacted, " ", button, class_="meta"),
+            element("nav", element("ul", *links), aria_label="Sections"),
+        ),
+        element("main", *parts, id="content"),
+        element(
+            "footer",
+            element(
+                "p",
+                *("Data of this page: ", element("code", digest), ". "),
+                *(element("code", "sm120 verify"), f" {check}"),
+            ),
+        ),
+        element("script", text, **json),
+        element("script", _asset("page.js")),
     )
-    page = join(Markup("<!doctype html>\n"), element("html", head, body, lang="en"), "\n")
+    page = join(Markup("<!doctype html>\n"), element("html", _head(data), body, lang="en"), "\n")
     return page.encode()
 
 
 def _asset(name: str) -> Markup:
-    return Markup((_HERE / name).read_text("utf-8"))
-
-
-def _source_hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return Markup(Path(__file__).with_name(name).read_text("utf-8"))
 
 
 def _head(data: ReportData) -> Markup:
     style, script = _asset("page.css"), _asset("page.js")
+    style_hash, script_hash = (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in (style, script)
+    )
     # nothing is loaded, and no text of a run can become a script
     policy = (
-        f"default-src 'none'; style-src {_source_hash(style)}; script-src {_source_hash(script)};"
+        f"default-src 'none'; style-src {style_hash}; script-src {script_hash};"
         " img-src data:; base-uri 'none'; form-action 'none'"
     )
     return element(
@@ -78,52 +99,6 @@ def _head(data: ReportData) -> Markup:
     )
 
 
-def _header(view: View, shown: list[tuple[str, str]]) -> Markup:
-    links = [element("li", element("a", title, href=f"#{key}")) for key, title in shown]
-    made = join("Made ", view.show("/made"), " by ", view.show("/tool"), ".")
-    redacted = " Names, addresses and serial numbers are left out." if view.data.redacted else None
-    button = element("button", "Dark", id="theme", type="button", class_="screen", hidden=True)
-    return element(
-        "header",
-        element("h1", view.show("/title")),
-        element("p", made, redacted, " ", button, class_="meta"),
-        element("nav", element("ul", *links), aria_label="Sections"),
-    )
-
-
-def _section(key: str, title: str, body: Markup) -> Markup:
-    heading = element("h2", title, id=f"{key}-h")
-    return element("section", heading, body, id=key, aria_labelledby=f"{key}-h")
-
-
-def _footer(view: View) -> Markup:
-    digest = element("code", data_digest(view.data))
-    check = element("code", "sm120 verify")
-    return element(
-        "footer",
-        element(
-            "p",
-            "Data of this page: ",
-            digest,
-            ". ",
-            check,
-            " compares the page with what was signed, and its data with the runs.",
-        ),
-    )
-
-
 def data_digest(data: ReportData) -> str:
     """Of the embedded data, however it is spelled."""
     return sha256_of(canonical_json(data.model_dump(mode="json")))
-
-
-def _embedded(view: View) -> Markup:
-    # `</script` inside of a text must not end the element; JSON knows this spelling of `<`
-    text = canonical_json(view.json).decode().replace("<", "\\u003c")
-    return element(
-        "script",
-        Markup(text),
-        type="application/json",
-        id=DATA_ID,
-        data_digest=sha256_of(canonical_json(view.json)),
-    )

@@ -35,7 +35,15 @@ def print_pdf(page: bytes, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="sm120-report-") as folder:
         source, printed = Path(folder, "report.html"), Path(folder, "report.pdf")
         source.write_bytes(page)
-        args = _arguments(browser, source, printed, Path(folder, "profile"))
+        # browsers refuse to run as root with their sandbox; the page is ours, and its policy strict
+        as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        args = [
+            *(browser, "--headless=new", *as_root, "--disable-gpu", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update"),
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={Path(folder, 'profile')}",
+            *("--no-pdf-header-footer", f"--print-to-pdf={printed}", source.as_uri()),
+        ]
         try:
             # a home of its own: a browser of the user's may be running with its profile
             done = proc.read(args, env=proc.environment(HOME=folder), timeout_s=_PRINT_S)
@@ -46,22 +54,3 @@ def print_pdf(page: bytes, target: Path) -> None:
             raise PrintFailed(f"{browser}: {reason[:300]}")
         with atomic_file(target) as out:
             out.write(printed.read_bytes())
-
-
-def _arguments(browser: str, source: Path, printed: Path, profile: Path) -> list[str]:
-    # browsers refuse to run as root with their sandbox; the page is ours, and its policy strict
-    as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    return [
-        browser,
-        "--headless=new",
-        *as_root,
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--no-first-run",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={profile}",
-        "--no-pdf-header-footer",
-        f"--print-to-pdf={printed}",
-        source.as_uri(),
-    ]

@@ -48,24 +48,25 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """A text without names, addresses, paths and serial numbers."""
-        text = _URL.sub(self._url, text)
+
+        def host(match: re.Match[str]) -> str:
+            is_own = match[2].strip("[]") in _LOOPBACK
+            return match[1] + (match[2] if is_own else self.name("host", match[2]))
+
+        def address(match: re.Match[str]) -> str:
+            return match[0] if match[0] in _LOOPBACK else self.name("address", match[0])
+
+        # addresses in URLs first: what is left of them has no host
+        text = _URL.sub(host, text)
         text = _MAIL.sub(lambda m: self.name("mail", m[0]), text)
         text = _UUID.sub(lambda m: self.name("uuid", m[0]), text)
         text = _MAC.sub(lambda m: self.name("mac", m[0]), text)
         text = _SERIAL.sub(lambda m: m[1] + self.name("serial", m[2]), text)
-        for pattern in (_ADDRESS, _ADDRESS6):
-            text = pattern.sub(self._address, text)
+        text = _ADDRESS6.sub(address, _ADDRESS.sub(address, text))
         text = _PATH.sub(lambda m: self.name("path", m[0]), text)
         if self._names is not None:
             text = self._names.sub(lambda m: self.name("name", m[0]), text)
         return text
-
-    def _url(self, match: re.Match[str]) -> str:
-        host = match[2]
-        return match[1] + (host if host.strip("[]") in _LOOPBACK else self.name("host", host))
-
-    def _address(self, match: re.Match[str]) -> str:
-        return match[0] if match[0] in _LOOPBACK else self.name("address", match[0])
 
     def value(self, value: Any) -> Any:
         """Every text inside of a value of JSON."""
@@ -78,21 +79,18 @@ class Redactor:
         return value
 
 
-def own_names() -> set[str]:
-    """Names of this machine and its user, which texts may hold anywhere."""
-    names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
-    # there is no name for every number of a user
-    with suppress(KeyError, OSError):
-        names.add(getpass.getuser())
-    return names - {"root", "localhost"}
-
-
 def redact(data: ReportData, names: Collection[str] = ()) -> ReportData:
     """The same report to paste in public; published documents stay as they are."""
+    # names of this machine and its user, which texts may hold anywhere
+    own = {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    # not every number of a user has a name
+    with suppress(KeyError, OSError):
+        own.add(getpass.getuser())
+    own -= {"root", "localhost"}
     # the name of a folder is often that of a machine or a customer; it tells runs apart
     folders = {f"({place_of(run)})" for run in data.runs}
     hosts = {f.value for run in data.runs for f in run.hardware if f.name == HOST}
-    redactor = Redactor({*own_names(), *names, *folders, *hosts})
+    redactor = Redactor({*own, *names, *folders, *hosts})
     body = data.model_dump(mode="json")
     for part in ("title", "runs", "attempts", "findings"):
         body[part] = redactor.value(body[part])

@@ -7,33 +7,28 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.errors import UnknownReference
-from pipeline.report.from_run import with_user_speed
-from pipeline.report.model import Cell, EvidenceLink, Reference, RunData, Series
+from pipeline.report.from_run import INPUTS, with_user_speed
+from pipeline.report.model import EvidenceLink, Reference, RunData
 from pipeline.yaml_file import read_yaml
-
-_FOLDER = Path(__file__).with_name("references")
-_BEHIND = ("image", "weights", "recipe", "host facts", "workload", "client", "raw requests")
 
 
 @cache
 def all_references() -> tuple[Reference, ...]:
-    """All of them, by name."""
-    return tuple(_completed(read_yaml(path, Reference)) for path in sorted(_FOLDER.glob("*.yaml")))
-
-
-def _completed(reference: Reference) -> Reference:
-    """With what follows from the table, and what a document cannot show."""
+    """All of them by name, with what follows from their tables and what a document cannot show."""
     why = "the document names no digest of it"
-    evidence = [EvidenceLink(name=name, state="unknown", message=why) for name in _BEHIND]
-    series = [_with_user_speed(each) for each in reference.series]
-    return reference.model_copy(update={"series": series, "evidence": evidence})
-
-
-def _with_user_speed(series: Series) -> Series:
-    cells: list[Cell] = [
-        cell.model_copy(update={"numbers": with_user_speed(cell.numbers)}) for cell in series.cells
-    ]
-    return series.model_copy(update={"cells": cells})
+    evidence = [EvidenceLink(name=name, state="unknown", message=why) for name in INPUTS]
+    references = []
+    for path in sorted(Path(__file__).with_name("references").glob("*.yaml")):
+        reference, series = read_yaml(path, Reference), []
+        for each in reference.series:
+            cells = [
+                cell.model_copy(update={"numbers": with_user_speed(cell.numbers)})
+                for cell in each.cells
+            ]
+            series.append(each.model_copy(update={"cells": cells}))
+        update = {"series": series, "evidence": evidence}
+        references.append(reference.model_copy(update=update))
+    return tuple(references)
 
 
 def named_reference(name: str) -> Reference:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pipeline import log
 from pipeline.report.cells import digits, known_metrics, load_of
 from pipeline.report.model import (
     AttemptRow,
-    Finding,
     Measured,
     Reference,
     ReportData,
@@ -30,24 +29,20 @@ def render_csv(data: ReportData) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_CSV)
-    for _, measured in data.measured:
-        for series in measured.series:
-            writer.writerows(_csv_rows(measured, series))
+    for measured, series in ((each, series) for each in data.measured for series in each.series):
+        kind = "document" if isinstance(measured, Reference) else "run"
+        sizes = (series.lengths.input, series.lengths.output) if series.lengths else ("", "")
+        head = [measured.name, kind, series.name, series.model, series.workload, *sizes]
+        for cell in series.cells:
+            loads = (cell.concurrency or "", cell.rate_per_s or "")
+            about = [*map(_plain, head), _plain(cell.name), *loads, cell.state]
+            # a void cell is a row, too: leaving it out would make a sweep look whole
+            if not cell.numbers:
+                writer.writerow([*about, "", "", "", "", ""])
+            for name, m in cell.numbers.items():
+                values = ("" if v is None else v for v in (m.mean, m.low, m.high, m.trials))
+                writer.writerow([*about, name, *values])
     return out.getvalue().encode()
-
-
-def _csv_rows(measured: Measured, series: Series) -> Iterator[list[object]]:
-    kind = "document" if isinstance(measured, Reference) else "run"
-    sizes = (series.lengths.input, series.lengths.output) if series.lengths else ("", "")
-    head = [measured.name, kind, series.name, series.model, series.workload, *sizes]
-    for cell in series.cells:
-        loads = (cell.concurrency or "", cell.rate_per_s or "")
-        about = [*map(_plain, head), _plain(cell.name), *loads, cell.state]
-        if not cell.numbers:
-            yield [*about, "", "", "", "", ""]
-        for name, m in cell.numbers.items():
-            values = ("" if v is None else v for v in (m.mean, m.low, m.high, m.trials))
-            yield [*about, name, *values]
 
 
 def _plain(value: object) -> object:
@@ -61,12 +56,16 @@ def _plain(value: object) -> object:
 
 def render_markdown(data: ReportData) -> bytes:
     """Tables and findings; charts are in the page."""
-    parts = [
-        f"# {_escaped(data.title)}",
-        f"Made {data.made} by {_escaped(data.tool)}.",
-        *_findings(data.findings),
-        *(part for _, measured in data.measured for part in _measured(measured)),
-    ]
+    parts = [f"# {_escaped(data.title)}", f"Made {data.made} by {_escaped(data.tool)}."]
+    for kind, title in (("flag", "Warnings"), ("fact", "Facts"), ("advice", "Recommendations")):
+        lines = [
+            f"- **{_escaped(f.about)}**: {_escaped(f.sentence())}"
+            for f in data.findings
+            if f.kind == kind
+        ]
+        parts += [f"## {title}", "\n".join(lines)] if lines else []
+    for measured in data.measured:
+        parts += _measured(measured)
     if data.attempts:
         parts += ["## Attempts", _attempts(data.attempts)]
     return ("\n\n".join(parts) + "\n").encode()
@@ -74,6 +73,7 @@ def render_markdown(data: ReportData) -> bytes:
 
 def _escaped(text: str) -> str:
     """Text of a run cannot end a cell, or become HTML or a link."""
+    # the backslash first: those of the others stay
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, f"\\{sign}")
     return log.printable(" ".join(text.split()))
@@ -86,35 +86,31 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def filled(finding: Finding) -> str:
-    """A finding as a sentence."""
-    text = finding.text
-    for index, number in enumerate(finding.numbers):
-        text = text.replace(f"{{{index}}}", shown(number.value, number.decimals))
-    return text
-
-
-def _findings(findings: Sequence[Finding]) -> list[str]:
-    titles = {"flag": "Warnings", "fact": "Facts", "advice": "Recommendations"}
-    parts = []
-    for kind, title in titles.items():
-        lines = [
-            f"- **{_escaped(f.about)}**: {_escaped(filled(f))}" for f in findings if f.kind == kind
-        ]
-        parts += [f"## {title}", "\n".join(lines)] if lines else []
-    return parts
-
-
 def _measured(measured: Measured) -> list[str]:
-    parts = [f"## {_escaped(measured.title)}", _source(measured)]
+    if isinstance(measured, RunData):
+        source = f"Run {_escaped(measured.file)}, `{measured.digest}`"
+    else:
+        assert isinstance(measured, Reference)
+        link = f" {_escaped(measured.link)}" if measured.link else ""
+        source = f"Published {_escaped(measured.published)}.{link}"
+    parts = [f"## {_escaped(measured.title)}", source]
     for title, facts in (("Hardware", measured.hardware), ("Software", measured.software)):
         if facts:
             rows = [(_escaped(fact.name), _escaped(fact.value)) for fact in facts]
             parts.append(_table((title, ""), rows))
-    exact = isinstance(measured, Reference)
-    parts += [part for each in measured.series for part in _series(each, is_exact=exact)]
+    for series in measured.series:
+        parts.append(f"### {_escaped(series.name)} ({_escaped(series.workload)})")
+        parts.append(_series(series, is_exact=isinstance(measured, Reference)))
     if measured.memory:
-        parts.append(_memory(measured))
+        unit = measured.memory[0].unit
+        fields = ("total", "weights", "kv", "used", "free", "kv_tokens")
+        known = [f for f in fields if any(getattr(m, f) is not None for m in measured.memory)]
+        titles = ["Memory per GPU", *(f if f == "kv_tokens" else f"{f} {unit}" for f in known)]
+        amounts = [
+            [_escaped(m.name), *(shown(getattr(m, f), 0 if f == "kv_tokens" else 2) for f in known)]
+            for m in measured.memory
+        ]
+        parts.append(_table(titles, amounts, len(known)))
     if measured.attempts:
         parts += ["### Attempts", _attempts(measured.attempts)]
     links = [
@@ -124,51 +120,20 @@ def _measured(measured: Measured) -> list[str]:
     return [*parts, "### Evidence", _table(("What", "State", "Digest", "Message"), links)]
 
 
-def _source(measured: Measured) -> str:
-    if isinstance(measured, RunData):
-        return f"Run {_escaped(measured.file)}, `{measured.digest}`"
-    assert isinstance(measured, Reference)
-    link = f" {_escaped(measured.link)}" if measured.link else ""
-    return f"Published {_escaped(measured.published)}.{link}"
-
-
-def _series(series: Series, *, is_exact: bool) -> list[str]:
-    metrics = known_metrics(series)
+def _series(series: Series, *, is_exact: bool) -> str:
+    metrics, by = known_metrics(series), load_of(series)
     places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
-    by = load_of(series)
     has_states = any(cell.state != "good" for cell in series.cells)
+    head = [by.title if by else "Cell", *(["State"] if has_states else [])]
     rows = []
     for cell in series.cells:
         load = by.text(cell) if by else _escaped(cell.name)
         values = [shown(cell.mean(m.name), places[m.name]) for m in metrics]
         rows.append([load, *([cell.state] if has_states else []), *values])
-    head = [by.title if by else "Cell", *(["State"] if has_states else [])]
-    titles = [*head, *(metric.title for metric in metrics)]
-    title = f"### {_escaped(series.name)} ({_escaped(series.workload)})"
-    return [title, _table(titles, rows, len(metrics))]
-
-
-def _memory(measured: Measured) -> str:
-    fields = ("total", "weights", "kv", "used", "free", "kv_tokens")
-    known = [f for f in fields if any(getattr(m, f) is not None for m in measured.memory)]
-    rows = [
-        [_escaped(m.name), *(shown(getattr(m, f), 0 if f == "kv_tokens" else 2) for f in known)]
-        for m in measured.memory
-    ]
-    unit = measured.memory[0].unit
-    titles = ["Memory per GPU", *(f if f == "kv_tokens" else f"{f} {unit}" for f in known)]
-    return _table(titles, rows, len(known))
+    return _table([*head, *(metric.title for metric in metrics)], rows, len(metrics))
 
 
 def _attempts(rows: Sequence[AttemptRow]) -> str:
-    cells = [
-        (
-            _escaped(row.name),
-            _escaped(row.model),
-            _escaped(row.configuration),
-            _escaped(row.outcome),
-            _escaped(row.message),
-        )
-        for row in rows
-    ]
+    fields = ("name", "model", "configuration", "outcome", "message")
+    cells = [[_escaped(getattr(row, field)) for field in fields] for row in rows]
     return _table(("Attempt", "Model", "Configuration", "Result", "Message"), cells)

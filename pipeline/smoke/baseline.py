@@ -17,27 +17,18 @@ from pipeline.smoke.tasks import Question, countings, sums, word_problems
 _MOST_BYTES = 64 << 20
 
 
-class BaselineToken(Frozen):
-    """A token with those that could have been chosen."""
-
-    text: str
-    logprob: float
-    top: list[tuple[str, float]]
-
-
 class BaselineAnswer(Frozen):
     """One prompt and its answer."""
 
     prompt: str
     text: str
     is_right: bool
-    is_cut: bool = False  # files of before have not said it
-    tokens: list[BaselineToken]
+    is_cut: bool = False  # earlier versions wrote no such field
+    tokens: tuple[Token, ...]
 
     def reference(self) -> Reference:
         """As checks compare it."""
-        tokens = tuple(Token(t.text, t.logprob, tuple(t.top)) for t in self.tokens)
-        return Reference(self.text, tokens, self.is_cut)
+        return Reference(self.text, self.tokens, self.is_cut)
 
 
 class Baseline(Frozen):
@@ -45,7 +36,7 @@ class Baseline(Frozen):
 
     model: str
     url: str
-    # how many tokens an answer might have; files of before have not said it
+    # how many tokens an answer might have; earlier versions wrote no such field
     answer_tokens: Annotated[int, Field(ge=1)] | None = None
     answers: list[BaselineAnswer]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -113,8 +113,15 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What a person reads."""
+        """The part that a person reads."""
         return self.content or ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The server's own count, which a whole answer must have."""
+        if self.usage is None:
+            raise Unsound("the answer has no usage")
+        return self.usage.prompt_tokens
 
     @property
     def is_empty(self) -> bool:
@@ -125,120 +132,89 @@ class Answer:
         return self.finish == "length"
 
 
-_Read = TypeVar("_Read", bound=_Foreign)
-
-
-def read_part(kind: type[_Read], value: Any) -> _Read:
-    """A part of an answer, or what is wrong with it."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the answer"
-        raise Unsound(f"{place}: {first['msg']}") from error
-
-
 async def ask(
     client: Client, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
 ) -> Answer:
     """One chat answer; `stream=True` puts it together from its chunks."""
     is_stream = options.pop("stream", False)
     body = {"model": model, "messages": list(messages), **options}
-    if not is_stream:
-        exchange, value = await client.post(CHAT, body)
-        return _whole(exchange, _completion(value))
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
-    exchange, events = await client.stream(CHAT, body)
-    return _joined(exchange, [(at, _completion(value)) for at, value in events])
+    if is_stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        exchange, events = await client.stream(CHAT, body)
+        return _joined(exchange, [(at, _completion(value)) for at, value in events], is_stream)
+    exchange, value = await client.post(CHAT, body)
+    whole = _completion(value)
+    if not whole.choices or (message := whole.choices[0].message) is None:
+        raise Unsound("the answer has no message")
+    if message.role not in (None, "assistant"):
+        raise Unsound(f"the answer is a message of {message.role!r}")
+    return _joined(exchange, [(exchange.seconds, whole)], is_stream)
 
 
 def _completion(value: Any) -> _Completion:
     # some servers report a failure in mid-stream as an event, or with status 200
     if isinstance(value, dict) and value.get("error"):
         raise Unsound(f"the answer holds an error: {str(value['error'])[:200]}")
-    return read_part(_Completion, value)
+    try:
+        return _Completion.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise Unsound(f"{place}: {first['msg']}") from error
 
 
-def _whole(exchange: Exchange, value: _Completion) -> Answer:
-    if not value.choices or (message := value.choices[0].message) is None:
-        raise Unsound("the answer has no message")
-    if message.role not in (None, "assistant"):
-        raise Unsound(f"the answer is a message of {message.role!r}")
-    choice = value.choices[0]
-    calls = [
-        ToolCall(c.id or "", c.function.name or "", c.function.arguments or "")
-        for c in message.tool_calls or []
-    ]
-    return Answer(
-        content=message.content,
-        reasoning=message.reasoning_content or message.reasoning or "",
-        calls=tuple(calls),
-        finish=choice.finish_reason,
-        model=value.model,
-        usage=value.usage,
-        tokens=_tokens(choice),
-        exchange=exchange,
-        first_token_s=exchange.seconds,
-        is_stream=False,
-    )
-
-
-def _joined(exchange: Exchange, chunks: Sequence[tuple[float, _Completion]]) -> Answer:
-    """One answer from the chunks of a stream."""
-    content: list[str] = []
+def _joined(
+    exchange: Exchange, chunks: Sequence[tuple[float, _Completion]], is_stream: bool
+) -> Answer:
+    """One answer from the chunks of a stream; a whole answer is a single chunk."""
+    content: list[str | None] = []
     reasoning: list[str] = []
     tokens: list[Token] = []
     calls: dict[int, list[_Call]] = {}
     finish: str | None = None
     first: float | None = None
-    for at, chunk in chunks:
-        for choice in chunk.choices[:1]:
-            delta = choice.delta or _Message()
-            content.append(delta.content or "")
-            reasoning.append(delta.reasoning_content or delta.reasoning or "")
-            for call in delta.tool_calls or []:
-                calls.setdefault(_place(call, calls), []).append(call)
-            if first is None and (content[-1] or reasoning[-1] or calls):
-                first = at
-            tokens += _tokens(choice)
-            finish = choice.finish_reason or finish
+    for at, choice in ((at, choice) for at, chunk in chunks for choice in chunk.choices[:1]):
+        part = (choice.delta if is_stream else choice.message) or _Message()
+        content.append(part.content)
+        reasoning.append(part.reasoning_content or part.reasoning or "")
+        for number, call in enumerate(part.tool_calls or []):
+            if is_stream:
+                number = call.index if call.index is not None else _number(call, calls)
+            calls.setdefault(number, []).append(call)
+        if first is None and (content[-1] or reasoning[-1] or calls):
+            first = at
+        given = (choice.logprobs.content if choice.logprobs else None) or []
+        for token in given:
+            top = tuple((other.token, other.logprob) for other in token.top_logprobs)
+            tokens.append(Token(token.token, token.logprob, top))
+        finish = choice.finish_reason or finish
     usages = [chunk.usage for _, chunk in chunks if chunk.usage]
+    is_null = not is_stream and content == [None]
     return Answer(
-        content="".join(content),
+        content=None if is_null else "".join(text or "" for text in content),
         reasoning="".join(reasoning),
-        calls=tuple(_joined_call(parts) for _, parts in sorted(calls.items())),
+        calls=tuple(
+            ToolCall(
+                id=next((p.id for p in parts if p.id), ""),
+                name=next((p.function.name for p in parts if p.function.name), ""),
+                arguments="".join(p.function.arguments or "" for p in parts),
+            )
+            for _, parts in sorted(calls.items())
+        ),
         finish=finish,
         model=next((chunk.model for _, chunk in chunks if chunk.model), ""),
         usage=usages[-1] if usages else None,
         tokens=tuple(tokens),
         exchange=exchange,
         first_token_s=exchange.seconds if first is None else first,
-        is_stream=True,
+        is_stream=is_stream,
     )
 
 
-def _place(call: _Call, calls: Mapping[int, Sequence[_Call]]) -> int:
-    """Which call a part belongs to; without an index, a new id begins a new one."""
-    if call.index is not None:
-        return call.index
+def _number(call: _Call, calls: Mapping[int, Sequence[_Call]]) -> int:
+    """Which call a part without an index belongs to: a new id begins a new one."""
     is_known = not call.id or any(call.id == parts[0].id for parts in calls.values())
     return max(calls) if calls and is_known else len(calls)
-
-
-def _joined_call(parts: Sequence[_Call]) -> ToolCall:
-    return ToolCall(
-        id=next((p.id for p in parts if p.id), ""),
-        name=next((p.function.name for p in parts if p.function.name), ""),
-        arguments="".join(p.function.arguments or "" for p in parts),
-    )
-
-
-def _tokens(choice: _Choice) -> tuple[Token, ...]:
-    given = (choice.logprobs.content if choice.logprobs else None) or []
-    return tuple(
-        Token(t.token, t.logprob, tuple((o.token, o.logprob) for o in t.top_logprobs))
-        for t in given
-    )
 
 
 def logprobs_fault(tokens: Sequence[Token]) -> str:
@@ -260,16 +236,16 @@ def logprobs_fault(tokens: Sequence[Token]) -> str:
 
 def tokens_fault(answer: Answer) -> str:
     """Whether tokens with logprobs are those of another text; empty where they are not."""
+
+    def without_spaces(text: str) -> str:
+        # sentencepiece writes a space as U+2581
+        return "".join(text.replace("\u2581", "").split())
+
     # vLLM may name tokens by their numbers; tokens of one text may lose their spaces
-    joined = _without_spaces("".join(t.text for t in answer.tokens))
+    joined = without_spaces("".join(t.text for t in answer.tokens))
     if not joined or joined.startswith("token_id:"):
         return ""
     for part in (answer.reasoning, answer.text):
-        if _without_spaces(part) not in joined:
+        if without_spaces(part) not in joined:
             return f"the answer is {part[:40]!r}, and its logprobs are those of {joined[:40]!r}"
     return ""
-
-
-def _without_spaces(text: str) -> str:
-    # sentencepiece writes a space as U+2581
-    return "".join(text.replace("\u2581", "").split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from pipeline.smoke.model import Tolerance
 Kind: TypeAlias = Literal["equal", "tie", "near", "drift", "unjudged"]
 # Tokens that no reader sees: the end of a turn, marks around the reasoning.
 _MARK = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
-_ANCHOR = 12  # characters by which a text is found again behind a mark
+_ANCHOR = 12  # characters by which a text is found again after a mark
 
 
 class Reference(NamedTuple):
@@ -37,10 +38,10 @@ class Difference(NamedTuple):
 
 def reference(answer: Answer) -> Reference:
     """What later answers are held against."""
-    return Reference(said_by(answer), answer.tokens, answer.is_cut, answer.finish)
+    return Reference(text_of(answer), answer.tokens, answer.is_cut, answer.finish)
 
 
-def said_by(answer: Answer) -> str:
+def text_of(answer: Answer) -> str:
     """All that a model wrote."""
     return answer.reasoning + answer.text
 
@@ -50,20 +51,25 @@ def compare(base: Reference, other: Answer, tolerance: Tolerance) -> Difference:
 
     Only the reference's own logprobs count: a server that computes wrongly is sure of it.
     """
-    said = said_by(other)
-    if said == base.text:
-        return _compare_ends(base, other)
-    if base.is_cut and other.is_cut and _is_most(base.text, said):
-        return Difference("equal")
-    start = _common(base.text, said)
+    text = text_of(other)
+    if text == base.text:
+        if base.finish is None or other.finish == base.finish:
+            return Difference("equal")
+        ends = f"finish_reason is {other.finish!r}, {base.finish!r} alone"
+        return Difference("drift", f"the same text, and {ends}")
+    if base.is_cut and other.is_cut:
+        # drafts need room, so that a context is full earlier and one goes on where the other ends
+        short, long = sorted((base.text, text), key=len)
+        if long.startswith(short) and len(short) > len(long) // 2:
+            return Difference("equal")
+    start = _common(base.text, text)
     shown = f"after {base.text[max(0, start - 20) : start]!r}: {base.text[start : start + 20]!r}"
-    shown += f" alone, {said[start : start + 20]!r} here"
-    gap = _gap_at(base, said, start, tolerance)
+    shown += f" alone, {text[start : start + 20]!r} here"
+    gap = _gap_at(base, text, start, tolerance)
     # where a limit ended the other, that was no choice
-    if gap is None or (other.is_cut and start == len(said)):
+    if gap is None or (other.is_cut and start == len(text)):
         # only some servers show what the reference could have gone on with where it ended
-        is_end = bool(base.tokens) and start in (len(base.text), len(said))
-        if is_end:
+        if base.tokens and start in (len(base.text), len(text)):
             return Difference("near", f"{shown} (one of them ends)")
         return Difference("unjudged", shown)
     if gap <= tolerance.tie_nats:
@@ -72,24 +78,20 @@ def compare(base: Reference, other: Answer, tolerance: Tolerance) -> Difference:
     return Difference(kind, f"{shown} ({gap:.2f} nats less probable)")
 
 
-def _gap_at(base: Reference, said: str, start: int, tolerance: Tolerance) -> float | None:
-    """How much less probable what was said at a place is; none where no token is known there."""
-    joined = "".join(t.text for t in base.tokens)
-    has_marks = base.text not in joined
+def _gap_at(base: Reference, text: str, start: int, tolerance: Tolerance) -> float | None:
+    """How much less probable the other text is at a place; none where no token is known there."""
+    joined = "".join(token.text for token in base.tokens)
+    ends = list(accumulate(len(token.text) for token in base.tokens))
     gaps = []
     for place in _places(base.text, joined, start):
         if place < len(joined):
-            token, inside = _token_at(base.tokens, place)
-            rest = said[max(0, start - inside) :]
-            gaps.append(_gap(token, rest, tolerance, has_marks=has_marks))
+            number = bisect_right(ends, place)
+            token = base.tokens[number]
+            inside = place - (ends[number] - len(token.text))
+            rest = text[max(0, start - inside) :]
+            gaps.append(_gap(token, rest, tolerance, has_marks=base.text not in joined))
     # where a mark stands, what is named for one of two places was taken there
     return min(gaps, key=lambda g: (not g.is_named, g.nats)).nats if gaps else None
-
-
-def _is_most(one: str, other: str) -> bool:
-    """Whether one goes on where the other ends: drafts need room, so a context is full earlier."""
-    short, long = sorted((one, other), key=len)
-    return long.startswith(short) and len(short) > len(long) // 2
 
 
 def _common(one: str, other: str) -> int:
@@ -101,24 +103,17 @@ def _common(one: str, other: str) -> int:
 def _places(text: str, joined: str, place: int) -> list[int]:
     """Where a place of a text is in its tokens, which also have what parsers take out.
 
-    Two where such a mark stands there: the difference may be in it or behind it.
+    Two where such a mark stands there: the difference may be in it or after it.
     """
     done, at = 0, joined.find(text[:_ANCHOR])
     while at >= 0:
         common = _common(text[done:place], joined[at:])
         done, at = done + common, at + common
-        behind = joined.find(text[done : done + _ANCHOR], at)
+        after = joined.find(text[done : done + _ANCHOR], at)
         if done == place:
-            return sorted({at, max(at, behind)})
-        at = behind
+            return sorted({at, max(at, after)})
+        at = after
     return []
-
-
-def _token_at(tokens: Sequence[Token], place: int) -> tuple[Token, int]:
-    """The token at a place of all of them, and how far inside it that is."""
-    ends = list(accumulate(len(token.text) for token in tokens))
-    token = tokens[bisect_right(ends, place)]
-    return token, place - (ends[bisect_right(ends, place)] - len(token.text))
 
 
 class _Gap(NamedTuple):
@@ -131,7 +126,7 @@ class _Gap(NamedTuple):
 def _gap(token: Token, rest: str, tolerance: Tolerance, *, has_marks: bool) -> _Gap:
     others = [(text, p) for text, p in token.top if text != token.text]
     taken = [p for text, p in others if text and rest.startswith(text)]
-    # an end is not to be seen, nor is a mark behind which the other went on
+    # an end is not to be seen, nor is a mark after which the other went on
     if not rest or (has_marks and not taken):
         taken += [p for text, p in others if not text.strip() or _MARK.fullmatch(text.strip())]
     if taken:
@@ -144,58 +139,35 @@ def _gap(token: Token, rest: str, tolerance: Tolerance, *, has_marks: bool) -> _
     return _Gap(max(token.logprob - math.log(max(left, 1e-6)), tolerance.near_nats), False)
 
 
-def _compare_ends(base: Reference, other: Answer) -> Difference:
-    """The same text has the same end."""
-    if base.finish is None or other.finish == base.finish:
-        return Difference("equal")
-    return Difference(
-        "drift", f"the same text, and finish_reason is {other.finish!r}, {base.finish!r} alone"
-    )
-
-
 class Tally(NamedTuple):
     """Many differences, counted and judged."""
 
-    equal: int
-    tie: int
-    near: int
-    drift: int
-    unjudged: int
+    counts: Counter[Kind]
     first: str  # the first drift, or the first near miss
-
-    @property
-    def total(self) -> int:
-        return self.equal + self.tie + self.near + self.drift + self.unjudged
 
     def sentence(self) -> str:
         """For people."""
-        parts = [f"{log.count(self.total, 'answer')}: {self.equal} equal"]
-        for name in ("tie", "near", "drift", "unjudged"):
-            if number := getattr(self, name):
-                words = {"tie": "ties", "near": "near misses", "unjudged": "differ, not judged"}
-                parts.append(f"{number} {words.get(name, name)}")
+        words = {"tie": "ties", "near": "near misses", "unjudged": "differ, not judged"}
+        parts = [f"{log.count(self.counts.total(), 'answer')}: {self.counts['equal']} equal"]
+        for kind in ("tie", "near", "drift", "unjudged"):
+            if number := self.counts[kind]:
+                parts.append(f"{number} {words.get(kind, kind)}")
         return ", ".join(parts)
 
     def fault(self, tolerance: Tolerance) -> str:
         """Why this is more than a sound server may differ; empty where it is not."""
+        counts, total = self.counts, self.counts.total()
         # one near miss is allowed however few the answers are
-        most_near = max(1, int(tolerance.near_share * self.total))
-        most_unjudged = max(1, int(tolerance.unjudged_share * self.total))
-        if self.drift or self.near > most_near or self.unjudged > most_unjudged:
-            return f"{self.sentence()}; {self.first}"
-        return ""
+        is_near = counts["near"] > max(1, int(tolerance.near_share * total))
+        is_unjudged = counts["unjudged"] > max(1, int(tolerance.unjudged_share * total))
+        return (
+            f"{self.sentence()}; {self.first}" if counts["drift"] or is_near or is_unjudged else ""
+        )
 
 
 def tally(differences: Sequence[Difference]) -> Tally:
     """Count differences."""
     order = ("drift", "near", "unjudged")
     worst = sorted((d for d in differences if d.kind in order), key=lambda d: order.index(d.kind))
-    kinds = [d.kind for d in differences]
-    return Tally(
-        equal=kinds.count("equal"),
-        tie=kinds.count("tie"),
-        near=kinds.count("near"),
-        drift=kinds.count("drift"),
-        unjudged=kinds.count("unjudged"),
-        first=worst[0].message if worst else "",
-    )
+    counts = Counter(difference.kind for difference in differences)
+    return Tally(counts, worst[0].message if worst else "")

@@ -1,4 +1,4 @@
-"""Climb: rung after rung, until one fails."""
+"""Runs the ladder: rung after rung, until one fails."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, PICTURES, SPECULA
 async def climb(
     session: Session, url: str, rungs: Sequence[Rung] = LADDER, say: Callable[[str], None] = log.say
 ) -> SmokeResult:
-    """Every rung until one fails; what was not reached is not in the result."""
+    """Every rung until one fails; the result leaves out those after it."""
     started, begin = stamp(datetime.now(UTC)), time.monotonic()
     results: list[RungResult] = []
     last_good: str | None = None
     for rung in rungs:
-        result = await _climbed(session, rung)
+        result = await _run_rung(session, rung)
         results.append(result)
         say(f"  {result.verdict:8} {rung.name}: {result.message} ({log.seconds(result.seconds)})")
         if result.verdict == "failed":
@@ -53,50 +53,47 @@ async def climb(
     )
 
 
-async def _climbed(session: Session, rung: Rung) -> RungResult:
-    begin = time.monotonic()
+async def _run_rung(session: Session, rung: Rung) -> RungResult:
+    begin, client = time.monotonic(), session.client
     checks: list[Check] = []
     is_gone = False
     for spec in rung.checks(session):
+        before = len(client.exchanges)
+        verdict: Verdict = "skipped"
         if is_gone:
-            ever = any(exchange.status for exchange in session.client.exchanges)
-            why = "the server no longer answers" if ever else "the server does not answer"
-            checks.append(_check(spec, "skipped", why))
-            continue
-        check, is_gone = await _checked(session, rung, spec)
-        checks.append(check)
-    verdict = _worst([c.verdict for c in checks])
-    counts = {v: sum(c.verdict == v for c in checks) for v in ("passed", "failed", "skipped")}
+            ever = any(exchange.status for exchange in client.exchanges)
+            message = "the server no longer answers" if ever else "the server does not answer"
+        elif not (message := why_skipped(session, spec)):
+            client.check = f"{rung.name}: {spec.name}"
+            try:
+                verdict, message = "passed", await spec.run(session)
+            except NotOffered as error:
+                message = str(error)
+            except Unsound as error:
+                verdict, message, is_gone = "failed", str(error), isinstance(error, Gone)
+        if waits := sum(exchange.status == WAIT for exchange in client.exchanges[before:]):
+            message += f"; the server asked to wait {log.count(waits, 'time')} (status {WAIT})"
+        checks.append(
+            Check(
+                name=spec.name,
+                kind=spec.kind,
+                verdict=verdict,
+                message=" ".join(message.split()) or "no reason given",
+                evidence=list(range(before, len(client.exchanges))),
+            )
+        )
+    verdicts = [check.verdict for check in checks]
+    counts = [(verdicts.count(v), v) for v in ("passed", "failed", "skipped")]
     first = next((c for c in checks if c.verdict == "failed"), None)
-    message = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    message = ", ".join(f"{number} {name}" for number, name in counts if number)
     return RungResult(
         name=rung.name,
         title=rung.title,
-        verdict=verdict,
+        verdict=_worst(verdicts),
         checks=checks,
         seconds=round(time.monotonic() - begin, 3),
         message=f"{first.name}: {first.message}" if first else message,
     )
-
-
-async def _checked(session: Session, rung: Rung, spec: CheckSpec) -> tuple[Check, bool]:
-    """The check, and whether the server is gone."""
-    if why := why_skipped(session, spec):
-        return _check(spec, "skipped", why), False
-    client = session.client
-    client.check, before = f"{rung.name}: {spec.name}", len(client.exchanges)
-
-    def done(verdict: Verdict, message: str) -> Check:
-        waits = sum(e.status == WAIT for e in client.exchanges[before:])
-        note = f"; told to wait {log.count(waits, 'time')} (status {WAIT})" if waits else ""
-        return _check(spec, verdict, message + note, range(before, len(client.exchanges)))
-
-    try:
-        return done("passed", await spec.run(session)), False
-    except NotOffered as error:
-        return done("skipped", str(error)), False
-    except Unsound as error:
-        return done("failed", str(error)), isinstance(error, Gone)
 
 
 def why_skipped(session: Session, spec: CheckSpec) -> str:
@@ -104,16 +101,6 @@ def why_skipped(session: Session, spec: CheckSpec) -> str:
     if spec.kind == "quality" and not session.plan.quality:
         return session.plan.why_no_quality or "--no-quality"
     return spec.skip(session)
-
-
-def _check(spec: CheckSpec, verdict: Verdict, message: str, evidence: Sequence[int] = ()) -> Check:
-    return Check(
-        name=spec.name,
-        kind=spec.kind,
-        verdict=verdict,
-        message=" ".join(message.split()) or "no reason given",
-        evidence=list(evidence),
-    )
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -1,4 +1,4 @@
-"""What the ladder is told, and what it answers: closed values that go into evidence."""
+"""The plan of a run of the ladder, and its result: closed values that go into evidence."""
 
 from __future__ import annotations
 
@@ -138,14 +138,11 @@ class Exchange(Frozen):
     error: str = ""
 
 
-def _quick_answer(plan: SmokePlan) -> int:
-    if plan.reasoning:
-        return plan.answer_tokens
-    return min(plan.answer_tokens, 256 if plan.quality else 64)
-
-
 def quick(plan: SmokePlan) -> SmokePlan:
     """The same rungs in small steps, for machines that compute a few hundred tokens a second."""
+    answer_tokens = plan.answer_tokens
+    if not plan.reasoning:
+        answer_tokens = min(answer_tokens, 256 if plan.quality else 64)
     small = {
         "walk_tokens": 1024,
         "depths": [0.1, 0.9],
@@ -154,7 +151,7 @@ def quick(plan: SmokePlan) -> SmokePlan:
         "batch_tokens": min(plan.batch_tokens, 512),
         "prefix_tokens": min(plan.prefix_tokens, 384),
         "pressure_prompts": min(plan.pressure_prompts, 8),
-        "answer_tokens": _quick_answer(plan),
+        "answer_tokens": answer_tokens,
         # a model that can only recite never ends by itself
         "stream_tokens": plan.stream_tokens if plan.quality else 32,
     }

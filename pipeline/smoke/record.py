@@ -1,4 +1,4 @@
-"""A climb on a disk, and as a run of an image that is stated like its gates."""
+"""A run of the ladder on a disk, and as a run of an image that is stated like its gates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:
 
 
 def keep_climb(folder: Path, result: SmokeResult, exchanges: Sequence[Exchange]) -> None:
-    """Write what was asked and answered, and what follows from it."""
+    """Write every request with its answer, and the result."""
     write_bytes(folder / EXCHANGES, exchanges_file(exchanges))
     write_bytes(folder / RESULT, _result_file(result))
 
@@ -36,9 +36,9 @@ def as_run(
     inputs: Mapping[str, str],
     machine: Mapping[str, str],
 ) -> Run:
-    """A climb as it is stated of the image that served; `inputs` are digests of what else ran.
+    """A result as it is stated of the image that served; `inputs` are digests of what else ran.
 
-    Without a recipe it is of an address: nobody knows what served.
+    Without a recipe it is of an address: what served is not known.
     """
     files = {EXCHANGES: exchanges_file(exchanges), RESULT: _result_file(result)}
     return Run(

@@ -1,18 +1,20 @@
-"""One climb: the server, the plan, and what earlier rungs found out for later ones."""
+"""One run of the ladder: the server, the plan, and what earlier rungs found out for later ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from pipeline.smoke.baseline import Baseline
+from pipeline.smoke.baseline import Baseline, BaselineAnswer, baseline_questions, is_right
 from pipeline.smoke.chat import Answer, ask
-from pipeline.smoke.client import Client, Refused, Unsound
-from pipeline.smoke.compare import Reference, compare, reference, tally
+from pipeline.smoke.client import Client, NotOffered, Refused, Unsound
+from pipeline.smoke.compare import Difference, Reference, compare, reference, tally, text_of
 from pipeline.smoke.model import THINKING_TOKENS, Kind, SmokePlan
-from pipeline.smoke.text import haunted
+from pipeline.smoke.tasks import Question
+from pipeline.smoke.text import corruption
 
 # How the templates of Qwen, GLM, DeepSeek and Kimi name the same switch.
 _THINKING = ("enable_thinking", "thinking")
@@ -100,20 +102,38 @@ class Session:
 
         return await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts)))
 
+    async def ask_clean(
+        self, prompts: Sequence[Prompt], at_once: int, **options: Any
+    ) -> list[Answer]:
+        """The same; refused where one fails, is empty or corrupted."""
+        answers = answers_of(await self.ask_all(prompts, at_once, **options))
+        for answer in answers:
+            self.require_clean(answer)
+        return answers
+
     def require_clean(self, answer: Answer, scripts: Sequence[str] = ("LATIN",)) -> None:
-        """Refuse an empty answer and, of a model that can write, a haunted one."""
+        """Refuse an empty answer and, of a model that can write, a corrupted one."""
         if answer.is_empty:
             raise Unsound("the answer is empty")
         if not self.plan.quality:
             return
-        if why := haunted(answer.text, scripts, is_cut=answer.is_cut, has_names=False):
-            raise Unsound(f"haunted text: {why}: {answer.text[:80]!r}")
+        if why := corruption(answer.text, scripts, is_cut=answer.is_cut, has_names=False):
+            raise Unsound(f"corrupted text: {why}: {answer.text[:80]!r}")
+
+    def require_right(self, question: Question, text: str) -> None:
+        """Refuse, of a model that can write, a wrong answer."""
+        if self.plan.quality and (why := question.mistake(text)):
+            raise Unsound(why)
 
     def require_same(self, base: Reference, others: Sequence[Answer]) -> str:
         """Answers that differ no more than a sound server's may."""
-        counted = tally([compare(base, other, self.plan.tolerance) for other in others])
+        return self.require_close([compare(base, o, self.plan.tolerance) for o in others])
+
+    def require_close(self, differences: Sequence[Difference], what: str = "") -> str:
+        """Differences that a sound server may have, counted."""
+        counted = tally(differences)
         if why := counted.fault(self.plan.tolerance):
-            raise Unsound(why)
+            raise Unsound(what + why)
         return counted.sentence()
 
     async def reference_for(self, prompt: str, **options: Any) -> Reference:
@@ -131,6 +151,36 @@ def answers_of(results: Sequence[Answer | Unsound]) -> list[Answer]:
     if failed:
         raise Unsound(f"{len(failed)} of {len(results)} requests failed: {failed[0]}")
     return [r for r in results if isinstance(r, Answer)]
+
+
+@contextmanager
+def optional(what: str) -> Iterator[None]:
+    """A field that a server need not know: one that refuses it does not offer it."""
+    try:
+        yield
+    except Refused as error:
+        if error.is_of_field:
+            raise NotOffered(f"{what}: {error}") from error
+        raise
+
+
+async def record_baseline(session: Session, url: str) -> Baseline:
+    """Ask one after the other, so that nothing depends on a batch."""
+    answers = []
+    for question in baseline_questions():
+        answer = await session.ask_known(question.prompt)
+        session.require_clean(answer)
+        answers.append(
+            BaselineAnswer(
+                prompt=question.prompt,
+                text=text_of(answer),
+                is_right=is_right(question, answer.text),
+                is_cut=answer.is_cut,
+                tokens=answer.tokens,
+            )
+        )
+    most = session.answer_tokens
+    return Baseline(model=session.model, url=url, answer_tokens=most, answers=answers)
 
 
 class CheckSpec(NamedTuple):

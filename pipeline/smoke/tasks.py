@@ -18,6 +18,10 @@ class Question(NamedTuple):
         numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d)[,_\s](?=\d{3}\b)", "", text))
         return bool(numbers) and numbers[-1] == self.want
 
+    def mistake(self, text: str) -> str:
+        """How a text is wrong; empty where it is right."""
+        return "" if self.is_right(text) else f"{self.prompt!r} is {self.want}, not {text[-120:]!r}"
+
     def is_held(self, text: str) -> bool:
         """Whether the wanted numbers are in a text, one after the other, however separated."""
         return self.want in ", ".join(re.findall(r"\d+", text))
@@ -31,11 +35,8 @@ def sums(count: int, seed: int = 1) -> list[Question]:
         a, b = dice.randint(12, 89), dice.randint(12, 89)
         if number % 3 == 2:
             b = dice.randint(3, 9)
-            questions.append(_sum(f"{a} * {b}", a * b))
-        elif number % 3 == 1:
-            questions.append(_sum(f"{a} - {b}", a - b))
-        else:
-            questions.append(_sum(f"{a} + {b}", a + b))
+        sign, want = (("+", a + b), ("-", a - b), ("*", a * b))[number % 3]
+        questions.append(_sum(f"{a} {sign} {b}", want))
     return questions
 
 
@@ -65,14 +66,12 @@ def word_problems(count: int, seed: int = 2) -> list[Question]:
         who, what = _PEOPLE[number % 6], _THINGS[number * 5 % 6]
         boxes, each = dice.randint(3, 9), dice.randint(4, 12)
         gives, gets = dice.randint(2, 11), dice.randint(3, 20)
-        questions.append(
-            Question(
-                f"{who} has {boxes} boxes with {each} {what} each. {who} gives away {gives} {what}"
-                f" and then buys {gets} {what}. How many {what} does {who} have now?"
-                " End with the number.",
-                str(boxes * each - gives + gets),
-            )
+        prompt = (
+            f"{who} has {boxes} boxes with {each} {what} each. {who} gives away {gives} {what}"
+            f" and then buys {gets} {what}. How many {what} does {who} have now?"
+            " End with the number."
         )
+        questions.append(Question(prompt, str(boxes * each - gives + gets)))
     return questions
 
 
@@ -81,14 +80,12 @@ def countings(count: int, length: int = 24, start: int = 100) -> list[Question]:
     questions = []
     for number in range(count):
         first = start + 37 * number
-        numbers = ", ".join(str(n) for n in range(first, first + length))
-        questions.append(
-            Question(
-                f"Write the numbers from {first} to {first + length - 1} in digits, in order,"
-                " separated by a comma and a space. Write nothing else.",
-                numbers,
-            )
+        prompt = (
+            f"Write the numbers from {first} to {first + length - 1} in digits, in order,"
+            " separated by a comma and a space. Write nothing else."
         )
+        numbers = ", ".join(str(n) for n in range(first, first + length))
+        questions.append(Question(prompt, numbers))
     return questions
 
 
@@ -127,6 +124,14 @@ class Language(NamedTuple):
     words: tuple[str, ...]
     scripts: tuple[str, ...]
 
+    @property
+    def prompt(self) -> str:
+        """Asks for the words."""
+        return (
+            f"Write the numbers from 1 to 5 as words in {self.name}, separated by commas."
+            " Write nothing else."
+        )
+
 
 LANGUAGES = (
     Language("English", ("one", "two", "three", "four", "five"), ("LATIN",)),
@@ -135,14 +140,6 @@ LANGUAGES = (
     Language("Greek", ("ένα", "δύο", "τρία", "τέσσερα", "πέντε"), ("GREEK",)),
     Language("Chinese", ("一", "二", "三", "四", "五"), ("CJK",)),
 )
-
-
-def counting_in(language: Language) -> str:
-    """A prompt for the words of a language."""
-    return (
-        f"Write the numbers from 1 to 5 as words in {language.name}, separated by commas."
-        " Write nothing else."
-    )
 
 
 class CodeTask(NamedTuple):
@@ -176,17 +173,25 @@ def code_in(text: str) -> str:
     return found[1] if found else text
 
 
-PERSON_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "age": {"type": "integer"},
-        "city": {"type": "string", "enum": ["Bergen", "Oslo", "Tromsø"]},
-        "languages": {"type": "array", "items": {"type": "string"}},
-    },
-    "required": ["name", "age", "city", "languages"],
-    "additionalProperties": False,
-}
+_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object with exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+PERSON_SCHEMA = _object(
+    name=_STRING,
+    age=_INTEGER,
+    city={"type": "string", "enum": ["Bergen", "Oslo", "Tromsø"]},
+    languages={"type": "array", "items": _STRING},
+)
 PERSON_TEXT = "Anna is 34 years old, lives in Tromsø and speaks Norwegian, English and Finnish."
 PERSON = {
     "name": "Anna",
@@ -204,55 +209,31 @@ class Scenario(NamedTuple):
     arguments: dict[str, Any]
 
 
-def _tool(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    function = {"name": name, "description": description, "parameters": parameters}
+def _tool(name: str, description: str, **properties: Any) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": _object(**properties)}
     return {"type": "function", "function": function}
 
 
 _CITY = {"type": "string", "description": "The name of the city alone, without a country."}
-_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _ROOMS = {"type": "string", "enum": ["kitchen", "bedroom", "garden"]}
-_GUEST = {
-    "type": "object",
-    "properties": {"name": _STRING, "people": _INTEGER},
-    "required": ["name", "people"],
-    "additionalProperties": False,
-}
+_LAMP = "Set the lamp of a room to a brightness from 0 to 100."
+_GUEST = _object(name=_STRING, people=_INTEGER)
 TOOLS = [
-    _tool("get_weather", "The weather in a city now.", {"city": _CITY}),
-    _tool(
-        "set_lamp",
-        "Set the lamp of a room to a brightness from 0 to 100.",
-        {"room": _ROOMS, "brightness": _INTEGER},
-    ),
-    _tool("send_note", "Send a note with exactly this text.", {"text": _STRING}),
-    _tool("list_files", "List the files of the current folder.", {}),
-    _tool("book_table", "Book a restaurant table for a guest.", {"guest": _GUEST}),
+    _tool("get_weather", "The weather in a city now.", city=_CITY),
+    _tool("set_lamp", _LAMP, room=_ROOMS, brightness=_INTEGER),
+    _tool("send_note", "Send a note with exactly this text.", text=_STRING),
+    _tool("list_files", "List the files of the current folder."),
+    _tool("book_table", "Book a restaurant table for a guest.", guest=_GUEST),
 ]
+_LAMP_PROMPT = "Set the lamp in the kitchen to brightness 40."
+_NOTE = "Grüße aus Köln, 東京 🎉!"
+_TABLE_PROMPT = "Book a table for the guest Anna with 4 people."
 SCENARIOS = [
     Scenario("What is the weather in Oslo right now?", "get_weather", {"city": "Oslo"}),
-    Scenario(
-        "Set the lamp in the kitchen to brightness 40.",
-        "set_lamp",
-        {"room": "kitchen", "brightness": 40},
-    ),
-    Scenario(
-        'Send the note "Grüße aus Köln, 東京 🎉!" please.',
-        "send_note",
-        {"text": "Grüße aus Köln, 東京 🎉!"},
-    ),
+    Scenario(_LAMP_PROMPT, "set_lamp", {"room": "kitchen", "brightness": 40}),
+    Scenario(f'Send the note "{_NOTE}" please.', "send_note", {"text": _NOTE}),
     Scenario("List the files of the current folder.", "list_files", {}),
-    Scenario(
-        "Book a table for the guest Anna with 4 people.",
-        "book_table",
-        {"guest": {"name": "Anna", "people": 4}},
-    ),
+    Scenario(_TABLE_PROMPT, "book_table", {"guest": {"name": "Anna", "people": 4}}),
 ]
 CITIES = ("Oslo", "Rome", "Tokyo")
 PARALLEL = (
@@ -261,11 +242,38 @@ PARALLEL = (
 )
 
 
-def schema_of(tool: str) -> dict[str, Any]:
-    """The parameters of a tool."""
-    found = next(t["function"] for t in TOOLS if t["function"]["name"] == tool)
-    parameters: dict[str, Any] = found["parameters"]
-    return parameters
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+
+
+def violation(value: Any, schema: dict[str, Any], path: str = "the value") -> str:
+    """Where a value is not what its schema says; empty where it is.
+
+    Knows only those words of JSON schema that the schemas of this module use.
+    """
+    kinds = _TYPES[schema["type"]]
+    # True is an int for Python, not for JSON
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        return f"{path} is {type(value).__name__}, not {schema['type']}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{path} is {value!r}, not one of {schema['enum']}"
+    parts: list[tuple[Any, dict[str, Any], str]] = []
+    if isinstance(value, list):
+        parts = [(v, schema["items"], f"{path}[{i}]") for i, v in enumerate(value)]
+    elif isinstance(value, dict):
+        properties = schema.get("properties", {})
+        if missing := [k for k in schema.get("required", []) if k not in value]:
+            return f"{path} has no {missing[0]!r}"
+        if unknown := [k for k in value if k not in properties]:
+            return f"{path} has {unknown[0]!r}, which the schema does not know"
+        parts = [(v, properties[k], f"{path}.{k}") for k, v in value.items()]
+    return next((why for part in parts if (why := violation(*part))), "")
 
 
 _TOWNS = ("Lisbon", "Turin", "Bergen", "Seville", "Krakow", "Ghent", "Malmo", "Porto")

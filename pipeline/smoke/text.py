@@ -14,7 +14,7 @@ _LOOP = re.compile(r"(.{2,80}?)\1{5,}", re.S)
 _CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LOOKED_AT = 4000  # characters from the end, where loops are; the pattern is quadratic
 _FOREIGN_SHARE = 0.1
-# Where nobody asked for names, two letters of these are a word that slipped in.
+# Where a prompt asks for no names, two letters of these are a word that slipped in.
 _ALIEN_WORD = 2
 _ALIEN = frozenset(
     ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "CYRILLIC", "ARABIC", "HEBREW", "THAI", "DEVANAGARI")
@@ -22,7 +22,7 @@ _ALIEN = frozenset(
 _FEWEST_LETTERS = 8
 
 
-def haunted(
+def corruption(
     text: str,
     scripts: Sequence[str] = ("LATIN",),
     *,
@@ -42,30 +42,19 @@ def haunted(
         return "it has U+FFFD, the sign for a broken character"
     if _BANGS.search(text):
         return "it has `!!!!`"
-    if part := _repeated(text[-_LOOKED_AT:]):
-        return f"it repeats {part!r}"
-    return _wrong_script(text, scripts, has_names)
-
-
-def _repeated(text: str) -> str:
-    if found := _RUN.search(text):
-        return found[1]
+    end = text[-_LOOKED_AT:]
     # lines of tables and long numbers repeat signs and digits, loops of a model repeat words
-    loops = (loop[1] for loop in _LOOP.finditer(text))
-    return next((part for part in loops if any(c.isalpha() for c in part)), "")
-
-
-def _wrong_script(text: str, scripts: Sequence[str], has_names: bool) -> str:
-    letters = [script_of(c) for c in text if c.isalpha()]
-    foreign = [s for s in letters if s not in scripts]
+    loops = (loop[1] for loop in _LOOP.finditer(end) if any(c.isalpha() for c in loop[1]))
+    run = _RUN.search(end)
+    if part := run[1] if run else next(loops, ""):
+        return f"it repeats {part!r}"
+    # Unicode begins the name of a letter with its script: LATIN, CJK, CYRILLIC …
+    names = (unicodedata.name(letter, "UNKNOWN") for letter in text if letter.isalpha())
+    letters = [name.split(" ")[0].split("-")[0] for name in names]
+    foreign = [script for script in letters if script not in scripts]
     aliens = sum(s in _ALIEN for s in foreign) if tuple(scripts) == ("LATIN",) else 0
     is_few = len(letters) < _FEWEST_LETTERS or len(foreign) <= _FOREIGN_SHARE * len(letters)
     if is_few and (has_names or aliens < _ALIEN_WORD):
         return ""
     most = max(set(foreign), key=foreign.count)
     return f"{len(foreign)} of {len(letters)} letters are {most.title()}, not {scripts[0].title()}"
-
-
-def script_of(letter: str) -> str:
-    """LATIN, CJK, CYRILLIC …: how Unicode begins the name of a letter."""
-    return unicodedata.name(letter, "UNKNOWN").split(" ")[0].split("-")[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -61,9 +61,13 @@ class Address:
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, base)
 
     @property
+    def netloc(self) -> str:
+        """HOST:PORT, as URLs and requests write it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.base}"
+        return f"{'https' if self.is_tls else 'http'}://{self.netloc}{self.base}"
 
 
 @dataclass(frozen=True)
@@ -92,70 +96,56 @@ async def send(
 ) -> Raw:
     """One request, its whole answer; `Lost` where that does not come in time."""
     pieces: list[tuple[float, bytes]] = []
-    try:
-        async with asyncio.timeout(limit_s):
-            return await _send(address, method, path, body, headers, most_bytes, pieces)
-    except TimeoutError as error:
-        raise Lost(f"no whole answer within {limit_s:g} s", pieces) from error
-    except (OSError, EOFError, ValueError) as error:
-        raise Lost(_reason(error), pieces) from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "nobody listens at the address"
-    if isinstance(error, EOFError):
-        return "the connection ended in mid-answer"
-    return str(error) or type(error).__name__
-
-
-async def _connected(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if address.socket:
-        return await asyncio.open_unix_connection(address.socket, limit=_MOST_HEAD_BYTES)
-    context = tls_context() if address.is_tls else None
-    return await asyncio.open_connection(
-        address.host, address.port, ssl=context, limit=_MOST_HEAD_BYTES
-    )
-
-
-async def _send(
-    address: Address,
-    method: str,
-    path: str,
-    body: bytes,
-    headers: Mapping[str, str],
-    most_bytes: int,
-    pieces: list[tuple[float, bytes]],
-) -> Raw:
-    reader, writer = await _connected(address)
-    try:
-        started = time.monotonic()
-        writer.write(_head(address, method, path, len(body), headers) + body)
-        await writer.drain()
-        status, answered = await _read_head(reader)
-        while 100 <= status < 200:  # a note that an answer will follow
-            status, answered = await _read_head(reader)
-        await _read_body(reader, answered, pieces, started, most_bytes)
-        return Raw(status, answered, pieces, time.monotonic() - started)
-    finally:
-        writer.close()
-
-
-def _head(
-    address: Address, method: str, path: str, length: int, headers: Mapping[str, str]
-) -> bytes:
-    host = f"[{address.host}]" if ":" in address.host else address.host
     lines = {
-        "Host": f"{host}:{address.port}",
+        "Host": address.netloc,
         "User-Agent": "sm120-smoke",
         "Accept-Encoding": "identity",
         # a connection each: what streams share is the server, not a socket
         "Connection": "close",
-        "Content-Length": str(length),
+        "Content-Length": str(len(body)),
         **headers,
     }
-    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"{method} {address.base}{path} HTTP/1.1\r\n{text}\r\n".encode("latin-1")
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    request = f"{method} {address.base}{path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
+    try:
+        async with asyncio.timeout(limit_s):
+            return await _send(address, request, most_bytes, pieces)
+    except TimeoutError as error:
+        raise Lost(f"no whole answer within {limit_s:g} s", pieces) from error
+    except ConnectionRefusedError as error:
+        raise Lost("no server listens at the address", pieces) from error
+    except EOFError as error:
+        raise Lost("the connection ended in mid-answer", pieces) from error
+    except (OSError, ValueError) as error:
+        raise Lost(str(error) or type(error).__name__, pieces) from error
+
+
+async def _send(
+    address: Address, request: bytes, most_bytes: int, pieces: list[tuple[float, bytes]]
+) -> Raw:
+    limit = _MOST_HEAD_BYTES
+    if address.socket:
+        reader, writer = await asyncio.open_unix_connection(address.socket, limit=limit)
+    else:
+        context = tls_context() if address.is_tls else None
+        host, port = address.host, address.port
+        reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=limit)
+    try:
+        started = time.monotonic()
+        writer.write(request)
+        await writer.drain()
+        status, headers = await _read_head(reader)
+        while 100 <= status < 200:  # a note that an answer will follow
+            status, headers = await _read_head(reader)
+        total = 0
+        async for data in _body(reader, headers, most_bytes):
+            total += max(len(data), _LEAST_COST)
+            if total > most_bytes:
+                raise ValueError(f"the answer is larger than {most_bytes} bytes")
+            pieces.append((time.monotonic() - started, data))
+        return Raw(status, headers, pieces, time.monotonic() - started)
+    finally:
+        writer.close()
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -167,38 +157,32 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
         raise ValueError("the answer is not HTTP")
-    headers = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon:
-            headers[name.strip().lower()] = value.strip()
-    return int(rest[:3]), headers
+    pairs = (line.partition(":") for line in lines)
+    return int(rest[:3]), {n.strip().lower(): v.strip() for n, colon, v in pairs if colon}
 
 
-async def _read_body(
-    reader: asyncio.StreamReader,
-    headers: Mapping[str, str],
-    pieces: list[tuple[float, bytes]],
-    started: float,
-    most_bytes: int,
-) -> None:
+async def _body(
+    reader: asyncio.StreamReader, headers: Mapping[str, str], most_bytes: int
+) -> AsyncIterator[bytes]:
     """Chunks, a stated length, or until the connection ends."""
-    total = 0
-
-    def keep(data: bytes) -> None:
-        nonlocal total
-        total += max(len(data), _LEAST_COST)
-        if total > most_bytes:
-            raise ValueError(f"the answer is larger than {most_bytes} bytes")
-        pieces.append((time.monotonic() - started, data))
-
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := _chunk_size(await _line(reader)):
-            if size > most_bytes:
+        while True:
+            try:
+                line = await reader.readuntil(b"\r\n")
+            except asyncio.LimitOverrunError as error:
+                raise ValueError("a chunk of the answer has a size without end") from error
+            digits = line.split(b";")[0].strip()
+            # int() also takes signs and underscores
+            if not digits or not all(c in b"0123456789abcdefABCDEF" for c in digits):
+                raise ValueError("a chunk of the answer has no size")
+            if len(digits) > _MOST_SIZE_DIGITS:
+                raise ValueError("a chunk of the answer is larger than any answer")
+            if (size := int(digits, 16)) > most_bytes:
                 raise ValueError(f"the answer is larger than {most_bytes} bytes")
-            keep(await reader.readexactly(size))
+            if not size:
+                return
+            yield await reader.readexactly(size)
             await reader.readexactly(2)
-        return
     left = None
     if stated := headers.get("content-length", ""):
         left = number_in(stated)  # int() also takes signs, underscores and other digits
@@ -206,26 +190,9 @@ async def _read_body(
             raise ValueError(f"the answer states a length of {stated[:40]!r}")
     while left is None or left > 0:
         data = await reader.read(min(_PIECE_BYTES, left or _PIECE_BYTES))
+        if not data and left is not None:
+            raise EOFError
         if not data:
-            if left is not None:
-                raise EOFError
             return
-        keep(data)
+        yield data
         left = None if left is None else left - len(data)
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readuntil(b"\r\n")
-    except asyncio.LimitOverrunError as error:
-        raise ValueError("a chunk of the answer has a size without end") from error
-
-
-def _chunk_size(line: bytes) -> int:
-    digits = line.split(b";")[0].strip()
-    # int() also takes signs and underscores
-    if not digits or not all(c in b"0123456789abcdefABCDEF" for c in digits):
-        raise ValueError("a chunk of the answer has no size")
-    if len(digits) > _MOST_SIZE_DIGITS:
-        raise ValueError("a chunk of the answer is larger than any answer")
-    return int(digits, 16)

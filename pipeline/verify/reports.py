@@ -14,7 +14,7 @@ from pipeline.attest.names import REPORT
 from pipeline.attest.predicates import Report
 from pipeline.attest.statement import RECORDED, Statement
 from pipeline.attest.strict import plain
-from pipeline.bench.foreign.read import read_foreign
+from pipeline.bench.foreign import read_foreign
 from pipeline.bench.place import RUN_FILE
 from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.files import read_plain, sha256_of_file

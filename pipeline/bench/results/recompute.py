@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
-from pipeline.attest.fields import ChangedField, Scalar, changed_fields, fields_of
-from pipeline.bench.engine_metrics import speculated
-from pipeline.bench.gpu import energy_j
-from pipeline.bench.metrics import intervals, metrics_of
-from pipeline.bench.model import RequestRow, Run, Trial
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, require_plain
+from pipeline.attest.fields import ChangedField, changed_fields, fields_of
+from pipeline.bench.metrics import intervals
+from pipeline.bench.model import Run, Trial
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.bench.plan import cells_of
-from pipeline.bench.record import all_lines, read_rows
+from pipeline.bench.record import StoredRows, all_lines, read_rows
+from pipeline.bench.samples import trial_metrics
 from pipeline.bench.workload import Conversations
-from pipeline.errors import NumberChanged, RunInvalid
+from pipeline.errors import NumberChanged
 
-# numbers have six digits after the point, and other machines may add up in another order
-_NEAR, _NEAR_SHARE = 2e-6, 1e-12
-_MOST_LINE_BYTES = 64 << 20
+_NEAR = 2e-6  # numbers have six digits after the point
 
 
 class RecomputedTrial(NamedTuple):
@@ -41,76 +35,60 @@ class RecomputedTrial(NamedTuple):
         return self.digest == self.named
 
 
-def recomputed(folder: Path, run: Run) -> Iterator[RecomputedTrial]:
+def recomputed(folder: Path, run: Run) -> list[RecomputedTrial]:
     """Every trial in order."""
+    trials = []
     for c, cell in enumerate(run.cells):
         for t, trial in enumerate(cell.trials):
-            place, name = f"/cells/{c}/trials/{t}", f"{cell.cell.name}, trial {trial.number}"
-            yield _trial(folder, run, trial, place, name)
-
-
-def _trial(folder: Path, run: Run, trial: Trial, place: str, name: str) -> RecomputedTrial:
-    lines = _Lines(folder, trial)
-    now = trial.metrics
-    again = metrics_of(
-        lines.rows(),
-        run.workload.objectives,
-        energy_j=energy_j(trial.samples.gpus),
-        speculated=speculated(trial.samples.engine),
-    ).model_copy(
-        # of the engine's start, so that no request tells them
-        update={"ready_s": now.ready_s, "start_to_first_token_s": now.start_to_first_token_s}
-    )
-    changed = _changed(now.model_dump(mode="json"), again.model_dump(mode="json"))
-    moved = [c._replace(place=f"{place}/metrics{c.place}") for c in changed]
-    digest = f"sha256:{lines.sha.hexdigest()}"
-    sound = trial.model_copy(update={"metrics": again})
-    return RecomputedTrial(place, name, sound, moved, digest, trial.requests.digest, lines.sums)
-
-
-class _Lines:
-    """The requests of a trial as they lie on the disk, hashed while they are read."""
-
-    def __init__(self, folder: Path, trial: Trial) -> None:
-        self._path, self._lines = folder / REQUESTS_FILE, trial.requests
-        self.sha, self.sums = hashlib.sha256(), ""
-
-    def rows(self) -> Iterator[RequestRow]:
-        left, sums = self._lines.bytes, []
-        require_plain(self._path)
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._lines.first_byte)
-                while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
-                    left -= len(line)
-                    self.sha.update(line)
-                    sums.append(hashlib.sha256(line).hexdigest()[:8])
-                    yield RequestRow.model_validate_json(line)
-        except OSError as error:
-            raise RunInvalid(f"{self._path}: cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            message = f"{self._path}: line {len(sums)} of the trial is no request"
-            raise RunInvalid(f"{message}: {error.errors()[0]['msg']}") from error
-        self.sums = "".join(sums)
+            rows = StoredRows(folder, trial.requests)
+            again = trial_metrics(rows, run.workload.objectives, trial.samples)
+            # of the engine's start, so that no request tells them
+            start = trial.metrics.model_dump(include={"ready_s", "start_to_first_token_s"})
+            again = again.model_copy(update=start)
+            numbers = trial.metrics.model_dump(mode="json"), again.model_dump(mode="json")
+            place = f"/cells/{c}/trials/{t}"
+            trials.append(
+                RecomputedTrial(
+                    place=place,
+                    name=f"{cell.cell.name}, trial {trial.number}",
+                    trial=trial.model_copy(update={"metrics": again}),
+                    changed=_changed(f"{place}/metrics", *numbers),
+                    digest=rows.digest,
+                    named=trial.requests.digest,
+                    sums="".join(rows.sums),
+                )
+            )
+    return trials
 
 
 def recomputed_intervals(run: Run, sound: Sequence[RecomputedTrial]) -> list[ChangedField]:
     """Intervals that do not follow from the trials, as these are computed again."""
     changed, trials = [], iter(sound)
     for c, cell in enumerate(run.cells):
-        own = [next(trials).trial for _ in cell.trials]
+        sound_intervals = intervals([next(trials).trial for _ in cell.trials])
         now = {n: i.model_dump(mode="json") for n, i in cell.intervals.items()}
-        again = {n: i.model_dump(mode="json") for n, i in intervals(own).items()}
-        place = f"/cells/{c}/intervals"
-        changed += [x._replace(place=f"{place}{x.place}") for x in _changed(now, again)]
+        again = {n: i.model_dump(mode="json") for n, i in sound_intervals.items()}
+        changed += _changed(f"/cells/{c}/intervals", now, again)
     return changed
+
+
+def _changed(place: str, now: object, again: object) -> list[ChangedField]:
+    """Fields below a place that do not follow; other machines may add up in another order."""
+    one, other = fields_of(now), fields_of(again)
+    found = []
+    for change in changed_fields(one, other):
+        a, b = one.get(change.place), other.get(change.place)
+        if isinstance(a, float) and isinstance(b, float) and abs(a - b) <= _NEAR + abs(b) * 1e-12:
+            continue
+        found.append(change._replace(place=f"{place}{change.place}"))
+    return found
 
 
 def left_out(folder: Path, run: Run) -> list[str]:
     """What a run would have to hold and does not: lines, requests, trials or cells.
 
-    Whoever computes the numbers again after taking out slow ones has numbers that follow; what was
-    asked for says how many there must be.
+    After an edit that takes out slow requests, the remaining numbers may follow from the rest; the
+    workload says how many requests there must be.
     """
     wrong, at, path = [], 0, folder / REQUESTS_FILE
     for lines in all_lines(run):
@@ -122,8 +100,8 @@ def left_out(folder: Path, run: Run) -> list[str]:
     asked = cells_of(run.workload)
     if run.state == "complete" and len(run.cells) != len(asked):
         wrong.append(f"{len(run.cells)} cells, the workload has {len(asked)}")
-    turns = run.workload.prompts
-    rounds = len(turns.each_turn()) if isinstance(turns, Conversations) else 1
+    prompts = run.workload.prompts
+    rounds = len(prompts.each_turn()) if isinstance(prompts, Conversations) else 1
     for cell, plan in zip(run.cells, asked, strict=False):
         name, repeats = cell.cell.name, run.workload.repeats
         if cell.cell.requests != plan.requests:
@@ -149,27 +127,18 @@ def left_out(folder: Path, run: Run) -> list[str]:
 
 def require_as_measured(folder: Path, run: Run) -> None:
     """Refuse a run whose numbers do not follow from its requests: it is damaged or was edited."""
-    hint = "Get the run again from where it was made, or measure again into another folder (--out)."
-    trials = list(recomputed(folder, run))
-    for trial in (trial for trial in trials if not trial.is_as_named):
-        message = f"{folder}: {trial.name}: holds other requests than the run names"
-        raise NumberChanged(message, hint)
-    if missing := left_out(folder, run):
-        raise NumberChanged(f"{folder}: {missing[0]}", hint)
-    wrong = [change for trial in trials for change in trial.changed]
-    if wrong := wrong + recomputed_intervals(run, trials):
-        first = wrong[0]
-        message = f"{first.place} is {first.now}, by its requests {first.then}"
-        raise NumberChanged(f"{folder / RUN_FILE}: {message}", hint)
-
-
-def _changed(now: object, again: object) -> list[ChangedField]:
-    one, other = fields_of(now), fields_of(again)
-    found = changed_fields(one, other)
-    return [c for c in found if not _is_near(one.get(c.place), other.get(c.place))]
-
-
-def _is_near(one: Scalar, other: Scalar) -> bool:
-    if not isinstance(one, float) or not isinstance(other, float):
-        return False
-    return abs(one - other) <= _NEAR + abs(other) * _NEAR_SHARE
+    trials = recomputed(folder, run)
+    changed = [change for trial in trials for change in trial.changed]
+    if damaged := [trial.name for trial in trials if not trial.is_as_named]:
+        message = f"{folder}: {damaged[0]}: holds other requests than the run names"
+    elif missing := left_out(folder, run):
+        message = f"{folder}: {missing[0]}"
+    elif changed := changed + recomputed_intervals(run, trials):
+        place, now, then = changed[0]
+        message = f"{folder / RUN_FILE}: {place} is {now}, by its requests {then}"
+    else:
+        return
+    raise NumberChanged(
+        message,
+        "Get the run again from where it was made, or measure again into another folder (--out).",
+    )

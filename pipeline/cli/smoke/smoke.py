@@ -45,8 +45,7 @@ from pipeline.smoke.ladder import LADDER, climb
 from pipeline.smoke.model import RungResult, SmokePlan, SmokeResult
 from pipeline.smoke.record import keep_climb
 from pipeline.smoke.rungs.speculation import SPECULATION
-from pipeline.smoke.session import Rung, Session
-from pipeline.smoke.trusted import record_baseline
+from pipeline.smoke.session import Rung, Session, record_baseline
 from pipeline.smoke.wire import Address
 
 _NAMES = [rung.name for rung in LADDER]

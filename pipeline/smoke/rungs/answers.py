@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 
 from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.smoke.chat import Answer, Token, logprobs_fault, tokens_fault
-from pipeline.smoke.client import NotOffered, Refused, Unsound
-from pipeline.smoke.compare import reference, said_by
-from pipeline.smoke.schema import violation
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.smoke.chat import Answer, logprobs_fault, tokens_fault
+from pipeline.smoke.client import NotOffered, Unsound
+from pipeline.smoke.compare import reference, text_of
+from pipeline.smoke.session import CheckSpec, Rung, Session, optional
 from pipeline.smoke.tasks import (
     LANGUAGES,
     PERSON,
     PERSON_SCHEMA,
     PERSON_TEXT,
-    Language,
     Question,
     code_in,
     code_tasks,
     conversation,
-    counting_in,
     countings,
     sums,
+    violation,
     word_problems,
 )
 
@@ -35,52 +35,33 @@ _RANDOM = "Write a random number between 1 and 1000000. Write nothing else."
 
 
 async def _graded(session: Session, questions: Sequence[Question], least: float) -> str:
-    results = await session.ask_all([q.prompt for q in questions], 4)
-    answers = answers_of(results)
-    for answer in answers:
-        session.require_clean(answer)
-    wrong = [(q, a) for q, a in zip(questions, answers, strict=True) if not q.is_right(a.text)]
+    answers = await session.ask_clean([q.prompt for q in questions], 4)
+    mistakes = [q.mistake(a.text) for q, a in zip(questions, answers, strict=True)]
+    wrong = [why for why in mistakes if why]
     right = len(questions) - len(wrong)
     if right < least * len(questions):
-        question, answer = wrong[0]
-        raise Unsound(
-            f"{right} of {len(questions)} are right; {question.prompt!r} is {question.want},"
-            f" not {answer.text[-60:]!r}"
-        )
+        raise Unsound(f"{right} of {len(questions)} are right; {wrong[0]}")
     return f"{right} of {len(questions)} are right"
-
-
-async def _arithmetic(session: Session) -> str:
-    return await _graded(session, sums(session.plan.questions), _RIGHT_SHARE)
-
-
-async def _problems(session: Session) -> str:
-    return await _graded(session, word_problems(session.plan.questions), _GRADED_SHARE)
 
 
 async def _languages(session: Session) -> str:
     most = session.room(256)
     for language in LANGUAGES:
-        whole = await session.ask(counting_in(language), max_tokens=most)
-        streamed = await session.ask(counting_in(language), max_tokens=most, stream=True)
-        for answer in (whole, streamed):
-            _require_language(session, answer, language)
+        for stream in (False, True):
+            answer = await session.ask(language.prompt, max_tokens=most, stream=stream)
+            where = f"{language.name}, {'streamed' if stream else 'whole'}"
+            try:
+                session.require_clean(answer, language.scripts)
+            except Unsound as error:
+                raise Unsound(f"{where}: {error}") from error
+            text = answer.text.casefold()
+            if missing := [word for word in language.words if word not in text]:
+                raise Unsound(f"{where}: {missing[0]!r} is not in {answer.text[:120]!r}")
     return f"{', '.join(x.name for x in LANGUAGES)}: whole and as a stream"
 
 
-def _require_language(session: Session, answer: Answer, language: Language) -> None:
-    how = "streamed" if answer.is_stream else "whole"
-    try:
-        session.require_clean(answer, language.scripts)
-    except Unsound as error:
-        raise Unsound(f"{language.name}, {how}: {error}") from error
-    text = answer.text.casefold()
-    if missing := [word for word in language.words if word not in text]:
-        raise Unsound(f"{language.name}, {how}: {missing[0]!r} is not in {answer.text[:120]!r}")
-
-
 async def _prose(session: Session) -> str:
-    """A longer text of its own: what haunts a model shows after some sentences."""
+    """A longer text of its own: what corrupts answers shows after some sentences."""
     prompt = "Describe in about six English sentences what happens at a harbour in the morning."
     answer = await session.ask_known(prompt)
     session.require_clean(answer)
@@ -110,12 +91,9 @@ async def json_by_schema(session: Session) -> str:
     wanted = {"type": "json_schema", "json_schema": schema}
     prompt = f"{PERSON_TEXT}\nGive the name, age, city and languages of this person as JSON."
     for stream in (False, True):
-        try:
+        # a server that knows the field in a whole answer must know it in a stream
+        with nullcontext() if stream else optional("no JSON by schema"):
             answer = await session.ask(prompt, response_format=wanted, stream=stream)
-        except Refused as error:
-            if stream or not error.is_of_field:
-                raise
-            raise NotOffered(f"no JSON by schema: {error}") from error
         try:
             value = read_json(answer.text.encode(), most_bytes=1 << 20)
         except JsonInvalid as error:
@@ -130,20 +108,23 @@ async def json_by_schema(session: Session) -> str:
 async def _logprobs(session: Session) -> str:
     prompt = countings(2)[1].prompt
     options = {"logprobs": True, "top_logprobs": 5, "max_tokens": _LOGPROB_TOKENS}
-    try:
+    with optional("no logprobs"):
         answer = await session.ask(prompt, **options)
-    except Refused as error:
-        if error.is_of_field:
-            raise NotOffered(f"no logprobs: {error}") from error
-        raise
-    if not answer.tokens or not answer.tokens[0].top:
+    tokens = answer.tokens
+    if not tokens or not tokens[0].top:
         raise NotOffered("the server was asked for logprobs and gives none")
-    found = logprobs_fault(answer.tokens) or _frozen(session, answer.tokens)
-    if why := found or tokens_fault(answer):
+    if why := logprobs_fault(tokens):
+        raise Unsound(why)
+    # vllm-project/vllm#52938; a tiny model may repeat one word, and be sound
+    if session.plan.quality and len(tokens) >= 8 and len({token.top for token in tokens}) == 1:
+        raise Unsound(
+            f"all {len(tokens)} tokens have the same probabilities: the logits are frozen"
+        )
+    if why := tokens_fault(answer):
         raise Unsound(why)
     _require_counted(answer)
     session.has_logprobs = True
-    return f"{len(answer.tokens)} tokens, the most probable ones chosen"
+    return f"{len(tokens)} tokens, the most probable ones chosen"
 
 
 def _require_counted(answer: Answer) -> None:
@@ -152,15 +133,6 @@ def _require_counted(answer: Answer) -> None:
     # the token that ends a turn may be counted and not shown, marks of the reasoning, too
     if answer.tokens and not answer.reasoning and abs(len(answer.tokens) - counted) > 1:
         raise Unsound(f"{len(answer.tokens)} tokens have logprobs, and usage counts {counted}")
-
-
-def _frozen(session: Session, tokens: Sequence[Token]) -> str:
-    """The same probabilities again and again: vllm-project/vllm#52938."""
-    seen = {t.top for t in tokens}
-    # a tiny model may repeat one word, and be sound
-    if session.plan.quality and len(tokens) >= 8 and len(seen) == 1:
-        return f"all {len(tokens)} tokens have the same probabilities: the logits are frozen"
-    return ""
 
 
 async def _repeat(session: Session) -> str:
@@ -175,12 +147,8 @@ async def _repeat(session: Session) -> str:
 
 async def _seed(session: Session) -> str:
     options = {"temperature": 1.0, "seed": 1234, "max_tokens": 64}
-    try:
-        texts = [said_by(await session.ask(_RANDOM, **options)) for _ in range(3)]
-    except Refused as error:
-        if error.is_of_field:
-            raise NotOffered(f"no seed: {error}") from error
-        raise
+    with optional("no seed"):
+        texts = [text_of(await session.ask(_RANDOM, **options)) for _ in range(3)]
     # best effort, as OpenAI says it: only where no two agree is it ignored
     if len(set(texts)) == 3:
         raise Unsound(f"one seed gave three answers: {texts}")
@@ -189,7 +157,7 @@ async def _seed(session: Session) -> str:
 
 async def _greedy(session: Session) -> str:
     """Where many answers are nearly as good, a server that takes any shows it."""
-    texts = [said_by(await session.ask(_RANDOM, max_tokens=16)) for _ in range(3)]
+    texts = [text_of(await session.ask(_RANDOM, max_tokens=16)) for _ in range(3)]
     # two that are equally probable may take turns
     if len(set(texts)) == 3:
         raise Unsound(f"at temperature 0 three answers: {texts}")
@@ -199,13 +167,10 @@ async def _greedy(session: Session) -> str:
 async def _conversation(session: Session) -> str:
     """Earlier turns are read, and what stands before them."""
     for question in conversation():
-        try:
+        # templates of some models know no system prompt
+        has_system = question.messages[0]["role"] == "system"
+        with optional("no system prompt") if has_system else nullcontext():
             answer = await session.ask(question.messages)
-        except Refused as error:
-            # templates of some models know no system prompt
-            if error.is_of_field and question.messages[0]["role"] == "system":
-                raise NotOffered(f"no system prompt: {error}") from error
-            raise
         session.require_clean(answer)
         if not Question("", question.want).is_right(answer.text):
             raise Unsound(f"{question.what}: {question.want}, not {answer.text[:120]!r}")
@@ -216,21 +181,24 @@ async def _stop(session: Session) -> str:
     for stream in (False, True):
         prompt, most = countings(1)[0].prompt, session.room(256)
         answer = await session.ask(prompt, stop=["110"], max_tokens=most, stream=stream)
-        said = said_by(answer)
-        if "110" in said or answer.finish != "stop" or not said.strip():
+        text = text_of(answer)
+        if "110" in text or answer.finish != "stop" or not text.strip():
             how = "in a stream" if stream else "whole"
-            raise Unsound(f"asked to stop at 110, {how}: {answer.finish!r}, {said[-40:]!r}")
+            raise Unsound(f"asked to stop at 110, {how}: {answer.finish!r}, {text[-40:]!r}")
     return "stops at a stop word, whole and as a stream"
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:
+    count = session.plan.questions
+    arithmetic = partial(_graded, questions=sums(count), least=_RIGHT_SHARE)
+    problems = partial(_graded, questions=word_problems(count), least=_GRADED_SHARE)
     return [
         CheckSpec("logprobs", "mechanics", _logprobs),
         CheckSpec("the same again", "mechanics", _repeat),
         CheckSpec("temperature 0", "mechanics", _greedy),
         CheckSpec("seed", "mechanics", _seed),
-        CheckSpec("arithmetic", "quality", _arithmetic),
-        CheckSpec("word problems", "quality", _problems),
+        CheckSpec("arithmetic", "quality", arithmetic),
+        CheckSpec("word problems", "quality", problems),
         CheckSpec("conversation", "quality", _conversation),
         CheckSpec("languages", "quality", _languages),
         CheckSpec("prose", "quality", _prose),

@@ -43,11 +43,11 @@ async def _models(session: Session) -> str:
 async def _context(session: Session, model: dict[str, Any]) -> int | None:
     """How much one request may hold: vLLM and SGLang say so in the list, llama.cpp in /props.
 
-    There it also says what its model sees.
+    Its /props also say what its model sees.
     """
-    said = model.get("max_model_len")
-    if isinstance(said, int) and said > 0:
-        return said
+    stated = model.get("max_model_len")
+    if isinstance(stated, int) and stated > 0:
+        return stated
     try:
         _, props = await session.client.get("/props", optional=True)
     except (NotOffered, Unsound):
@@ -66,22 +66,19 @@ def require_sound(session: Session, answer: Answer, most_tokens: int) -> None:
     if answer.finish not in _FINISHES:
         raise Unsound(f"finish_reason is {answer.finish!r}")
     usage = answer.usage
+    # not every engine counts in streams
+    if usage is None and answer.is_stream:
+        return
     if usage is None:
-        # not every engine counts in streams
-        if answer.is_stream:
-            return
         raise Unsound("the answer has no usage")
-    if usage.prompt_tokens < 1 or usage.total_tokens != (
-        usage.prompt_tokens + usage.completion_tokens
-    ):
+    written, total = usage.completion_tokens, usage.total_tokens
+    if usage.prompt_tokens < 1 or total != usage.prompt_tokens + written:
         raise Unsound(f"usage does not add up: {usage!r}")
-    if not 0 < usage.completion_tokens <= most_tokens:
-        raise Unsound(f"usage counts {usage.completion_tokens} tokens, of at most {most_tokens}")
-    is_full = usage.total_tokens >= (session.context_tokens or usage.total_tokens + 1)
-    if answer.is_cut and usage.completion_tokens < most_tokens and not is_full:
-        raise Unsound(
-            f"finish_reason is 'length' after {usage.completion_tokens} tokens of {most_tokens}"
-        )
+    if not 0 < written <= most_tokens:
+        raise Unsound(f"usage counts {written} tokens, of at most {most_tokens}")
+    is_full = total >= (session.context_tokens or total + 1)
+    if answer.is_cut and written < most_tokens and not is_full:
+        raise Unsound(f"finish_reason is 'length' after {written} tokens of {most_tokens}")
 
 
 async def _answer(session: Session) -> str:
@@ -110,38 +107,35 @@ async def _limit(session: Session) -> str:
 
 
 async def _stream(session: Session) -> str:
+    def shape(answer: Answer) -> tuple[str, str, str | None]:
+        return answer.reasoning, answer.text, answer.finish
+
     prompt, most = countings(1)[0].prompt, 64
     wholes, streams = [], []
     for _ in range(_TRIES):
-        wholes.append(await session.ask(prompt, max_tokens=most))
-        streams.append(await session.ask(prompt, max_tokens=most, stream=True))
-        session.require_clean(streams[-1])
-        require_sound(session, streams[-1], most)
+        whole = await session.ask(prompt, max_tokens=most)
+        stream = await session.ask(prompt, max_tokens=most, stream=True)
+        wholes.append(shape(whole))
+        streams.append(shape(stream))
+        session.require_clean(stream)
+        require_sound(session, stream, most)
         # another try where they differ: a tie may turn either way, a lost chunk is lost again
-        if {_shape(a) for a in wholes} & {_shape(a) for a in streams}:
-            _require_same_counts(wholes[-1], streams[-1])
+        if set(wholes) & set(streams):
             break
     else:
-        raise Unsound(f"a stream gives {_shape(streams[0])}, a whole answer {_shape(wholes[0])}")
-    limit = session.plan.limits.first_token_s
-    if streams[-1].first_token_s > limit:
-        raise Unsound(f"the first token took {streams[-1].first_token_s:.1f} s, not {limit:g}")
-    return f"the same as a stream; first token after {streams[-1].first_token_s:.2f} s"
-
-
-def _require_same_counts(whole: Answer, stream: Answer) -> None:
-    """One prompt has one length, whole and as a stream, and so has one answer."""
+        raise Unsound(f"a stream gives {streams[0]}, a whole answer {wholes[0]}")
+    # one prompt has one length, whole and as a stream, and so has one answer
     one, other = whole.usage, stream.usage
-    if one is None or other is None:
-        return
-    # the token that ends a turn may be counted or not
-    is_other = abs(one.completion_tokens - other.completion_tokens) > 1
-    if one.prompt_tokens != other.prompt_tokens or (is_other and _shape(whole) == _shape(stream)):
-        raise Unsound(f"usage of an answer: {one!r}; of the same as a stream: {other!r}")
-
-
-def _shape(answer: Answer) -> tuple[str, str, str | None]:
-    return answer.reasoning, answer.text, answer.finish
+    if one and other:
+        # the token that ends a turn may be counted or not
+        is_longer = abs(one.completion_tokens - other.completion_tokens) > 1
+        is_wrong = is_longer and wholes[-1] == streams[-1]
+        if is_wrong or one.prompt_tokens != other.prompt_tokens:
+            raise Unsound(f"usage of an answer: {one!r}; of the same as a stream: {other!r}")
+    limit = session.plan.limits.first_token_s
+    if stream.first_token_s > limit:
+        raise Unsound(f"the first token took {stream.first_token_s:.1f} s, not {limit:g}")
+    return f"the same as a stream; first token after {stream.first_token_s:.2f} s"
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:

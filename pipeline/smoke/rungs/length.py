@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
-from pipeline.smoke.chat import Answer
 from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.compare import reference
 from pipeline.smoke.model import ANSWER_TOKENS
 from pipeline.smoke.rungs.tools import message_text
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import Haystack, Question, additions, countings, haystack
 
 _WRONG_SHARE = 0.05
@@ -24,10 +24,6 @@ UNKNOWN_CONTEXT = "the server does not say how long its context is: use --contex
 _CLOSE = (0.75, 1.02)
 
 
-def _answer_tokens(session: Session) -> int:
-    return session.room(_SHORT_ANSWER)
-
-
 async def _lengths(session: Session) -> str:
     """One word more each time: a wrong digit where the length ≡ 3 mod 4 was vllm#55927."""
     count = session.plan.lengths
@@ -38,10 +34,8 @@ async def _lengths(session: Session) -> str:
     prompts = [
         f"Ignore these words:{' sea' * n}.\n\n{q.prompt}" for n, q in enumerate(questions, 1)
     ]
-    results = await session.ask_all(prompts, _AT_ONCE, max_tokens=_answer_tokens(session))
-    answers = answers_of(results)
-    for answer in answers:
-        session.require_clean(answer)
+    room = session.room(_SHORT_ANSWER)
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     # streams may come without usage; all of the others are compared
     counts = [a.usage.prompt_tokens for a in answers if a.usage]
     if not counts:
@@ -49,27 +43,16 @@ async def _lengths(session: Session) -> str:
     # all questions are equally long, so that each prompt has a token more than the one before
     if sorted(counts) != counts or len(set(counts)) < len(counts) // 2:
         raise Unsound(f"prompts grow word by word, and usage does not: {counts[:12]}")
-    if session.plan.quality:
-        _require_right(questions, answers)
+    pairs = enumerate(zip(questions, answers, strict=True))
+    wrong = [(n, q, a) for n, (q, a) in pairs if session.plan.quality and not q.is_right(a.text)]
+    if len(wrong) > _WRONG_SHARE * len(questions):
+        lengths = [a.usage.prompt_tokens if a.usage else n for n, _, a in wrong]
+        rest, times = Counter(n % 4 for n in lengths).most_common(1)[0]
+        pattern = f"; {times} of them ≡ {rest} mod 4" if times > 1 else ""
+        _, question, answer = wrong[0]
+        share = f"{len(wrong)} of {len(questions)} are wrong{pattern}"
+        raise Unsound(f"{share}; {question.mistake(answer.text)}")
     return f"{len(answers)} lengths, {counts[0]} to {counts[-1]} tokens"
-
-
-def _require_right(questions: Sequence[Question], answers: Sequence[Answer]) -> None:
-    wrong = [
-        (number, q, a)
-        for number, (q, a) in enumerate(zip(questions, answers, strict=True))
-        if not q.is_right(a.text)
-    ]
-    if len(wrong) <= _WRONG_SHARE * len(questions):
-        return
-    lengths = [a.usage.prompt_tokens if a.usage else n for n, _, a in wrong]
-    rest, times = Counter(n % 4 for n in lengths).most_common(1)[0]
-    pattern = f"; {times} of them ≡ {rest} mod 4" if times > 1 else ""
-    _, question, answer = wrong[0]
-    raise Unsound(
-        f"{len(wrong)} of {len(questions)} are wrong{pattern};"
-        f" {question.prompt!r} is {question.want}, not {answer.text[:60]!r}"
-    )
 
 
 async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
@@ -88,19 +71,16 @@ async def _measure(session: Session) -> None:
     """How many tokens a sentence has, and what a chat template adds."""
     least, most = _MEASURED
     more = max(least, min(most, (session.context_tokens or 8192) // 200))
-    short = await _prompt_tokens(session, haystack(2, [], 0).text)
-    long = await _prompt_tokens(session, haystack(2 + more, [], 0).text)
+    counts = []
+    for sentences in (2, 2 + more):
+        text = haystack(sentences, [], 0).text
+        answer = await session.ask(f"{text}\n\nSay yes.", max_tokens=1)
+        counts.append(answer.prompt_tokens)
+    short, long = counts
     session.sentence_tokens = (long - short) / more
     if session.sentence_tokens < 1:
         raise Unsound(f"{more} sentences more are {long - short} tokens more")
     session.frame_tokens = max(0.0, short - 2 * session.sentence_tokens)
-
-
-async def _prompt_tokens(session: Session, text: str) -> int:
-    answer = await session.ask(f"{text}\n\nSay yes.", max_tokens=1)
-    if answer.usage is None:
-        raise Unsound("the answer has no usage")
-    return answer.usage.prompt_tokens
 
 
 def prompt_for(stack: Haystack, question: Question) -> str:
@@ -108,46 +88,30 @@ def prompt_for(stack: Haystack, question: Question) -> str:
     return f"{stack.text}\n\n{question.prompt}"
 
 
-def _walk(tokens: int) -> Callable[[Session], Awaitable[str]]:
-    async def run(session: Session) -> str:
-        return await _at_length(session, tokens, seed=tokens)
-
-    return run
-
-
 async def _at_length(session: Session, tokens: int, seed: int) -> str:
     """A needle at every depth; and the first again, now that its text may be kept."""
-    room = _answer_tokens(session)
-    stack = await sized_haystack(session, tokens - room, seed)
-    first: Answer | None = None
-    wrong = []
+    room = session.room(_SHORT_ANSWER)
+    tokens -= room
+    stack = await sized_haystack(session, tokens, seed)
+    # a short text cannot be nearer to its size than its parts are long
+    near = session.sentence_tokens * (len(session.plan.depths) + 2)
+    counts, answers, wrong = [], [], []
     for question in stack.needles:
         answer = await session.ask_known(prompt_for(stack, question), max_tokens=room)
         session.require_clean(answer)
-        _require_count(session, answer, tokens - room)
-        if session.plan.quality and not question.is_right(answer.text):
-            wrong.append(f"{question.prompt!r} is {question.want}, not {answer.text[:60]!r}")
-        first = first or answer
+        # the server's own count says whether the whole prompt was read
+        counted = answer.prompt_tokens
+        if not _CLOSE[0] * tokens - near <= counted <= _CLOSE[1] * tokens:
+            raise Unsound(f"a prompt of about {tokens} tokens was sent, usage counts {counted}")
+        if session.plan.quality and (why := question.mistake(answer.text)):
+            wrong.append(why)
+        counts.append(counted)
+        answers.append(answer)
     if wrong:
         raise Unsound(f"{len(wrong)} of {len(stack.needles)} needles are lost: {wrong[0]}")
-    assert first is not None
     again = await session.ask(prompt_for(stack, stack.needles[0]), max_tokens=room, stream=True)
-    session.require_same(reference(first), [again])
-    counted = first.usage.prompt_tokens if first.usage else 0
-    return f"{counted} tokens, needles at {len(stack.needles)} depths"
-
-
-def _require_count(session: Session, answer: Answer, tokens: int) -> None:
-    """The server's own count says whether the whole prompt was read."""
-    if answer.usage is None:
-        raise Unsound("the answer has no usage")
-    # a short text cannot be nearer than its parts are long
-    near = session.sentence_tokens * (len(session.plan.depths) + 2)
-    least, most = _CLOSE[0] * tokens - near, _CLOSE[1] * tokens
-    if not least <= answer.usage.prompt_tokens <= most:
-        raise Unsound(
-            f"a prompt of about {tokens} tokens was sent, usage counts {answer.usage.prompt_tokens}"
-        )
+    session.require_same(reference(answers[0]), [again])
+    return f"{counts[0]} tokens, needles at {len(stack.needles)} depths"
 
 
 async def _batch(session: Session) -> str:
@@ -171,10 +135,10 @@ async def _too_long(session: Session) -> str:
         counted = answer.usage.prompt_tokens if answer.usage else "?"
         note = f"was cut to {counted} tokens without a word"
     except Refused as error:
-        if error.status >= 500 and "context" not in str(error):
+        if error.status >= 500 and "context" not in error.answer:
             raise
         note = "is refused"
-    after = await session.ask("Say hello.", max_tokens=_answer_tokens(session))
+    after = await session.ask("Say hello.", max_tokens=session.room(_SHORT_ANSWER))
     session.require_clean(after)
     return f"a prompt of twice the context {note}; the next answer is good"
 
@@ -182,16 +146,14 @@ async def _too_long(session: Session) -> str:
 async def _messages(session: Session) -> str:
     """/v1/messages near the full context: vllm-project/vllm#42400."""
     assert session.context_tokens is not None
-    room = _answer_tokens(session)
+    room = session.room(_SHORT_ANSWER)
     # no further than the walk, which knows how slow the machine is
     tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
     stack = await sized_haystack(session, tokens, seed=4)
     question = stack.needles[-1]
     text, counted = await message_text(session, prompt_for(stack, question), room)
-    if not text.strip():
-        raise Unsound("/v1/messages: the answer is empty")
-    if session.plan.quality and not question.is_right(text):
-        raise Unsound(f"/v1/messages: {question.prompt!r} is {question.want}, not {text[:60]!r}")
+    if session.plan.quality and (why := question.mistake(text)):
+        raise Unsound(f"/v1/messages: {why}")
     return f"an answer; the server counts {counted} tokens"
 
 
@@ -217,30 +179,22 @@ async def _long_answer(session: Session) -> str:
         raise NotOffered(f"this model leaves numbers out: {answer.text[-60:]!r}")
     if answer.is_cut and not answer.text.strip():
         raise NotOffered("all tokens went into thinking")
-    numbers = re.findall(r"\d+", answer.text)
-    if not (_is_begun(question, answer.text) if answer.is_cut else question.is_held(answer.text)):
+    numbers, is_right = re.findall(r"\d+", answer.text), question.is_held(answer.text)
+    if answer.is_cut:
+        # all that was counted before the limit is right; some say first what they will do
+        first, second, _ = question.want.split(", ", 2)
+        found = re.search(rf"{first}\D{{1,3}}{second}\D.*", answer.text, re.S)
+        is_right = found is not None and not any(c.isalpha() for c in found[0])
+        counted = ", ".join(re.findall(r"\d+", found[0])) if found else ""
+        is_right = is_right and question.want.startswith(counted)
+    if not is_right:
         end = answer.text[-60:]
         raise Unsound(f"{len(numbers)} numbers, {answer.finish!r}: it ends with {end!r}")
     return f"{len(numbers)} numbers in a stream"
 
 
-def _is_begun(question: Question, text: str) -> bool:
-    """Whether all that was counted before the limit is right; some say first what they will do."""
-    first, second, _ = question.want.split(", ", 2)
-    found = re.search(rf"{first}\D{{1,3}}{second}\D.*", text, re.S)
-    if not found or any(c.isalpha() for c in found[0]):
-        return False
-    return question.want.startswith(", ".join(re.findall(r"\d+", found[0])))
-
-
 def _unknown(session: Session) -> str:
     return UNKNOWN_CONTEXT if session.context_tokens is None else ""
-
-
-def _beyond(session: Session) -> list[int]:
-    """Steps that the recipe has and the server cannot take."""
-    most = session.context_tokens
-    return [n for n in session.plan.contexts if most is not None and n > most]
 
 
 def _missing(tokens: int) -> CheckSpec:
@@ -260,8 +214,12 @@ def _missing(tokens: int) -> CheckSpec:
 
 
 def _checks(session: Session) -> Sequence[CheckSpec]:
-    walk = [CheckSpec(f"context {n}", "mechanics", _walk(n)) for n in contexts_of(session)]
-    walk += [_missing(n) for n in _beyond(session)]
+    most = session.context_tokens
+    walk = [
+        CheckSpec(f"context {n}", "mechanics", partial(_at_length, tokens=n, seed=n))
+        for n in contexts_of(session)
+    ]
+    walk += [_missing(n) for n in session.plan.contexts if most is not None and n > most]
     if not walk:
         walk = [CheckSpec("context", "mechanics", _batch, _unknown)]
     return [

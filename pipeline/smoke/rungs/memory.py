@@ -8,7 +8,7 @@ from pipeline.smoke.client import NotOffered, Refused, Unsound
 from pipeline.smoke.rungs.length import UNKNOWN_CONTEXT, prompt_for, sized_haystack
 from pipeline.smoke.rungs.streams import one_round, tools_at_once
 from pipeline.smoke.rungs.tools import without_tools
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import Question
 
 _AT_ONCE = 8
@@ -26,10 +26,6 @@ def _tokens(session: Session) -> int:
     return min(wanted, most // 2 if most >= 2048 else most * 3 // 4)
 
 
-def _room(session: Session) -> int:
-    return session.room(_SHORT_ANSWER)
-
-
 async def _questions(session: Session, seed: int = 7) -> list[Question]:
     stack = await sized_haystack(session, _tokens(session), seed)
     return [Question(prompt_for(stack, q), q.want) for q in stack.needles]
@@ -40,9 +36,9 @@ async def _first_questions(session: Session) -> list[Question]:
     try:
         questions = await _questions(session)
         for question in questions:
-            await session.reference_for(question.prompt, max_tokens=_room(session))
+            await session.reference_for(question.prompt, max_tokens=session.room(_SHORT_ANSWER))
     except Refused as error:
-        # perhaps more than the server holds: it has not said how much that is
+        # perhaps more than the server holds: it does not say how much that is
         if session.context_tokens is None and error.status in _TOO_MUCH:
             raise NotOffered(f"{_tokens(session)} tokens: {error}; {UNKNOWN_CONTEXT}") from error
         raise
@@ -51,27 +47,27 @@ async def _first_questions(session: Session) -> list[Question]:
 
 async def _ask_again(session: Session) -> str:
     """All questions about the one text, at the same time, held against the first answers."""
-    questions = await _first_questions(session)
-    results = await session.ask_all(
-        [q.prompt for q in questions * 2], _AT_ONCE, max_tokens=_room(session)
-    )
-    answers = answers_of(results)
+    questions, room = await _first_questions(session), session.room(_SHORT_ANSWER)
+    prompts = [q.prompt for q in questions * 2]
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     sentence = ""
     for number, question in enumerate(questions):
         same = answers[number :: len(questions)]
         for answer in same:
-            session.require_clean(answer)
-            if session.plan.quality and not question.is_right(answer.text):
-                raise Unsound(f"the needle is {question.want}, not {answer.text[:60]!r}")
+            _require_needle(session, question, answer.text)
         sentence = session.require_same(session.references[question.prompt], same)
     return f"{len(answers)} answers as before ({sentence} each)"
 
 
+def _require_needle(session: Session, question: Question, text: str, where: str = "") -> None:
+    # not `mistake`, which repeats the prompt: it is as long as the context
+    if session.plan.quality and not question.is_right(text):
+        raise Unsound(f"{where}the needle is {question.want}, not {text[:60]!r}")
+
+
 async def _prefix(session: Session) -> str:
     for question in await _first_questions(session):
-        base = session.references[question.prompt]
-        if session.plan.quality and not question.is_right(base.text):
-            raise Unsound(f"the needle is {question.want}, not {base.text[:60]!r}")
+        _require_needle(session, question, session.references[question.prompt].text)
     return await _ask_again(session)
 
 
@@ -81,12 +77,10 @@ async def _pressure(session: Session) -> str:
     others = []
     for number in range(session.plan.pressure_prompts):
         others.append((await _questions(session, _FIRST_SEED + number))[0])
-    results = await session.ask_all([q.prompt for q in others], _AT_ONCE, max_tokens=_room(session))
-    answers = answers_of(results)
+    prompts, room = [q.prompt for q in others], session.room(_SHORT_ANSWER)
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     for question, answer in zip(others, answers, strict=True):
-        session.require_clean(answer)
-        if session.plan.quality and not question.is_right(answer.text):
-            raise Unsound(f"under pressure: {question.want}, not {answer.text[:60]!r}")
+        _require_needle(session, question, answer.text, "under pressure: ")
     again = await _ask_again(session)
     return f"after {len(others)} texts of {_tokens(session)} tokens: {again}"
 
@@ -103,15 +97,12 @@ async def _restarted(session: Session) -> str:
     return f"{again}; short prompts at once: {short}"
 
 
-def _no_restart(session: Session) -> str:
-    return "" if session.restart else session.why_no_restart
-
-
 def _checks(session: Session) -> Sequence[CheckSpec]:
+    why_not = "" if session.restart else session.why_no_restart
     return [
         CheckSpec("shared prefix", "mechanics", _prefix),
         CheckSpec("pressure", "mechanics", _pressure),
-        CheckSpec("restart", "mechanics", _restarted, _no_restart),
+        CheckSpec("restart", "mechanics", _restarted, lambda _: why_not),
     ]
 
 

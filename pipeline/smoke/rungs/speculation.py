@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from pipeline.smoke.baseline import baseline_questions, is_right
 from pipeline.smoke.client import NotOffered, Unsound
-from pipeline.smoke.compare import compare, tally
+from pipeline.smoke.compare import compare
 from pipeline.smoke.rungs.answers import json_by_schema
 from pipeline.smoke.rungs.streams import as_alone, tools_at_once
 from pipeline.smoke.rungs.tools import tool_scenarios, without_tools
-from pipeline.smoke.session import CheckSpec, Rung, Session, answers_of
-from pipeline.smoke.trusted import record_baseline
+from pipeline.smoke.session import CheckSpec, Rung, Session, record_baseline
 
 _AT_ONCE = 2  # from two streams on, drafts corrupted answers: local-inference-lab/rtx6kpro#53
 _LOST_SHARE = 0.1
@@ -42,23 +41,20 @@ async def _same(session: Session) -> str:
     questions = [q for q in baseline_questions() if q.prompt in known]
     if not questions:
         raise Unsound("the baseline has none of the prompts of this version")
-    # a quick climb asks for shorter answers than a whole one that recorded the baseline
+    # a quick run asks for shorter answers than a whole one that recorded the baseline
     room = session.baseline.answer_tokens or session.answer_tokens
     prompts = [q.prompt for q in questions]
-    answers = answers_of(await session.ask_all(prompts, _AT_ONCE, max_tokens=room))
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     pairs = list(zip(questions, answers, strict=True))
-    for _, answer in pairs:
-        session.require_clean(answer)
-    counted = tally(
-        [compare(known[q.prompt].reference(), a, session.plan.tolerance) for q, a in pairs]
-    )
-    if why := counted.fault(session.plan.tolerance):
-        raise Unsound(f"held against the baseline: {why}")
+    differences = [
+        compare(known[q.prompt].reference(), a, session.plan.tolerance) for q, a in pairs
+    ]
+    found = session.require_close(differences, "held against the baseline: ")
     before = sum(known[q.prompt].is_right for q in questions)
     now = sum(is_right(q, a.text) for q, a in pairs)
     if now < before - _LOST_SHARE * len(questions):
         raise Unsound(f"{now} of {len(questions)} are right, {before} were in the baseline")
-    return f"{counted.sentence()}; {now} right, {before} in the baseline"
+    return f"{found}; {now} right, {before} in the baseline"
 
 
 async def _streams(session: Session) -> str:
@@ -105,7 +101,7 @@ async def _acceptance(session: Session) -> str:
         # one line for each of several engines
         counts[name] += int(float(value))
     if not counts["draft"]:
-        # vLLM counts wherever it drafts; SGLang has other names, and only where it is told to
+        # vLLM counts wherever it drafts; SGLang has other names, and only with a flag
         if session.is_drafting and _VLLM in text:
             raise Unsound("the draft model was turned on, and the server drafts nothing")
         raise NotOffered("the server counts no drafted tokens: nothing speculates here")
@@ -119,26 +115,24 @@ def _no_baseline(session: Session) -> str:
     return "" if session.baseline else "no baseline was given: record one without a draft model"
 
 
-def _no_drafting(session: Session) -> str:
-    return "" if session.start_drafting else session.why_no_drafting
-
-
 def _not_drafting(session: Session) -> str:
     return "" if session.is_drafting else "the ladder turned no draft model on"
 
 
-def _no_tools(session: Session) -> str:
-    return _not_drafting(session) or without_tools(session)
-
-
 def _checks(session: Session) -> Sequence[CheckSpec]:
+    why_no_drafting = "" if session.start_drafting else session.why_no_drafting
     return [
-        CheckSpec("draft model", "mechanics", _start_drafting, _no_drafting),
+        CheckSpec("draft model", "mechanics", _start_drafting, lambda _: why_no_drafting),
         CheckSpec("the baseline's answers", "mechanics", _same, _no_baseline),
         CheckSpec("the baseline's probabilities", "mechanics", _probabilities, _no_baseline),
         CheckSpec("streams with drafts", "mechanics", _streams, _not_drafting),
         CheckSpec("JSON with drafts", "quality", json_by_schema, _not_drafting),
-        CheckSpec("tool calls with drafts", "quality", _tools, _no_tools),
+        CheckSpec(
+            "tool calls with drafts",
+            "quality",
+            _tools,
+            lambda s: _not_drafting(s) or without_tools(s),
+        ),
         CheckSpec("acceptance", "mechanics", _acceptance),
     ]
 

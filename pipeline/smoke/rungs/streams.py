@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from pipeline.smoke.chat import Answer
 from pipeline.smoke.client import Unsound
-from pipeline.smoke.compare import Difference, compare, reference, said_by, tally
+from pipeline.smoke.compare import Difference, compare, reference, text_of
 from pipeline.smoke.rungs.tools import require_call, without_tools
 from pipeline.smoke.session import CheckSpec, Rung, Session
-from pipeline.smoke.tasks import SCENARIOS, TOOLS, Question, countings, sums
+from pipeline.smoke.tasks import SCENARIOS, TOOLS, countings, sums
 
 # Different prompts, so that what one stream takes from another shows.
 _PROMPTS = 8
@@ -33,13 +34,6 @@ async def _alone(session: Session) -> str:
     return f"{len(questions)} answers, one at a time"
 
 
-def _at(number: int) -> Callable[[Session], Awaitable[str]]:
-    async def run(session: Session) -> str:
-        return await as_alone(session, number)
-
-    return run
-
-
 async def as_alone(session: Session, number: int) -> str:
     """So many at once, each answered as it was alone; twice."""
     parts = [await one_round(session, number, turn) for turn in range(session.plan.rounds)]
@@ -48,7 +42,7 @@ async def as_alone(session: Session, number: int) -> str:
 
 async def one_round(session: Session, number: int, turn: int = 0) -> str:
     """So many at once, once."""
-    questions = countings(_PROMPTS)
+    questions, tolerance = countings(_PROMPTS), session.plan.tolerance
     # in another order each time: which request shares a batch with which is part of the test
     chosen = [questions[(i * 3 + turn) % _PROMPTS] for i in range(number)]
     results = await session.ask_all([q.prompt for q in chosen], number, max_tokens=_tokens(session))
@@ -60,33 +54,20 @@ async def one_round(session: Session, number: int, turn: int = 0) -> str:
         raise Unsound(f"of {number} answers {empty} are empty and {len(failed)} failed{first}")
     for _, answer in pairs:
         session.require_clean(answer)
-    return _judged(session, pairs)
-
-
-def _judged(session: Session, pairs: Sequence[tuple[Question, Answer]]) -> str:
-    tolerance = session.plan.tolerance
-    _require_own(session, pairs)
-    counted = tally(
-        [compare(session.references[q.prompt], answer, tolerance) for q, answer in pairs]
-    )
-    if why := counted.fault(tolerance):
-        raise Unsound(why)
-    # after a tie the rest may differ, and must still be right
-    wrong = [(q, a) for q, a in pairs if not q.is_held(a.text)] if session.plan.quality else []
-    if len(wrong) > tolerance.near_share * len(pairs):
-        raise Unsound(f"{len(wrong)} of {len(pairs)} are wrong; {wrong[0][1].text[:120]!r}")
-    return counted.sentence()
-
-
-def _require_own(session: Session, pairs: Sequence[tuple[Question, Answer]]) -> None:
-    """No answer of another prompt: certain also where a server gives no logprobs."""
-    if not session.plan.quality:  # who only recites gives one answer to all
-        return
+    # no answer of another prompt: certain also where a server gives no logprobs
     prompts = {base.text: prompt for prompt, base in session.references.items()}
     for question, answer in pairs:
-        said, base = said_by(answer), session.references[question.prompt]
-        if said != base.text and said in prompts:
-            raise Unsound(f"{question.prompt!r} got the answer to {prompts[said]!r}")
+        text, base = text_of(answer), session.references[question.prompt]
+        # a model that only recites gives one answer to all
+        if session.plan.quality and text != base.text and text in prompts:
+            raise Unsound(f"{question.prompt!r} got the answer to {prompts[text]!r}")
+    bases = session.references
+    found = session.require_close([compare(bases[q.prompt], a, tolerance) for q, a in pairs])
+    # after a tie the rest may differ, and must still be right
+    wrong = [a for q, a in pairs if session.plan.quality and not q.is_held(a.text)]
+    if len(wrong) > tolerance.near_share * len(pairs):
+        raise Unsound(f"{len(wrong)} of {len(pairs)} are wrong; {wrong[0].text[:120]!r}")
+    return found
 
 
 async def _turns(session: Session) -> str:
@@ -95,21 +76,24 @@ async def _turns(session: Session) -> str:
     Where as many long ones ran at once, a KV cache that lost sight of cells in use still gave the
     right text; with these it gave NUL bytes: images/sources/ik-llama/patches/used-cells.patch.
     """
-    prompts = [_short_prompt(n, q) for n, q in enumerate(sums(_SHORT_PROMPTS, seed=21))]
-    bases = []
-    for number, prompt in enumerate(prompts):
-        answer = await session.ask_known(prompt, max_tokens=_short_tokens(session, number))
+    asked, bases = [], []
+    for number, question in enumerate(sums(_SHORT_PROMPTS, seed=21)):
+        prompt = "Please. " * (number % 4) + question.prompt.partition("?")[0] + "?"
+        # a few, of some more than of others
+        most = session.room(_SHORT_TOKENS + number % 4 * 4)
+        answer = await session.ask_known(prompt, max_tokens=most)
         session.require_clean(answer)
+        asked.append((prompt, most))
         bases.append(reference(answer))
     places = asyncio.Semaphore(min(_LANES, max(session.plan.streams)))
 
     async def one(number: int) -> Difference | Unsound:
         # in another order each time
-        which = number * 7 % len(prompts)
-        most = _short_tokens(session, which)
+        which = number * 7 % len(asked)
+        prompt, most = asked[which]
         async with places:
             try:
-                answer = await session.ask(prompts[which], max_tokens=most, stream=number % 2 == 1)
+                answer = await session.ask(prompt, max_tokens=most, stream=number % 2 == 1)
             except Unsound as error:
                 return error
         return compare(bases[which], answer, session.plan.tolerance)
@@ -118,19 +102,7 @@ async def _turns(session: Session) -> str:
     results = await asyncio.gather(*(one(n) for n in range(count)))
     if failed := [r for r in results if isinstance(r, Unsound)]:
         raise Unsound(f"{len(failed)} of {count} short requests failed: {failed[0]}")
-    counted = tally([r for r in results if isinstance(r, Difference)])
-    if why := counted.fault(session.plan.tolerance):
-        raise Unsound(why)
-    return counted.sentence()
-
-
-def _short_prompt(number: int, question: Question) -> str:
-    return "Please. " * (number % 4) + question.prompt.partition("?")[0] + "?"
-
-
-def _short_tokens(session: Session, number: int) -> int:
-    """A few, of some more than of others."""
-    return session.room(_SHORT_TOKENS + number % 4 * 4)
+    return session.require_close([r for r in results if isinstance(r, Difference)])
 
 
 async def tools_at_once(session: Session) -> str:
@@ -154,7 +126,10 @@ async def tools_at_once(session: Session) -> str:
 def _checks(session: Session) -> Sequence[CheckSpec]:
     return [
         CheckSpec("alone", "mechanics", _alone),
-        *(CheckSpec(f"{n} at once", "mechanics", _at(n)) for n in session.plan.streams),
+        *(
+            CheckSpec(f"{n} at once", "mechanics", partial(as_alone, number=n))
+            for n in session.plan.streams
+        ),
         CheckSpec("short ones in turn", "mechanics", _turns),
         CheckSpec("tool calls at once", "quality", tools_at_once, without_tools),
     ]

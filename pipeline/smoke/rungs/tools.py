@@ -10,7 +10,6 @@ from typing import Any
 from pipeline.foreign_json import JsonInvalid, read_json
 from pipeline.smoke.chat import Answer, ToolCall
 from pipeline.smoke.client import NotOffered, Refused, Unsound
-from pipeline.smoke.schema import violation
 from pipeline.smoke.session import CheckSpec, Rung, Session
 from pipeline.smoke.tasks import (
     CITIES,
@@ -19,8 +18,8 @@ from pipeline.smoke.tasks import (
     TOOLS,
     Scenario,
     countings,
-    schema_of,
     sums,
+    violation,
 )
 
 MESSAGES = "/v1/messages"
@@ -35,8 +34,8 @@ _MARKS = re.compile(
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The arguments of a call, which its tool can take."""
-    names = [t["function"]["name"] for t in TOOLS]
-    if call.name not in names:
+    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
+    if call.name not in schemas:
         raise Unsound(f"a call of {call.name!r}, which was not offered")
     if not call.id:
         raise Unsound(f"the call of {call.name} has no id")
@@ -44,7 +43,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
         value = read_json(call.arguments.encode(), most_bytes=1 << 20)
     except JsonInvalid as error:
         raise Unsound(f"the arguments of {call.name} {error}: {call.arguments[:120]!r}") from error
-    if why := violation(value, schema_of(call.name), f"the argument of {call.name}"):
+    if why := violation(value, schemas[call.name], f"the argument of {call.name}"):
         raise Unsound(f"{why}: {call.arguments[:120]!r}")
     arguments: dict[str, Any] = value
     return arguments
@@ -53,17 +52,13 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
 def require_call(answer: Answer, scenario: Scenario) -> None:
     """Exactly the call that a scenario leads to."""
     how = "in a stream" if answer.is_stream else "whole"
+    where = f"{scenario.prompt!r}, {how}"
     if len(answer.calls) != 1:
-        raise Unsound(
-            f"{scenario.prompt!r}, {how}: {len(answer.calls)} calls, not 1;"
-            f" content {answer.text[:120]!r}"
-        )
-    got = arguments_of(answer.calls[0])
-    if (answer.calls[0].name, got) != (scenario.tool, scenario.arguments):
-        raise Unsound(
-            f"{scenario.prompt!r}, {how}: {answer.calls[0].name}"
-            f"({json.dumps(got, ensure_ascii=False)})"
-        )
+        content = f"content {answer.text[:120]!r}"
+        raise Unsound(f"{where}: {len(answer.calls)} calls, not 1; {content}")
+    name, got = answer.calls[0].name, arguments_of(answer.calls[0])
+    if (name, got) != (scenario.tool, scenario.arguments):
+        raise Unsound(f"{where}: {name}({json.dumps(got, ensure_ascii=False)})")
     if answer.finish != "tool_calls":
         raise Unsound(f"a tool call, {how}, and finish_reason is {answer.finish!r}")
     require_no_marks(answer)
@@ -110,13 +105,10 @@ async def _result(session: Session) -> str:
     require_call(first, SCENARIOS[0])
     call = first.calls[0]
     function = {"name": call.name, "arguments": call.arguments}
+    calls = [{"id": call.id, "type": "function", "function": function}]
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": SCENARIOS[0].prompt},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": call.id, "type": "function", "function": function}],
-        },
+        {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "tool_call_id": call.id, "content": "Rain, 17 degrees"},
     ]
     answer = await session.ask(messages, tools=TOOLS)
@@ -144,8 +136,7 @@ async def _thinking(session: Session) -> str:
         if not answer.reasoning.strip():
             raise Unsound(f"thinking was asked for: no reasoning, content {answer.text[:120]!r}")
         require_no_marks(answer)
-        if not question.is_right(answer.text):
-            raise Unsound(f"{question.prompt!r} is {question.want}, not {answer.text[:120]!r}")
+        session.require_right(question, answer.text)
         if answer.reasoning.strip() in answer.text:
             raise Unsound("the reasoning is in the content, too")
         if texts[False] & texts[True]:
@@ -170,19 +161,13 @@ async def _instant(session: Session) -> str:
         # gpt-oss cannot do otherwise; a switch that is lost now and then is a fault
         before = session.instant_thoughts
         raise NotOffered(f"{why}, as always") if sum(before) > len(before) / 2 else Unsound(why)
-    if not question.is_right(answer.text):
-        raise Unsound(f"{question.prompt!r} is {question.want}, not {answer.text[:120]!r}")
+    session.require_right(question, answer.text)
     return "an answer without reasoning"
 
 
 async def message_text(session: Session, prompt: str, most_tokens: int) -> tuple[str, int]:
     """What /v1/messages answers, as Claude Code asks for it, and its count of the prompt."""
-    body = {
-        "model": session.model,
-        "max_tokens": most_tokens,
-        "temperature": 0,
-        "messages": [{"role": "user", "content": prompt}],
-    }
+    body = _message(session, prompt, most_tokens)
     _, value = await session.client.post(MESSAGES, body, optional=True)
     blocks = value.get("content") if isinstance(value, dict) else None
     if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
@@ -192,46 +177,43 @@ async def message_text(session: Session, prompt: str, most_tokens: int) -> tuple
     usage = value.get("usage")
     if not isinstance(usage, dict) or not isinstance(usage.get("input_tokens"), int):
         raise Unsound("/v1/messages: no usage")
+    text = "".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text")
+    if not text.strip():
+        raise Unsound("/v1/messages: the answer is empty")
     # `input_tokens` leaves out what was kept of earlier prompts, which has a count of its own
     parts = [usage.get(name) for name in _INPUTS]
-    counted = sum(n for n in parts if isinstance(n, int))
-    text = "".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text")
-    return text, counted
+    return text, sum(n for n in parts if isinstance(n, int))
 
 
-async def _messages(session: Session) -> str:
-    """The same answer through the other door: vllm-project/vllm#44576."""
-    prompt = countings(4)[3].prompt
-    most = session.answer_tokens
-    texts: set[str] = set()
-    streams: set[str] = set()
-    for _ in range(_TRIES):
-        text, _ = await message_text(session, prompt, most)
-        if not text.strip():
-            raise Unsound("/v1/messages: the answer is empty")
-        if session.plan.quality and not countings(4)[3].is_held(text):
-            raise Unsound(f"/v1/messages: {prompt!r}, the answer is {text[:120]!r}")
-        texts.add(text)
-        streams.add(await _streamed_message(session, prompt, most))
-        if texts & streams:
-            return "an answer, the same as a stream"
-    raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
-
-
-async def _streamed_message(session: Session, prompt: str, most_tokens: int) -> str:
-    body = {
+def _message(session: Session, prompt: str, most_tokens: int) -> dict[str, Any]:
+    return {
         "model": session.model,
         "max_tokens": most_tokens,
         "temperature": 0,
-        "stream": True,
         "messages": [{"role": "user", "content": prompt}],
     }
-    _, events = await session.client.stream(MESSAGES, body, has_done=False)
-    values = [v for _, v in events if isinstance(v, dict)]
-    if not values or values[-1].get("type") != "message_stop":
-        raise Unsound("/v1/messages: the stream ended without message_stop")
-    deltas = [v.get("delta") or {} for v in values if v.get("type") == "content_block_delta"]
-    return "".join(str(d.get("text", "")) for d in deltas)
+
+
+async def _messages(session: Session) -> str:
+    """The same answer through the other endpoint: vllm-project/vllm#44576."""
+    question, most = countings(4)[3], session.answer_tokens
+    body = {**_message(session, question.prompt, most), "stream": True}
+    texts: set[str] = set()
+    streams: set[str] = set()
+    for _ in range(_TRIES):
+        text, _ = await message_text(session, question.prompt, most)
+        if session.plan.quality and not question.is_held(text):
+            raise Unsound(f"/v1/messages: {question.prompt!r}, the answer is {text[:120]!r}")
+        texts.add(text)
+        _, events = await session.client.stream(MESSAGES, body, has_done=False)
+        values = [v for _, v in events if isinstance(v, dict)]
+        if not values or values[-1].get("type") != "message_stop":
+            raise Unsound("/v1/messages: the stream ended without message_stop")
+        deltas = [v.get("delta") or {} for v in values if v.get("type") == "content_block_delta"]
+        streams.add("".join(str(d.get("text", "")) for d in deltas))
+        if texts & streams:
+            return "an answer, the same as a stream"
+    raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
 
 
 def without_tools(session: Session) -> str:
@@ -243,7 +225,7 @@ def _without_reasoning(session: Session) -> str:
     return "" if session.plan.reasoning else "the recipe expects no reasoning"
 
 
-def _without_either(session: Session) -> str:
+def _without_calls(session: Session) -> str:
     return _without_reasoning(session) or without_tools(session)
 
 
@@ -254,7 +236,7 @@ def _checks(session: Session) -> Sequence[CheckSpec]:
         CheckSpec("parallel calls", "quality", _parallel, without_tools),
         CheckSpec("tool result", "quality", _result, without_tools),
         CheckSpec("thinking", "quality", _thinking, _without_reasoning),
-        CheckSpec("tool call after thinking", "quality", _thinking_call, _without_either),
+        CheckSpec("tool call after thinking", "quality", _thinking_call, _without_calls),
         CheckSpec("instant", "quality", _instant, _without_reasoning),
         CheckSpec("/v1/messages", "mechanics", _messages),
     ]

@@ -11,9 +11,18 @@ import pytest
 from pipeline.bench.metrics import DEFINITIONS, t_quantile
 from pipeline.bench.model import CellResult, Mark, Run, Trial
 from pipeline.bench.record import read_run
-from pipeline.bench.results.compare import NumberChange, change_of, compare
-from pipeline.bench.results.gate import GATED, judge
-from pipeline.bench.results.sides import Side, SideCell, is_judged, read_side, side_of
+from pipeline.bench.results.compare import (
+    GATED,
+    NumberChange,
+    Side,
+    SideCell,
+    change_of,
+    compare,
+    is_judged,
+    judge,
+    read_side,
+    side_of,
+)
 from pipeline.model import sha256_of
 from tests.unit.bench.example_run import FOLDER
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.bench import runner
-from pipeline.bench.gpu import energy_j
-from pipeline.bench.marks import Tally
+from pipeline.bench.marks import TrialChecks
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import Inputs, RequestRow, Run
 from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
@@ -29,8 +28,7 @@ from pipeline.bench.record import (
     workload_digest,
     write_run,
 )
-from pipeline.bench.results.compare import compare
-from pipeline.bench.results.sides import read_side
+from pipeline.bench.results.compare import compare, read_side
 from pipeline.bench.runner import (
     Bench,
     Settings,
@@ -38,9 +36,10 @@ from pipeline.bench.runner import (
     differences,
     measure_in_turns,
 )
+from pipeline.bench.samples import energy_j
 from pipeline.bench.server import Server
-from pipeline.bench.worker import Share, prepared
-from pipeline.bench.workers import Effort, Workers, start_module
+from pipeline.bench.worker import WorkerRun, prepared
+from pipeline.bench.workers import Workers, WorkerStats, start_module
 from pipeline.bench.workload import Workload
 from pipeline.errors import (
     BenchNotMeasured,
@@ -92,7 +91,7 @@ class _HereWorkers:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self.efforts: list[Effort] = []
+        self.efforts: list[WorkerStats] = []
 
     def __enter__(self) -> _HereWorkers:
         return self
@@ -103,10 +102,10 @@ class _HereWorkers:
     def rows(self, progress: object = None) -> Iterator[RequestRow]:
         for job in self.jobs:
             share = asyncio.run(self._share(job))
-            self.efforts.append(Effort(0.0, 1.0, 0.0, share.unsent))
+            self.efforts.append(WorkerStats(0.0, 1.0, 0.0, share.unsent))
             yield from share.rows()
 
-    async def _share(self, job: Job) -> Share:
+    async def _share(self, job: Job) -> WorkerRun:
         share, todo = await prepared(job)
         share.origin = time.monotonic()
         await share.run(iter(todo))
@@ -163,7 +162,7 @@ def with_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.bench.sampler.shutil.which", lambda name: None)
+    monkeypatch.setattr("pipeline.bench.server.shutil.which", lambda name: None)
 
 
 @pytest.mark.parametrize("card", ["with_a_card", "without_a_card"])
@@ -268,13 +267,13 @@ def test_a_server_that_dies_leaves_a_partial_run_with_what_it_did(
 ) -> None:
     with bench_server("dies") as server, pytest.raises(BenchUnanswered) as caught:
         _bench(server, tmp_path, _workload(loads=[{"concurrency": 2, "requests": 200}])).run()
-    assert "the server went away during c2, trial 1: nobody listens" in str(caught.value)
+    assert "the server went away during c2, trial 1: no server listens" in str(caught.value)
     assert "0 trials before it are kept" in str(caught.value)
     assert "Serve it again, then run the same command" in caught.value.hint
     run = read_run(tmp_path)
     trial = run.cells[0].trials[0]
     assert (run.state, run.cells[0].state) == ("partial", "void")
-    assert "nobody listens" in run.why_partial
+    assert "no server listens" in run.why_partial
     assert trial.metrics.completed >= 5
     # most were not even tried: nobody was there
     assert trial.metrics.requests < 100
@@ -313,14 +312,14 @@ def test_without_token_counts_events_are_counted(measured: Measured) -> None:
     ],
 )
 def test_prompts_of_another_length_than_asked_are_marked(tokens: int, said: list[str]) -> None:
-    tally = Tally(_workload())
+    tally = TrialChecks(_workload())
     rows = [RequestRow(number=0, sent_s=0, asked_input=150, input_tokens=tokens, output_tokens=0)]
     assert list(tally.through(rows)) == rows
     assert [m.message for m in tally.marks() if m.kind == "input-differs"] == said
 
 
 def test_one_request_is_not_called_several() -> None:
-    tally = Tally(_workload())
+    tally = TrialChecks(_workload())
     rows = [RequestRow(number=0, sent_s=0, failure="lost", message="gone")]
     assert list(tally.through(rows)) == rows
     assert tally.void(0) == ["1 of 1 request failed: lost: gone"]
@@ -358,7 +357,7 @@ def test_an_error_of_a_worker_is_ours(tmp_path: Path) -> None:
 def test_nobody_there_is_said(tmp_path: Path, here: None) -> None:
     with bench_server() as server:
         bench = _bench(server, tmp_path, _workload())
-    with pytest.raises(BenchUnanswered, match="nobody listens at the address"):
+    with pytest.raises(BenchUnanswered, match="no server listens at the address"):
         bench.run()
 
 
@@ -638,7 +637,8 @@ def test_a_worker_that_cannot_start_ends_those_before_it(
     monkeypatch.setattr("pipeline.bench.workers.start_module", second_fails)
     load = _workload()
     (cell,) = cells_of(load)
-    job = Job(host="127.0.0.1", port=9, model="m", workload=load, cell=cell, requests=2)
+    nowhere = Address.read("127.0.0.1:9")
+    job = Job(address=nowhere, model="m", workload=load, cell=cell, requests=2)
     with pytest.raises(OSError, match="no more processes"), Workers([job, job]):
         pass
     assert started[0].wait(10) is not None

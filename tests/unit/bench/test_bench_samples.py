@@ -6,13 +6,20 @@ import json
 
 import pytest
 
-from pipeline.bench.engine_metrics import read_metrics, series, speculated
-from pipeline.bench.gpu import energy_j, gpu_marks, gpu_series, read_cards
 from pipeline.bench.marks import client_marks, engine_marks
 from pipeline.bench.metrics import metrics_of
 from pipeline.bench.model import EngineSeries, GpuSeries, SelfTest
 from pipeline.bench.record import read_run
-from pipeline.bench.workers import Effort
+from pipeline.bench.samples import (
+    energy_j,
+    engine_series,
+    gpu_marks,
+    gpu_series,
+    read_cards,
+    read_metrics,
+    speculated,
+)
+from pipeline.bench.workers import WorkerStats
 from pipeline.known import Unknown
 from tests.unit.bench.example_run import FOLDER, example_rows
 from tests.unit.host.machines import H200
@@ -62,7 +69,7 @@ def test_the_acceptance_length_counts_the_verifiers_own_token() -> None:
         (0.0, read_metrics(_VLLM % (0, 10, 20))),
         (1.0, read_metrics(_VLLM % (9, 110, 270))),
     ]
-    result = series(readings)
+    result = engine_series(readings)
     assert result is not None
     assert result.counters["drafts"] == 100
     assert speculated(result) == (3.5, 100)
@@ -70,7 +77,7 @@ def test_the_acceptance_length_counts_the_verifiers_own_token() -> None:
 
 def test_sglang_says_its_acceptance_length_itself() -> None:
     texts = ["sglang:spec_accept_length 0.0", "sglang:spec_accept_length 2.5"]
-    result = series([(float(n), read_metrics(text)) for n, text in enumerate(texts)])
+    result = engine_series([(float(n), read_metrics(text)) for n, text in enumerate(texts)])
     assert speculated(result) == (2.5, None)
 
 
@@ -89,12 +96,12 @@ def test_without_speculation_there_is_no_acceptance_length() -> None:
 
 
 def test_counters_that_fell_are_of_another_process() -> None:
-    result = series(
+    result = engine_series(
         [(0.0, read_metrics(_VLLM % (9, 5, 5))), (1.0, read_metrics(_VLLM % (2, 6, 6)))]
     )
     assert result is not None
     assert "generated_tokens" not in result.counters
-    assert series([]) is None
+    assert engine_series([]) is None
 
 
 @pytest.mark.parametrize(("counted", "marked"), [(48, False), (49, False), (60, True), (24, True)])
@@ -166,18 +173,18 @@ def _test(trusted: bool) -> SelfTest:
 
 
 def test_a_client_that_kept_up_has_no_mark() -> None:
-    assert client_marks(_test(True), [Effort(0.5, 1.0, 0.01, 0)]) == []
+    assert client_marks(_test(True), [WorkerStats(0.5, 1.0, 0.01, 0)]) == []
 
 
 @pytest.mark.parametrize(
     ("test", "effort"),
     [
-        (_test(False), Effort(0.1, 1.0, 0.0, 0)),
-        (_test(True), Effort(0.9, 1.0, 0.0, 0)),
-        (_test(True), Effort(0.1, 1.0, 0.5, 0)),
+        (_test(False), WorkerStats(0.1, 1.0, 0.0, 0)),
+        (_test(True), WorkerStats(0.9, 1.0, 0.0, 0)),
+        (_test(True), WorkerStats(0.1, 1.0, 0.5, 0)),
     ],
 )
-def test_a_client_that_was_the_limit_marks_the_trial(test: SelfTest, effort: Effort) -> None:
+def test_a_client_that_was_the_limit_marks_the_trial(test: SelfTest, effort: WorkerStats) -> None:
     (mark,) = client_marks(test, [effort])
     assert mark.kind == "client-limited"
 

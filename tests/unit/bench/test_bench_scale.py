@@ -11,8 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from pipeline.bench.plan import Job, cells_of, sessions
-from pipeline.bench.prompts import Scale
+from pipeline.bench.plan import Job, Scale, cells_of, sessions
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import read_workload
 from pipeline.cli.bench import changed
@@ -66,7 +65,8 @@ def test_two_runs_of_a_workload_have_prompts_of_the_length_that_was_asked_for() 
     workload = changed(read_workload("tiny"), input_tokens=150)
 
     def lengths(scale: Scale, nonce: str) -> list[int]:
-        base = {"host": "h", "port": 1, "model": "m", "workload": workload, "nonce": nonce}
+        address = Address.read("h:1")
+        base = {"address": address, "model": "m", "workload": workload, "nonce": nonce}
         jobs = [
             Job.model_validate({**base, "requests": c.requests, "cell": c, "scale": scale})
             for c in cells_of(workload)

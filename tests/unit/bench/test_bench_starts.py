@@ -10,7 +10,7 @@ from pipeline.bench.model import Inputs
 from pipeline.bench.record import read_rows, read_run, workload_digest
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import read_workload
-from pipeline.bench.starts import Started, Starter, forget, measure_starts
+from pipeline.bench.starts import Started, Starter, drop_page_cache, measure_starts
 from pipeline.errors import BenchUnanswered
 from pipeline.smoke.wire import Address
 from tests.testbed.bench_faults import BenchServer, bench_server
@@ -72,5 +72,5 @@ def test_a_start_that_fails_leaves_the_run_before_it_whole(tmp_path: Path) -> No
 def test_files_are_forgotten_and_stay_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "part").write_bytes(b"bytes")
-    forget(tmp_path)
+    drop_page_cache(tmp_path)
     assert (tmp_path / "deep" / "part").read_bytes() == b"bytes"

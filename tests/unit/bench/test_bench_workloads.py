@@ -10,14 +10,24 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.bench.plan import Job, cells_of, sessions
-from pipeline.bench.prompts import Scale, arrivals, draw, fit_scale, read_prompts, words
+from pipeline.bench.plan import (
+    Job,
+    Scale,
+    arrivals,
+    cells_of,
+    draw,
+    fit_scale,
+    read_prompts,
+    sessions,
+    words,
+)
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
 from pipeline.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
 from pipeline.cli.bench import changed
 from pipeline.errors import WorkloadInvalid
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes
+from pipeline.smoke.wire import Address
 
 _BASE: dict[str, Any] = {
     "name": "w",
@@ -34,7 +44,7 @@ def _workload(**changes: Any) -> Workload:
 
 def _job(workload: Workload, **changes: Any) -> Job:
     cell = cells_of(workload)[0]
-    base = {"host": "h", "port": 1, "model": "m", "requests": cell.requests}
+    base = {"address": Address.read("h:1"), "model": "m", "requests": cell.requests}
     return Job.model_validate({**base, "workload": workload, "cell": cell, **changes})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.bench.engine_metrics import GAUGES
+from pipeline.bench.samples import GAUGES
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import merged_flags
 from tests.docs.pages import DOCS, ROOT, Page

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.report.bars import Bar, Part, bar_chart
-from pipeline.report.chart import HEIGHT, WIDTH, Axis, Line, Point, line_chart
+from pipeline.report.chart import HEIGHT, WIDTH, Axis, Bar, Line, Part, Point, bar_chart, line_chart
 
 SVG = ElementTree.Element
 

@@ -5,12 +5,11 @@ from pipeline.report.build import report_data
 from pipeline.report.findings import _is_apart
 from pipeline.report.model import Cell, Finding, Lengths, Measure, RunData, Series
 from pipeline.report.reference import named_reference
-from pipeline.report.text import filled
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
 
 def told(findings: list[Finding], kind: str) -> list[str]:
-    return [f"{f.about}: {filled(f)}" for f in findings if f.kind == kind]
+    return [f"{f.about}: {f.sentence()}" for f in findings if f.kind == kind]
 
 
 def test_a_headline_of_total_throughput_that_does_not_say_so_is_flagged() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.report.build import report_data
 from pipeline.report.check import open_report
-from pipeline.report.from_foreign import read_foreign_data
+from pipeline.report.from_run import read_foreign_data
 from pipeline.report.model import Lengths
 from pipeline.report.page import render_page
 from tests.unit.bench.example_run import FOLDER
@@ -33,7 +33,7 @@ def test_numbers_stand_under_the_names_of_ours() -> None:
 
 
 def test_a_number_that_is_defined_otherwise_is_shown_with_the_difference() -> None:
-    (series,) = read_foreign_data(RESULTS / "llama-bench.json").series
+    (series,) = read_foreign_data(RESULTS / "vllm-serve.json").series
     notes = [note for cell in series.cells for note in cell.notes]
     assert {note.kind for note in notes} == {"defined otherwise"}
     assert all(": " in note.message for note in notes)

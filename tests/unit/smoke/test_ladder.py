@@ -1,4 +1,4 @@
-"""How a climb ends, what it keeps, and what is stated about it."""
+"""How a run of the ladder ends, what it keeps, and what is stated about it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pipeline.smoke.record import as_run, keep_climb
 from pipeline.smoke.session import Session
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, listening
-from tests.unit.smoke.climbs import PLAN, climbed, open_session, recorded
+from tests.unit.smoke.ladder_runs import PLAN, ladder_result, open_session, recorded
 from tests.unit.support import ROOT
 
 SHORT = LADDER[:2]
 
 
-def _short_climb(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResult, Session]:
+def _short_run(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResult, Session]:
     async def run() -> tuple[SmokeResult, Session]:
         async with listening(server) as url:
             session = open_session(url, plan)
@@ -46,19 +46,19 @@ def _fault(name: str) -> Fault:
 
 
 def test_the_ladder_stops_at_the_first_rung_that_fails() -> None:
-    result, _ = _short_climb(ModelServer(_fault("wrong arithmetic")))
+    result, _ = _short_run(ModelServer(_fault("wrong arithmetic")))
     assert [rung.verdict for rung in result.rungs] == ["passed", "failed"]
     assert (result.verdict, result.last_good) == ("failed", "first-answer")
 
 
 def test_the_other_checks_of_a_failed_rung_are_still_made() -> None:
-    result, _ = _short_climb(ModelServer(_fault("wrong arithmetic")))
+    result, _ = _short_run(ModelServer(_fault("wrong arithmetic")))
     verdicts = {check.name: check.verdict for check in result.rungs[1].checks}
     assert (verdicts["arithmetic"], verdicts["JSON by schema"]) == ("failed", "passed")
 
 
 def test_a_failed_check_names_the_exchanges_that_show_it() -> None:
-    result, session = _short_climb(ModelServer(_fault("wrong code")))
+    result, session = _short_run(ModelServer(_fault("wrong code")))
     (failed,) = result.failures()
     shown = [session.client.exchanges[number] for number in failed.evidence]
     assert [e.check for e in shown] == ["answers: code"] * len(shown)
@@ -80,14 +80,14 @@ def test_a_server_that_answered_before_it_went_is_said_to_answer_no_longer() -> 
     def gone(asked: Asked, data: bytes) -> bytes:
         return b"" if asked.path == "/v1/models" else data
 
-    result = climbed(ModelServer(Fault("dies", raw=gone)))
+    result = ladder_result(ModelServer(Fault("dies", raw=gone)))
     messages = [check.message for check in result.rungs[0].checks if check.verdict == "skipped"]
     assert set(messages) == {"the server no longer answers"}
 
 
 def test_quality_is_skipped_with_its_reason_where_the_model_cannot_think() -> None:
     plan = PLAN.model_copy(update={"quality": False, "why_no_quality": "the model is tiny"})
-    result, _ = _short_climb(ModelServer(can_count_only=True), plan)
+    result, _ = _short_run(ModelServer(can_count_only=True), plan)
     skipped = {check.message for check in result.rungs[1].checks if check.verdict == "skipped"}
     assert (result.verdict, skipped) == ("passed", {"the model is tiny"})
 
@@ -95,7 +95,7 @@ def test_quality_is_skipped_with_its_reason_where_the_model_cannot_think() -> No
 def test_a_server_that_never_answers_is_left_after_the_limit() -> None:
     plan = PLAN.model_copy(update={"limits": PLAN.limits.model_copy(update={"request_s": 0.3})})
     hangs = Fault("hangs", delay_s=lambda asked: 5.0 if "chat" in asked.path else 0.0)
-    result, _ = _short_climb(ModelServer(hangs), plan)
+    result, _ = _short_run(ModelServer(hangs), plan)
     checks = {check.name: check.message for check in result.rungs[0].checks}
     assert checks["one answer"] == "no whole answer within 0.3 s"
     assert checks["one stream"] == "the server no longer answers"
@@ -103,31 +103,31 @@ def test_a_server_that_never_answers_is_left_after_the_limit() -> None:
 
 def test_an_answer_is_read_no_further_than_its_tokens_can_be_long() -> None:
     huge = Fault("huge", body=lambda _, body: {**body, "padding": "x" * (2 << 20)})
-    result, session = _short_climb(ModelServer(huge))
+    result, session = _short_run(ModelServer(huge))
     checks = {check.name: check.message for check in result.rungs[0].checks}
     assert checks["token limit"] == f"the answer is larger than {(1 << 20) + 4 * 4096} bytes"
     assert max(len(exchange.answer) for exchange in session.client.exchanges) < 21_000
 
 
 def test_a_model_that_only_recites_fails_where_quality_is_asked_for() -> None:
-    result, _ = _short_climb(ModelServer(can_count_only=True))
+    result, _ = _short_run(ModelServer(can_count_only=True))
     assert result.verdict == "failed"
 
 
 def test_a_server_without_the_recipes_model_fails() -> None:
-    result, _ = _short_climb(ModelServer(), PLAN.model_copy(update={"model": "kimi"}))
+    result, _ = _short_run(ModelServer(), PLAN.model_copy(update={"model": "kimi"}))
     assert "has no 'kimi' (there are: brain-1)" in result.failures()[0].message
 
 
 def test_a_context_that_the_recipe_has_and_the_server_has_not_is_a_failure() -> None:
-    result = climbed(ModelServer(), PLAN.model_copy(update={"contexts": [1024, 65536]}))
+    result = ladder_result(ModelServer(), PLAN.model_copy(update={"contexts": [1024, 65536]}))
     assert [c.name for c in result.failures()] == ["context 65536"]
     assert result.last_good == "streams"
 
 
 def test_a_step_beyond_what_the_recipe_starts_with_waits_for_another_start() -> None:
     changes = {"contexts": [1024, 65536, 98304], "served_tokens": 2048}
-    result = climbed(ModelServer(), PLAN.model_copy(update=changes))
+    result = ladder_result(ModelServer(), PLAN.model_copy(update=changes))
     skipped = {c.name: c.message for c in result.rungs[4].checks if c.verdict == "skipped"}
     assert result.failures() == []
     assert "serve it with --max-model-len 98304" in skipped["context 98304"]
@@ -136,19 +136,19 @@ def test_a_step_beyond_what_the_recipe_starts_with_waits_for_another_start() -> 
 @pytest.mark.parametrize("served", [65536, 98304])
 def test_a_server_with_less_than_the_recipe_starts_with_fails(served: int) -> None:
     changes = {"contexts": [1024, 65536], "served_tokens": served}
-    result = climbed(ModelServer(), PLAN.model_copy(update=changes))
+    result = ladder_result(ModelServer(), PLAN.model_copy(update=changes))
     assert [c.name for c in result.failures()] == ["context 65536"]
 
 
 def test_a_context_too_small_for_a_check_skips_it_with_the_reason() -> None:
-    result = climbed(ModelServer(context=400), PLAN.model_copy(update={"depths": [0.5]}))
+    result = ladder_result(ModelServer(context=400), PLAN.model_copy(update={"depths": [0.5]}))
     skipped = {c.name: c.message for c in result.rungs[4].checks if c.verdict == "skipped"}
     assert result.failures() == []
     assert "no room for more than one batch of 600" in skipped["longer than one batch"]
 
 
-def test_a_climb_is_kept_as_two_files(tmp_path: Path) -> None:
-    result, session = _short_climb(ModelServer())
+def test_a_run_is_kept_as_two_files(tmp_path: Path) -> None:
+    result, session = _short_run(ModelServer())
     keep_climb(tmp_path, result, session.client.exchanges)
     assert SmokeResult.model_validate_json((tmp_path / RESULT).read_bytes()) == result
     lines = (tmp_path / EXCHANGES).read_text(encoding="utf-8").splitlines()
@@ -156,7 +156,7 @@ def test_a_climb_is_kept_as_two_files(tmp_path: Path) -> None:
 
 
 def test_a_statement_tells_what_passed_failed_and_was_skipped() -> None:
-    result, session = _short_climb(ModelServer(_fault("wrong code"), has_logprobs=False))
+    result, session = _short_run(ModelServer(_fault("wrong code"), has_logprobs=False))
     run = _run(result, session, {"weights": f"sha256:{'0' * 64}"})
     assert (run.verdict, run.last_good, run.recipe) == ("failed", "first-answer", "small")
     named: dict[str, list[str]] = {}
@@ -168,15 +168,15 @@ def test_a_statement_tells_what_passed_failed_and_was_skipped() -> None:
 
 
 def test_a_statement_names_the_bytes_of_both_files_that_are_kept(tmp_path: Path) -> None:
-    result, session = _short_climb(ModelServer())
+    result, session = _short_run(ModelServer())
     keep_climb(tmp_path, result, session.client.exchanges)
     inputs = _run(result, session, {}).inputs
     files = {name: sha256_of((tmp_path / name).read_bytes()) for name in (EXCHANGES, RESULT)}
     assert inputs == files
 
 
-def test_a_climb_in_which_everything_was_skipped_is_no_success() -> None:
-    result, session = _short_climb(ModelServer())
+def test_a_run_in_which_everything_was_skipped_is_no_success() -> None:
+    result, session = _short_run(ModelServer())
     skipped = [
         rung.model_copy(
             update={"checks": [c.model_copy(update={"verdict": "skipped"}) for c in rung.checks]}
@@ -201,15 +201,15 @@ def test_what_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
         read_baseline(tmp_path / "base.json")
 
 
-def test_a_climb_with_shorter_answers_is_held_against_a_baseline_with_long_ones() -> None:
+def test_a_run_with_shorter_answers_is_held_against_a_baseline_with_long_ones() -> None:
     plan = PLAN.model_copy(update={"answer_tokens": 12, "quality": False})
-    result = climbed(ModelServer(), plan, recorded(ModelServer()))
+    result = ladder_result(ModelServer(), plan, recorded(ModelServer()))
     assert [check.message for check in result.failures()] == []
 
 
 def test_a_baseline_of_other_prompts_is_not_taken_for_a_success() -> None:
     empty = Baseline(model="brain-1", url="", answers=[])
-    result = climbed(ModelServer(), baseline=empty)
+    result = ladder_result(ModelServer(), baseline=empty)
     assert result.failures()[0].name == "the baseline's answers"
 
 
@@ -229,13 +229,13 @@ def _recipe(**changes: object) -> SmokePlan:
     return plan_for(RecipeFile.model_validate(body).root)
 
 
-def test_a_tiny_recipe_is_climbed_in_small_steps_and_without_quality() -> None:
+def test_a_tiny_recipe_is_run_in_small_steps_and_without_quality() -> None:
     plan = _recipe()
     assert (plan.quality, plan.tools, plan.model) == (False, False, "tiny")
     assert (plan.streams, plan.contexts, plan.lengths) == ([1, 2], [512], 16)
 
 
-def test_a_real_recipe_is_climbed_whole() -> None:
+def test_a_real_recipe_is_run_whole() -> None:
     plan = _recipe(
         model={"repository": "a/b", "name": "b", "file": "b.gguf"}, smoke={"reasoning": True}
     )
@@ -245,7 +245,7 @@ def test_a_real_recipe_is_climbed_whole() -> None:
 
 
 @pytest.mark.parametrize("name", Recipes([ROOT / "recipes"]).names())
-def test_every_recipe_of_the_checkout_can_be_climbed(name: str) -> None:
+def test_every_recipe_of_the_checkout_can_be_run(name: str) -> None:
     recipe = Recipes([ROOT / "recipes"]).read(name)
     plan = plan_for(recipe)
     assert (plan.model, plan.quality) == (recipe.model.name, not recipe.model.tiny)

@@ -9,12 +9,11 @@ import pytest
 
 from pipeline.smoke.ladder import LADDER, climb
 from pipeline.smoke.model import SmokeResult
-from pipeline.smoke.picture import picture_questions
-from pipeline.smoke.rungs.pictures import PICTURES
+from pipeline.smoke.rungs.pictures import PICTURES, picture_questions
 from tests.testbed.model_eye import look_at
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, Refusal, listening
-from tests.unit.smoke.climbs import PLAN, open_session
+from tests.unit.smoke.ladder_runs import PLAN, open_session
 
 
 def test_an_eye_sees_in_each_picture_what_is_wanted() -> None:
@@ -59,7 +58,7 @@ class Props(ModelServer):
         return answer
 
 
-def _climbed(server: ModelServer) -> SmokeResult:
+def _ladder_result(server: ModelServer) -> SmokeResult:
     async def run() -> SmokeResult:
         async with listening(server) as url:
             return await climb(
@@ -75,8 +74,8 @@ def _pictures(result: SmokeResult) -> str:
 
 def test_a_server_that_says_that_it_sees_is_held_to_it() -> None:
     blind = next(fault for fault in FAULTS if fault.name == "blind to pictures")
-    assert _pictures(_climbed(Props({"vision": True}))) == "passed"
-    assert _pictures(_climbed(Props({"vision": True}, blind))) == "failed"
+    assert _pictures(_ladder_result(Props({"vision": True}))) == "passed"
+    assert _pictures(_ladder_result(Props({"vision": True}, blind))) == "failed"
 
 
 @pytest.mark.parametrize("modalities", [{"vision": False}, {"vision": "yes"}, None, [], "vision"])
@@ -85,5 +84,5 @@ def test_a_server_that_does_not_say_so_is_shown_no_picture(modalities: Any) -> N
         if asked.picture is not None:
             raise Refusal(500, "what is that?")
 
-    result = _climbed(Props(modalities, Fault("surprised", asked=refuse)))
+    result = _ladder_result(Props(modalities, Fault("surprised", asked=refuse)))
     assert (_pictures(result), result.verdict) == ("skipped", "passed")

@@ -9,7 +9,7 @@ from pipeline.smoke.baseline import Baseline
 from pipeline.smoke.model import SmokePlan
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault, ModelServer
-from tests.unit.smoke.climbs import PLAN, climbed, recorded
+from tests.unit.smoke.ladder_runs import PLAN, ladder_result, recorded
 
 REASONING = PLAN.model_copy(update={"reasoning": True})
 SEEING = PLAN.model_copy(update={"vision": True})
@@ -28,9 +28,9 @@ def _caught(fault: Fault, baseline: Baseline) -> tuple[str, str]:
     )
     plan = {"reasoning": REASONING, "vision": SEEING}.get(fault.needs, PLAN)
     if fault.needs == "drafts":
-        result = climbed(server, plan, has_drafts=True)
+        result = ladder_result(server, plan, has_drafts=True)
     else:
-        result = climbed(server, plan, baseline)
+        result = ladder_result(server, plan, baseline)
     failed = [rung for rung in result.rungs if rung.verdict == "failed"]
     return (failed[0].name, failed[0].message) if failed else ("-", "not caught")
 
@@ -58,14 +58,14 @@ def test_every_planted_fault_is_caught_by_its_rung(
     ],
 )
 def test_a_sound_server_passes_every_rung(server: ModelServer, plan: SmokePlan) -> None:
-    result = climbed(server, plan)
+    result = ladder_result(server, plan)
     assert result.failures() == []
     assert result.last_good == ("pictures" if plan.vision else "memory")
 
 
 def test_a_sound_server_keeps_its_draft_model() -> None:
     server = ModelServer()
-    result = climbed(server, has_drafts=True)
+    result = ladder_result(server, has_drafts=True)
     assert (result.verdict, result.last_good, server.is_drafting) == ("passed", "speculation", True)
     messages = {check.name: check.message for check in result.rungs[-1].checks}
     assert messages["draft model"] == "it is on; held against 30 answers without it"
@@ -73,5 +73,5 @@ def test_a_sound_server_keeps_its_draft_model() -> None:
 
 
 def test_a_sound_server_equals_its_own_baseline(baseline: Baseline) -> None:
-    result = climbed(ModelServer(), baseline=baseline)
+    result = ladder_result(ModelServer(), baseline=baseline)
     assert (result.verdict, result.last_good) == ("passed", "speculation")

@@ -7,7 +7,7 @@ import pytest
 from pipeline.smoke.model import SmokePlan, SmokeResult
 from tests.testbed.model_manners import MANNERS, ThinkingServer, small_room_server
 from tests.testbed.model_server import ModelServer
-from tests.unit.smoke.climbs import PLAN, climbed
+from tests.unit.smoke.ladder_runs import PLAN, ladder_result
 
 REASONING = PLAN.model_copy(update={"reasoning": True})
 # what no server at an address has
@@ -39,44 +39,44 @@ def _skipped(result: SmokeResult) -> dict[str, str]:
     ],
 )
 def test_a_sound_server_of_other_manners_passes(manners: str, skipped: set[str]) -> None:
-    result = climbed(MANNERS[manners])
+    result = ladder_result(MANNERS[manners])
     assert result.failures() == []
     assert (result.last_good, set(_skipped(result))) == ("memory", skipped)
 
 
 def test_a_context_that_a_server_does_not_name_is_asked_for() -> None:
-    result = climbed(MANNERS["a small context that it does not name"])
+    result = ladder_result(MANNERS["a small context that it does not name"])
     assert (result.failures(), result.last_good) == ([], "length")
     assert {"shared prefix", "pressure"} <= set(_skipped(result))
     assert "use --context" in _skipped(result)["shared prefix"]
 
 
 def test_a_server_that_asks_to_wait_is_asked_again_and_that_is_said() -> None:
-    result = climbed(MANNERS["so many at once"])
+    result = ladder_result(MANNERS["so many at once"])
     messages = {c.name: c.message for rung in result.rungs for c in rung.checks}
-    assert "told to wait" in messages["64 at once"]
-    assert "told to wait" not in messages["8 at once"]
+    assert "asked to wait" in messages["64 at once"]
+    assert "asked to wait" not in messages["8 at once"]
 
 
 @pytest.mark.parametrize("plan", [PLAN, REASONING], ids=["not expected", "expected"])
 def test_a_model_that_always_thinks_passes_and_its_ties_are_judged(plan: SmokePlan) -> None:
-    result = climbed(ThinkingServer(), plan)
+    result = ladder_result(ThinkingServer(), plan)
     assert (result.failures(), result.last_good) == ([], "memory")
     messages = {c.name: c.message for rung in result.rungs for c in rung.checks}
     assert "ties" in messages["64 at once"]
 
 
 def test_a_model_that_always_thinks_has_no_instant_mode() -> None:
-    result = climbed(ThinkingServer(), REASONING)
+    result = ladder_result(ThinkingServer(), REASONING)
     checks = {c.name: c for rung in result.rungs for c in rung.checks}
     assert (checks["thinking"].verdict, checks["instant"].verdict) == ("passed", "skipped")
 
 
 def test_room_for_thinking_is_no_more_than_a_small_context_has() -> None:
     plan = REASONING.model_copy(update={"answer_tokens": 8192})
-    result = climbed(small_room_server(), plan)
+    result = ladder_result(small_room_server(), plan)
     assert (result.failures(), result.last_good) == ([], "memory")
 
 
 def test_a_sound_server_of_plain_manners_skips_nothing() -> None:
-    assert _skipped(climbed(ModelServer())) == {}
+    assert _skipped(ladder_result(ModelServer())) == {}

@@ -1,12 +1,11 @@
-"""Haunted text is found, and real text is left alone."""
+"""Corrupted text is found, and real text is left alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from pipeline.smoke.schema import violation
-from pipeline.smoke.tasks import PERSON, PERSON_SCHEMA, Question, code_in, haystack
-from pipeline.smoke.text import haunted
+from pipeline.smoke.tasks import PERSON, PERSON_SCHEMA, Question, code_in, haystack, violation
+from pipeline.smoke.text import corruption
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ from pipeline.smoke.text import haunted
     ],
 )
 def test_real_text_is_not_blamed(text: str) -> None:
-    assert haunted(text) == ""
+    assert corruption(text) == ""
 
 
 @pytest.mark.parametrize(
@@ -40,19 +39,19 @@ def test_real_text_is_not_blamed(text: str) -> None:
         ("bell\x07", "U+0007"),
     ],
 )
-def test_haunted_text_is_named(text: str, why: str) -> None:
-    assert why in haunted(text)
+def test_corrupted_text_is_named(text: str, why: str) -> None:
+    assert why in corruption(text)
 
 
 def test_a_character_cut_off_by_the_limit_is_no_fault() -> None:
-    assert haunted("Z\ufffd", is_cut=True) == ""
-    assert haunted("Z\ufffd", is_cut=False)
-    assert haunted("\ufffdZ", is_cut=True)
+    assert corruption("Z\ufffd", is_cut=True) == ""
+    assert corruption("Z\ufffd", is_cut=False)
+    assert corruption("\ufffdZ", is_cut=True)
 
 
 def test_a_script_that_was_asked_for_is_right() -> None:
-    assert haunted("один, два, три, четыре", ("CYRILLIC",)) == ""
-    assert haunted("one, two, three, four", ("CYRILLIC",))
+    assert corruption("один, два, три, четыре", ("CYRILLIC",)) == ""
+    assert corruption("one, two, three, four", ("CYRILLIC",))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +77,12 @@ def test_a_missing_field_is_named() -> None:
 
 @pytest.mark.parametrize("text", ["113 这是", "The boats leave 的早 harbour.", "привет 4"])
 def test_a_word_of_another_script_is_found_where_nobody_asked_for_names(text: str) -> None:
-    assert "not Latin" in haunted(text, has_names=False)
+    assert "not Latin" in corruption(text, has_names=False)
 
 
 @pytest.mark.parametrize("text", ["5 µm and π", "N.º 4 in the café", "一, two, three, four", "113"])
 def test_signs_and_single_letters_are_no_word(text: str) -> None:
-    assert haunted(text, has_names=False) == ""
+    assert corruption(text, has_names=False) == ""
 
 
 @pytest.mark.parametrize(

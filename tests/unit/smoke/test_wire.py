@@ -93,7 +93,7 @@ def test_a_server_that_says_nothing_is_left_after_the_limit() -> None:
 
 def test_nobody_there_is_said_so() -> None:
     address = Address.read("http://127.0.0.1:9")
-    with pytest.raises(Lost, match="nobody listens"):
+    with pytest.raises(Lost, match="no server listens"):
         asyncio.run(send(address, "GET", "/", b"", {}, limit_s=5, most_bytes=10))
 
 

@@ -1,4 +1,4 @@
-"""Climbs of a whole ladder in small steps, against servers in this process."""
+"""Runs of a whole ladder in small steps, against servers in this process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pipeline.smoke.baseline import Baseline
 from pipeline.smoke.client import Client, Unsound
 from pipeline.smoke.ladder import climb
 from pipeline.smoke.model import Limits, SmokePlan, SmokeResult
-from pipeline.smoke.session import Session
-from pipeline.smoke.trusted import record_baseline
+from pipeline.smoke.session import Session, record_baseline
 from pipeline.smoke.wire import Address
 from tests.testbed.model_server import ModelServer, listening
 
@@ -45,7 +44,7 @@ def open_session(url: str, plan: SmokePlan) -> Session:
     return Session(Client(Address.read(url), plan.limits), plan, run_here)
 
 
-async def _climbed(
+async def _ladder_result(
     server: ModelServer, plan: SmokePlan, baseline: Baseline | None, has_drafts: bool
 ) -> SmokeResult:
     async with listening(server) as url:
@@ -55,7 +54,7 @@ async def _climbed(
         return await climb(session, url, say=lambda _: None)
 
 
-def climbed(
+def ladder_result(
     server: ModelServer,
     plan: SmokePlan = PLAN,
     baseline: Baseline | None = None,
@@ -63,7 +62,7 @@ def climbed(
     has_drafts: bool = False,
 ) -> SmokeResult:
     """The whole ladder."""
-    return asyncio.run(_climbed(server, plan, baseline, has_drafts))
+    return asyncio.run(_ladder_result(server, plan, baseline, has_drafts))
 
 
 async def _recorded(server: ModelServer) -> Baseline:
