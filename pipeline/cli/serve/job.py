@@ -14,8 +14,7 @@ from pipeline.known import Known, unknown
 from pipeline.lock.model import current_lock
 from pipeline.publish.gates import GateState, gate_state
 from pipeline.recipe.container import ANYWHERE, LOOPBACK
-from pipeline.recipe.hub_cache import with_whole_repositories
-from pipeline.recipe.launch import Launch, Overrides, plan_launch
+from pipeline.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.parser import check_flags
 from pipeline.recipe.parser_flags import find_parser_flags, flags_folder

@@ -8,8 +8,7 @@ import pytest
 from gguf import GGUFReader
 
 from pipeline.model import sha256_of
-from pipeline.recipe.gguf_file import Field, Tensor, dump_gguf
-from pipeline.recipe.tiny import WORDS, expected_text, tiny_gguf
+from pipeline.recipe.tiny import WORDS, Field, Tensor, dump_gguf, expected_text, tiny_gguf
 from tests.testbed import tiny_gguf as reference
 
 
