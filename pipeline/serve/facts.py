@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from pydantic import ConfigDict, Field
 from pipeline.errors import AlreadyServed, ImageDiffers
 from pipeline.model import Frozen
 from pipeline.oci.record import ImageRecord
-from pipeline.recipe.container import OWNER_LABEL, RECIPE_LABEL
+from pipeline.recipe.container import OWNER_LABEL, PORT_LABEL, RECIPE_LABEL
 
 
 class _Reported(Frozen):
-    """A part of an answer: what is not asked for is passed over."""
+    """A part of an answer; other fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -41,6 +41,18 @@ class ContainerFacts(Frozen):
     out_of_memory: bool
     started_at: str
 
+    @property
+    def recipe(self) -> str:
+        """The recipe by its label; empty for a container that `sm120 serve` did not start."""
+        return self.labels.get(RECIPE_LABEL, "")
+
+    @property
+    def port(self) -> int | None:
+        """The port by its label, which anybody may write."""
+        text = self.labels.get(PORT_LABEL, "")
+        is_number = text.isascii() and text.isdigit() and len(text) <= 5
+        return int(text) if is_number and 0 < int(text) < 65536 else None
+
 
 def own_name() -> str:
     """This user as the label of a container names one: user ids alone are 0 for many."""
@@ -48,15 +60,15 @@ def own_name() -> str:
 
 
 def other_owner(facts: ContainerFacts) -> str:
-    """The other user who started a container; empty where it is ours, or nobody's by its label."""
+    """The other user who started a container; empty where it is ours, or has no such label."""
     owner = facts.labels.get(OWNER_LABEL, "")
     return "" if owner == own_name() else "".join(c for c in owner if c.isprintable())[:200]
 
 
 def require_own(facts: ContainerFacts) -> None:
-    """Refuse to end or replace what another user serves."""
+    """Refuses to end or replace what another user serves."""
     if owner := other_owner(facts):
-        recipe = facts.labels.get(RECIPE_LABEL, facts.name)
+        recipe = facts.recipe or facts.name
         raise AlreadyServed(
             f"{recipe}: its container {facts.name} is another user's ({owner})",
             f"Nothing was done to it. Ask them to run `sm120 recipe stop {recipe}`.",
@@ -93,25 +105,20 @@ class _Container(_Reported):
 
 
 def image_facts(answer: Mapping[str, Any]) -> ImageFacts:
-    """From `inspect` of Docker or Podman."""
+    """Reads what `inspect` of Docker or Podman says of an image."""
     image = _Image.model_validate(answer)
     return ImageFacts(id=_digest(image.id), layers=image.root.layers or [])
 
 
 def container_facts(answer: Mapping[str, Any]) -> ContainerFacts:
-    """From `inspect` of Docker or Podman."""
+    """Reads what `inspect` of Docker or Podman says of a container."""
     container = _Container.model_validate(answer)
-    state = container.state
     return ContainerFacts(
         id=container.id,
         name=container.name.removeprefix("/"),
         image=_digest(container.image),
         labels=container.config.labels or {},
-        status=state.status,
-        running=state.running,
-        exit_code=state.exit_code,
-        out_of_memory=state.out_of_memory,
-        started_at=state.started_at,
+        **container.state.model_dump(),
     )
 
 
@@ -130,19 +137,18 @@ def difference(record: ImageRecord, image: ImageFacts | None) -> str:
         return "its image is gone"
     if image.id not in (record.config, record.digest):
         return f"its image is {image.id}, built was {record.config}"
-    return _layer_difference([x.record.diff_id for x in record.layers], image.layers)
-
-
-def _layer_difference(want: Sequence[str], got: Sequence[str]) -> str:
-    if len(want) != len(got):
-        return f"it has {len(got)} layers, built were {len(want)}"
-    for number, (wanted, found) in enumerate(zip(want, got, strict=True), start=1):
+    want = [layer.record.diff_id for layer in record.layers]
+    if len(want) != len(image.layers):
+        return f"it has {len(image.layers)} layers, built were {len(want)}"
+    for number, (wanted, found) in enumerate(zip(want, image.layers, strict=True), start=1):
         if wanted != found:
             return f"layer {number} is {found}, built was {wanted}"
     return ""
 
 
-def require_same(name: str, record: ImageRecord, image: ImageFacts | None) -> None:
-    """Refuse what is not what was built."""
-    if reason := difference(record, image):
+def require_same(name: str, record: ImageRecord, image: ImageFacts | None) -> ImageFacts:
+    """Refuses an image that is not the one that was built."""
+    reason = difference(record, image)
+    if image is None or reason:
         raise ImageDiffers(f"{name}: {reason}")
+    return image

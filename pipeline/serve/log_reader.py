@@ -1,4 +1,4 @@
-"""The log of a starting engine: kept whole in a file, handed on line by line."""
+"""The log of a starting engine: stored whole, split into lines, and what the lines mean."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline import log
-from pipeline.errors import PipelineError
+from pipeline.errors import BackendDiffers, PipelineError, RecipeInvalid
 from pipeline.files import os_errors_explained
+from pipeline.recipe.model import Engine, Expectations, LogLine
 
 _MOST_LINE_BYTES = 1 << 16
 _MOST_FILE_BYTES = 64 << 20
 # What is searched for known issues; a traceback of eight workers has some thousand lines.
-_KEPT_LINES = 5000
+_LAST_LINES = 5000
+# Nothing that is looked for stands behind this many characters.
+_LONGEST = 4000
 # Sequences for a terminal (ECMA-48), and what is none of them; a tab may stay.
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
@@ -30,13 +34,13 @@ class LogReader:
     def __init__(self, pieces: Iterable[bytes], file: Path) -> None:
         with os_errors_explained(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-        self.last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, args=(pieces, file), daemon=True)
         self._thread.start()
 
     def new_lines(self) -> Iterator[str]:
-        """What came since the last call."""
+        """The lines since the last call."""
         with suppress(queue.Empty):
             while True:
                 line = self._lines.get_nowait()
@@ -44,7 +48,7 @@ class LogReader:
                 yield line
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for the last lines of a container that has ended."""
+        """Waits for the last lines of a container that has ended."""
         self._thread.join(timeout_s)
 
     def _read(self, pieces: Iterable[bytes], file: Path) -> None:
@@ -55,6 +59,7 @@ class LogReader:
 
 
 def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
+    """The same pieces, each written to a file first: a start that is killed leaves what it read."""
     left = _MOST_FILE_BYTES if _is_added(file, b"") else 0
     for piece in pieces:
         if left > 0:
@@ -63,11 +68,11 @@ def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
 
 
 def _is_added(file: Path, piece: bytes) -> bool:
-    """A start that is killed leaves what it read; on a full disk it is judged all the same."""
     try:
         with file.open("ab") as out:
             out.write(piece)
     except OSError as error:
+        # a start on a full disk is judged all the same
         log.say(f"{file}: the log is not kept from here on: {error.strerror}")
         return False
     return True
@@ -78,14 +83,133 @@ def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
-        yield from filter(str.strip, map(_plain, lines))
         if len(rest) > _MOST_LINE_BYTES:
-            yield _plain(rest)
-            rest = b""
-    if _plain(rest).strip():
-        yield _plain(rest)
+            lines, rest = [*lines, rest], b""
+        yield from filter(str.strip, map(_plain, lines))
+    yield from filter(str.strip, [_plain(rest)])
 
 
 def _plain(line: bytes) -> str:
-    """A line without colours and control characters: it is searched, shown and kept."""
+    """A line without colours and control characters: it is searched, shown and stored."""
     return _CONTROL.sub("", line.decode(errors="replace"))
+
+
+class ExpectedLog:
+    """Sees every line of a start: no silent fallback to another backend."""
+
+    def __init__(self, recipe: str, expect: Expectations) -> None:
+        self._recipe = recipe
+        self._missing, self._never = self._compiled(expect.log), self._compiled(expect.never)
+
+    def _compiled(self, lines: Sequence[LogLine]) -> list[tuple[LogLine, re.Pattern[str]]]:
+        found = []
+        for line in lines:
+            try:
+                found.append((line, re.compile(line.pattern)))
+            except re.error as error:
+                message = f"expect: {line.pattern!r} is no regular expression: {error}"
+                raise RecipeInvalid(f"{self._recipe}: {message}") from error
+        return found
+
+    def see(self, line: str) -> None:
+        """Takes one line; one that must never be there ends the start."""
+        short = line[:_LONGEST]
+        self._missing = [each for each in self._missing if not each[1].search(short)]
+        for wanted, pattern in self._never:
+            if pattern.search(short):
+                raise BackendDiffers(
+                    f"{self._recipe}: the log must not have {wanted.pattern!r} ({wanted.why}),"
+                    f" but says: {short.strip()[:300]}"
+                )
+
+    @property
+    def missing(self) -> list[LogLine]:
+        """The lines that have not come yet."""
+        return [line for line, _ in self._missing]
+
+    def require_all(self) -> None:
+        """Refuses a start whose log lacks a line."""
+        if self._missing:
+            first = self._missing[0][0]
+            raise BackendDiffers(
+                f"{self._recipe}: nothing in the log matches {first.pattern!r} ({first.why})"
+            )
+
+
+class Stage(NamedTuple):
+    """A step of a start, and the line that an engine writes about it.
+
+    A pattern with the groups `done` and `total` counts; others only tell that a step is reached.
+    """
+
+    title: str
+    pattern: str
+
+
+class Progress(NamedTuple):
+    """Where a start is."""
+
+    title: str
+    done: int | None = None
+    total: int | None = None
+
+    def __str__(self) -> str:
+        return self.title if self.total is None else f"{self.title}: {self.done} of {self.total}"
+
+
+# vLLM's loaders share one form of line, which SGLang took over.
+_SHARDS = Stage(
+    "loading weights, files",
+    r"Loading [\w ./-]+: +\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)",
+)
+_VLLM = (
+    _SHARDS,
+    Stage("weights are loaded", r"Loading weights took [\d.]+ seconds"),
+    Stage("compiling", r"Using cache directory: \S+ for vLLM's torch\.compile"),
+    Stage("compiled", r"torch\.compile (?:and [\w/ ]+ )?(?:takes|took) [\d.]+ s"),
+    Stage(
+        "capturing CUDA graphs",
+        r"Capturing CUDA graphs[^|]*: +\d+%\|[^|]*\| (?P<done>\d+)/(?P<total>\d+)",
+    ),
+    Stage("CUDA graphs are captured", r"Graph capturing finished in \d+ secs"),
+    Stage("starting the HTTP server", r"Starting vLLM (?:API )?server"),
+)
+_SGLANG = (
+    _SHARDS,
+    Stage("loading weights", r"Load weight begin\."),
+    Stage("weights are loaded", r"Load weight end\."),
+    Stage("KV cache is allocated", r"KV Cache is allocated\."),
+    Stage(
+        "capturing CUDA graphs",
+        r"Capturing batches[^|]*: +\d+%\|[^|]*\| (?P<done>\d+)/(?P<total>\d+)",
+    ),
+    Stage("CUDA graphs are captured", r"Capture cuda graph end\."),
+    Stage("ready", r"The server is fired up and ready to roll!"),
+)
+_LLAMA = (
+    Stage("loading the model", r"load_model: loading model '"),
+    Stage("reading the model's head", r"llama_model_loader: loaded meta data with"),
+    Stage(
+        "layers on cards",
+        r"load_tensors: offloaded (?P<done>\d+)/(?P<total>\d+) layers to GPU",
+    ),
+    Stage("the model is loaded", r"(?:init|main)(?:\]|:) model loaded"),
+)
+STAGES: dict[Engine, tuple[Stage, ...]] = {"vllm": _VLLM, "sglang": _SGLANG}
+STAGES |= {"llama-cpp": _LLAMA, "ik-llama": _LLAMA}
+# After this line SGLang never answers, though its HTTP server outlives the scheduler.
+_SGLANG_FATAL = "Scheduler hit an exception: Traceback"
+
+
+def read_progress(engine: Engine, line: str) -> Progress | None:
+    """The step that a line announces; none where it announces none."""
+    for title, pattern in STAGES[engine]:
+        if match := re.search(pattern, line[:_LONGEST]):
+            counts = match.groupdict()
+            return Progress(title, *(int(counts[x]) for x in ("done", "total") if x in counts))
+    return None
+
+
+def is_fatal(engine: Engine, line: str) -> bool:
+    """Whether an engine says that it will not come up."""
+    return engine == "sglang" and _SGLANG_FATAL in line[:_LONGEST]

@@ -50,20 +50,26 @@ class Podman:
         if on_host is None:
             proc.find_tool("podman", "Install Podman, or use --engine docker.")
 
-    def _words(self, arguments: Sequence[str]) -> list[str]:
-        return self._command(["podman", *arguments])
-
     @staticmethod
     def is_there() -> bool:
         return shutil.which("podman") is not None
 
     @classmethod
     def answers(cls) -> bool:
-        """Whether it is there and works for this user."""
-        if not cls.is_there():
-            return False
-        words = ["podman", "ps", "--quiet"]
-        return not proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S).returncode
+        """Whether it is installed and works for this user."""
+        return cls.is_there() and not cls()._run(["ps", "--quiet"]).returncode
+
+    def _run(
+        self,
+        arguments: Sequence[str],
+        kind: type[PipelineError] = PodmanUnavailable,
+        wait_s: float = _TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[bytes]:
+        words = self._command(["podman", *arguments])
+        try:
+            return proc.read(words, env=proc.environment(*_PASSED), timeout_s=wait_s)
+        except subprocess.TimeoutExpired as error:
+            raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
 
     def image(self, identity: str) -> ImageFacts | None:
         answer = self._inspect("image", identity)
@@ -72,7 +78,9 @@ class Podman:
     def load(self, store: Store, name: str, digest: str) -> None:
         image = read_document(store.read_blob(digest))
         total = archive_bytes(image)
-        process = proc.talk(self._words(["load", "--quiet"]), env=_environment())
+        process = proc.talk(
+            self._command(["podman", "load", "--quiet"]), env=proc.environment(*_PASSED)
+        )
         assert process.stdin is not None
         try:
             with (
@@ -103,8 +111,7 @@ class Podman:
 
     def untag(self, tag: str) -> str:
         """Take a tag away, and with its last tag the image; why not, where a container needs it."""
-        words = self._words(["rmi", tag])
-        done = proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
+        done = self._run(["rmi", tag])
         is_gone = not done.returncode or _is_unknown(done.stderr)
         return "" if is_gone else _reason(done.stderr)
 
@@ -130,8 +137,8 @@ class Podman:
     def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
         process = subprocess.Popen(
-            self._words(["logs", *options, identity]),
-            env=_environment(),
+            self._command(["podman", "logs", *options, identity]),
+            env=proc.environment(*_PASSED),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -151,38 +158,29 @@ class Podman:
     def remove(self, identity: str) -> None:
         facts = self.container(identity)
         if facts is not None and facts.status == "created":
-            self._end_forgotten(facts.id)
-        words = ["rm", "--force", "--ignore", "--time=0", "--volumes", identity]
+            # After `podman system reset` with another storage, or when its folder in /run was
+            # cleared, Podman takes what runs for what was before a boot. `podman rm` leaves such
+            # an engine running, with its cards and its port; the OCI runtime below still knows it.
+            # Of one that never ran there is nothing to delete.
+            runtime = self._read(["info", "--format={{.Host.OCIRuntime.Path}}"]).strip()
+            words = self._command([runtime, "delete", "--force", facts.id])
+            proc.read(words, env=proc.environment(*_PASSED), timeout_s=_TIMEOUT_S)
         for pause_s in _BUSY_S:
-            try:
-                self._read(words)
+            done = self._run(["rm", "--force", "--ignore", "--time=0", "--volumes", identity])
+            if not done.returncode:
                 return
-            except PodmanUnavailable as error:
-                # its own cleanup may still hold a mount: containers/podman#10454, #11594
-                if "busy" not in str(error):
-                    raise
-                reason = str(error)
-                time.sleep(pause_s)
+            reason = f"Podman could not rm: {_reason(done.stderr)}"
+            # its own cleanup may still hold a mount: containers/podman#10454, #11594
+            if b"busy" not in done.stderr:
+                raise PodmanUnavailable(reason)
+            time.sleep(pause_s)
         raise PodmanUnavailable(reason, _STILL_BUSY)
-
-    def _end_forgotten(self, identity: str) -> None:
-        """End the processes of a container of which Podman does not know that it was started.
-
-        After `podman system reset` with another storage, or when its folder in /run was cleared,
-        Podman takes what runs for what was before a boot. `podman rm` leaves such an engine
-        running, with its cards and its port; the OCI runtime below Podman still knows it.
-        """
-        runtime = self._read(["info", "--format={{.Host.OCIRuntime.Path}}"]).strip()
-        words = self._command([runtime, "delete", "--force", identity])
-        # of one that never ran there is nothing to delete
-        proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
         return
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
-        words = self._words([kind, "inspect", name])
-        done = proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
+        done = self._run([kind, "inspect", name])
         if done.returncode:
             if _is_unknown(done.stderr):
                 return None
@@ -202,17 +200,10 @@ class Podman:
         kind: type[PipelineError] = PodmanUnavailable,
         wait_s: float = _TIMEOUT_S,
     ) -> str:
-        try:
-            done = proc.read(self._words(arguments), env=_environment(), timeout_s=wait_s)
-        except subprocess.TimeoutExpired as error:
-            raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
+        done = self._run(arguments, kind, wait_s)
         if done.returncode:
             raise kind(f"Podman could not {arguments[0]}: {_reason(done.stderr)}")
         return done.stdout.decode(errors="replace")
-
-
-def _environment() -> dict[str, str]:
-    return proc.environment(*_PASSED)
 
 
 def _is_unknown(error: bytes) -> bool:

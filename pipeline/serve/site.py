@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Protocol
 
 from pipeline import proc
 from pipeline.errors import DockerUnavailable, HostUnreached
-from pipeline.host.facts import capture as capture_module
+from pipeline.host.facts import capture
 from pipeline.host.facts.source import Capture, read_capture
 from pipeline.host.fleet.remote import one_line
-from pipeline.host.fleet.tunnel import Tunnel
+from pipeline.host.fleet.tunnel import LIMIT_S, Tunnel
 from pipeline.known import Known, then, unknown
 from pipeline.recipe.model import Recipe
 from pipeline.serve import guard, port_probe
@@ -24,7 +24,7 @@ from pipeline.serve.find_engine import Wanted
 from pipeline.serve.health import Door
 from pipeline.serve.podman import Podman
 from pipeline.serve.port_probe import port_problem
-from pipeline.serve.preflight import Machine, depends_on_machine, machine_of, unasked_machine
+from pipeline.serve.preflight import Machine, machine_for
 
 # nvidia-smi alone is asked four times, and may take seconds each on many cards
 _CAPTURE_S = 300.0
@@ -55,10 +55,7 @@ class Here:
 
     def look(self, recipe: Recipe, port: int) -> Machine:
         """Captured now."""
-        problem = port_problem(port)
-        if not depends_on_machine(recipe):
-            return unasked_machine(problem)
-        return machine_of(read_capture(None), problem)
+        return machine_for(recipe, port_problem(port), lambda: read_capture(None))
 
     def door(self, port: int) -> Door:
         """The port itself."""
@@ -87,24 +84,21 @@ class There:
 
     def look(self, recipe: Recipe, port: int) -> Machine:
         """By the code that looks at this machine, run there as the login's user."""
-        problem = self._port(port)
-        if not depends_on_machine(recipe):
-            return unasked_machine(problem)
-        return machine_of(self._capture(), problem)
-
-    def _port(self, port: int) -> Known[str]:
-        words = ["python3", "-c", one_line(Path(port_probe.__file__)), str(port)]
-        done = self.tunnel.read(words)
-        if done.code:
-            return unknown(f"{self.name}: the port cannot be tried: {done.message}")
-        return done.out.decode(errors="replace").strip()
+        tried = self._ask("the port cannot be tried", port_probe, str(port))
+        problem = then(tried, lambda out: out.decode(errors="replace").strip())
+        return machine_for(recipe, problem, self._capture)
 
     def _capture(self) -> Known[Capture]:
-        words = ["python3", "-c", one_line(Path(capture_module.__file__))]
-        done = self.tunnel.read(words, limit_s=_CAPTURE_S)
-        if done.code:
-            return unknown(f"{self.name}: its facts cannot be read: {done.message}")
-        return then(done.out, Capture.model_validate_json)
+        found = self._ask("its facts cannot be read", capture, limit_s=_CAPTURE_S)
+        return then(found, Capture.model_validate_json)
+
+    def _ask(
+        self, failure: str, module: ModuleType, *words: str, limit_s: float = LIMIT_S
+    ) -> Known[bytes]:
+        """What a module of ours prints when the host's Python runs it."""
+        code = one_line(Path(str(module.__file__)))
+        done = self.tunnel.read(["python3", "-c", code, *words], limit_s=limit_s)
+        return unknown(f"{self.name}: {failure}: {done.message}") if done.code else done.out
 
     def door(self, port: int) -> Door:
         """A socket of the connection."""
@@ -117,29 +111,25 @@ class There:
         words = ["python3", "-c", code, self.kind, self.place, container, attempt]
         process = proc.talk(self.tunnel.command(words), env=proc.environment())
         assert process.stdin is not None
+        assert process.stdout is not None
         done = threading.Event()
         threading.Thread(target=_beat, args=(process.stdin, done), daemon=True).start()
         try:
             yield
-            self._keep(process)
+            answer = b""
+            with suppress(OSError):
+                process.stdin.write(guard.KEEP)
+                process.stdin.flush()
+                answer = process.stdout.readline()
+            # without it the host may already remove the container
+            if answer != guard.KEPT:
+                raise HostUnreached(
+                    f"{self.name}: the connection was lost at the end of the start",
+                    "Check the network to it, and serve the recipe again.",
+                )
         finally:
             done.set()
             proc.end(process)
-
-    def _keep(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        answer = b""
-        with suppress(OSError):
-            process.stdin.write(guard.KEEP)
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        # without it the container may be on its way out
-        if answer != guard.KEPT:
-            raise HostUnreached(
-                f"{self.name}: the connection was lost at the end of the start",
-                "Check the network to it, and serve the recipe again.",
-            )
 
 
 def tunnel_of(site: Site) -> Tunnel | None:

@@ -15,10 +15,9 @@ from pipeline.serve.attempts import Attempt
 from pipeline.serve.container_engine import titles
 from pipeline.serve.facts import other_owner
 from pipeline.serve.find_engine import Wanted
-from pipeline.serve.restart import STOP_S
-from pipeline.serve.run import attempts_of, find_among
+from pipeline.serve.run import ServedStatus, attempts_of, find_among, status_of
 from pipeline.serve.run import stop as stop_container
-from pipeline.serve.status import ServedStatus, status_of
+from pipeline.serve.start import STOP_S
 
 _SHORT_FAILURE = 60
 

@@ -302,7 +302,7 @@ def test_a_benchmark_of_a_recipe_on_another_host_goes_through_its_connection(
         yield NearSite(socket, live.port), [world.engine]
 
     monkeypatch.setattr(bench_module, "machine_of_all", near)
-    monkeypatch.setattr("pipeline.serve.status.is_healthy", lambda door: door == socket)
+    monkeypatch.setattr("pipeline.serve.run.is_healthy", lambda door: door == socket)
     small = ("--concurrency", "1", "--requests", "2", "--input", "60", "--output", "5")
     words = ("--on", "rig1", *small, "--repeats", "1", "--model", "stub")
     ended = world.sm120("bench", "brainy", *words, "--no-self-test", "--out", tmp_path / "out")
