@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Literal
 
 from pipeline.errors import RecipeInvalid
@@ -12,12 +13,6 @@ from pipeline.recipe.flags import Word
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.model import Port, Variable
 
-# Labels that find a container again, and say what it was started from.
-RECIPE_LABEL, IMAGE_LABEL = "sm120.recipe", "sm120.image"
-DIGEST_LABEL, ATTEMPT_LABEL = "sm120.digest", "sm120.attempt"
-PORT_LABEL, MODEL_LABEL = "sm120.port", "sm120.model"
-# Who started it: several users may share one Docker.
-OWNER_LABEL = "sm120.owner"
 # The home of the images' user. Not `.cache` below it: images have no such folder, so that a volume
 # there would belong to root.
 HOME = "/home/engine"
@@ -29,6 +24,18 @@ LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104
 # Where ipc is private: in the 64 MB that Docker gives a container, NCCL dies with SIGBUS. Memory is
 # taken only as it is used, so there is no harm in plenty.
 SHM_BYTES = 32 << 30
+
+
+class Label(StrEnum):
+    """Labels that find a container again, and say what it was started from."""
+
+    RECIPE = "sm120.recipe"
+    IMAGE = "sm120.image"
+    DIGEST = "sm120.digest"
+    ATTEMPT = "sm120.attempt"
+    PORT = "sm120.port"
+    MODEL = "sm120.model"
+    OWNER = "sm120.owner"  # several users may share one Docker
 
 
 class Cache(Frozen):
@@ -89,11 +96,11 @@ def container_arguments(
             f"`sm120 render {launch.recipe} --as shell` prints its command.",
         )
     name, own, has_cards = container_name(launch.recipe), launch.container, launch.cards > 0
-    own_labels = {RECIPE_LABEL: launch.recipe, IMAGE_LABEL: launch.image}
-    own_labels |= {PORT_LABEL: str(launch.port), MODEL_LABEL: launch.model}
+    own_labels = {Label.RECIPE: launch.recipe, Label.IMAGE: launch.image}
+    own_labels |= {Label.PORT: str(launch.port), Label.MODEL: launch.model}
     cache_name = name
     if launch.digest:
-        own_labels[DIGEST_LABEL] = launch.digest
+        own_labels[Label.DIGEST] = launch.digest
         # kernels of another image or recipe in a cache are a known cause of wrong output
         cache_name += f"-{launch.digest.removeprefix('sha256:')[:12]}"
     return ContainerArguments(

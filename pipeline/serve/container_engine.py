@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from pipeline.errors import ContainerRefused, DockerUnavailable
 from pipeline.oci import docker
-from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
+from pipeline.recipe.container import ContainerArguments, Label
 from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
 from pipeline.store.store import Store
 
@@ -95,7 +95,7 @@ class Docker:
 
     def containers(self) -> list[ContainerFacts]:
         with _explained("list containers"):
-            rows = self._client.api.containers(all=True, filters={"label": RECIPE_LABEL})
+            rows = self._client.api.containers(all=True, filters={"label": Label.RECIPE})
             found = [self.container(str(row["Id"])) for row in rows]
             # one may have gone since it was listed
             return sorted((x for x in found if x is not None), key=lambda x: x.name)

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from pipeline.errors import AlreadyServed, ImageDiffers
 from pipeline.model import Frozen
 from pipeline.oci.record import ImageRecord
-from pipeline.recipe.container import OWNER_LABEL, PORT_LABEL, RECIPE_LABEL
+from pipeline.recipe.container import Label
 
 
 class _Reported(Frozen):
@@ -44,12 +44,12 @@ class ContainerFacts(Frozen):
     @property
     def recipe(self) -> str:
         """The recipe by its label; empty for a container that `sm120 serve` did not start."""
-        return self.labels.get(RECIPE_LABEL, "")
+        return self.labels.get(Label.RECIPE, "")
 
     @property
     def port(self) -> int | None:
         """The port by its label, which anybody may write."""
-        text = self.labels.get(PORT_LABEL, "")
+        text = self.labels.get(Label.PORT, "")
         is_number = text.isascii() and text.isdigit() and len(text) <= 5
         return int(text) if is_number and 0 < int(text) < 65536 else None
 
@@ -61,7 +61,7 @@ def own_name() -> str:
 
 def other_owner(facts: ContainerFacts) -> str:
     """The other user who started a container; empty where it is ours, or has no such label."""
-    owner = facts.labels.get(OWNER_LABEL, "")
+    owner = facts.labels.get(Label.OWNER, "")
     return "" if owner == own_name() else "".join(c for c in owner if c.isprintable())[:200]
 
 

@@ -37,24 +37,30 @@ def is_kept() -> bool:
     return False
 
 
-class _Unix(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP through a socket of this machine."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("127.0.0.1", timeout=timeout)
+        self._path = path
+
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(60)
-        self.sock.connect(self.host)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def remove_docker(place: str, name: str, attempt: str) -> None:
     """Through Docker's socket: its program need not be there."""
-    with closing(_Unix(place)) as docker:
-        docker.request("GET", f"/containers/{name}/json", headers={"Host": "docker"})
+    with closing(UnixConnection(place, 60)) as docker:
+        docker.request("GET", f"/containers/{name}/json")
         answer = docker.getresponse()
         body = json.loads(answer.read() or b"{}")
         # somebody else's container of the same name is left alone
         if answer.status != 200 or body["Config"]["Labels"].get(_LABEL) != attempt:
             return
         path = f"/containers/{body['Id']}?force=true&v=true"
-        docker.request("DELETE", path, headers={"Host": "docker"})
+        docker.request("DELETE", path)
         docker.getresponse().read()
 
 

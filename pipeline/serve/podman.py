@@ -20,7 +20,7 @@ from pipeline.oci.docker import (
     own_tags_among,
 )
 from pipeline.oci.document import read_document
-from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
+from pipeline.recipe.container import ContainerArguments, Label
 from pipeline.serve.container_engine import EngineKind
 from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
 from pipeline.store.store import Store
@@ -125,7 +125,7 @@ class Podman:
 
     def containers(self) -> list[ContainerFacts]:
         listed = self._read(
-            ["ps", "--all", "--no-trunc", f"--filter=label={RECIPE_LABEL}", "--format={{.ID}}"]
+            ["ps", "--all", "--no-trunc", f"--filter=label={Label.RECIPE}", "--format={{.ID}}"]
         )
         found = [self.container(identity) for identity in listed.split()]
         return sorted((x for x in found if x is not None), key=lambda x: x.name)

@@ -22,15 +22,7 @@ from pipeline.known import Known
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
 from pipeline.publish.gates import GateState
-from pipeline.recipe.container import (
-    ATTEMPT_LABEL,
-    DIGEST_LABEL,
-    IMAGE_LABEL,
-    LOOPBACK,
-    MODEL_LABEL,
-    OWNER_LABEL,
-    container_name,
-)
+from pipeline.recipe.container import LOOPBACK, Label, container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, ServeOptions, new_id, stamp
@@ -116,7 +108,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             log_file=attempts.log_path(begun.id),
             cards=job.cards,
             address=job.address,
-            labels=((ATTEMPT_LABEL, begun.id), (OWNER_LABEL, own_name())),
+            labels=((Label.ATTEMPT, begun.id), (Label.OWNER, own_name())),
             door=job.site.door(job.launch.port),
         )
         with job.site.guarded(container_name(job.recipe.name), begun.id):
@@ -206,7 +198,7 @@ def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s
     seconds = time.monotonic() - begun
     attempts = attempts_of(store)
     # started with another store, or by hand with our labels: there is nothing to add to
-    attempt = facts.labels.get(ATTEMPT_LABEL, "")
+    attempt = facts.labels.get(Label.ATTEMPT, "")
     if any(known.begun.id == attempt for known in attempts.read().attempts):
         ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=stamp())
         attempts.add(ended)
@@ -248,7 +240,7 @@ def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[
     for facts in engine.containers():
         labels, port = facts.labels, facts.port
         may_run = facts.running or facts.status == "created"
-        record = records.get(labels.get(DIGEST_LABEL, ""))
+        record = records.get(labels.get(Label.DIGEST, ""))
         why = difference(record, engine.image(facts.image)) if record else "not in this store"
         status = ServedStatus(
             recipe=facts.recipe,
@@ -256,12 +248,12 @@ def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[
             status=facts.status,
             healthy=may_run and port is not None and is_healthy(site.door(port)),
             port=port,
-            model=labels.get(MODEL_LABEL, ""),
-            image=labels.get(IMAGE_LABEL, ""),
-            digest=labels.get(DIGEST_LABEL, ""),
+            model=labels.get(Label.MODEL, ""),
+            image=labels.get(Label.IMAGE, ""),
+            digest=labels.get(Label.DIGEST, ""),
             built="unknown" if record is None else ("other" if why else "same"),
             why=why,
-            attempt=labels.get(ATTEMPT_LABEL, ""),
+            attempt=labels.get(Label.ATTEMPT, ""),
             started_at=facts.started_at,
             other_owner=other_owner(facts),
         )

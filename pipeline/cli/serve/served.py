@@ -10,7 +10,6 @@ from pipeline.cli.options import json_option
 from pipeline.cli.serve.on_host import OnHost, machine_of_all, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.errors import ImageDiffers, NothingServed
-from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.attempts import Attempt
 from pipeline.serve.container_engine import titles
 from pipeline.serve.facts import other_owner
@@ -123,9 +122,7 @@ def stop(
         if not found:
             raise NothingServed(f"nothing is served in {titles(engines)}")
         seconds = {
-            facts.labels.get(RECIPE_LABEL, facts.name): stop_container(
-                containers, store, facts, timeout_s
-            )
+            facts.recipe or facts.name: stop_container(containers, store, facts, timeout_s)
             for containers, facts in found
         }
     if as_json:
