@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from pipeline.errors import ContainerRefused, DockerUnavailable
 from pipeline.oci import docker
 from pipeline.recipe.container import ContainerArguments, Label
-from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
+from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
 EngineKind: TypeAlias = Literal["docker", "podman"]
-_TITLES: dict[EngineKind, str] = {"docker": "Docker", "podman": "Podman"}
 
 
 class ContainerEngine(Protocol):
@@ -57,7 +56,7 @@ class ContainerEngine(Protocol):
 
 def titles(engines: Iterable[ContainerEngine]) -> str:
     """The engines that were asked, as a person reads them."""
-    return " and ".join(_TITLES[engine.kind] for engine in engines)
+    return " and ".join(engine.kind.title() for engine in engines)
 
 
 class Docker:
@@ -74,7 +73,7 @@ class Docker:
 
         with _explained("look for an image"):
             try:
-                return image_facts(self._client.images.get(identity).attrs)
+                return ImageFacts.model_validate(self._client.images.get(identity).attrs)
             except (ImageNotFound, NotFound):
                 return None
 
@@ -105,7 +104,7 @@ class Docker:
 
         with _explained("look at a container"):
             try:
-                return container_facts(self._client.api.inspect_container(name))
+                return ContainerFacts.model_validate(self._client.api.inspect_container(name))
             except NotFound:
                 return None
 

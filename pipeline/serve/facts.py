@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, AliasPath, BeforeValidator, ConfigDict, Field
 
 from pipeline.errors import AlreadyServed, ImageDiffers
 from pipeline.model import Frozen
@@ -15,31 +14,43 @@ from pipeline.oci.record import ImageRecord
 from pipeline.recipe.container import Label
 
 
-class _Reported(Frozen):
-    """A part of an answer; other fields are ignored."""
+def _digest(text: str) -> str:
+    # Podman leaves the algorithm out
+    return text if ":" in text else f"sha256:{text}"
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+
+ImageId = Annotated[str, AfterValidator(_digest)]
+Layers = Annotated[list[str], BeforeValidator(lambda value: value or [])]
+Labels = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
+ContainerName = Annotated[str, AfterValidator(lambda name: name.removeprefix("/"))]
 
 
-class ImageFacts(Frozen):
+class _Inspected(Frozen):
+    """Fields by their path in what `inspect` of Docker and Podman prints."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class ImageFacts(_Inspected):
     """An image as a container engine knows it."""
 
-    id: str
-    layers: list[str]  # diffIDs, from the bottom
+    id: ImageId = Field(validation_alias="Id")
+    # diffIDs, from the bottom
+    layers: Layers = Field(default=[], validation_alias=AliasPath("RootFS", "Layers"))
 
 
-class ContainerFacts(Frozen):
+class ContainerFacts(_Inspected):
     """A container as its engine knows it."""
 
-    id: str
-    name: str
-    image: str  # the id of its image
-    labels: dict[str, str]
-    status: str
-    running: bool
-    exit_code: int
-    out_of_memory: bool
-    started_at: str
+    id: str = Field(validation_alias="Id")
+    name: ContainerName = Field(validation_alias="Name")
+    image: ImageId = Field(validation_alias="Image")
+    labels: Labels = Field(default={}, validation_alias=AliasPath("Config", "Labels"))
+    status: str = Field(validation_alias=AliasPath("State", "Status"))
+    running: bool = Field(validation_alias=AliasPath("State", "Running"))
+    exit_code: int = Field(validation_alias=AliasPath("State", "ExitCode"))
+    out_of_memory: bool = Field(default=False, validation_alias=AliasPath("State", "OOMKilled"))
+    started_at: str = Field(default="", validation_alias=AliasPath("State", "StartedAt"))
 
     @property
     def recipe(self) -> str:
@@ -73,58 +84,6 @@ def require_own(facts: ContainerFacts) -> None:
             f"{recipe}: its container {facts.name} is another user's ({owner})",
             f"Nothing was done to it. Ask them to run `sm120 recipe stop {recipe}`.",
         )
-
-
-class _RootFs(_Reported):
-    layers: list[str] | None = Field(default=None, alias="Layers")
-
-
-class _Image(_Reported):
-    id: str = Field(alias="Id")
-    root: _RootFs = Field(alias="RootFS")
-
-
-class _State(_Reported):
-    status: str = Field(alias="Status")
-    running: bool = Field(alias="Running")
-    exit_code: int = Field(alias="ExitCode")
-    out_of_memory: bool = Field(default=False, alias="OOMKilled")
-    started_at: str = Field(default="", alias="StartedAt")
-
-
-class _Config(_Reported):
-    labels: dict[str, str] | None = Field(default=None, alias="Labels")
-
-
-class _Container(_Reported):
-    id: str = Field(alias="Id")
-    name: str = Field(alias="Name")
-    image: str = Field(alias="Image")
-    state: _State = Field(alias="State")
-    config: _Config = Field(alias="Config")
-
-
-def image_facts(answer: Mapping[str, Any]) -> ImageFacts:
-    """Reads what `inspect` of Docker or Podman says of an image."""
-    image = _Image.model_validate(answer)
-    return ImageFacts(id=_digest(image.id), layers=image.root.layers or [])
-
-
-def container_facts(answer: Mapping[str, Any]) -> ContainerFacts:
-    """Reads what `inspect` of Docker or Podman says of a container."""
-    container = _Container.model_validate(answer)
-    return ContainerFacts(
-        id=container.id,
-        name=container.name.removeprefix("/"),
-        image=_digest(container.image),
-        labels=container.config.labels or {},
-        **container.state.model_dump(),
-    )
-
-
-def _digest(text: str) -> str:
-    # Podman leaves the algorithm out
-    return text if ":" in text else f"sha256:{text}"
 
 
 def difference(record: ImageRecord, image: ImageFacts | None) -> str:

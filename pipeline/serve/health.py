@@ -7,25 +7,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
-from pydantic import ConfigDict
-
 from pipeline import foreign_json
-from pipeline.model import Frozen
 from pipeline.serve.guard import UnixConnection
 
 _MOST_BYTES = 4 << 20
 # An engine that loads may take seconds for an answer; one that hangs is asked again.
 _TIMEOUT_S = 5.0
-
-
-class _Model(Frozen):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    id: str
-
-
-class _Models(Frozen):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    data: list[_Model]
 
 
 # A port of this machine, or a socket that leads to a port of another one.
@@ -49,8 +36,9 @@ def served_models(door: Door) -> list[str] | None:
         return None
     try:
         value = foreign_json.read_json(body, most_bytes=_MOST_BYTES, any_int=True)
-        return [model.id for model in _Models.model_validate(value).data]
-    except ValueError:
+        models: list[object] = [model["id"] for model in value["data"]]
+        return [name for name in models if isinstance(name, str)]
+    except (ValueError, LookupError, TypeError):
         return None
 
 

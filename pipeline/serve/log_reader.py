@@ -136,16 +136,6 @@ class ExpectedLog:
             )
 
 
-class Stage(NamedTuple):
-    """A step of a start, and the line that an engine writes about it.
-
-    A pattern with the groups `done` and `total` counts; others only tell that a step is reached.
-    """
-
-    title: str
-    pattern: str
-
-
 class Progress(NamedTuple):
     """Where a start is."""
 
@@ -157,53 +147,46 @@ class Progress(NamedTuple):
         return self.title if self.total is None else f"{self.title}: {self.done} of {self.total}"
 
 
+# The lines that an engine writes about the steps of a start; the last one says that it listens, or
+# is about to. A pattern with the groups `done` and `total` counts.
+_OF = r"(?P<done>\d+)/(?P<total>\d+)"
 # vLLM's loaders share one form of line, which SGLang took over.
-_SHARDS = Stage(
-    "loading weights, files",
-    r"Loading [\w ./-]+: +\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)",
-)
-_VLLM = (
-    _SHARDS,
-    Stage("weights are loaded", r"Loading weights took [\d.]+ seconds"),
-    Stage("compiling", r"Using cache directory: \S+ for vLLM's torch\.compile"),
-    Stage("compiled", r"torch\.compile (?:and [\w/ ]+ )?(?:takes|took) [\d.]+ s"),
-    Stage(
-        "capturing CUDA graphs",
-        r"Capturing CUDA graphs[^|]*: +\d+%\|[^|]*\| (?P<done>\d+)/(?P<total>\d+)",
-    ),
-    Stage("CUDA graphs are captured", r"Graph capturing finished in \d+ secs"),
-    Stage("starting the HTTP server", r"Starting vLLM (?:API )?server"),
-)
-_SGLANG = (
-    _SHARDS,
-    Stage("loading weights", r"Load weight begin\."),
-    Stage("weights are loaded", r"Load weight end\."),
-    Stage("KV cache is allocated", r"KV Cache is allocated\."),
-    Stage(
-        "capturing CUDA graphs",
-        r"Capturing batches[^|]*: +\d+%\|[^|]*\| (?P<done>\d+)/(?P<total>\d+)",
-    ),
-    Stage("CUDA graphs are captured", r"Capture cuda graph end\."),
-    Stage("ready", r"The server is fired up and ready to roll!"),
-)
-_LLAMA = (
-    Stage("loading the model", r"load_model: loading model '"),
-    Stage("reading the model's head", r"llama_model_loader: loaded meta data with"),
-    Stage(
-        "layers on cards",
-        r"load_tensors: offloaded (?P<done>\d+)/(?P<total>\d+) layers to GPU",
-    ),
-    Stage("the model is loaded", r"(?:init|main)(?:\]|:) model loaded"),
-)
-STAGES: dict[Engine, tuple[Stage, ...]] = {"vllm": _VLLM, "sglang": _SGLANG}
-STAGES |= {"llama-cpp": _LLAMA, "ik-llama": _LLAMA}
+_SHARDS = {"loading weights, files": rf"Loading [\w ./-]+: +\d+% Completed \| {_OF}"}
+_LLAMA = {
+    "loading the model": r"load_model: loading model '",
+    "reading the model's head": r"llama_model_loader: loaded meta data with",
+    "layers on cards": rf"load_tensors: offloaded {_OF} layers to GPU",
+    "the model is loaded": r"(?:init|main)(?:\]|:) model loaded",
+}
+STAGES: dict[Engine, dict[str, str]] = {
+    "vllm": {
+        **_SHARDS,
+        "weights are loaded": r"Loading weights took [\d.]+ seconds",
+        "compiling": r"Using cache directory: \S+ for vLLM's torch\.compile",
+        "compiled": r"torch\.compile (?:and [\w/ ]+ )?(?:takes|took) [\d.]+ s",
+        "capturing CUDA graphs": rf"Capturing CUDA graphs[^|]*: +\d+%\|[^|]*\| {_OF}",
+        "CUDA graphs are captured": r"Graph capturing finished in \d+ secs",
+        "starting the HTTP server": r"Starting vLLM (?:API )?server",
+    },
+    "sglang": {
+        **_SHARDS,
+        "loading weights": r"Load weight begin\.",
+        "weights are loaded": r"Load weight end\.",
+        "KV cache is allocated": r"KV Cache is allocated\.",
+        "capturing CUDA graphs": rf"Capturing batches[^|]*: +\d+%\|[^|]*\| {_OF}",
+        "CUDA graphs are captured": r"Capture cuda graph end\.",
+        "ready": r"The server is fired up and ready to roll!",
+    },
+    "llama-cpp": _LLAMA,
+    "ik-llama": _LLAMA,
+}
 # After this line SGLang never answers, though its HTTP server outlives the scheduler.
 _SGLANG_FATAL = "Scheduler hit an exception: Traceback"
 
 
 def read_progress(engine: Engine, line: str) -> Progress | None:
     """The step that a line announces; none where it announces none."""
-    for title, pattern in STAGES[engine]:
+    for title, pattern in STAGES[engine].items():
         if match := re.search(pattern, line[:_LONGEST]):
             counts = match.groupdict()
             return Progress(title, *(int(counts[x]) for x in ("done", "total") if x in counts))

@@ -22,7 +22,7 @@ from pipeline.oci.docker import (
 from pipeline.oci.document import read_document
 from pipeline.recipe.container import ContainerArguments, Label
 from pipeline.serve.container_engine import EngineKind
-from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
+from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.store.store import Store
 
 _TIMEOUT_S = 120.0
@@ -73,7 +73,7 @@ class Podman:
 
     def image(self, identity: str) -> ImageFacts | None:
         answer = self._inspect("image", identity)
-        return image_facts(answer) if answer else None
+        return ImageFacts.model_validate(answer) if answer else None
 
     def load(self, store: Store, name: str, digest: str) -> None:
         image = read_document(store.read_blob(digest))
@@ -132,7 +132,7 @@ class Podman:
 
     def container(self, name: str) -> ContainerFacts | None:
         answer = self._inspect("container", name)
-        return container_facts(answer) if answer else None
+        return ContainerFacts.model_validate(answer) if answer else None
 
     def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]

@@ -43,6 +43,7 @@ PROCESSORS = {"amd-zen-5": ("AuthenticAMD", 26)}
 
 # Many models of today cannot be calculated yet, and an engine without enough memory says so itself.
 _ONLY_REPORTED = ("fit", "unknown")
+_NO_CARD = "the recipe needs no card"
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,13 @@ def _known(value: Known[Value]) -> Value:
     return value
 
 
-def _check(subject: str = "", *, of_cards: bool = False) -> Callable[[Check], Check]:
+def _check(
+    subject: str = "", *, of: tuple[str, ...] = (), why: str = "the recipe says nothing about it"
+) -> Callable[[Check], Check]:
     """Registers a check. Its verdict is unknown where it needs what is not known.
 
-    Without a subject it is about the model; one of cards does not apply to a recipe without any.
+    Without a subject it is about the model. It does not apply to a recipe that wants none `of`
+    these of its hardware.
     """
 
     def register(check: Check) -> Check:
@@ -101,12 +105,12 @@ def _check(subject: str = "", *, of_cards: bool = False) -> Callable[[Check], Ch
 
         @wraps(check)
         def judged(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
-            about = subject or plan.recipe.model.name
-            if of_cards and not plan.recipe.hardware.cards:
-                yield not_applicable(name, about, "the recipe needs no card")
-                return
+            about, wanted = subject or plan.recipe.model.name, plan.recipe.hardware
             try:
-                yield from check(plan, machine)
+                if of and not any(getattr(wanted, field) for field in of):
+                    yield not_applicable(name, about, why)
+                else:
+                    yield from check(plan, machine)
             except _Missing as missing:
                 yield result(name, about, missing.why, "", "")
 
@@ -191,7 +195,7 @@ def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("weights", subject, good, failed, f"Run {fix}", passed=passed)
 
 
-@_check("all", of_cards=True)
+@_check("all", of=("cards",), why=_NO_CARD)
 def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """As many as the recipe is for, of that kind, with that memory; and all of them answer."""
     wanted, gpus = plan.recipe.hardware, _gpus(plan, machine)
@@ -214,7 +218,7 @@ def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     yield from cards_answer(_known(machine.facts))
 
 
-@_check("cards", of_cards=True)
+@_check("cards", of=("cards",), why=_NO_CARD)
 def idle(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """No other program uses the cards: an engine plans with all of their memory."""
     fix = "`nvidia-smi` names the processes; `sm120 recipe stop` ends what was served here."
@@ -225,13 +229,10 @@ def idle(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
             yield result("idle", f"GPU {index}", is_free, failed, fix, passed=passed)
 
 
-@_check("cards")
+@_check("cards", of=("same_numa_node", "peer_to_peer"))
 def topology(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The cards hang on one node and reach each other, where the recipe counts on it."""
     wanted = plan.recipe.hardware
-    if not (wanted.same_numa_node or wanted.peer_to_peer):
-        yield not_applicable("topology", "cards", "the recipe says nothing about it")
-        return
     used, facts = _gpus(plan, machine)[: wanted.cards], _known(machine.facts)
     if wanted.same_numa_node:
         nodes = _numa_nodes(facts, used)
@@ -274,7 +275,7 @@ def _refused(pairs: Collection[str], claimed: Mapping[str, str]) -> Known[str]:
     return next((f"GPUs {pair}: {claimed[pair]}" for pair in pairs if claimed[pair] != "OK"), "")
 
 
-@_check(of_cards=True)
+@_check(of=("cards",), why=_NO_CARD)
 def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The model, with this context and these flags, has room on the cards."""
     sizes = [_known(g.memory_bytes) for g in _gpus(plan, machine)[: plan.recipe.hardware.cards]]
@@ -291,7 +292,7 @@ def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     yield result("fit", model.name, good, str(short), fix, passed="has room on each card")
 
 
-@_check("host", of_cards=True)
+@_check("host", of=("cards",), why=_NO_CARD)
 def driver(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """It can load what the image's compilers make at run time."""
     facts = _known(machine.facts)
@@ -301,7 +302,7 @@ def driver(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield from driver_branch(facts, plan.cuda)
 
 
-@_check("image", of_cards=True)
+@_check("image", of=("cards",), why=_NO_CARD)
 def gate(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The image's kernels were judged for the card, on these very bytes."""
     if plan.gates is None:
@@ -314,13 +315,10 @@ def gate(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("gate", plan.recipe.image or "", passed, plan.gates.message, fix)
 
 
-@_check("host")
+@_check("host", of=("processor",), why="the recipe runs on any")
 def processor(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The one that the image's own code was made for; on others that code changes nothing."""
-    wanted = plan.recipe.hardware.processor
-    if wanted is None:
-        yield not_applicable("processor", "host", "the recipe runs on any")
-        return
+    wanted = plan.recipe.hardware.processor or ""
     cpu = _known(machine.facts).cpu
     vendor, family = _known(cpu.vendor), _known(cpu.family)
     found = f"{cpu.name if isinstance(cpu.name, str) else vendor}, family {family}"
@@ -329,13 +327,10 @@ def processor(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     yield result("processor", "host", good, failed, fix, passed=f"{found}: is {wanted}")
 
 
-@_check("host")
+@_check("host", of=("host_memory_gib", "numa_nodes"))
 def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The machine's own memory and its nodes, where the recipe counts on them."""
     wanted = plan.recipe.hardware
-    if wanted.host_memory_gib is None and wanted.numa_nodes is None:
-        yield not_applicable("memory", "host", "the recipe says nothing about it")
-        return
     facts = _known(machine.facts)
     if wanted.host_memory_gib:
         least, size = wanted.host_memory_gib * _GIB * _SHORT, _gib(facts.memory_bytes)
@@ -352,13 +347,10 @@ def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         yield result("memory", "NUMA", good, failed, fix, passed=count)
 
 
-@_check("host")
+@_check("host", of=("hugepages_gib",), why="the recipe says nothing about them")
 def hugepages(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """Set aside at boot, as many as the recipe counts on."""
-    wanted = plan.recipe.hardware.hugepages_gib
-    if wanted is None:
-        yield not_applicable("hugepages", "host", "the recipe says nothing about them")
-        return
+    wanted = plan.recipe.hardware.hugepages_gib or 0
     good = then(machine.hugepages_bytes, lambda free: free >= wanted * _GIB)
     passed = f"{_gib(machine.hugepages_bytes, 1)} are free"
     failed = f"only {passed}, and the recipe needs {wanted} GiB"

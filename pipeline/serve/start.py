@@ -221,7 +221,7 @@ class _Wait:
             return
         now = time.monotonic()
         # the last stage of each engine: it listens, or is about to
-        if self._ready_at is None and progress.title == STAGES[self._launch.engine][-1].title:
+        if self._ready_at is None and progress.title == [*STAGES[self._launch.engine]][-1]:
             self._ready_at = now
         is_news = progress.title != self._shown.title or progress.done == progress.total
         if is_news or now - self._shown_at > _PROGRESS_EVERY_S:
