@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,22 +61,18 @@ class LogReader:
 
 def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
     """The same pieces, each written to a file first: a start that is killed leaves what it read."""
-    left = _MOST_FILE_BYTES if _is_added(file, b"") else 0
-    for piece in pieces:
+    left = _MOST_FILE_BYTES
+    for piece in chain([b""], pieces):
         if left > 0:
-            left = left - len(piece) if _is_added(file, piece[:left]) else 0
+            try:
+                with file.open("ab") as out:
+                    out.write(piece[:left])
+                left -= len(piece)
+            except OSError as error:
+                # a start on a full disk is judged all the same
+                log.say(f"{file}: the log is not kept from here on: {error.strerror}")
+                left = 0
         yield piece
-
-
-def _is_added(file: Path, piece: bytes) -> bool:
-    try:
-        with file.open("ab") as out:
-            out.write(piece)
-    except OSError as error:
-        # a start on a full disk is judged all the same
-        log.say(f"{file}: the log is not kept from here on: {error.strerror}")
-        return False
-    return True
 
 
 def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Protocol
+from typing import Protocol
 
 from pipeline import proc
 from pipeline.errors import DockerUnavailable, HostUnreached
@@ -86,11 +86,12 @@ class There:
         """By the code that looks at this machine, run there as the login's user."""
         tried = self._ask("the port cannot be tried", port_probe, str(port))
         problem = then(tried, lambda out: out.decode(errors="replace").strip())
-        return machine_for(recipe, problem, self._capture)
 
-    def _capture(self) -> Known[Capture]:
-        found = self._ask("its facts cannot be read", capture, limit_s=_CAPTURE_S)
-        return then(found, Capture.model_validate_json)
+        def captured() -> Known[Capture]:
+            found = self._ask("its facts cannot be read", capture, limit_s=_CAPTURE_S)
+            return then(found, Capture.model_validate_json)
+
+        return machine_for(recipe, problem, captured)
 
     def _ask(
         self, failure: str, module: ModuleType, *words: str, limit_s: float = LIMIT_S
@@ -112,14 +113,22 @@ class There:
         process = proc.talk(self.tunnel.command(words), env=proc.environment())
         assert process.stdin is not None
         assert process.stdout is not None
-        done = threading.Event()
-        threading.Thread(target=_beat, args=(process.stdin, done), daemon=True).start()
+        pipe, done = process.stdin, threading.Event()
+
+        def beat() -> None:
+            # the pipe is closed, or its other end gone, when the block ends
+            with suppress(OSError, ValueError):
+                while not done.wait(guard.BEAT_S):
+                    pipe.write(guard.BEAT)
+                    pipe.flush()
+
+        threading.Thread(target=beat, daemon=True).start()
         try:
             yield
             answer = b""
             with suppress(OSError):
-                process.stdin.write(guard.KEEP)
-                process.stdin.flush()
+                pipe.write(guard.KEEP)
+                pipe.flush()
                 answer = process.stdout.readline()
             # without it the host may already remove the container
             if answer != guard.KEPT:
@@ -137,44 +146,31 @@ def tunnel_of(site: Site) -> Tunnel | None:
     return site.tunnel if isinstance(site, There) else None
 
 
-def _beat(pipe: IO[bytes], done: threading.Event) -> None:
-    # the pipe is closed, or its other end gone, when the block ends
-    with suppress(OSError, ValueError):
-        while not done.wait(guard.BEAT_S):
-            pipe.write(guard.BEAT)
-            pipe.flush()
-
-
 def find_there(tunnel: Tunnel, name: str, wanted: Wanted) -> tuple[There, ContainerEngine]:
     """The container engine of a host, and the host."""
-    if wanted != "podman" and (place := _docker_socket(tunnel, name, must=wanted == "docker")):
-        return There(tunnel, name, "docker", place), Docker(tunnel.forward(place))
+    if wanted != "podman":
+        user = tunnel.read(["id", "-u"]).out.decode(errors="replace").strip()
+        # the system's daemon, or one without root
+        places = ("/var/run/docker.sock", f"/run/user/{user}/docker.sock")
+        for place in places:
+            if tunnel.read(["test", "-w", place]).code == 0:
+                return There(tunnel, name, "docker", place), Docker(tunnel.forward(place))
+        if wanted == "docker":
+            if any(tunnel.read(["test", "-e", place]).code == 0 for place in places):
+                raise DockerUnavailable(
+                    f"{name}: this login may not use Docker's socket",
+                    "Put the login's user into the group `docker`, or log in as root.",
+                )
+            raise DockerUnavailable(
+                f"{name}: Docker does not run there",
+                "`sm120 host provision` installs it (role container_runtime).",
+            )
     if tunnel.read(["podman", "--version"]).code:
         raise DockerUnavailable(
             f"{name}: neither Docker nor Podman answers this login",
             "`sm120 host provision` installs them (role container_runtime).",
         )
-    site = There(tunnel, name, "podman", "podman")
-    return site, Podman(tunnel.command)
-
-
-def _docker_socket(tunnel: Tunnel, name: str, *, must: bool) -> str:
-    """Docker's socket on a host: the system's, or that of a daemon without root."""
-    user = tunnel.read(["id", "-u"]).out.decode(errors="replace").strip()
-    places = ("/var/run/docker.sock", f"/run/user/{user}/docker.sock")
-    for place in places:
-        if tunnel.read(["test", "-w", place]).code == 0:
-            return place
-    if not must:
-        return ""
-    is_there = any(tunnel.read(["test", "-e", place]).code == 0 for place in places)
-    why = "this login may not use Docker's socket" if is_there else "Docker does not run there"
-    raise DockerUnavailable(
-        f"{name}: {why}",
-        "Put the login's user into the group `docker`, or log in as root."
-        if is_there
-        else "`sm120 host provision` installs it (role container_runtime).",
-    )
+    return There(tunnel, name, "podman", "podman"), Podman(tunnel.command)
 
 
 def platform_of(tunnel: Tunnel, name: str) -> str:

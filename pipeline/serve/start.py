@@ -177,13 +177,7 @@ class _Wait:
         """Until it serves the model and its log shows what the recipe expects."""
         deadline = time.monotonic() + self._timeout_s
         while not is_healthy(self._door):
-            for line in self._reader.new_lines():
-                self._expected.see(line)
-                self._show(line)
-                if is_fatal(self._launch.engine, line):
-                    # the reason stands in the lines after it
-                    self._reader.finish(_AFTERMATH_S)
-                    raise StartFailed(f"{self._name}: {line.strip()[:300]}")
+            self._read_lines()
             self._require_running()
             self._require_port()
             if time.monotonic() > deadline:
@@ -201,39 +195,42 @@ class _Wait:
             )
         # expected lines may still be on their way
         deadline = time.monotonic() + _AFTERMATH_S
-        self._see_new_lines()
+        self._read_lines()
         while self._expected.missing and time.monotonic() <= deadline:
             time.sleep(_POLL_S)
-            self._see_new_lines()
+            self._read_lines()
         # an engine that ends right after its first answer serves nothing
         self._require_running()
         self._expected.require_all()
 
-    def _see_new_lines(self) -> None:
+    def _read_lines(self) -> None:
+        """Prints a line of progress when something moved, but not for each of 64 files."""
+        engine = self._launch.engine
         for line in self._reader.new_lines():
             self._expected.see(line)
-
-    def _show(self, line: str) -> None:
-        """Prints a line of progress when something moved, but not for each of 64 files."""
-        progress = read_progress(self._launch.engine, line)
-        # eight workers write the same line
-        if progress is None or progress == self._shown:
-            return
-        now = time.monotonic()
-        # the last stage of each engine: it listens, or is about to
-        if self._ready_at is None and progress.title == [*STAGES[self._launch.engine]][-1]:
-            self._ready_at = now
-        is_news = progress.title != self._shown.title or progress.done == progress.total
-        if is_news or now - self._shown_at > _PROGRESS_EVERY_S:
-            log.say(f"  {progress}")
-            self._shown, self._shown_at = progress, now
+            if is_fatal(engine, line):
+                # the reason stands in the lines after it
+                self._reader.finish(_AFTERMATH_S)
+                raise StartFailed(f"{self._name}: {line.strip()[:300]}")
+            progress, now = read_progress(engine, line), time.monotonic()
+            # eight workers write the same line
+            if progress is None or progress == self._shown:
+                continue
+            # the last stage of each engine: it listens, or is about to
+            if self._ready_at is None and progress.title == [*STAGES[engine]][-1]:
+                self._ready_at = now
+            is_news = progress.title != self._shown.title or progress.done == progress.total
+            if is_news or now - self._shown_at > _PROGRESS_EVERY_S:
+                log.say(f"  {progress}")
+                self._shown, self._shown_at = progress, now
 
     def _require_running(self) -> None:
         facts = self._engine.container(self._identity)
         if facts is not None and facts.running:
             return
         self._reader.finish(_AFTERMATH_S)
-        self._see_new_lines()
+        for line in self._reader.new_lines():
+            self._expected.see(line)
         if facts is None:
             raise StartFailed(f"{self._name}: somebody removed its container")
         how = f"ended ({facts.exit_code})"
