@@ -263,7 +263,7 @@ def _route(*place: Any, is_grouped: bool = False) -> Callable[[_Prepare], _Prepa
 @_route("torch._scaled_mm", _BOTH, _PLAIN, "torch", "_scaled_mm")
 def _torch_scaled_mm(function: Any, case: Case) -> Any:
     a, b, left, right = case.fp8()
-    # a scale for each row: the second one lies across
+    # a scale for each row: torch wants the second one as a row
     right = right.t() if case.kind == "fp8-channel" else right
     return lambda: function(a, b, scale_a=left, scale_b=right, out_dtype=case.bf16)
 

@@ -85,7 +85,7 @@ class Card(Frozen):
 
 
 class Computed(Frozen):
-    """What the program on the card said."""
+    """The results of the program on the card."""
 
     card: Card
     measured: list[Measured]

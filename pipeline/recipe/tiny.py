@@ -293,9 +293,9 @@ def _matrix(
 def _residual(random: Random, *shape: int) -> Tensor:
     """Small weights that write to the residual stream, but never to its constant channel."""
     sizes, values, kind = _matrix(random, *shape, scale=_PERTURBATION)
-    kept, inner = list(values), shape[-1]
+    numbers, inner = list(values), shape[-1]
     # a block of the last two dimensions for each expert; its first row is the constant channel
-    for block in range(0, len(kept), shape[-2] * inner):
+    for block in range(0, len(numbers), shape[-2] * inner):
         start = block + _BIAS_CHANNEL * inner
-        kept[start : start + inner] = [0.0] * inner
-    return Tensor(sizes, kept, kind)
+        numbers[start : start + inner] = [0.0] * inner
+    return Tensor(sizes, numbers, kind)

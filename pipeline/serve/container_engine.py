@@ -1,4 +1,4 @@
-"""Docker and Podman behind one face: images, containers, logs."""
+"""One interface to Docker and Podman: images, containers, logs."""
 
 from __future__ import annotations
 

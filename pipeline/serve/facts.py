@@ -59,7 +59,7 @@ class ContainerFacts(_Inspected):
 
     @property
     def port(self) -> int | None:
-        """The port by its label, which anybody may write."""
+        """The port by its label; any user may write labels."""
         text = self.labels.get(Label.PORT, "")
         is_number = text.isascii() and text.isdigit() and len(text) <= 5
         return int(text) if is_number and 0 < int(text) < 65536 else None

@@ -21,7 +21,7 @@ _MOST_LINE_BYTES = 1 << 16
 _MOST_FILE_BYTES = 64 << 20
 # What is searched for known issues; a traceback of eight workers has some thousand lines.
 _LAST_LINES = 5000
-# Nothing that is looked for stands behind this many characters.
+# No line that counts is longer.
 _LONGEST = 4000
 # Sequences for a terminal (ECMA-48), and what is none of them; a tab may stay.
 _CONTROL = re.compile(

@@ -222,7 +222,7 @@ class Program:
     """A program that has no parser to import: it is asked about each name that it may know.
 
     It stops at the first word that it does not know and names it, before it does anything else. So
-    with three words after a flag that nobody knows, it says how many of them the flag took.
+    after a flag and three unknown words, it says how many of them the flag took.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

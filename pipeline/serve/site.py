@@ -107,7 +107,7 @@ class There:
 
     @contextmanager
     def guarded(self, container: str, attempt: str) -> Iterator[None]:
-        """Somebody on that machine removes the container when the connection is lost."""
+        """The guard on that machine removes the container when the connection is lost."""
         code = one_line(Path(guard.__file__))
         words = ["python3", "-c", code, self.kind, self.place, container, attempt]
         process = proc.talk(self.tunnel.command(words), env=proc.environment())

@@ -77,7 +77,7 @@ def _isolation(container: ContainerArguments, target: Target) -> list[str]:
         *(["--ipc=host"] if container.ipc == "host" else []),
         *([f"--shm-size={container.shm_bytes}"] if container.shm_bytes else []),
         *(["--ulimit=memlock=-1:-1"] if container.memory_locked else []),
-        # somebody else may own the same name in a public registry
+        # another owner may have the same name in a public registry
         *(["--pull=never"] if target.is_local else []),
     ]
 
