@@ -61,11 +61,15 @@ def plan_fit(recipe: Recipe, overrides: Overrides, model: Known[Model]) -> FitPl
 
 def model_in(recipe: Recipe, weights: WeightsFolder | None, checkout: Checkout) -> Known[Model]:
     """The shape of a recipe's model, from its weights where they can be looked at."""
-    if weights is None:
+    if weights is None or (weights.proof is not None and weights.config is None):
         return find_model(recipe, None, checkout)
-    if weights.proof is None:
+    if weights.config is None:
         return find_model(recipe, weights.folder / weights.file, checkout)
-    return model_of_config(weights.config, recipe, checkout)
+    # another host sent its config.json
+    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
+        path = Path(folder, "config.json")
+        path.write_text(weights.config, encoding="utf-8")
+        return find_model(recipe, path, checkout)
 
 
 def find_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[Model]:
@@ -78,16 +82,6 @@ def find_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[
             except PipelineError as error:
                 reason = unknown(f"the model's shape cannot be read: {error}")
     return reason
-
-
-def model_of_config(text: str | None, recipe: Recipe, checkout: Checkout) -> Known[Model]:
-    """The same of a config.json from another host."""
-    if text is None:
-        return find_model(recipe, None, checkout)
-    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
-        path = Path(folder, "config.json")
-        path.write_text(text, encoding="utf-8")
-        return find_model(recipe, path, checkout)
 
 
 def shortfall(plan: FitPlan, room: Room) -> Known[str]:

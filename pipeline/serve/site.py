@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
 
 from pipeline import proc
 from pipeline.errors import DockerUnavailable, HostUnreached
@@ -31,47 +30,34 @@ _CAPTURE_S = 300.0
 _MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
-class Site(Protocol):
-    """What serving asks of a machine, beside its container engine."""
+class Site:
+    """This machine, as serving sees it; other machines are a kind of it."""
 
     @property
     def host(self) -> str:
         """Its name; empty for this machine."""
+        return ""
 
     def look(self, recipe: Recipe, port: int) -> Machine:
-        """What preflight judges, as far as the recipe depends on it."""
-
-    def door(self, port: int) -> Door:
-        """Where this machine reaches a port of that one."""
-
-    def guarded(self, container: str, attempt: str) -> AbstractContextManager[None]:
-        """A block after which a container stays only where the block ended well."""
-
-
-class Here:
-    """This machine."""
-
-    host = ""
-
-    def look(self, recipe: Recipe, port: int) -> Machine:
-        """Captured now."""
+        """What preflight judges, as far as the recipe depends on it; captured now."""
         return machine_for(recipe, port_problem(port), lambda: read_capture(None))
 
     def door(self, port: int) -> Door:
-        """The port itself."""
+        """Where this machine reaches a port of that one."""
         return port
 
     def guarded(self, container: str, attempt: str) -> AbstractContextManager[None]:
-        """Nothing: what fails is removed by the start itself."""
+        """A block after which a container stays only where the block ended well."""
+        # a start on this machine removes what fails itself
         return nullcontext()
 
 
-HERE = Here()
+HERE = Site()
 
 
 @dataclass(frozen=True)
-class There:
-    """Another machine. Its Python runs our questions, and nothing of ours stays there."""
+class There(Site):
+    """Another machine. Its Python runs our questions, and no file of ours stays on it."""
 
     tunnel: Tunnel
     name: str
@@ -83,7 +69,7 @@ class There:
         return self.name
 
     def look(self, recipe: Recipe, port: int) -> Machine:
-        """By the code that looks at this machine, run there as the login's user."""
+        """Runs the code that looks at this machine, as the login's user."""
         tried = self._ask("the port cannot be tried", port_probe, str(port))
         problem = then(tried, lambda out: out.decode(errors="replace").strip())
 
