@@ -30,9 +30,9 @@ _PROGRAM = Path(__file__).with_name("compute.py")
 _MARK = "SM120-PRODUCT "
 _LABEL = "sm120.products"  # no label of a server: no other verb shall find it
 _PYTHON = "/opt/venv/bin/python"
-_MOST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 16  # of one line
 _POLL_S = 0.3
-_LAST_LINES_S = 3.0
+_LAST_LINES_S = 3.0  # the log may come a moment after the end of its container
 _SHOWN_LINES = 20
 
 

@@ -24,6 +24,7 @@ from pipeline.serve.host_nccl import HostNccl
 AttemptId = Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}-[0-9a-f]{6}$")]
 Kind: TypeAlias = Literal["serve", "smoke"]
 Outcome: TypeAlias = Literal["serving", "stopped", "passed", "failed", "interrupted"]
+# An entry has some hundred bytes; options may hold long paths and a failure.
 _MOST_LINE_BYTES = 64 << 10
 # Twenty years of ten attempts a day; a file beyond it is read from its end.
 _MOST_BYTES = 64 << 20
@@ -137,12 +138,14 @@ class AttemptList:
         """Adds one line, which is on the disk when this returns."""
         line = canonical_json(_Line(entry=entry).model_dump(mode="json")) + b"\n"
         with locked(self.folder / "lock"), os_errors_explained(self.path):
+            # one write of a whole line in append mode: readers need no lock
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
                 size = os.fstat(handle).st_size
                 # a line that was cut short must not take the next one with it
                 is_whole = size == 0 or os.pread(handle, 1, size - 1) == b"\n"
                 os.write(handle, line if is_whole else b"\n" + line)
+                # the entry must survive what a start may do to a machine
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -166,6 +169,7 @@ class AttemptList:
             except ValueError:
                 damaged += 1
                 continue
+            # an end without a beginning stands in the part that was cut off
             if isinstance(entry, Begun):
                 attempts.setdefault(entry.id, Attempt(entry))
             elif (known := attempts.get(entry.id)) is not None:

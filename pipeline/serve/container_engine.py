@@ -69,6 +69,7 @@ class Docker:
         self._is_here = place is None
 
     def image(self, identity: str) -> ImageFacts | None:
+        # imported late: most commands need no Docker
         from docker.errors import ImageNotFound, NotFound
 
         with _explained("look for an image"):
@@ -80,6 +81,7 @@ class Docker:
     def load(self, store: Store, name: str, digest: str) -> None:
         tag = docker.default_tag(name, digest)
         docker.load(store, name, digest, [tag], self._client)
+        # the list is for `sm120 uninstall`, which cleans this machine only
         if self._is_here:
             store.note_loaded([tag])
 
@@ -121,6 +123,7 @@ class Docker:
         from docker.errors import NotFound
 
         with _explained("remove the container"), suppress(NotFound):
+            # `v`: with its anonymous volumes, which would fill the disk
             self._client.api.remove_container(identity, force=True, v=True)
 
     def close(self) -> None:
@@ -151,6 +154,7 @@ def sdk_arguments(arguments: ContainerArguments) -> dict[str, Any]:
         "shm_size": arguments.shm_bytes,
         "ulimits": locked,
         "device_requests": cards,
+        # an engine needs no rights of root; a recipe names those that it wants
         "cap_drop": ["ALL"],
         "cap_add": arguments.capabilities,
         "security_opt": ["no-new-privileges"],
@@ -168,5 +172,6 @@ def _explained(
     try:
         yield
     except (DockerException, RequestException, HTTPError) as error:
+        # the daemon explains itself; the SDK adds URLs and numbers to it
         reason = " ".join(str(getattr(error, "explanation", None) or error).split())[:400]
         raise kind(f"Docker could not {what}: {reason}") from error

@@ -103,6 +103,7 @@ def shortfall(plan: FitPlan, room: Room) -> Known[str]:
         return str(error)
     except (PipelineError, ValueError) as error:
         return unknown(f"it cannot be calculated: {error}")
+    # a model that does not fit alone does not fit with a draft either
     if not short and plan.speculates:
         return unknown("it fits without speculation; what a draft needs is not calculated")
     return short

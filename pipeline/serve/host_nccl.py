@@ -54,5 +54,6 @@ def _with_nccl(
             raise StartFailed(f"{LIBRARY}: the host has no NCCL of its own", _HINT)
         # under the same path: the settings name it
         mounts.append(Mount(host=str(library), inside=str(library)))
+    # validated: a user may have edited the file
     body = {**launch.model_dump(), "environment": environment, "mounts": mounts}
     return Launch.model_validate(body)

@@ -116,8 +116,10 @@ class Podman:
         return "" if is_gone else _reason(done.stderr)
 
     def create(self, arguments: ContainerArguments) -> str:
+        # no registry may answer for an image that the store has
         flags = ["--pull=never", *arguments.run_flags()]
         command = ["create", *flags, arguments.image, *arguments.arguments]
+        # warnings come before the id
         return self._read(command, ContainerRefused).strip().splitlines()[-1]
 
     def start(self, identity: str) -> None:
@@ -148,6 +150,7 @@ class Podman:
             while piece := process.stdout.read1(_PIECE_BYTES):  # type: ignore[attr-defined]
                 yield piece
         finally:
+            # `podman logs --follow` ends only with its container
             process.kill()
             process.wait()
             process.stdout.close()

@@ -134,6 +134,7 @@ def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """No other program listens at it."""
     failed = f"cannot be used: {machine.port_problem}"
     fix = "`ss -ltnp` shows which program it is; --port names another one."
+    # a recipe of ours can be ended by name, other programs cannot
     if plan.port_holder:
         failed += f": {plan.port_holder} is served there"
         fix = f"`sm120 recipe stop {plan.port_holder}` ends it; --port names another port."
@@ -203,6 +204,7 @@ def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     passed = f"{len(gpus)}, and the recipe needs {wanted.cards}"
     is_enough = len(gpus) >= wanted.cards
     yield result("cards", "all", is_enough, f"only {passed}", fix, passed=passed)
+    # with more cards than it needs, an engine takes the first ones
     name = CARD_NAMES[wanted.card] if wanted.card else ""
     least = (wanted.memory_gib or 0) * _GIB * _SHORT
     for gpu in gpus[: wanted.cards]:

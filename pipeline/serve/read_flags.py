@@ -153,9 +153,10 @@ def read_program_flags(checkout: Checkout, image: str, program: Path) -> ParserF
         result = Path(folder) / _RESULT
         words = ["program", str(result), str(program.parent), str(program)]
         done = find_sandbox().run(
+            # `-I`: no variable and no folder of the user changes what Python imports
             [sys.executable, "-I", str(SCRIPT), *words],
             read=[SCRIPT, program.parent, Path(sys.prefix), Path(sys.base_prefix)],
-            write=[Path(folder)],
+            write=[Path(folder)],  # the program was compiled from foreign source
             env={"LD_LIBRARY_PATH": str(program.parent)},
             timeout_s=_LIMITS.most_s,
         )
@@ -237,6 +238,7 @@ def _described(way: Way, box: Box, parser: Parser) -> dict[str, Any]:
 def _read_result(name: str, code: int, path: Path, lines: Sequence[str]) -> dict[str, Any]:
     data = read_at_most(path, _MOST_BYTES) if code == 0 and path.is_file() else None
     if data is None:
+        # an import that fails says why in its last lines
         last = " ".join(lines[-_SHOWN_LINES:])[-600:] or f"exit code {code}"
         raise ParserUnreadable(f"{name}: its argument parser could not be read: {last}")
     try:
@@ -259,6 +261,7 @@ def read_source(archive: Path, tree: TreePlan) -> dict[str, Any]:
         member = opened.extractfile(name)
         text = member.read(_MOST_BYTES).decode("utf-8", "replace") if member else ""
     described = read_table(text)
+    # a table in another form would be an image without flags
     if not described["flags"]:
         raise ParserUnreadable(f"{archive}: {name} holds no table of flags", "")
     return {**described, "version": tree.source.upstream.commit[:8]}

@@ -111,6 +111,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             labels=((Label.ATTEMPT, begun.id), (Label.OWNER, own_name())),
             door=job.site.door(job.launch.port),
         )
+        # from outside: the guard must see the end of whatever happens in the start
         with job.site.guarded(container_name(job.recipe.name), begun.id):
             return start_engine(engine, store, start)
 
@@ -239,6 +240,7 @@ def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[
     found = []
     for facts in engine.containers():
         labels, port = facts.labels, facts.port
+        # Podman says `created` of an engine that it forgot
         may_run = facts.running or facts.status == "created"
         record = records.get(labels.get(Label.DIGEST, ""))
         why = difference(record, engine.image(facts.image)) if record else "not in this store"

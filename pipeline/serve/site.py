@@ -27,6 +27,7 @@ from pipeline.serve.preflight import Machine, machine_for
 
 # nvidia-smi alone is asked four times, and may take seconds each on many cards
 _CAPTURE_S = 300.0
+# What `uname -m` says of the platforms that images are built for.
 _MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
@@ -111,6 +112,7 @@ class There(Site):
         threading.Thread(target=beat, daemon=True).start()
         try:
             yield
+            # only now: until here a lost connection must remove the container
             answer = b""
             with suppress(OSError):
                 pipe.write(guard.KEEP)

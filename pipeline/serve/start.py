@@ -80,7 +80,7 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
     name, launch = start.name, start.launch
     arguments = container_arguments(
         launch,
-        image=loaded_image(engine, store, start).id,
+        image=loaded_image(engine, store, start).id,  # a tag could be moved meanwhile
         cards=start.cards,
         labels=dict(start.labels),
         address=start.address,
@@ -93,6 +93,7 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
             reader = LogReader(engine.output(identity, follow=True), start.log_file)
             with _failure_explained(start, reader):
                 _Wait(engine, identity, start, reader).until_served()
+            # what runs counts, not what was ordered
             facts = engine.container(identity)
             if facts is None:
                 raise ImageDiffers(
@@ -180,6 +181,7 @@ class _Wait:
             self._read_lines()
             self._require_running()
             self._require_port()
+            # last: a reason is better than a time that is over
             if time.monotonic() > deadline:
                 raise StartFailed(
                     f"{self._name}: did not answer within {log.seconds(self._timeout_s)}",
@@ -265,6 +267,7 @@ def _failure_explained(start: Start, reader: LogReader) -> Iterator[None]:
     try:
         yield
     except PipelineError as error:
+        # the last lines may not have been read yet
         for _ in reader.new_lines():
             pass
         for line in list(reader.last)[-_SHOWN_LINES:]:
@@ -288,6 +291,7 @@ def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_
     require_own(facts)
     with log.step(f"Restarting {facts.name}"):
         engine.stop(facts.id, STOP_S)
+        # an answer now would be taken for that of the new start
         if is_healthy(door):
             which = f"port {door}" if isinstance(door, int) else "its port"
             raise StartFailed(

@@ -29,7 +29,7 @@ PROGRAMS = (
 )
 # Files with a receipt take seconds. Without one, hundreds of gigabytes would be read.
 _VERIFY_S = 600.0
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 16 << 20  # of an answer of the host; it may hold a config.json
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def find_weights(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -
     except WeightsUnknown:
         # weights without a lock can be served, but not proved; preflight says so
         return WeightsFolder(folder.resolve(), file)
+    # several sets may share a folder
     own = [p for p in places if p.lock.name == model.weights]
     own = own or [p for p in places if p.lock.repository == model.repository]
     if not own and len(places) == 1 and is_own(places[0].lock):
@@ -101,6 +102,7 @@ def find_weights(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -
     place = own[0]
     found = place.root.resolve()
     if place.hub_cache:
+        # engines want the folder with the config.json; the mount is widened later
         found /= place.snapshot.relative_to(place.root)
     return WeightsFolder(found, file, place.lock.seal, place)
 
@@ -176,6 +178,7 @@ def find_weights_on(
         names = ", ".join(each.name for each in found) or "no locked set"
         why = f"the folder holds {names}, the recipe is for {model.weights}"
         proof, seal = HostProof(good=unknown(why)), None
+    # a whole set without the recipe's own file is of no use to it
     if not place.has_file:
         proof = HostProof(good=False, why=f"{model.file} is not in {place.folder}")
     return WeightsFolder(Path(place.folder), file, seal, proof=proof, config=place.config)
