@@ -148,7 +148,8 @@ def judge_route(product: Product, route: str, rows: Sequence[Measured]) -> Judge
     """One route to a product over all numbers of tokens: the worst of them counts."""
     judged = [(row, *judge(row)) for row in rows]
     order: tuple[Verdict, ...] = ("failed", "unknown", "missing", "passed")
-    verdict = next((each for each in order if any(v == each for _, v, _ in judged)), "unknown")
+    found = {each for _, each, _ in judged}
+    verdict: Verdict = next((each for each in order if each in found), "unknown")
     tokens = [row.tokens for row, each, _ in judged if each == verdict]
     message = next((text for _, each, text in judged if each == verdict), "was not computed")
     if verdict == "passed":

@@ -96,7 +96,7 @@ def container_arguments(
             f"`sm120 render {launch.recipe} --as shell` prints its command.",
         )
     name, own, has_cards = container_name(launch.recipe), launch.container, launch.cards > 0
-    own_labels = {Label.RECIPE: launch.recipe, Label.IMAGE: launch.image}
+    own_labels: dict[str, str] = {Label.RECIPE: launch.recipe, Label.IMAGE: launch.image}
     own_labels |= {Label.PORT: str(launch.port), Label.MODEL: launch.model}
     cache_name = name
     if launch.digest:

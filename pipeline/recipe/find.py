@@ -86,7 +86,7 @@ class Recipes:
     def _chain(self, name: str) -> list[tuple[Path, dict[str, Any]]]:
         """A recipe as it is written, then what it extends, up to the one that extends nothing."""
         path = self.path(name)
-        names, found = [name], []
+        names, found = [name], list[tuple[Path, dict[str, Any]]]()
         while True:
             data = read_limited(path, MAX_FILE_BYTES, RecipeInvalid)
             try:

@@ -45,6 +45,10 @@ class FlagProblem(Frozen):
         return f"{self.flag}: {self.message}{near}"
 
 
+def _problem(flag: str, message: str, nearest: Sequence[str] = ()) -> FlagProblem:
+    return FlagProblem(flag=flag, message=message, nearest=list(nearest))
+
+
 class Rule(NamedTuple):
     """What an engine asks of two flags once they are parsed."""
 
@@ -62,7 +66,7 @@ RULES = (
     Rule("vllm", "--grpc", "--grpc-port", False),
 )
 # Each process of an engine has a card of its own, and there is one for each product of these.
-_TENSOR = "--tensor-parallel-size"
+_TENSOR, _DECODE = "--tensor-parallel-size", "--decode-context-parallel-size"
 _PROCESSES = (_TENSOR, "--pipeline-parallel-size", "--prefill-context-parallel-size")
 # With these the processes are also on other machines, or another program starts them.
 _ELSEWHERE = {"ray", "external_launcher"}
@@ -187,56 +191,51 @@ def check_flags(launch: Launch, flags: ParserFlags) -> list[FlagProblem]:
     """Everything that the engine's parser, or the engine right after it, would not accept."""
     line = split_command_line(launch.arguments, flags)
     names = {given.name for given in line.given}
-    problems = []
-    for given in line.given:
-        problems += [
-            FlagProblem(flag=given.written, message=message, nearest=nearest)
-            for message, nearest in _judge(given, flags, names)
-        ]
+    problems = [each for given in line.given for each in _judge(given, flags, names)]
     for word in line.plain[flags.plain_words :]:
-        problems.append(FlagProblem(flag=word, message="is a word that no flag takes"))
+        problems.append(_problem(word, "is a word that no flag takes"))
     problems += [*_doubled(line, flags), *_combined(line, flags)]
     problems += _parallel(line, flags, launch.cards)
     for name in launch.environment:
         # variables of others (NCCL_, CUDA_) are not the engine's business
         if name.startswith(tuple(flags.prefixes)) and name not in flags.variables:
-            near, message = _nearest(name, flags.variables), f"is no variable of {flags.title}"
-            problems.append(FlagProblem(flag=name, message=message, nearest=near))
+            near = _nearest(name, flags.variables)
+            problems.append(_problem(name, f"is no variable of {flags.title}", near))
     return problems
 
 
-def _judge(
-    given: Given, flags: ParserFlags, names: set[str | None]
-) -> Iterator[tuple[str, list[str]]]:
-    """What is wrong with one flag, and the nearest names."""
+def _judge(given: Given, flags: ParserFlags, names: set[str | None]) -> Iterator[FlagProblem]:
+    """What is wrong with one flag."""
+    written = given.written
     if given.name is None:
-        written = given.written
         head = _spelled(written.partition(".")[0] if flags.syntax == "vllm" else written, flags)
         # argparse completes a beginning, but only one that fits a single flag
         if fitting := _beginnings(head, flags):
-            yield "is the beginning of more than one flag", fitting[:_MOST_NAMES]
+            yield _problem(written, "is the beginning of more than one flag", fitting[:_MOST_NAMES])
         else:
-            yield f"is no flag of {flags.title}", _nearest(head, flags.spellings)
+            near = _nearest(head, flags.spellings)
+            yield _problem(written, f"is no flag of {flags.title}", near)
         return
     flag = flags.flags[given.name]
     needs_value = given.path or (flag.takes in ("one", "many") and not given.is_off)
     if flag.retired:
-        yield f"was removed: {flag.retired}", []
+        yield _problem(written, f"was removed: {flag.retired}")
     elif given.superfluous is not None:
-        yield "takes no value", []
+        yield _problem(written, "takes no value")
     elif given.path and flag.type not in ("json", "json-or-text"):
-        yield f"takes no JSON, so {flags.title} knows nothing below it", []
+        yield _problem(written, f"takes no JSON, so {flags.title} knows nothing below it")
     elif needs_value and not given.values:
-        yield "needs a value", []
+        yield _problem(written, "needs a value")
     elif given.path:
         if flag.fields and not _is_field(given.path, flag):
-            head, near = given.written.partition(".")[0], _nearest(given.path, flag.fields)
-            yield f"has no setting {given.path!r}", [f"{head}.{path}" for path in near]
+            head = written.partition(".")[0]
+            near = [f"{head}.{path}" for path in _nearest(given.path, flag.fields)]
+            yield _problem(written, f"has no setting {given.path!r}", near)
     elif flag.opened_by is None or flag.opened_by not in names:
         for value in given.values:
             if why := _wrong_value(value, flag, flags.engine):
                 shown = value if len(value) <= 60 else value[:57] + "..."
-                yield f"{shown!r} {why}", []
+                yield _problem(written, f"{shown!r} {why}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> list[str]:
@@ -305,14 +304,13 @@ def _doubled(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
             continue
         before = seen.setdefault(f"{given.name}.{given.path}", given)
         if given.is_off != before.is_off:
-            yield FlagProblem(flag=given.written, message=f"contradicts {before.written}")
+            yield _problem(given.written, f"contradicts {before.written}")
         elif before is not given:
-            message = "is given twice, and only the last one counts"
-            yield FlagProblem(flag=given.written, message=message)
+            yield _problem(given.written, "is given twice, and only the last one counts")
         elif given.path and (whole := seen.get(f"{given.name}.")):
             # vLLM puts the parts together and gives them to the flag once more
             message = f"only the parts count beside {whole.written}: write all of it in one way"
-            yield FlagProblem(flag=given.written, message=message)
+            yield _problem(given.written, message)
 
 
 def _combined(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
@@ -321,15 +319,14 @@ def _combined(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
     for group in flags.exclusive:
         present = [named[name] for name in group if name in named]
         if len(present) > 1:
-            message = f"cannot stand beside {', '.join(present[:-1])}"
-            yield FlagProblem(flag=present[-1], message=message)
+            yield _problem(present[-1], f"cannot stand beside {', '.join(present[:-1])}")
     on = {given.name for given in line.given if given.name and not given.is_off}
     for rule in RULES:
         if rule.engine != flags.engine or rule.flag not in on:
             continue
         if rule.together != (rule.other in on):
-            message = "needs" if rule.together else "cannot stand beside"
-            yield FlagProblem(flag=rule.flag, message=f"{message} {rule.other}")
+            verb = "needs" if rule.together else "cannot stand beside"
+            yield _problem(rule.flag, f"{verb} {rule.other}")
 
 
 def _parallel(line: CommandLine, flags: ParserFlags, cards: int) -> Iterator[FlagProblem]:
@@ -342,12 +339,10 @@ def _parallel(line: CommandLine, flags: ParserFlags, cards: int) -> Iterator[Fla
     if cards and is_local and parts > cards:
         names = (flags.spellings.get(spelling) for spelling in _PROCESSES)
         written = " × ".join(given[name].written for name in names if name in given)
-        message = f"{parts} parts need a GPU each, and the recipe is for {cards}"
-        yield FlagProblem(flag=written, message=message)
-    decode = _size_of("--decode-context-parallel-size", given, flags)
+        yield _problem(written, f"{parts} parts need a GPU each, and the recipe is for {cards}")
+    decode = _size_of(_DECODE, given, flags)
     if flags.engine == "vllm" and others[1] == 1 and tensor % decode:
-        message = f"{decode} does not divide {_TENSOR} {tensor}"
-        yield FlagProblem(flag="--decode-context-parallel-size", message=message)
+        yield _problem(_DECODE, f"{decode} does not divide {_TENSOR} {tensor}")
 
 
 def _size_of(spelling: str, given: Mapping[str | None, Given], flags: ParserFlags) -> int:

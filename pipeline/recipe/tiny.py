@@ -80,11 +80,12 @@ def dump_gguf(fields: Mapping[str, Field], tensors: Mapping[str, Tensor]) -> byt
     head = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(fields))
     for key, (kind, value) in fields.items():
         number, code = _KINDS[kind]
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            head, items = head + _text(key) + struct.pack("<I", number), [value]
+        head += _text(key)
+        items: Sequence[Item] = [value] if isinstance(value, str | int | float) else value
+        if items is value:
+            head += struct.pack("<IIQ", _ARRAY, number, len(items))
         else:
-            head += _text(key) + struct.pack("<IIQ", _ARRAY, number, len(value))
-            items = list(value)
+            head += struct.pack("<I", number)
         head += b"".join(struct.pack(code, each) if code else _text(str(each)) for each in items)
     data = b""
     for name, tensor in tensors.items():

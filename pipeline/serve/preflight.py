@@ -213,10 +213,10 @@ def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         failed = f"{passed}, and the recipe is for {name}"
         yield result("cards", subject, is_kind, failed, fix, passed=passed)
         if wanted.memory_gib:
-            is_enough = then(gpu.memory_bytes, lambda held: held >= least)
+            has_memory = then(gpu.memory_bytes, lambda held: held >= least)
             passed = f"has {_gib(gpu.memory_bytes)}"
             failed = f"{passed}, and the recipe is for {wanted.memory_gib} GiB"
-            yield result("cards", subject, is_enough, failed, fix, passed=passed)
+            yield result("cards", subject, has_memory, failed, fix, passed=passed)
     yield from cards_answer(_known(machine.facts))
 
 

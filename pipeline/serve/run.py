@@ -145,7 +145,8 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
     """Records an attempt and its end; `good` is the outcome of a block that ends well."""
     attempts.add(begun)
     start = time.monotonic()
-    outcome, failure, issues = good, "", tuple[str, ...]()
+    outcome, failure = good, ""
+    issues: tuple[str, ...] = ()
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:

@@ -169,15 +169,16 @@ def find_weights_on(
             "--weights DIR names a folder of the host that serves.",
         )
     file = model.file or (place.first_parts[0] if len(place.first_parts) == 1 else "")
+    seal: str | None = None
     found = _verified(tunnel, place.folder)
     if isinstance(found, HostProof):
-        proof, seal = found, None
+        proof = found
     elif own := next((each for each in found if each.name == model.weights), None):
         proof, seal = _judged(own, known), own.lock
     else:
         names = ", ".join(each.name for each in found) or "no locked set"
         why = f"the folder holds {names}, the recipe is for {model.weights}"
-        proof, seal = HostProof(good=unknown(why)), None
+        proof = HostProof(good=unknown(why))
     # a whole set without the recipe's own file is of no use to it
     if not place.has_file:
         proof = HostProof(good=False, why=f"{model.file} is not in {place.folder}")

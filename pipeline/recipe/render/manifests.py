@@ -61,13 +61,11 @@ def _with_dollars_doubled(value: Any) -> Any:
 def render_compose(launch: Launch, target: Target) -> str:
     """The file for `docker compose up`."""
     container, is_bare = contained(launch, target), not launch.container.as_documented
-    # a path with a typing error must not become an empty folder
-    bind = {"create_host_path": False}
-    volumes: list[dict[str, Any]] = [
-        {"type": "bind", "source": m.host, "target": m.inside, "read_only": m.read_only}
-        | {"bind": bind}
-        for m in container.mounts
-    ]
+    volumes: list[dict[str, Any]] = []
+    for mount in container.mounts:
+        place = {"source": mount.host, "target": mount.inside, "read_only": mount.read_only}
+        # a path with a typing error must not become an empty folder
+        volumes.append({"type": "bind", **place, "bind": {"create_host_path": False}})
     cache = container.cache
     if cache:
         volumes.append({"type": "volume", "source": "cache", "target": cache.inside})
