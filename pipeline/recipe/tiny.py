@@ -117,11 +117,6 @@ def tiny_gguf() -> bytes:
     return dump_gguf({**_shape(len(tokens)), **_tokenizer(tokens, merges)}, tensors)
 
 
-def expected_text(n_tokens: int) -> str:
-    """What the model answers, greedily, to any chat in that many tokens."""
-    return "".join(WORDS[i % len(WORDS)] for i in range(n_tokens))
-
-
 def _spelled(data: bytes) -> list[str]:
     """GPT-2's printable letter for each byte, which stands for it in a vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
