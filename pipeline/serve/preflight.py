@@ -39,8 +39,6 @@ CARD_NAMES = {
 }
 # Vendor and family, as /proc/cpuinfo has them; ansible/roles/nccl asks for the same.
 PROCESSORS = {"amd-zen-5": ("AuthenticAMD", 26)}
-
-
 # Many models of today cannot be calculated yet, and an engine without enough memory says so itself.
 _ONLY_REPORTED = ("fit", "unknown")
 _NO_CARD = "the recipe needs no card"
@@ -146,10 +144,8 @@ def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 def image(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     """The store has it, built from today's checkout."""
     name = plan.recipe.image or ""
-    failed, fix = (
-        "is not in the store as this checkout builds it",
-        f"Run `sm120 build {name}` first.",
-    )
+    failed = "is not in the store as this checkout builds it"
+    fix = f"Run `sm120 build {name}` first."
     yield result("image", name, plan.image_is_built, failed, fix, passed="is in the store")
 
 
@@ -185,11 +181,8 @@ def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     else:
         check = check_by_receipt(where.place)
         damage = [finding.path for finding in check.findings if finding.damage]
-        proved, unproved = len(check.proved), len(check.unknown)
-        subject, failed = (
-            where.place.lock.name,
-            f"{unproved} of {proved + unproved} files are not proved",
-        )
+        proved, unproved, subject = len(check.proved), len(check.unknown), where.place.lock.name
+        failed = f"{unproved} of {proved + unproved} files are not proved"
         if damage:
             subject, failed = damage[0], f"{len(damage)} files are damaged"
         passed, good = f"{log.count(proved, 'file')} proved", not (damage or unproved)
