@@ -52,19 +52,12 @@ _SEED = 7
 _SPREAD = math.sqrt(3)  # of four numbers between 0 and 1: their sum has a variance of 1/3
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
 # The format's number for each kind of value, and how Python packs one. A text has its length first.
-_KINDS = {"u32": (4, "<I"), "i32": (5, "<i"), "f32": (6, "<f"), "bool": (7, "<?"), "str": (8, "")}
-_ARRAY = 9
+_KINDS = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?"), str: (8, "")}
+_ARRAY, _ITEM_KINDS = 9, {int: (5, "<i"), str: (8, "")}
 # ggml's numbers for kinds of tensors, and how Python packs one item
 _TENSOR_KINDS = {"f32": (0, "f"), "f16": (1, "e")}
 
-Item: TypeAlias = str | int | float | bool
-
-
-class Field(NamedTuple):
-    """A value of the head; a list is an array of its kind."""
-
-    kind: Literal["u32", "i32", "f32", "bool", "str"]
-    value: Item | Sequence[Item]
+Value: TypeAlias = str | int | float | bool | list[int] | list[str]
 
 
 class Tensor(NamedTuple):
@@ -75,17 +68,17 @@ class Tensor(NamedTuple):
     kind: Literal["f32", "f16"] = "f16"
 
 
-def dump_gguf(fields: Mapping[str, Field], tensors: Mapping[str, Tensor]) -> bytes:
+def dump_gguf(fields: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> bytes:
     """The whole file; the same bytes for the same values."""
     head = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(fields))
-    for key, (kind, value) in fields.items():
-        number, code = _KINDS[kind]
-        head += _text(key)
-        items: Sequence[Item] = [value] if isinstance(value, str | int | float) else value
-        if items is value:
-            head += struct.pack("<IIQ", _ARRAY, number, len(items))
+    for key, value in fields.items():
+        items = value if isinstance(value, list) else [value]
+        if isinstance(value, list):
+            number, code = _ITEM_KINDS[type(value[0])]
+            head += _text(key) + struct.pack("<IIQ", _ARRAY, number, len(value))
         else:
-            head += struct.pack("<I", number)
+            number, code = _KINDS[type(value)]
+            head += _text(key) + struct.pack("<I", number)
         head += b"".join(struct.pack(code, each) if code else _text(str(each)) for each in items)
     data = b""
     for name, tensor in tensors.items():
@@ -137,16 +130,9 @@ def _vocabulary() -> tuple[list[str], list[str]]:
     return [*tokens, *_SPECIAL], list(merges)
 
 
-def _shape(vocabulary: int) -> dict[str, Field]:
+def _shape(vocabulary: int) -> dict[str, Value]:
     """The hyperparameters, as a published Kimi-K2 file has them."""
-    general = {
-        "architecture": Field("str", "deepseek2"),
-        "name": Field("str", "tiny-mla-moe"),
-        "type": Field("str", "model"),
-        "file_type": Field("u32", 1),  # mostly f16
-        "quantization_version": Field("u32", 2),
-    }
-    whole = {
+    sizes = {
         "block_count": _LAYERS,
         "context_length": _CONTEXT,
         "embedding_length": _EMBEDDING,
@@ -169,8 +155,6 @@ def _shape(vocabulary: int) -> dict[str, Field]:
         "expert_shared_count": 1,
         "expert_feed_forward_length": _EXPERT_WIDTH,
         "expert_gating_func": 2,  # sigmoid
-    }
-    fractions = {
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": 50000.0,
         "rope.scaling.factor": _CONTEXT / _ORIGINAL_CONTEXT,
@@ -178,32 +162,33 @@ def _shape(vocabulary: int) -> dict[str, Field]:
         "expert_weights_scale": 2.827,
     }
     return {
-        **{f"general.{key}": field for key, field in general.items()},
-        **{f"deepseek2.{key}": Field("u32", value) for key, value in whole.items()},
-        **{f"deepseek2.{key}": Field("f32", value) for key, value in fractions.items()},
-        "deepseek2.rope.scaling.type": Field("str", "yarn"),
-        "deepseek2.expert_weights_norm": Field("bool", True),
+        "general.architecture": "deepseek2",
+        "general.name": "tiny-mla-moe",
+        "general.type": "model",
+        "general.file_type": 1,  # mostly f16
+        "general.quantization_version": 2,
+        **{f"deepseek2.{key}": value for key, value in sizes.items()},
+        "deepseek2.rope.scaling.type": "yarn",
+        "deepseek2.expert_weights_norm": True,
     }
 
 
-def _tokenizer(tokens: list[str], merges: list[str]) -> dict[str, Field]:
+def _tokenizer(tokens: list[str], merges: list[str]) -> dict[str, Value]:
     """GPT-2's byte-level BPE, in which each of WORDS is one token."""
     n_normal = len(tokens) - len(_SPECIAL)
-    kinds = [_NORMAL] * n_normal + [_CONTROL] * len(_SPECIAL)
-    fields = {
-        "model": Field("str", "gpt2"),
-        "pre": Field("str", "gpt-2"),
-        "tokens": Field("str", tokens),
-        "token_type": Field("i32", kinds),
-        "merges": Field("str", merges),
-        "bos_token_id": Field("u32", tokens.index(_BOS)),
-        "eos_token_id": Field("u32", tokens.index(_EOS)),
-        "eot_token_id": Field("u32", tokens.index(_END_OF_TURN)),
-        "padding_token_id": Field("u32", tokens.index(_PAD)),
-        "add_bos_token": Field("bool", False),
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [_NORMAL] * n_normal + [_CONTROL] * len(_SPECIAL),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": tokens.index(_BOS),
+        "tokenizer.ggml.eos_token_id": tokens.index(_EOS),
+        "tokenizer.ggml.eot_token_id": tokens.index(_END_OF_TURN),
+        "tokenizer.ggml.padding_token_id": tokens.index(_PAD),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": _CHAT_TEMPLATE,
     }
-    table = {f"tokenizer.ggml.{key}": field for key, field in fields.items()}
-    return {**table, "tokenizer.chat_template": Field("str", _CHAT_TEMPLATE)}
 
 
 def _planted(random: Random, tokens: list[str]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 from gguf import GGUFReader
 
 from pipeline.model import sha256_of
-from pipeline.recipe.tiny import WORDS, Field, Tensor, dump_gguf, tiny_gguf
+from pipeline.recipe.tiny import WORDS, Tensor, dump_gguf, tiny_gguf
 from tests.testbed import tiny_gguf as reference
 
 
@@ -87,4 +87,4 @@ def test_a_shape_that_does_not_fit_its_numbers_is_an_error() -> None:
 
 def test_a_value_of_another_kind_is_an_error() -> None:
     with pytest.raises(struct.error):
-        dump_gguf({"a": Field("u32", -1)}, {})
+        dump_gguf({"a": -1}, {})
