@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints
 
 from pipeline import foreign_json
 from pipeline.files import locked, os_errors_explained
@@ -80,7 +80,7 @@ class Ended(Frozen):
     event: Literal["ended"] = "ended"
     id: AttemptId
     outcome: Outcome
-    failure: Annotated[str, BeforeValidator(short_failure)] = ""
+    failure: Annotated[str, AfterValidator(short_failure)] = ""
     issues: list[Name] = []  # known ones that were recognised in its log
     seconds: Annotated[float, Field(ge=0)]
     at: Stamp

@@ -57,19 +57,23 @@ class Podman:
     @classmethod
     def answers(cls) -> bool:
         """Whether it is installed and works for this user."""
-        return cls.is_there() and not cls()._run(["ps", "--quiet"]).returncode
+        return cls.is_there() and not cls()._run("ps", "--quiet", may_fail=True).returncode
 
     def _run(
         self,
-        arguments: Sequence[str],
+        *arguments: str,
         kind: type[PipelineError] = PodmanUnavailable,
         wait_s: float = _TIMEOUT_S,
+        may_fail: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
         words = self._command(["podman", *arguments])
         try:
-            return proc.read(words, env=proc.environment(*_PASSED), timeout_s=wait_s)
+            done = proc.read(words, env=proc.environment(*_PASSED), timeout_s=wait_s)
         except subprocess.TimeoutExpired as error:
             raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
+        if done.returncode and not may_fail:
+            raise kind(f"Podman could not {arguments[0]}: {_reason(done.stderr)}")
+        return done
 
     def image(self, identity: str) -> ImageFacts | None:
         answer = self._inspect("image", identity)
@@ -103,7 +107,7 @@ class Podman:
 
     def own_tags(self) -> list[LoadedTag]:
         """The tags that are ours by their form; names that a user chose are not."""
-        listed = self._read(["images", "--format=json"])
+        listed = self._run("images", "--format=json").stdout
         try:
             return own_tags_among(json.loads(listed), "Names")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -111,25 +115,24 @@ class Podman:
 
     def untag(self, tag: str) -> str:
         """Take a tag away, and with its last tag the image; why not, where a container needs it."""
-        done = self._run(["rmi", tag])
+        done = self._run("rmi", tag, may_fail=True)
         is_gone = not done.returncode or _is_unknown(done.stderr)
         return "" if is_gone else _reason(done.stderr)
 
     def create(self, arguments: ContainerArguments) -> str:
         # no registry may answer for an image that the store has
         flags = ["--pull=never", *arguments.run_flags()]
-        command = ["create", *flags, arguments.image, *arguments.arguments]
+        words = [*flags, arguments.image, *arguments.arguments]
         # warnings come before the id
-        return self._read(command, ContainerRefused).strip().splitlines()[-1]
+        return _text(self._run("create", *words, kind=ContainerRefused).stdout).split()[-1]
 
     def start(self, identity: str) -> None:
-        self._read(["start", identity], ContainerRefused)
+        self._run("start", identity, kind=ContainerRefused)
 
     def containers(self) -> list[ContainerFacts]:
-        listed = self._read(
-            ["ps", "--all", "--no-trunc", f"--filter=label={Label.RECIPE}", "--format={{.ID}}"]
-        )
-        found = [self.container(identity) for identity in listed.split()]
+        options = ("--all", "--no-trunc", f"--filter=label={Label.RECIPE}", "--format={{.ID}}")
+        listed = _text(self._run("ps", *options).stdout).split()
+        found = [self.container(identity) for identity in listed]
         return sorted((x for x in found if x is not None), key=lambda x: x.name)
 
     def container(self, name: str) -> ContainerFacts | None:
@@ -156,7 +159,7 @@ class Podman:
             process.stdout.close()
 
     def stop(self, identity: str, timeout_s: int) -> None:
-        self._read(["stop", f"--time={timeout_s}", identity], wait_s=timeout_s + _TIMEOUT_S)
+        self._run("stop", f"--time={timeout_s}", identity, wait_s=timeout_s + _TIMEOUT_S)
 
     def remove(self, identity: str) -> None:
         facts = self.container(identity)
@@ -165,11 +168,12 @@ class Podman:
             # cleared, Podman takes what runs for what was before a boot. `podman rm` leaves such
             # an engine running, with its cards and its port; the OCI runtime below still knows it.
             # Of one that never ran there is nothing to delete.
-            runtime = self._read(["info", "--format={{.Host.OCIRuntime.Path}}"]).strip()
+            runtime = _text(self._run("info", "--format={{.Host.OCIRuntime.Path}}").stdout).strip()
             words = self._command([runtime, "delete", "--force", facts.id])
             proc.read(words, env=proc.environment(*_PASSED), timeout_s=_TIMEOUT_S)
         for pause_s in _BUSY_S:
-            done = self._run(["rm", "--force", "--ignore", "--time=0", "--volumes", identity])
+            options = ("--force", "--ignore", "--time=0", "--volumes")
+            done = self._run("rm", *options, identity, may_fail=True)
             if not done.returncode:
                 return
             reason = f"Podman could not rm: {_reason(done.stderr)}"
@@ -183,7 +187,7 @@ class Podman:
         return
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
-        done = self._run([kind, "inspect", name])
+        done = self._run(kind, "inspect", name, may_fail=True)
         if done.returncode:
             if _is_unknown(done.stderr):
                 return None
@@ -197,23 +201,16 @@ class Podman:
             message = f"Podman's answer about {name} cannot be read"
             raise PodmanUnavailable(message, _VERSIONS) from error
 
-    def _read(
-        self,
-        arguments: Sequence[str],
-        kind: type[PipelineError] = PodmanUnavailable,
-        wait_s: float = _TIMEOUT_S,
-    ) -> str:
-        done = self._run(arguments, kind, wait_s)
-        if done.returncode:
-            raise kind(f"Podman could not {arguments[0]}: {_reason(done.stderr)}")
-        return done.stdout.decode(errors="replace")
-
 
 def _is_unknown(error: bytes) -> bool:
     """Whether there is no image or container of a name, in the words of its versions 4 and 5."""
-    text = error.decode(errors="replace").lower()
+    text = _text(error).lower()
     return "no such" in text or "not known" in text
 
 
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace")
+
+
 def _reason(error: bytes) -> str:
-    return " ".join(proc.last_line(error.decode(errors="replace")).split())[:400]
+    return " ".join(proc.last_line(_text(error)).split())[:400]
