@@ -63,7 +63,18 @@ def make_operand(
 ) -> Operand:
     """Random numbers whose scales differ much, so that a scale in the wrong place is seen."""
     if kind == "nvfp4":
-        return _nvfp4(rng, rows, k, 8.0 if weight else 4.0)
+        if k % _GROUP:
+            raise ValueError(f"{k} columns are no whole groups of {_GROUP}")
+        codes = rng.integers(0, 16, (rows, k), dtype=np.uint8)
+        # with the largest number in each group, an engine's own quantiser finds these very scales
+        codes[:, ::_GROUP] |= 7
+        scales = rng.integers(0x28, 0x48, (rows, k // _GROUP), dtype=np.uint8)  # 0.25 to 3.75
+        if rows > 1:
+            # 448, the largest: some kernels read it as NaN (sgl-project/sglang#22927)
+            scales[-1] = 0x7E
+        of_matrix = 8.0 if weight else 4.0
+        values = E2M1[codes] * np.repeat(E4M3[scales], _GROUP, axis=1) / of_matrix
+        return Operand(codes, scales, of_matrix, values)
     codes = rng.integers(0, 256, (rows, k), dtype=np.uint8)
     codes[(codes & 0x7F) == 0x7F] ^= 1  # NaN becomes the largest number
     shape = {
@@ -77,20 +88,6 @@ def make_operand(
         whole = np.repeat(whole, _BLOCK, axis=1)[:, :k]
         whole = np.repeat(whole, _BLOCK, axis=0)[:rows] if weight else whole
     return Operand(codes, scales, 1.0, E4M3[codes] * whole)
-
-
-def _nvfp4(rng: np.random.Generator, rows: int, k: int, whole: float) -> Operand:
-    if k % _GROUP:
-        raise ValueError(f"{k} columns are no whole groups of {_GROUP}")
-    codes = rng.integers(0, 16, (rows, k), dtype=np.uint8)
-    # with the largest number in each group, an engine's own quantiser finds these very scales
-    codes[:, ::_GROUP] |= 7
-    scales = rng.integers(0x28, 0x48, (rows, k // _GROUP), dtype=np.uint8)  # 0.25 to 3.75
-    if rows > 1:
-        # 448, the largest: some kernels read it as NaN (sgl-project/sglang#22927)
-        scales[-1] = 0x7E
-    values = E2M1[codes] * np.repeat(E4M3[scales], _GROUP, axis=1) / whole
-    return Operand(codes, scales, whole, values)
 
 
 def _parts(whole: int, size: int) -> int:

@@ -255,7 +255,17 @@ def _wrong_value(value: str, flag: FlagSpec, engine: str) -> str:
             near = ", ".join(_nearest(value, choices))
             return f"is not among its values ({f'nearest: {near}' if near else some})"
     if flag.type == "json" or (flag.type == "json-or-text" and value.startswith("{")):
-        return _wrong_json(value, flag)
+        try:
+            body = json.loads(value)
+        except ValueError as error:
+            return f"is not JSON ({error})"
+        if flag.fields and not isinstance(body, dict):
+            return "is no JSON object"
+        for path in _paths(body) if flag.fields else ():
+            if not _is_field(path, flag):
+                near = ", ".join(_nearest(path, flag.fields))
+                return f"has no setting {path!r}" + (f" (nearest: {near})" if near else "")
+        return ""
     if flag.type == "size" and engine in _SIZES and _SIZES[engine].fullmatch(value.strip()):
         return ""
     try:
@@ -265,22 +275,6 @@ def _wrong_value(value: str, flag: FlagSpec, engine: str) -> str:
             float(value)
     except ValueError:
         return f"is no {flag.type}"
-    return ""
-
-
-def _wrong_json(value: str, flag: FlagSpec) -> str:
-    try:
-        body = json.loads(value)
-    except ValueError as error:
-        return f"is not JSON ({error})"
-    if not flag.fields:
-        return ""
-    if not isinstance(body, dict):
-        return "is no JSON object"
-    for path in _paths(body):
-        if not _is_field(path, flag):
-            near = _nearest(path, flag.fields)
-            return f"has no setting {path!r}" + (f" (nearest: {', '.join(near)})" if near else "")
     return ""
 
 

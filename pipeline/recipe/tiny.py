@@ -107,7 +107,7 @@ def tiny_gguf() -> bytes:
     for layer in range(_LAYERS):
         parts = _block(random, is_dense=layer < _DENSE_LAYERS)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
-    return dump_gguf({**_shape(len(tokens)), **_tokenizer(tokens, merges)}, tensors)
+    return dump_gguf(_head(tokens, merges), tensors)
 
 
 def _spelled(data: bytes) -> list[str]:
@@ -130,14 +130,14 @@ def _vocabulary() -> tuple[list[str], list[str]]:
     return [*tokens, *_SPECIAL], list(merges)
 
 
-def _shape(vocabulary: int) -> dict[str, Value]:
-    """The hyperparameters, as a published Kimi-K2 file has them."""
+def _head(tokens: list[str], merges: list[str]) -> dict[str, Value]:
+    """The hyperparameters as a published Kimi-K2 file has them, and GPT-2's byte-level BPE."""
     sizes = {
         "block_count": _LAYERS,
         "context_length": _CONTEXT,
         "embedding_length": _EMBEDDING,
         "feed_forward_length": _DENSE_WIDTH,
-        "vocab_size": vocabulary,
+        "vocab_size": len(tokens),
         # MLA: one latent key/value head, with the sizes of each head beside it
         "attention.head_count": _HEADS,
         "attention.head_count_kv": 1,
@@ -161,6 +161,7 @@ def _shape(vocabulary: int) -> dict[str, Value]:
         "rope.scaling.yarn_log_multiplier": 0.1,
         "expert_weights_scale": 2.827,
     }
+    n_normal = len(tokens) - len(_SPECIAL)
     return {
         "general.architecture": "deepseek2",
         "general.name": "tiny-mla-moe",
@@ -170,13 +171,6 @@ def _shape(vocabulary: int) -> dict[str, Value]:
         **{f"deepseek2.{key}": value for key, value in sizes.items()},
         "deepseek2.rope.scaling.type": "yarn",
         "deepseek2.expert_weights_norm": True,
-    }
-
-
-def _tokenizer(tokens: list[str], merges: list[str]) -> dict[str, Value]:
-    """GPT-2's byte-level BPE, in which each of WORDS is one token."""
-    n_normal = len(tokens) - len(_SPECIAL)
-    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,

@@ -36,10 +36,10 @@ def served_models(door: Door) -> list[str] | None:
         return None
     try:
         value = foreign_json.read_json(body, most_bytes=_MOST_BYTES, any_int=True)
-        models: list[object] = [model["id"] for model in value["data"]]
-        return [name for name in models if isinstance(name, str)]
+        names = [model["id"] for model in value["data"]]
     except (ValueError, LookupError, TypeError):
         return None
+    return names if all(isinstance(name, str) for name in names) else None
 
 
 def _get(door: Door, path: str) -> tuple[int, bytes]:

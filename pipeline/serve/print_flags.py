@@ -77,12 +77,17 @@ def _describe_action(action: argparse.Action) -> Json:
         result["retired"] = " ".join(str(message).split())
     if takes == "none":
         return result
-    settings = _settings_class(action.type)
-    result["type"] = "json" if settings else _kind(action.type)
-    if settings:
-        result["fields"] = sorted(set(_fields(settings, "", 0)))
+    convert = action.type
+    if settings := _settings_class(convert):
+        result |= {"type": "json", "fields": sorted(set(_fields(settings, "", 0)))}
+    elif _accepts(convert, _TEXT):
+        result["type"] = "text" if _accepts(convert, _BROKEN_JSON) else "json-or-text"
+    else:
+        # in this order: JSON's reader takes numbers too, and a number's reader integers
+        accepted = [k for k, tries in _KINDS.items() if any(_accepts(convert, x) for x in tries)]
+        result["type"] = [*accepted, "text"][0]
     if result["type"] not in ("text", "json-or-text"):
-        result["words"] = [word for word in _WORDS if _accepts(action.type, word)]
+        result["words"] = [word for word in _WORDS if _accepts(convert, word)]
     if action.choices is not None:
         # sorted: some are sets, whose order is another in every run
         choices = [each for each in action.choices if each is not None]
@@ -96,16 +101,6 @@ def _accepts(convert: Any, value: str) -> bool:
     except (Exception, SystemExit):
         return False
     return True
-
-
-def _kind(convert: Any) -> str:
-    if _accepts(convert, _TEXT):
-        return "text" if _accepts(convert, _BROKEN_JSON) else "json-or-text"
-    # in this order: JSON's reader takes numbers too, and a number's reader integers
-    for kind, samples in _KINDS.items():
-        if any(_accepts(convert, sample) for sample in samples):
-            return kind
-    return "text"
 
 
 def _settings_class(convert: Any) -> type | None:
