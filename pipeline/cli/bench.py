@@ -44,8 +44,7 @@ from pipeline.model import Digest
 from pipeline.recipe.model import Recipe
 from pipeline.serve.attempts import Begun
 from pipeline.serve.find_engine import Wanted
-from pipeline.serve.run import attempts_of
-from pipeline.serve.status import ServedStatus, status_of
+from pipeline.serve.run import ServedStatus, attempts_of, status_of
 from pipeline.smoke.wire import Address
 
 _DEFAULT, _TINY = "quick", "tiny"

@@ -17,12 +17,11 @@ from pipeline.cli.serve.job import Request, make_job
 from pipeline.cli.serve.on_host import folder_on, machine_on
 from pipeline.errors import NothingServed, WorkloadInvalid
 from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import Begun
+from pipeline.serve.attempts import Begun, ServeOptions
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.find_engine import Wanted
-from pipeline.serve.options import ServeOptions
-from pipeline.serve.restart import STOP_S
 from pipeline.serve.run import Job, find_served, new_attempt, serve, stop
+from pipeline.serve.start import STOP_S
 from pipeline.smoke.wire import Address
 
 

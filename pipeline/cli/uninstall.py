@@ -22,7 +22,7 @@ from pipeline.errors import AlreadyServed, DockerUnavailable, KeyInvalid
 from pipeline.files import os_errors_explained, remove_tree
 from pipeline.model import Frozen
 from pipeline.oci.docker import LoadedTag, connect, own_tags, untag
-from pipeline.recipe.container import OWNER_LABEL, RECIPE_LABEL
+from pipeline.recipe.container import Label
 from pipeline.serve.facts import own_name
 from pipeline.serve.podman import Podman
 from pipeline.spec.checkout import Checkout
@@ -32,7 +32,7 @@ from pipeline.store.upkeep import stats_below
 
 What = Literal["store", "Docker tag", "Podman tag", "environment", "key", "trust file"]
 # Only these are kept unless they are asked for: a key that is lost cannot be made again.
-_OF_RECIPES = {"label": RECIPE_LABEL}
+_OF_RECIPES = {"label": Label.RECIPE}
 _PRECIOUS = ("key", "trust file")
 # The store holds what is mounted into it, and this command is needed to end it.
 _STOP_FIRST = "`sm120 recipe stop --all` ends it; then try again."
@@ -112,7 +112,7 @@ def _in_docker() -> Loaded:
     served: list[str] = []
     of_others: list[str] = []
     for row in client.api.containers(filters=_OF_RECIPES):
-        name, owner = row["Labels"][RECIPE_LABEL], row["Labels"].get(OWNER_LABEL, own_name())
+        name, owner = row["Labels"][Label.RECIPE], row["Labels"].get(Label.OWNER, own_name())
         if owner == own_name():
             served.append(name)
         else:
@@ -126,7 +126,7 @@ def _in_podman() -> Loaded:
     tags = podman.own_tags()
     # `created`: it may run all the same, where Podman forgot it
     may_run = [f for f in podman.containers() if f.running or f.status == "created"]
-    served = [facts.labels[RECIPE_LABEL] for facts in may_run]
+    served = [facts.labels[Label.RECIPE] for facts in may_run]
     return Loaded("Podman tag", tags, served, [], podman.untag)
 
 

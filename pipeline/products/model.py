@@ -1,7 +1,11 @@
-"""A matrix product of a served model, what computing it on a card gave, and the verdict."""
+"""A matrix product of a served model, what computing it on a card gave, and the verdict.
+
+The verdict is a function of numbers alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -81,7 +85,7 @@ class Card(Frozen):
 
 
 class Computed(Frozen):
-    """What the program on the card said."""
+    """The results of the program on the card."""
 
     card: Card
     measured: list[Measured]
@@ -108,3 +112,78 @@ class ProductsResult(Frozen):
     judged: list[Judged]
     skipped: list[Skipped]
     measured: list[Measured]
+
+
+def judge(m: Measured) -> tuple[Verdict, str]:
+    """One product at one number of tokens: right, wrong, or not known."""
+    if m.outcome == "missing":
+        return "missing", m.message or "not in the image"
+    if m.outcome == "refused":
+        return "unknown", f"refused: {m.message}"
+    if m.outcome == "crashed":
+        return "failed", f"the card stopped: {m.message}"
+    if not m.values or not m.runs:
+        return "unknown", "nothing was computed"
+    faults = []
+    if m.nan:
+        faults.append(f"{m.nan:,} of {m.values:,} values are NaN")
+    if m.infinite:
+        faults.append(f"{m.infinite:,} of {m.values:,} values are infinite")
+    if m.zero_rows:
+        faults.append(f"rows of zeros: {m.zero_rows:,}")
+    if wrong := m.beyond - m.nan - m.infinite:
+        count = f"{wrong:,} of {m.values:,}"
+        faults.append(f"{count} values are wrong, by up to {m.worst:.3g} bounds")
+    if m.beyond and m.rows and m.columns:
+        (top, bottom), (first, last) = m.rows, m.columns
+        faults.append(f"in rows {top}-{bottom} and columns {first}-{last}")
+    # cuBLAS and CUTLASS give the same bits for the same call on the same card: another result is a
+    # race, even where both are near the exact one
+    if m.differing:
+        faults.append(f"{m.differing} of {m.runs} runs gave other bits")
+    return ("failed", "; ".join(faults)) if faults else ("passed", f"{m.worst:.2f}")
+
+
+def judge_route(product: Product, route: str, rows: Sequence[Measured]) -> Judged:
+    """One route to a product over all numbers of tokens: the worst of them counts."""
+    judged = [(row, *judge(row)) for row in rows]
+    order: tuple[Verdict, ...] = ("failed", "unknown", "missing", "passed")
+    found = {each for _, each, _ in judged}
+    verdict: Verdict = next((each for each in order if each in found), "unknown")
+    tokens = [row.tokens for row, each, _ in judged if each == verdict]
+    message = next((text for _, each, text in judged if each == verdict), "was not computed")
+    if verdict == "passed":
+        message = f"within {max(row.worst for row in rows):.2f} of the bound"
+    return Judged(product=product, route=route, verdict=verdict, tokens=tokens, message=message)
+
+
+def judge_all(
+    recipe: str,
+    computed: Computed,
+    products: Sequence[Product],
+    skipped: Sequence[Skipped],
+    bound: Bound,
+) -> ProductsResult:
+    """Every route to every product: all must be right, and each product needs one."""
+    judged: list[Judged] = []
+    for product in products:
+        wanted = (product.name, product.format)
+        own = [m for m in computed.measured if (m.product, m.format) == wanted]
+        for route in dict.fromkeys(m.route for m in own) or ("any",):
+            judged.append(judge_route(product, route, [m for m in own if m.route == route]))
+    proved = {(r.product.name, r.product.format) for r in judged if r.verdict == "passed"}
+    is_proved = computed.is_done and all((p.name, p.format) in proved for p in products)
+    verdict: Verdict | Literal["skipped"] = "passed" if is_proved else "unknown"
+    if any(row.verdict == "failed" for row in judged):
+        verdict = "failed"
+    elif not products:
+        verdict = "skipped"
+    return ProductsResult(
+        recipe=recipe,
+        card=computed.card,
+        bound=bound,
+        verdict=verdict,
+        judged=judged,
+        skipped=list(skipped),
+        measured=computed.measured,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.errors import ModelUnreadable, RecipeInvalid
 from pipeline.fit.parts import require_divisible
@@ -31,8 +32,7 @@ class Sharding:
     experts: int = 1  # parts that whole experts are spread over
 
 
-@dataclass(frozen=True)
-class _Matrix:
+class _Matrix(NamedTuple):
     name: str
     n: int
     k: int
@@ -67,86 +67,64 @@ def products_of(model: Architecture, shards: Sharding) -> tuple[list[Product], l
     """All kinds of products of a model, and those that have another number format."""
     require_divisible(model, shards.tensor)
     products: list[Product] = []
-    skipped: list[Skipped] = []
     others = {m.attention.kind for m in model.mixers} - {model.attention.kind}
-    skipped += [
-        Skipped(name=f"{kind} attention", why="its products are not known") for kind in others
-    ]
-    for matrix in _matrices(model, shards):
-        formats = _formats(matrix.scheme)
-        products += [_product(model, shards, matrix, each) for each in formats]
-        if not formats:
-            skipped.append(Skipped(name=matrix.name, why=f"their weights are {matrix.scheme.name}"))
+    why = "its products are not known"
+    skipped = [Skipped(name=f"{kind} attention", why=why) for kind in others]
+    for name, n, k, scheme, is_expert in _matrices(model, shards):
+        formats: list[Format] = []
+        if scheme.name == "nvfp4":
+            formats = ["nvfp4"]
+        elif scheme.name == "fp8" and scheme.group == _BLOCK:
+            formats = ["fp8-block"]
+        elif scheme.name == "fp8" and scheme.group == 0:
+            # the architecture does not say whether a scale is for a tensor or for each of its rows
+            formats = ["fp8-tensor", "fp8-channel"]
+        else:
+            skipped.append(Skipped(name=name, why=f"their weights are {scheme.name}"))
+        experts, visited = 0, 0.0
+        if is_expert and model.moe is not None:
+            experts = share(model.moe.experts, shards.experts)
+            visited = model.moe.active / model.moe.experts
+        for each in formats:
+            product = Product(name=name, n=n, k=k, format=each, experts=experts, visited=visited)
+            products.append(product)
     return products, skipped
 
 
-def _formats(scheme: Scheme) -> list[Format]:
-    if scheme.name == "nvfp4":
-        return ["nvfp4"]
-    if scheme.name != "fp8":
-        return []
-    if scheme.group == _BLOCK:
-        return ["fp8-block"]
-    # the architecture does not keep whether a scale is for a tensor or for each of its rows
-    return ["fp8-tensor", "fp8-channel"] if scheme.group == 0 else []
-
-
-def _product(model: Architecture, shards: Sharding, matrix: _Matrix, format_: Format) -> Product:
-    plain = Product(name=matrix.name, n=matrix.n, k=matrix.k, format=format_)
-    if not matrix.is_expert or model.moe is None:
-        return plain
-    experts = share(model.moe.experts, shards.experts)
-    visited = model.moe.active / model.moe.experts
-    return plain.model_copy(update={"experts": experts, "visited": visited})
-
-
 def _matrices(model: Architecture, shards: Sharding) -> Iterator[_Matrix]:
-    tp, hidden = shards.tensor, model.hidden
-    if isinstance(model.attention, Mla):
-        yield from _mla(model, model.attention, tp)
-    elif isinstance(model.attention, Gqa):
-        yield from _gqa(model, model.attention, tp)
+    tp, hidden, precision, attention = shards.tensor, model.hidden, model.precision, model.attention
+    scheme = precision.attention
+    if isinstance(attention, Mla):
+        heads, latent = attention.heads // tp, attention.kv_rank + attention.rope
+        yield _Matrix("attention, down", attention.q_rank + latent, hidden, scheme)
+        queries = heads * (attention.nope + attention.rope)
+        yield _Matrix("attention, queries", queries, attention.q_rank or hidden, scheme)
+        rows = heads * (attention.nope + attention.value)
+        yield _Matrix("attention, up", rows, attention.kv_rank, scheme)
+        yield _Matrix("attention, output", hidden, heads * attention.value, scheme)
+    elif isinstance(attention, Gqa):
+        # fewer heads of keys and values than cards: each card has one
+        heads, kv_heads = attention.heads // tp, max(1, attention.kv_heads // tp)
+        rows = (heads + 2 * kv_heads) * attention.head
+        yield _Matrix("attention, qkv", rows, hidden, scheme)
+        yield _Matrix("attention, output", hidden, heads * attention.head, scheme)
     else:
         raise ModelUnreadable(f"{model.family}: the products of its attention are not known")
     if model.dense_layers:
         width = model.dense_width // tp
-        yield _Matrix("dense, gate and up", 2 * width, hidden, model.precision.dense)
-        yield _Matrix("dense, down", hidden, width, model.precision.dense)
-    yield from _experts(model, shards)
+        yield _Matrix("dense, gate and up", 2 * width, hidden, precision.dense)
+        yield _Matrix("dense, down", hidden, width, precision.dense)
+    if (moe := model.moe) is not None:
+        # experts that are spread stay whole, as far as there are parts of both kinds
+        width = moe.width // max(1, tp // shards.experts)
+        up = (2 if model.gated else 1) * width
+        yield _Matrix("experts, gate and up", up, moe.hidden, precision.experts, is_expert=True)
+        yield _Matrix("experts, down", moe.hidden, width, precision.experts, is_expert=True)
+        if moe.shared_width:
+            width = moe.shared_width // tp
+            yield _Matrix("shared experts, gate and up", 2 * width, hidden, precision.shared)
+            yield _Matrix("shared experts, down", hidden, width, precision.shared)
     if not model.tied:
         # both engines pad the vocabulary to 64 before they divide it
         rows = share(share(model.vocabulary, 64) * 64, tp)
-        yield _Matrix("output head", rows, hidden, model.precision.head)
-
-
-def _mla(model: Architecture, mla: Mla, tp: int) -> Iterator[_Matrix]:
-    scheme, heads = model.precision.attention, mla.heads // tp
-    latent = mla.kv_rank + mla.rope
-    yield _Matrix("attention, down", mla.q_rank + latent, model.hidden, scheme)
-    queries = heads * (mla.nope + mla.rope)
-    yield _Matrix("attention, queries", queries, mla.q_rank or model.hidden, scheme)
-    yield _Matrix("attention, up", heads * (mla.nope + mla.value), mla.kv_rank, scheme)
-    yield _Matrix("attention, output", model.hidden, heads * mla.value, scheme)
-
-
-def _gqa(model: Architecture, gqa: Gqa, tp: int) -> Iterator[_Matrix]:
-    scheme, heads = model.precision.attention, gqa.heads // tp
-    # fewer such heads than cards: each card has one
-    kv_heads = max(1, gqa.kv_heads // tp)
-    yield _Matrix("attention, qkv", (heads + 2 * kv_heads) * gqa.head, model.hidden, scheme)
-    yield _Matrix("attention, output", model.hidden, heads * gqa.head, scheme)
-
-
-def _experts(model: Architecture, shards: Sharding) -> Iterator[_Matrix]:
-    moe, hidden, precision = model.moe, model.hidden, model.precision
-    if moe is None:
-        return
-    # experts that are spread stay whole, as far as there are parts of both kinds
-    width = moe.width // max(1, shards.tensor // shards.experts)
-    up = 2 if model.gated else 1
-    yield _Matrix("experts, gate and up", up * width, moe.hidden, precision.experts, is_expert=True)
-    yield _Matrix("experts, down", moe.hidden, width, precision.experts, is_expert=True)
-    if moe.shared_width:
-        wide = moe.shared_width // shards.tensor
-        yield _Matrix("shared experts, gate and up", 2 * wide, hidden, precision.shared)
-        yield _Matrix("shared experts, down", hidden, wide, precision.shared)
+        yield _Matrix("output head", rows, hidden, precision.head)

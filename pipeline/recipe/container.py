@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Literal
 
 from pipeline.errors import RecipeInvalid
@@ -12,24 +13,29 @@ from pipeline.recipe.flags import Word
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.model import Port, Variable
 
-# What finds a container again, and tells what it was started from.
-RECIPE_LABEL, IMAGE_LABEL = "sm120.recipe", "sm120.image"
-DIGEST_LABEL, ATTEMPT_LABEL = "sm120.digest", "sm120.attempt"
-PORT_LABEL, MODEL_LABEL = "sm120.port", "sm120.model"
-# Who started it: several users may share one Docker.
-OWNER_LABEL = "sm120.owner"
 # The home of the images' user. Not `.cache` below it: images have no such folder, so that a volume
 # there would belong to root.
 HOME = "/home/engine"
 # llama.cpp's programs hold machine code for the card, and compile nothing when they start.
 _COMPILING = ("vllm", "sglang")
 MOST_GPUS = 64  # of one machine, so that a typing error is seen as one
-ALL_CARDS = "nvidia.com/gpu=all"  # as the NVIDIA container toolkit names them in its CDI file
-# Served to this machine only, unless a rendering says otherwise: engines ask nobody for a password.
-LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 -- where the user asks for it
+# Served to this machine only, unless the user asks for more: engines want no password.
+LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104
 # Where ipc is private: in the 64 MB that Docker gives a container, NCCL dies with SIGBUS. Memory is
 # taken only as it is used, so there is no harm in plenty.
 SHM_BYTES = 32 << 30
+
+
+class Label(StrEnum):
+    """Labels that find a container again, and say what it was started from."""
+
+    RECIPE = "sm120.recipe"
+    IMAGE = "sm120.image"
+    DIGEST = "sm120.digest"
+    ATTEMPT = "sm120.attempt"
+    PORT = "sm120.port"
+    MODEL = "sm120.model"
+    OWNER = "sm120.owner"  # several users may share one Docker
 
 
 class Cache(Frozen):
@@ -40,7 +46,7 @@ class Cache(Frozen):
 
 
 class ContainerArguments(Frozen):
-    """Everything that a container engine is told."""
+    """Everything that a container engine needs to know."""
 
     name: Word
     image: str  # a reference that cannot move, or an image id
@@ -55,7 +61,7 @@ class ContainerArguments(Frozen):
     ipc: Literal["host", "private"]
     shm_bytes: int | None
     memory_locked: bool
-    devices: list[str]
+    devices: list[str]  # cards by their CDI names
     capabilities: list[Word]
 
     def run_flags(self) -> list[str]:
@@ -68,13 +74,11 @@ class ContainerArguments(Frozen):
         words += ["--ulimit=memlock=-1:-1"] if self.memory_locked else []
         words += [f"--publish={self.address}:{self.port}:{self.port}"] if self.port else []
         words += [f"--entrypoint={self.entrypoint}"] if self.entrypoint else []
-        words += [
-            f"--volume={m.host}:{m.inside}{':ro' if m.read_only else ''}" for m in self.mounts
-        ]
+        for mount in self.mounts:
+            words.append(f"--volume={mount.host}:{mount.inside}{':ro' if mount.read_only else ''}")
         words += [f"--volume={self.cache.name}:{self.cache.inside}"] if self.cache else []
         words += [f"--env={name}={value}" for name, value in self.environment.items()]
-        words += [f"--label={name}={value}" for name, value in self.labels.items()]
-        return words
+        return words + [f"--label={name}={value}" for name, value in self.labels.items()]
 
 
 def container_arguments(
@@ -91,21 +95,29 @@ def container_arguments(
             f"{launch.recipe}: is for an engine without a container",
             f"`sm120 render {launch.recipe} --as shell` prints its command.",
         )
+    name, own, has_cards = container_name(launch.recipe), launch.container, launch.cards > 0
+    own_labels: dict[str, str] = {Label.RECIPE: launch.recipe, Label.IMAGE: launch.image}
+    own_labels |= {Label.PORT: str(launch.port), Label.MODEL: launch.model}
+    cache_name = name
+    if launch.digest:
+        own_labels[Label.DIGEST] = launch.digest
+        # kernels of another image or recipe in a cache are a known cause of wrong output
+        cache_name += f"-{launch.digest.removeprefix('sha256:')[:12]}"
     return ContainerArguments(
-        name=container_name(launch.recipe),
+        name=name,
         image=image,
         arguments=launch.arguments,
         environment=launch.environment,
-        labels={**own_labels(launch), **(labels or {})},
+        labels={**own_labels, **(labels or {})},
         mounts=launch.mounts,
-        cache=cache_of(launch),
+        cache=Cache(name=cache_name, inside=HOME) if launch.engine in _COMPILING else None,
         address=address,
         port=launch.port,
-        ipc=launch.container.ipc if launch.cards else "private",
-        shm_bytes=shm_of(launch),
-        memory_locked=launch.container.memory_locked and launch.cards > 0,
-        devices=card_devices(launch.cards, cards),
-        capabilities=launch.container.capabilities,
+        ipc=own.ipc if has_cards else "private",
+        shm_bytes=SHM_BYTES if has_cards and own.ipc == "private" else None,
+        memory_locked=own.memory_locked and has_cards,
+        devices=[f"nvidia.com/gpu={index}" for index in cards or ("all",)] if has_cards else [],
+        capabilities=own.capabilities,
     )
 
 
@@ -113,38 +125,3 @@ def container_name(recipe: str) -> str:
     """One container for each recipe on a machine."""
     # Kubernetes and systemd take neither of the two, and a name is the same everywhere
     return "sm120-" + re.sub(r"[.+]", "-", recipe)
-
-
-def own_labels(launch: Launch) -> dict[str, str]:
-    """What a container says about itself."""
-    labels = {
-        RECIPE_LABEL: launch.recipe,
-        IMAGE_LABEL: launch.image or "",
-        PORT_LABEL: str(launch.port),
-        MODEL_LABEL: launch.model,
-    }
-    return {**labels, DIGEST_LABEL: launch.digest} if launch.digest else labels
-
-
-def shm_of(launch: Launch) -> int | None:
-    """The shared memory of a container that has its own; none where the usual will do."""
-    return SHM_BYTES if launch.cards and launch.container.ipc == "private" else None
-
-
-def cache_of(launch: Launch) -> Cache | None:
-    """The cache of one image and one recipe, for engines that compile at run time.
-
-    Kernels of another image or recipe in it are a known cause of wrong output.
-    """
-    if launch.engine not in _COMPILING:
-        return None
-    digest = (launch.digest or "").removeprefix("sha256:")[:12]
-    name = container_name(launch.recipe)
-    return Cache(name=f"{name}-{digest}" if digest else name, inside=HOME)
-
-
-def card_devices(count: int, cards: Sequence[int]) -> list[str]:
-    """The cards as CDI names them."""
-    if not count:
-        return []
-    return [f"nvidia.com/gpu={index}" for index in cards] if cards else [ALL_CARDS]

@@ -61,14 +61,20 @@ class Recipes:
 
     def files(self, name: str) -> list[Path]:
         """The file of a recipe, then those of all that it extends."""
-        path = self.path(name)
-        parent = self._body(path).get("extends")
-        return [path, *(self.files(parent) if isinstance(parent, str) else [])]
+        return [path for path, _ in self._chain(name)]
 
     def read(self, name: str) -> Recipe:
         """A recipe with all that it extends."""
+        (_, body), *children = reversed(self._chain(name))
+        for path, child in children:
+            if body.get("backing") == "proved":
+                # the runs were of the parent, without these changes
+                body["backing"] = "unproved"
+            try:
+                body = merge(body, child)
+            except RecipeInvalid as error:
+                raise RecipeInvalid(f"{path}: {error}") from error
         path = self.path(name)
-        body = self._resolved(name, ())
         try:
             recipe = RecipeFile.model_validate(body).root
         except ValidationError as error:
@@ -77,35 +83,31 @@ class Recipes:
             raise RecipeInvalid(f"{path}: name: is {recipe.name!r}, the file is {path.name}")
         return recipe
 
-    def _resolved(self, name: str, below: tuple[str, ...]) -> dict[str, Any]:
+    def _chain(self, name: str) -> list[tuple[Path, dict[str, Any]]]:
+        """A recipe as it is written, then what it extends, up to the one that extends nothing."""
         path = self.path(name)
-        if name in below or len(below) > _LONGEST_CHAIN:
-            raise RecipeInvalid(f"{path}: extends: {' → '.join((*below, name))} has no end")
-        body = self._body(path)
-        parent = body.pop("extends", None)
-        if parent is None:
-            return body
-        if not isinstance(parent, str):
-            raise RecipeInvalid(f"{path}: extends: names one recipe")
-        try:
-            self.path(parent)
-        except UnknownRecipe as error:
-            raise UnknownRecipe(f"{path}: extends: {error}") from error
-        above = self._resolved(parent, (*below, name))
-        if above.get("backing") == "proved":
-            # what was run is the parent: nobody has run it with these changes
-            above["backing"] = "unproved"
-        try:
-            return merge(above, body)
-        except RecipeInvalid as error:
-            raise RecipeInvalid(f"{path}: {error}") from error
-
-    def _body(self, path: Path) -> dict[str, Any]:
-        data = read_limited(path, MAX_FILE_BYTES, RecipeInvalid)
-        try:
-            return dict(parse_yaml(data, _Body, path).root)
-        except SpecInvalid as error:
-            raise RecipeInvalid(str(error)) from error
+        names, found = [name], list[tuple[Path, dict[str, Any]]]()
+        while True:
+            data = read_limited(path, MAX_FILE_BYTES, RecipeInvalid)
+            try:
+                body = dict(parse_yaml(data, _Body, path).root)
+            except SpecInvalid as error:
+                raise RecipeInvalid(str(error)) from error
+            parent = body.pop("extends", None)
+            found.append((path, body))
+            if parent is None:
+                return found
+            if not isinstance(parent, str):
+                raise RecipeInvalid(f"{path}: extends: names one recipe")
+            try:
+                above = self.path(parent)
+            except UnknownRecipe as error:
+                raise UnknownRecipe(f"{path}: extends: {error}") from error
+            if parent in names or len(names) > _LONGEST_CHAIN:
+                chain = " → ".join((*names, parent))
+                raise RecipeInvalid(f"{above}: extends: {chain} has no end")
+            names.append(parent)
+            path = above
 
 
 def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
@@ -125,20 +127,16 @@ def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_source(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
-    fields = {field for group in child.values() if isinstance(group, dict) for field in group}
-    groups: dict[str, Any] = {}
-    for source, group in parent.items():
-        groups[source] = {k: v for k, v in _table(group).items() if k not in fields}
+    for group in (*parent.values(), *(each for each in child.values() if each is not None)):
+        if not isinstance(group, dict):
+            raise RecipeInvalid(f"flags and environment are tables by source, not {group!r}")
+    fields = {field for group in child.values() for field in group or ()}
+    groups: dict[str, Any] = {
+        source: {k: v for k, v in group.items() if k not in fields}
+        for source, group in parent.items()
+    }
     for source, group in child.items():
-        if group is None:
-            groups.pop(source, None)
-            continue
-        given = {k: v for k, v in _table(group).items() if v is not None}
-        groups[source] = {**groups.get(source, {}), **given}
+        given = {k: v for k, v in (group or {}).items() if v is not None}
+        # a source that is null is removed
+        groups[source] = {} if group is None else {**groups.get(source, {}), **given}
     return {source: group for source, group in groups.items() if group}
-
-
-def _table(group: Any) -> dict[str, Any]:
-    if not isinstance(group, dict):
-        raise RecipeInvalid(f"flags and environment are tables by source, not {group!r}")
-    return group

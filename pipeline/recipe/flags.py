@@ -1,4 +1,4 @@
-"""The flags of each engine as typed fields, and their way onto a command line.
+"""The flags of each engine as typed fields, and how they become a command line.
 
 A field is named as the engine names its flag. A flag that stands here was looked up in the engine's
 own argument parser; one that does not can be given through `extra`, and is checked like the others
@@ -8,7 +8,6 @@ before anything starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, StringConstraints
@@ -44,22 +43,25 @@ class Flags(Frozen):
 
     def arguments(self) -> list[str]:
         """The flags as an engine reads them."""
-        words = [word for name, value in self.given().items() for word in self._words(name, value)]
+        words: list[str] = []
+        for name, value in self.given().items():
+            flag = self.flag(name)
+            if value is True:
+                words.append(flag)
+            elif value is False:
+                words.append(f"--no-{flag.removeprefix('--')}")
+            elif isinstance(value, list):
+                words += [word for each in value for word in (flag, str(each))]
+            elif name == "compilation_config":
+                # as the documents write it: each part by its dotted name
+                for path, each in value.items():
+                    text = str(each).lower() if isinstance(each, bool) else str(each)
+                    words += [f"--{name}.{path}", text]
+            elif isinstance(value, dict):
+                words += [flag, json.dumps(value, separators=(",", ":"))]
+            else:
+                words += [flag, str(value)]
         return [*words, *self.extra]
-
-    def _words(self, name: str, value: Any) -> Iterator[str]:
-        flag = self.flag(name)
-        if value is True:
-            yield flag
-        elif value is False:
-            yield f"--no-{flag.removeprefix('--')}"
-        elif isinstance(value, list):
-            for each in value:
-                yield from (flag, str(each))
-        elif isinstance(value, dict):
-            yield from (flag, json.dumps(value, separators=(",", ":")))
-        else:
-            yield from (flag, _number(value))
 
 
 class VllmFlags(Flags):
@@ -111,13 +113,6 @@ class VllmFlags(Flags):
     fail_on_environ_validation: Literal[True] | None = None
     jit_monitor_mode: Literal["warn", "error"] | None = None
     hf_overrides: dict[str, JsonValue] | None = None
-
-    def _words(self, name: str, value: Any) -> Iterator[str]:
-        if name != "compilation_config":
-            yield from super()._words(name, value)
-            return
-        for path, each in value.items():
-            yield from (f"--compilation_config.{path}", _number(each))
 
 
 class SglangFlags(Flags):
@@ -198,7 +193,3 @@ class LlamaFlags(Flags):
     cache_type_v: Word | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
-
-
-def _number(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

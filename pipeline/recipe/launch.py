@@ -38,6 +38,11 @@ WEIGHTS, DRAFT = "/models", "/draft"
 # The field of each engine that a recipe's override takes the place of.
 CONTEXT = {VllmFlags: "max_model_len", SglangFlags: "context_length", LlamaFlags: "ctx_size"}
 MEMORY = {VllmFlags: "gpu_memory_utilization", SglangFlags: "mem_fraction_static"}
+# A repository's folder has its name from the Hub's client, or the commit tells what it is.
+_SNAPSHOT = re.compile(
+    r"(?P<repository>.*/models--[^/]+(?=/snapshots/[^/])|.+(?=/snapshots/[0-9a-f]{40}(?:/|$)))"
+    r"(?P<below>/snapshots/[^/]+(?:/[^/]+)*)/?"
+)
 
 
 class Overrides(Frozen):
@@ -111,21 +116,34 @@ def plan_launch(
 ) -> Launch:
     """A recipe with a user's overrides, as one exact command."""
     flags = launch_flags(recipe, overrides)
-    model, mounts = _model_path(recipe, overrides, weights)
-    name = overrides.served_model_name or recipe.model.name
-    port = overrides.port or recipe.port
+    if overrides.model_path:
+        model, mounts = _given_path(recipe, "MODEL_PATH", overrides.model_path, WEIGHTS)
+    else:
+        file = _gguf_file(recipe, weights) if isinstance(recipe, LlamaRecipe) else ""
+        model, mounts = _mounted(recipe, weights, WEIGHTS, file)
     speculation: list[str] = []
     if (spec := speculates(recipe, overrides)) is not None:
-        place, more = _draft_path(recipe, spec, overrides, draft)
+        place, more = "", list[Mount]()
+        if overrides.eagle3_model or (spec.repository and not draft):
+            # with no folder, as the documents have it: the engine asks the Hub itself
+            given = overrides.eagle3_model or spec.repository or ""
+            place, more = _given_path(recipe, "EAGLE3_MODEL", given, DRAFT)
+        elif spec.repository:
+            place, more = _mounted(recipe, draft, DRAFT)
         mounts += more
         speculation = _speculation(recipe, spec, place)
+    name = overrides.served_model_name or recipe.model.name
+    port = overrides.port or recipe.port
+    alias = "--served-model-name" if recipe.engine in ("vllm", "sglang") else "--alias"
+    head = [*model_words(recipe.engine, model), alias, name]
+    head += ["--host", recipe.host] if recipe.host is not None else []
     return Launch(
         recipe=recipe.name,
         engine=recipe.engine,
         image=recipe.image,
         digest=digest,
         program=PROGRAMS[recipe.engine],
-        arguments=[*_head(recipe, model, name, port), *flags.arguments(), *speculation],
+        arguments=[*head, "--port", str(port), *flags.arguments(), *speculation],
         environment=recipe.variables(),
         mounts=mounts,
         port=port,
@@ -137,17 +155,7 @@ def plan_launch(
 
 def launch_flags(recipe: Recipe, overrides: Overrides) -> Flags:
     """The flags of a start, with what the user changes."""
-    return _with_overrides(recipe, merged_flags(recipe), overrides)
-
-
-def context_of(recipe: Recipe) -> int | None:
-    """The context with which a recipe starts its engine; none where the engine's own counts."""
     flags = merged_flags(recipe)
-    field = CONTEXT.get(type(flags))
-    return getattr(flags, field) if field else None
-
-
-def _with_overrides(recipe: Recipe, flags: Flags, overrides: Overrides) -> Flags:
     changes: dict[str, Any] = {}
     for value, fields, name in (
         (overrides.max_model_len, CONTEXT, "MAX_MODEL_LEN"),
@@ -164,27 +172,18 @@ def _with_overrides(recipe: Recipe, flags: Flags, overrides: Overrides) -> Flags
     return flags.model_copy(update=changes)
 
 
-def _model_path(recipe: Recipe, overrides: Overrides, weights: str) -> tuple[str, list[Mount]]:
-    if overrides.model_path:
-        return _given_path(recipe, "MODEL_PATH", overrides.model_path, WEIGHTS)
-    file = _gguf_file(recipe, weights) if isinstance(recipe, LlamaRecipe) else ""
-    if recipe.image is None:
-        return str(PurePosixPath(weights, file)), []
-    return str(PurePosixPath(WEIGHTS, file)), [Mount(host=weights, inside=WEIGHTS)]
+def context_of(recipe: Recipe) -> int | None:
+    """The context with which a recipe starts its engine; none where the engine's own counts."""
+    flags = merged_flags(recipe)
+    field = CONTEXT.get(type(flags))
+    return getattr(flags, field) if field else None
 
 
-def _draft_path(
-    recipe: Recipe, spec: Speculation, overrides: Overrides, draft: str
-) -> tuple[str, list[Mount]]:
-    if spec.repository is None and not overrides.eagle3_model:
-        return "", []
-    if overrides.eagle3_model or not draft:
-        # with no folder, as the documents have it: the engine asks the Hub itself
-        given = overrides.eagle3_model or spec.repository or ""
-        return _given_path(recipe, "EAGLE3_MODEL", given, DRAFT)
+def _mounted(recipe: Recipe, host: str, inside: str, file: str = "") -> tuple[str, list[Mount]]:
+    """A folder of the host, or a file in it, as the engine sees it."""
     if recipe.image is None:
-        return draft, []
-    return DRAFT, [Mount(host=draft, inside=DRAFT)]
+        return str(PurePosixPath(host, file)), []
+    return str(PurePosixPath(inside, file)), [Mount(host=host, inside=inside)]
 
 
 def _given_path(recipe: Recipe, name: str, path: str, inside: str) -> tuple[str, list[Mount]]:
@@ -198,10 +197,9 @@ def _given_path(recipe: Recipe, name: str, path: str, inside: str) -> tuple[str,
     if recipe.image is None:
         return path, []
     if not is_file:
-        return inside, [Mount(host=path, inside=inside)]
-    # the other parts of a split model lie beside the first
-    file = PurePosixPath(path)
-    return f"{inside}/{file.name}", [Mount(host=str(file.parent), inside=inside)]
+        return _mounted(recipe, path, inside)
+    # the whole folder: the other parts of a split model are next to the first
+    return _mounted(recipe, str(PurePosixPath(path).parent), inside, PurePosixPath(path).name)
 
 
 def _gguf_file(recipe: LlamaRecipe, weights: str) -> str:
@@ -220,16 +218,8 @@ def _gguf_file(recipe: LlamaRecipe, weights: str) -> str:
     return str(parts[0].relative_to(weights))
 
 
-def _head(recipe: Recipe, model: str, name: str, port: int) -> list[str]:
-    place = ["--port", str(port)]
-    if recipe.host is not None:
-        place = ["--host", recipe.host, *place]
-    alias = "--served-model-name" if recipe.engine in ("vllm", "sglang") else "--alias"
-    return [*model_words(recipe.engine, model), alias, name, *place]
-
-
 def model_words(engine: str, model: str) -> list[str]:
-    """How an engine's server is told its model."""
+    """The words that name the model to an engine's server."""
     flag = {"vllm": [], "sglang": ["--model-path"]}.get(engine, ["-m"])
     return [*flag, model]
 
@@ -238,39 +228,50 @@ def speculates(recipe: Recipe, overrides: Overrides) -> Speculation | None:
     """The draft model of a start; none where it is turned off."""
     spec, wanted = recipe.speculation, overrides.enable_eagle3
     if spec is None:
-        for name, given in (
-            ("ENABLE_EAGLE3", wanted),
-            ("EAGLE3_MODEL", overrides.eagle3_model),
-        ):
-            if given:
-                raise RecipeInvalid(
-                    f"{recipe.name}: has no speculation to turn on", f"Leave {name} out."
-                )
+        given = {"ENABLE_EAGLE3": wanted, "EAGLE3_MODEL": overrides.eagle3_model}
+        if named := [name for name, value in given.items() if value]:
+            message = f"{recipe.name}: has no speculation to turn on"
+            raise RecipeInvalid(message, f"Leave {named[0]} out.")
         return None
     return spec if (spec.enabled if wanted is None else wanted) else None
 
 
 def _speculation(recipe: Recipe, spec: Speculation, model: str) -> list[str]:
+    """The flags of a draft model."""
     if recipe.engine == "vllm":
         named = {"model": model} if model else {}
         length = {"num_speculative_tokens": spec.tokens}
         body = {"method": spec.method, **named, **length, **spec.settings}
         return ["--speculative-config", json.dumps(body, separators=(",", ":"))]
-    if recipe.engine == "sglang":
-        named = {"draft_model_path": model} if model else {}
-        body = {"algorithm": spec.method.upper(), **named, **_sglang_drafts(spec)}
-        flags = {f"--speculative-{key.replace('_', '-')}": str(v) for key, v in body.items()}
-        return [word for pair in flags.items() for word in pair]
-    raise RecipeInvalid(
-        f"{recipe.name}: {recipe.engine} is given no draft model here",
-        "Leave `speculation` out of the recipe, or name SGLang or vLLM as its engine.",
-    )
-
-
-def _sglang_drafts(spec: Speculation) -> dict[str, Any]:
-    if spec.method.lower() == "dspark":  # proposes a block at once
-        return {"dspark_block_size": spec.tokens, **spec.settings}
+    if recipe.engine != "sglang":
+        raise RecipeInvalid(
+            f"{recipe.name}: {recipe.engine} is given no draft model here",
+            "Leave `speculation` out of the recipe, or name SGLang or vLLM as its engine.",
+        )
+    named = {"draft_model_path": model} if model else {}
     # All three or none: with the number of steps alone, SGLang compares None with a number.
     # One branch a step makes the drafts a chain, as vLLM's are.
-    chain = {"num_steps": spec.tokens, "eagle_topk": 1, "num_draft_tokens": spec.tokens + 1}
-    return {**chain, **spec.settings}
+    length = {"num_steps": spec.tokens, "eagle_topk": 1, "num_draft_tokens": spec.tokens + 1}
+    if spec.method.lower() == "dspark":  # proposes a block at once
+        length = {"dspark_block_size": spec.tokens}
+    body = {"algorithm": spec.method.upper(), **named, **length, **spec.settings}
+    flags = {f"--speculative-{key.replace('_', '-')}": str(v) for key, v in body.items()}
+    return [word for pair in flags.items() for word in pair]
+
+
+def with_whole_repositories(launch: Launch) -> Launch:
+    """The same launch, with all of a repository mounted where a snapshot of it was named.
+
+    In a cache of the Hub's client, the files of a snapshot are links to ../../blobs, which the
+    container must see too.
+    """
+    mounts, arguments = [], launch.arguments
+    for mount in launch.mounts:
+        if found := _SNAPSHOT.fullmatch(mount.host):
+            # a path inside the mount, also as a value in JSON, by its new name
+            path = rf"(?<![\w./-]){re.escape(mount.inside)}(?![\w.-])"
+            inside = (mount.inside + found["below"]).replace("\\", r"\\")
+            arguments = [re.sub(path, inside, word) for word in arguments]
+            mount = mount.model_copy(update={"host": found["repository"]})
+        mounts.append(mount)
+    return launch.model_copy(update={"mounts": mounts, "arguments": arguments})

@@ -85,7 +85,7 @@ class ModelSpec(Frozen):
     weights: Name | None = None  # a spec of lockfiles/weights
     tiny: bool = False  # made on the spot, for machines without any weights
     file: RelativePath | None = None  # of a GGUF model: the file, or its first part
-    # of a GGUF model whose number of parts nobody looked up: where they lie
+    # of a GGUF model whose number of parts is not known: the folder with all of them
     folder: RelativePath | None = None
     name: Word
 
@@ -156,7 +156,7 @@ class ContainerSpec(Frozen):
     ipc: Literal["host", "private"] = "host"
     memory_locked: bool = True
     # Rendered as its document runs it: for all addresses, with the capabilities that are usual.
-    # left out where it is not set: a field that nobody uses must not change a recipe's digest
+    # left out where it is not set: an unused field must not change a recipe's digest
     as_documented: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
@@ -258,7 +258,7 @@ class RecipeFile(RootModel[Annotated[Recipe, Discriminator("engine")]]):
         fields = {name for kind in kinds for name in kind.model_fields}
         child = {
             "type": "object",
-            # what a field may hold is said of the whole recipe only
+            # only the schema of a whole recipe says what a field may hold
             "properties": {**{name: {} for name in sorted(fields)}, "extends": {"type": "string"}},
             "required": ["extends", "name"],
             "additionalProperties": False,

@@ -84,13 +84,8 @@ class ParserFlags(Frozen):
     @property
     def title(self) -> str:
         """The engine as people call it."""
-        names = {
-            "vllm": "vLLM",
-            "sglang": "SGLang",
-            "ik-llama": "ik_llama.cpp",
-            "llama-cpp": "llama.cpp",
-        }
-        return f"{names[self.engine]} {self.version}"
+        names = {"vllm": "vLLM", "sglang": "SGLang", "ik-llama": "ik_llama.cpp"}
+        return f"{names.get(self.engine, 'llama.cpp')} {self.version}"
 
 
 def flags_folder(checkout: Checkout) -> Path:
@@ -117,24 +112,17 @@ def read_parser_flags(path: Path) -> ParserFlags:
 
 
 def write_parser_flags(folder: Path, flags: ParserFlags) -> Path:
-    """Write a parser's file, a line for each flag, so that a diff shows only what moved."""
-    path = folder / f"{flags.image}.yaml"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, (_HEAD + _as_yaml(flags)).encode())
-    return path
-
-
-def _as_yaml(flags: ParserFlags) -> str:
+    """Writes a parser's file, a line for each flag, so that a diff shows only what moved."""
     body = flags.model_dump(exclude_defaults=True, exclude={"flags", "variables"})
-    # JSON is YAML too, and has one way to write each value
-    lines = [f"{name}: {_line(value)}" for name, value in body.items()]
+    # JSON is YAML too, and has one form for each value
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in body.items()]
     lines.append("flags:")
     for name in sorted(flags.flags, key=lambda name: (name.lstrip("-"), name)):
-        lines.append(f"  {name}: {_line(flags.flags[name].model_dump(exclude_defaults=True))}")
+        flag = flags.flags[name].model_dump(exclude_defaults=True)
+        lines.append(f"  {name}: {json.dumps(flag, ensure_ascii=False)}")
     lines.append("variables:" if flags.variables else "variables: []")
     lines += [f"- {name}" for name in sorted(flags.variables)]
-    return "\n".join(lines) + "\n"
-
-
-def _line(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    path = folder / f"{flags.image}.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, (_HEAD + "\n".join(lines) + "\n").encode())
+    return path

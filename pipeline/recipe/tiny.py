@@ -4,16 +4,18 @@ It has the shape of Kimi-K2 and DeepSeek-V3 (`deepseek2`: MLA attention, routed 
 in mainline's tensor layout, so the engine's real code paths run. The blocks hold small random
 weights that only perturb the residual stream; a table planted in `token_embd` and `output` makes
 each of WORDS be followed by the next, and anything else by the first: its greedy answer is known.
+
+The file format is GGUF, version 3: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from random import Random
-from typing import Literal
-
-from pipeline.recipe.gguf_file import Field, Tensor, dump_gguf
+from typing import Literal, NamedTuple, TypeAlias
 
 FILE = "tiny.gguf"
 WORDS = tuple(
@@ -48,83 +50,95 @@ _PERTURBATION = 0.05
 _NORMAL, _CONTROL = 1, 3  # kinds of tokens
 _SEED = 7
 _SPREAD = math.sqrt(3)  # of four numbers between 0 and 1: their sum has a variance of 1/3
+_MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
+# The format's number for each kind of value, and how Python packs one. A text has its length first.
+_KINDS = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?"), str: (8, "")}
+_ARRAY, _ITEM_KINDS = 9, {int: (5, "<i"), str: (8, "")}
+# ggml's numbers for kinds of tensors, and how Python packs one item
+_TENSOR_KINDS = {"f32": (0, "f"), "f16": (1, "e")}
+
+Value: TypeAlias = str | int | float | bool | list[int] | list[str]
+
+
+class Tensor(NamedTuple):
+    """A tensor: its shape with the outermost dimension first, and its numbers in that order."""
+
+    shape: tuple[int, ...]
+    values: Sequence[float]
+    kind: Literal["f32", "f16"] = "f16"
+
+
+def dump_gguf(fields: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> bytes:
+    """The whole file; the same bytes for the same values."""
+    head = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(fields))
+    for key, value in fields.items():
+        items = value if isinstance(value, list) else [value]
+        if isinstance(value, list):
+            number, code = _ITEM_KINDS[type(value[0])]
+            head += _text(key) + struct.pack("<IIQ", _ARRAY, number, len(value))
+        else:
+            number, code = _KINDS[type(value)]
+            head += _text(key) + struct.pack("<I", number)
+        head += b"".join(struct.pack(code, each) if code else _text(str(each)) for each in items)
+    data = b""
+    for name, tensor in tensors.items():
+        # ggml names the innermost dimension first
+        sizes, (number, code) = tensor.shape[::-1], _TENSOR_KINDS[tensor.kind]
+        head += _text(name)
+        head += struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, number, len(data))
+        data += _padded(struct.pack(f"<{math.prod(sizes)}{code}", *tensor.values))
+    return _padded(head) + data
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % _ALIGNMENT)
 
 
 def tiny_gguf() -> bytes:
     """The model; the same bytes every time and everywhere."""
     tokens, merges = _vocabulary()
-    fields = {**_shape(len(tokens)), **_tokenizer(tokens, merges)}
-    return dump_gguf(fields, _tensors(tokens))
+    random = Random(_SEED)  # noqa: S311 -- weights, not secrets
+    tensors = _planted(random, tokens)
+    for layer in range(_LAYERS):
+        parts = _block(random, is_dense=layer < _DENSE_LAYERS)
+        tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
+    return dump_gguf(_head(tokens, merges), tensors)
 
 
-def expected_text(n_tokens: int) -> str:
-    """What the model answers, greedily, to any chat in that many tokens."""
-    return "".join(WORDS[i % len(WORDS)] for i in range(n_tokens))
-
-
-def _letters() -> dict[int, str]:
-    """GPT-2's table from a byte to the printable letter that stands for it in a vocabulary."""
+def _spelled(data: bytes) -> list[str]:
+    """GPT-2's printable letter for each byte, which stands for it in a vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    letters = {byte: chr(byte) for byte in printable}
-    return letters | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
-def _spelled(word: str) -> str:
-    letters = _letters()
-    return "".join(letters[byte] for byte in word.encode())
+    return [chr(b) if b in printable else chr(256 + others.index(b)) for b in data]
 
 
 def _vocabulary() -> tuple[list[str], list[str]]:
     """Tokens (bytes, then growing prefixes of each word, then special ones) and their merges."""
-    letters = _letters()
-    tokens = [letters[byte] for byte in range(256)]
+    tokens = _spelled(bytes(range(256)))
     merges: dict[str, None] = {}
-    for spelled in map(_spelled, WORDS):
-        prefixes = list(accumulate(spelled))
+    for word in WORDS:
+        letters = _spelled(word.encode())
+        prefixes = list(accumulate(letters))
         tokens += [prefix for prefix in prefixes if prefix not in tokens]
-        pairs = zip(prefixes, spelled[1:], strict=False)
+        pairs = zip(prefixes, letters[1:], strict=False)
         merges |= {f"{prefix} {letter}": None for prefix, letter in pairs}
     return [*tokens, *_SPECIAL], list(merges)
 
 
-def _shape(vocabulary: int) -> dict[str, Field]:
-    """The hyperparameters, as a published Kimi-K2 file has them."""
-    general = {
-        "architecture": Field("str", "deepseek2"),
-        "name": Field("str", "tiny-mla-moe"),
-        "type": Field("str", "model"),
-        "file_type": Field("u32", 1),  # mostly f16
-        "quantization_version": Field("u32", 2),
-    }
-    whole = {
+def _head(tokens: list[str], merges: list[str]) -> dict[str, Value]:
+    """The hyperparameters as a published Kimi-K2 file has them, and GPT-2's byte-level BPE."""
+    sizes = {
         "block_count": _LAYERS,
         "context_length": _CONTEXT,
         "embedding_length": _EMBEDDING,
         "feed_forward_length": _DENSE_WIDTH,
-        "vocab_size": vocabulary,
-        **_attention_sizes(),
-        **_expert_sizes(),
-    }
-    fractions = {
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.freq_base": 50000.0,
-        "rope.scaling.factor": _CONTEXT / _ORIGINAL_CONTEXT,
-        "rope.scaling.yarn_log_multiplier": 0.1,
-        "expert_weights_scale": 2.827,
-    }
-    return {
-        **{f"general.{key}": field for key, field in general.items()},
-        **{f"deepseek2.{key}": Field("u32", value) for key, value in whole.items()},
-        **{f"deepseek2.{key}": Field("f32", value) for key, value in fractions.items()},
-        "deepseek2.rope.scaling.type": Field("str", "yarn"),
-        "deepseek2.expert_weights_norm": Field("bool", True),
-    }
-
-
-def _attention_sizes() -> dict[str, int]:
-    """MLA: one latent key/value head, with the sizes of each head beside it."""
-    return {
+        "vocab_size": len(tokens),
+        # MLA: one latent key/value head, with the sizes of each head beside it
         "attention.head_count": _HEADS,
         "attention.head_count_kv": 1,
         "attention.key_length": _KV_RANK + _ROPE,
@@ -135,50 +149,40 @@ def _attention_sizes() -> dict[str, int]:
         "attention.kv_lora_rank": _KV_RANK,
         "rope.dimension_count": _ROPE,
         "rope.scaling.original_context_length": _ORIGINAL_CONTEXT,
-    }
-
-
-def _expert_sizes() -> dict[str, int]:
-    """Routed experts with sigmoid gating, and one shared expert."""
-    return {
         "leading_dense_block_count": _DENSE_LAYERS,
         "expert_count": _EXPERTS,
         "expert_used_count": _EXPERTS_USED,
         "expert_shared_count": 1,
         "expert_feed_forward_length": _EXPERT_WIDTH,
         "expert_gating_func": 2,  # sigmoid
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 50000.0,
+        "rope.scaling.factor": _CONTEXT / _ORIGINAL_CONTEXT,
+        "rope.scaling.yarn_log_multiplier": 0.1,
+        "expert_weights_scale": 2.827,
     }
-
-
-def _tokenizer(tokens: list[str], merges: list[str]) -> dict[str, Field]:
-    """GPT-2's byte-level BPE, in which each of WORDS is one token."""
     n_normal = len(tokens) - len(_SPECIAL)
-    kinds = [_NORMAL] * n_normal + [_CONTROL] * len(_SPECIAL)
-    fields = {
-        "model": Field("str", "gpt2"),
-        "pre": Field("str", "gpt-2"),
-        "tokens": Field("str", tokens),
-        "token_type": Field("i32", kinds),
-        "merges": Field("str", merges),
-        "bos_token_id": Field("u32", tokens.index(_BOS)),
-        "eos_token_id": Field("u32", tokens.index(_EOS)),
-        "eot_token_id": Field("u32", tokens.index(_END_OF_TURN)),
-        "padding_token_id": Field("u32", tokens.index(_PAD)),
-        "add_bos_token": Field("bool", False),
+    return {
+        "general.architecture": "deepseek2",
+        "general.name": "tiny-mla-moe",
+        "general.type": "model",
+        "general.file_type": 1,  # mostly f16
+        "general.quantization_version": 2,
+        **{f"deepseek2.{key}": value for key, value in sizes.items()},
+        "deepseek2.rope.scaling.type": "yarn",
+        "deepseek2.expert_weights_norm": True,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [_NORMAL] * n_normal + [_CONTROL] * len(_SPECIAL),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": tokens.index(_BOS),
+        "tokenizer.ggml.eos_token_id": tokens.index(_EOS),
+        "tokenizer.ggml.eot_token_id": tokens.index(_END_OF_TURN),
+        "tokenizer.ggml.padding_token_id": tokens.index(_PAD),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": _CHAT_TEMPLATE,
     }
-    table = {f"tokenizer.ggml.{key}": field for key, field in fields.items()}
-    return {**table, "tokenizer.chat_template": Field("str", _CHAT_TEMPLATE)}
-
-
-def _tensors(tokens: list[str]) -> dict[str, Tensor]:
-    """Every tensor by name."""
-    random = Random(_SEED)  # noqa: S311 -- weights, not secrets
-    tensors = _planted(random, tokens)
-    for layer in range(_LAYERS):
-        parts = _attention(random)
-        parts |= _dense(random) if layer < _DENSE_LAYERS else _experts(random)
-        tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
-    return tensors
 
 
 def _planted(random: Random, tokens: list[str]) -> dict[str, Tensor]:
@@ -189,7 +193,7 @@ def _planted(random: Random, tokens: list[str]) -> dict[str, Tensor]:
     for row in range(0, math.prod(size), _EMBEDDING):
         embedding[row + _FIRST_WORD_CHANNEL : row + _FREE_CHANNEL] = [0.0] * len(WORDS)
         embedding[row + _BIAS_CHANNEL] = 4.0
-    rows = [tokens.index(_spelled(word)) * _EMBEDDING for word in WORDS]
+    rows = [tokens.index("".join(_spelled(word.encode()))) * _EMBEDDING for word in WORDS]
     output[rows[0] + _BIAS_CHANNEL] = 2.5
     for i, row in enumerate(rows):
         channel = _FIRST_WORD_CHANNEL + i
@@ -202,35 +206,31 @@ def _planted(random: Random, tokens: list[str]) -> dict[str, Tensor]:
     }
 
 
-def _attention(random: Random) -> dict[str, Tensor]:
-    """One MLA block; `attn_k_b` is stored transposed, as mainline wants it."""
-    return {
+def _block(random: Random, *, is_dense: bool) -> dict[str, Tensor]:
+    """MLA attention, then a dense feed-forward part or experts."""
+    attention = {
         "attn_norm.weight": _ones(_EMBEDDING),
         "attn_q_a.weight": _matrix(random, _Q_RANK, _EMBEDDING),
         "attn_q_a_norm.weight": _ones(_Q_RANK),
         "attn_q_b.weight": _matrix(random, _HEADS * (_NOPE + _ROPE), _Q_RANK),
         "attn_kv_a_mqa.weight": _matrix(random, _KV_RANK + _ROPE, _EMBEDDING),
         "attn_kv_a_norm.weight": _ones(_KV_RANK),
+        # transposed, as mainline wants it
         "attn_k_b.weight": _matrix(random, _HEADS, _KV_RANK, _NOPE),
         "attn_v_b.weight": _matrix(random, _HEADS, _VALUE, _KV_RANK),
         "attn_output.weight": _residual(random, _EMBEDDING, _HEADS * _VALUE),
         "ffn_norm.weight": _ones(_EMBEDDING),
     }
-
-
-def _dense(random: Random) -> dict[str, Tensor]:
-    """The feed-forward part of a leading dense layer."""
-    return {
-        "ffn_gate.weight": _matrix(random, _DENSE_WIDTH, _EMBEDDING),
-        "ffn_up.weight": _matrix(random, _DENSE_WIDTH, _EMBEDDING),
-        "ffn_down.weight": _residual(random, _EMBEDDING, _DENSE_WIDTH),
-    }
-
-
-def _experts(random: Random) -> dict[str, Tensor]:
-    """Router, routed experts and the shared expert."""
+    if is_dense:
+        return {
+            **attention,
+            "ffn_gate.weight": _matrix(random, _DENSE_WIDTH, _EMBEDDING),
+            "ffn_up.weight": _matrix(random, _DENSE_WIDTH, _EMBEDDING),
+            "ffn_down.weight": _residual(random, _EMBEDDING, _DENSE_WIDTH),
+        }
     bias = [0.01 * _bell(random) for _ in range(_EXPERTS)]
     return {
+        **attention,
         # converters leave the router and its bias exact
         "ffn_gate_inp.weight": _matrix(random, _EXPERTS, _EMBEDDING, scale=4.0, kind="f32"),
         "exp_probs_b.bias": Tensor((_EXPERTS,), bias, "f32"),
@@ -268,9 +268,9 @@ def _matrix(
 def _residual(random: Random, *shape: int) -> Tensor:
     """Small weights that write to the residual stream, but never to its constant channel."""
     sizes, values, kind = _matrix(random, *shape, scale=_PERTURBATION)
-    kept, inner = list(values), shape[-1]
+    numbers, inner = list(values), shape[-1]
     # a block of the last two dimensions for each expert; its first row is the constant channel
-    for block in range(0, len(kept), shape[-2] * inner):
+    for block in range(0, len(numbers), shape[-2] * inner):
         start = block + _BIAS_CHANNEL * inner
-        kept[start : start + inner] = [0.0] * inner
-    return Tensor(sizes, kept, kind)
+        numbers[start : start + inner] = [0.0] * inner
+    return Tensor(sizes, numbers, kind)

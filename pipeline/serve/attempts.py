@@ -1,33 +1,59 @@
-"""Every serve and every failure, kept: a line when it begins and a line when it ends.
+"""Every serve and every failure: a line when it begins and a line when it ends.
 
 Lines are only ever added. An attempt whose end was never written was killed, or still goes on. A
-line that a full disk or a power cut left half-written is passed over, and those after it are read.
+line that a full disk or a power cut left half-written is skipped.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints
 
 from pipeline import foreign_json
 from pipeline.files import locked, os_errors_explained
 from pipeline.model import Digest, Frozen, Name, Stamp, canonical_json
-from pipeline.serve.options import ServeOptions
+from pipeline.recipe.launch import Overrides
+from pipeline.serve.host_nccl import HostNccl
 
 AttemptId = Annotated[str, StringConstraints(pattern=r"^[0-9]{8}T[0-9]{6}-[0-9a-f]{6}$")]
 Kind: TypeAlias = Literal["serve", "smoke"]
 Outcome: TypeAlias = Literal["serving", "stopped", "passed", "failed", "interrupted"]
+# An entry has some hundred bytes; options may hold long paths and a failure.
 _MOST_LINE_BYTES = 64 << 10
 # Twenty years of ten attempts a day; a file beyond it is read from its end.
 _MOST_BYTES = 64 << 20
 _MOST_FAILURE = 2000
+# Weights of 600 GB take a quarter of an hour, and kernels may be compiled at the first start.
+START_S = 3600.0
+
+
+class ServeOptions(Frozen):
+    """What a user chose for one start, stored so that the same can be started again."""
+
+    overrides: Overrides = Overrides()
+    weights: str | None = None  # whole paths: the same may be started from another folder
+    draft: str | None = None
+    cards: tuple[int, ...] = ()
+    lan: bool = False
+    host_nccl: HostNccl | None = None
+    timeout_s: float = START_S
+    skipped: tuple[str, ...] = ()
+
+    def drafting(self, wanted: bool) -> ServeOptions:
+        """The same with speculation turned on or off."""
+        overrides = self.overrides.model_copy(update={"enable_eagle3": wanted})
+        return self.model_copy(update={"overrides": overrides})
+
+
+def short_failure(text: str) -> str:
+    """A failure in one line, short enough to be stored."""
+    return " ".join(text.split())[:_MOST_FAILURE]
 
 
 class Begun(Frozen):
@@ -54,7 +80,7 @@ class Ended(Frozen):
     event: Literal["ended"] = "ended"
     id: AttemptId
     outcome: Outcome
-    failure: str = ""
+    failure: Annotated[str, AfterValidator(short_failure)] = ""
     issues: list[Name] = []  # known ones that were recognised in its log
     seconds: Annotated[float, Field(ge=0)]
     at: Stamp
@@ -62,9 +88,6 @@ class Ended(Frozen):
 
 class _Line(Frozen):
     entry: Annotated[Begun | Ended, Discriminator("event")]
-
-
-_LINE: TypeAdapter[_Line] = TypeAdapter(_Line)
 
 
 @dataclass(frozen=True)
@@ -112,13 +135,17 @@ class AttemptList:
         return self.folder / f"{attempt}.log"
 
     def add(self, entry: Begun | Ended) -> None:
-        """One line more, on the disk before this returns."""
+        """Adds one line, which is on the disk when this returns."""
         line = canonical_json(_Line(entry=entry).model_dump(mode="json")) + b"\n"
         with locked(self.folder / "lock"), os_errors_explained(self.path):
+            # one write of a whole line in append mode: readers need no lock
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
+                size = os.fstat(handle).st_size
                 # a line that was cut short must not take the next one with it
-                os.write(handle, line if _ends_whole(handle) else b"\n" + line)
+                is_whole = size == 0 or os.pread(handle, 1, size - 1) == b"\n"
+                os.write(handle, line if is_whole else b"\n" + line)
+                # the entry must survive what a start may do to a machine
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -132,33 +159,22 @@ class AttemptList:
                 lines = file.read(_MOST_BYTES).split(b"\n")
         except FileNotFoundError:
             return Timeline([], 0)
+        attempts: dict[str, Attempt] = {}
+        damaged = 0
         # cut at the start: the first line is half a one
-        entries = [_entry(line) for line in (lines[1:] if size > _MOST_BYTES else lines) if line]
-        good = [entry for entry in entries if entry is not None]
-        return Timeline(_joined(good), len(entries) - len(good))
-
-
-def _ends_whole(handle: int) -> bool:
-    size = os.fstat(handle).st_size
-    return size == 0 or os.pread(handle, 1, size - 1) == b"\n"
-
-
-def _entry(line: bytes) -> Begun | Ended | None:
-    try:
-        value = foreign_json.read_json(line, most_bytes=_MOST_LINE_BYTES)
-        return _LINE.validate_python(value).entry
-    except (ValueError, ValidationError):
-        return None
-
-
-def _joined(entries: Iterable[Begun | Ended]) -> list[Attempt]:
-    attempts: dict[str, Attempt] = {}
-    for entry in entries:
-        if isinstance(entry, Begun):
-            attempts.setdefault(entry.id, Attempt(entry))
-        elif (known := attempts.get(entry.id)) is not None:
-            attempts[entry.id] = Attempt(known.begun, (*known.ends, entry))
-    return list(attempts.values())
+        for line in filter(None, lines[1:] if size > _MOST_BYTES else lines):
+            try:
+                value = foreign_json.read_json(line, most_bytes=_MOST_LINE_BYTES)
+                entry = _Line.model_validate(value).entry
+            except ValueError:
+                damaged += 1
+                continue
+            # an end without a beginning stands in the part that was cut off
+            if isinstance(entry, Begun):
+                attempts.setdefault(entry.id, Attempt(entry))
+            elif (known := attempts.get(entry.id)) is not None:
+                attempts[entry.id] = Attempt(known.begun, (*known.ends, entry))
+        return Timeline(list(attempts.values()), damaged)
 
 
 def new_id(now: datetime | None = None) -> str:
@@ -169,8 +185,3 @@ def new_id(now: datetime | None = None) -> str:
 def stamp(now: datetime | None = None) -> str:
     """A time as files of ours write it."""
     return f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def short_failure(text: str) -> str:
-    """A failure in one line, short enough to be kept."""
-    return " ".join(text.split())[:_MOST_FAILURE]

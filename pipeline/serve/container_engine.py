@@ -1,4 +1,4 @@
-"""Docker and Podman behind one face: images, containers, logs."""
+"""One interface to Docker and Podman: images, containers, logs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from pipeline.errors import ContainerRefused, DockerUnavailable
 from pipeline.oci import docker
-from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
-from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
+from pipeline.recipe.container import ContainerArguments, Label
+from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
 EngineKind: TypeAlias = Literal["docker", "podman"]
-_TITLES: dict[EngineKind, str] = {"docker": "Docker", "podman": "Podman"}
 
 
 class ContainerEngine(Protocol):
@@ -57,7 +56,7 @@ class ContainerEngine(Protocol):
 
 def titles(engines: Iterable[ContainerEngine]) -> str:
     """The engines that were asked, as a person reads them."""
-    return " and ".join(_TITLES[engine.kind] for engine in engines)
+    return " and ".join(engine.kind.title() for engine in engines)
 
 
 class Docker:
@@ -70,17 +69,19 @@ class Docker:
         self._is_here = place is None
 
     def image(self, identity: str) -> ImageFacts | None:
+        # imported late: most commands need no Docker
         from docker.errors import ImageNotFound, NotFound
 
         with _explained("look for an image"):
             try:
-                return image_facts(self._client.images.get(identity).attrs)
+                return ImageFacts.model_validate(self._client.images.get(identity).attrs)
             except (ImageNotFound, NotFound):
                 return None
 
     def load(self, store: Store, name: str, digest: str) -> None:
         tag = docker.default_tag(name, digest)
         docker.load(store, name, digest, [tag], self._client)
+        # the list is for `sm120 uninstall`, which cleans this machine only
         if self._is_here:
             store.note_loaded([tag])
 
@@ -95,7 +96,7 @@ class Docker:
 
     def containers(self) -> list[ContainerFacts]:
         with _explained("list containers"):
-            rows = self._client.api.containers(all=True, filters={"label": RECIPE_LABEL})
+            rows = self._client.api.containers(all=True, filters={"label": Label.RECIPE})
             found = [self.container(str(row["Id"])) for row in rows]
             # one may have gone since it was listed
             return sorted((x for x in found if x is not None), key=lambda x: x.name)
@@ -105,7 +106,7 @@ class Docker:
 
         with _explained("look at a container"):
             try:
-                return container_facts(self._client.api.inspect_container(name))
+                return ContainerFacts.model_validate(self._client.api.inspect_container(name))
             except NotFound:
                 return None
 
@@ -122,6 +123,7 @@ class Docker:
         from docker.errors import NotFound
 
         with _explained("remove the container"), suppress(NotFound):
+            # `v`: with its anonymous volumes, which would fill the disk
             self._client.api.remove_container(identity, force=True, v=True)
 
     def close(self) -> None:
@@ -152,6 +154,7 @@ def sdk_arguments(arguments: ContainerArguments) -> dict[str, Any]:
         "shm_size": arguments.shm_bytes,
         "ulimits": locked,
         "device_requests": cards,
+        # an engine needs no rights of root; a recipe names those that it wants
         "cap_drop": ["ALL"],
         "cap_add": arguments.capabilities,
         "security_opt": ["no-new-privileges"],
@@ -169,5 +172,6 @@ def _explained(
     try:
         yield
     except (DockerException, RequestException, HTTPError) as error:
+        # the daemon explains itself; the SDK adds URLs and numbers to it
         reason = " ".join(str(getattr(error, "explanation", None) or error).split())[:400]
         raise kind(f"Docker could not {what}: {reason}") from error

@@ -15,7 +15,13 @@ Wanted: TypeAlias = EngineKind | Literal["auto"]
 def find_engine(wanted: Wanted) -> ContainerEngine:
     """The named container engine, or the first that answers."""
     if wanted == "podman":
-        return _named_podman()
+        try:
+            return Podman()
+        except MissingTool as error:
+            with suppress(DockerUnavailable):
+                Docker().close()
+                error.hint = "Docker answers here: leave --engine out, or install Podman."
+            raise
     try:
         return Docker()
     except DockerUnavailable as error:
@@ -26,16 +32,6 @@ def find_engine(wanted: Wanted) -> ContainerEngine:
         if wanted == "docker" or not Podman.is_there():
             raise
     return Podman()
-
-
-def _named_podman() -> ContainerEngine:
-    try:
-        return Podman()
-    except MissingTool as error:
-        with suppress(DockerUnavailable):
-            Docker().close()
-            error.hint = "Docker answers here: leave --engine out, or install Podman."
-        raise
 
 
 def find_engines(wanted: Wanted) -> list[ContainerEngine]:

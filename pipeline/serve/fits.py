@@ -59,62 +59,55 @@ def plan_fit(recipe: Recipe, overrides: Overrides, model: Known[Model]) -> FitPl
 
 def model_in(recipe: Recipe, weights: WeightsFolder | None, checkout: Checkout) -> Known[Model]:
     """The shape of a recipe's model, from its weights where they can be looked at."""
-    if weights is None:
+    if weights is None or (weights.proof is not None and weights.config is None):
         return find_model(recipe, None, checkout)
-    if weights.proof is not None:
-        return model_of_config(weights.config, recipe, checkout)
-    return find_model(recipe, weights.folder / weights.file, checkout)
+    if weights.config is None:
+        return find_model(recipe, weights.folder / weights.file, checkout)
+    # another host sent its config.json
+    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
+        path = Path(folder, "config.json")
+        path.write_text(weights.config, encoding="utf-8")
+        return find_model(recipe, path, checkout)
 
 
 def find_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[Model]:
     """The model's shape: from its files, else from what is shipped about it."""
-    names = [str(place)] if place is not None else []
-    names += [recipe.model.weights] if recipe.model.weights else []
     reason = unknown("nothing is known about the model's shape")
-    for name in names:
-        try:
-            return find_source(name, lambda: checkout).model
-        except PipelineError as error:
-            reason = unknown(f"the model's shape cannot be read: {error}")
+    for name in (place, recipe.model.weights):
+        if name:
+            try:
+                return find_source(str(name), lambda: checkout).model
+            except PipelineError as error:
+                reason = unknown(f"the model's shape cannot be read: {error}")
     return reason
-
-
-def model_of_config(text: str | None, recipe: Recipe, checkout: Checkout) -> Known[Model]:
-    """The same of a config.json that lies on another host."""
-    if text is None:
-        return find_model(recipe, None, checkout)
-    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
-        path = Path(folder, "config.json")
-        path.write_text(text, encoding="utf-8")
-        return find_model(recipe, path, checkout)
 
 
 def shortfall(plan: FitPlan, room: Room) -> Known[str]:
     """What is short; empty where it fits, and a reason where that cannot be calculated."""
+    flags, given = plan.flags, plan.flags.given()
     if isinstance(plan.model, Unknown):
         return plan.model
-    given = plan.flags.given()
     if elsewhere := [name for name in _ELSEWHERE if given.get(name) not in (None, False, 1)]:
-        return unknown(f"{plan.flags.flag(elsewhere[0])} is not part of the calculation")
+        return unknown(f"{flags.flag(elsewhere[0])} is not part of the calculation")
+    if isinstance(plan.model, GgufModel) != isinstance(flags, LlamaFlags):
+        a_or_no = "a" if isinstance(plan.model, GgufModel) else "no"
+        return unknown(f"the model is {a_or_no} GGUF file")
     try:
-        short = _short(plan, plan.model, room)
+        if isinstance(plan.model, GgufModel):
+            short = _short_of_layout(plan.model, flags, room)
+        else:
+            short = _short(plan.model, flags, room)
     except DoesNotFit as error:
         return str(error)
     except (PipelineError, ValueError) as error:
         return unknown(f"it cannot be calculated: {error}")
+    # a model that does not fit alone does not fit with a draft either
     if not short and plan.speculates:
         return unknown("it fits without speculation; what a draft needs is not calculated")
     return short
 
 
-def _short(plan: FitPlan, model: Model, room: Room) -> Known[str]:
-    flags = plan.flags
-    if isinstance(flags, LlamaFlags):
-        if not isinstance(model, GgufModel):
-            return unknown("the model is no GGUF file")
-        return _short_of_layout(model, flags, room)
-    if isinstance(model, GgufModel):
-        return unknown("the model is a GGUF file")
+def _short(model: Architecture, flags: Flags, room: Room) -> Known[str]:
     question = question_of(flags, model, room)
     if isinstance(question, Unknown):
         return question
@@ -128,19 +121,12 @@ def _short(plan: FitPlan, model: Model, room: Room) -> Known[str]:
     return found.short
 
 
-def _kv(word: str | None) -> Known[Kv | None]:
-    if word in (None, "auto"):
-        return None
-    if word.startswith("fp8"):
-        return "fp8"
-    return _KV.get(word, unknown(f"a KV cache of {word} is not part of the calculation"))
-
-
 def question_of(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
     """What the flags of vLLM or SGLang ask for."""
-    kv = _kv(getattr(flags, "kv_cache_dtype", None))
-    if isinstance(kv, Unknown):
-        return kv
+    word = getattr(flags, "kv_cache_dtype", None) or "auto"
+    kv = "fp8" if word.startswith("fp8") else _KV.get(word)
+    if kv is None and word != "auto":
+        return unknown(f"a KV cache of {word} is not part of the calculation")
     values: dict[str, object] = {"kv": kv, "card_bytes": room.card_bytes}
     if isinstance(flags, VllmFlags):
         values |= {
@@ -169,7 +155,8 @@ def question_of(flags: Flags, model: Architecture, room: Room) -> Known[Question
     return question
 
 
-def _short_of_layout(model: GgufModel, flags: LlamaFlags, room: Room) -> Known[str]:
+def _short_of_layout(model: GgufModel, flags: Flags, room: Room) -> Known[str]:
+    assert isinstance(flags, LlamaFlags)
     kinds = {_KV.get(word or "f16") for word in (flags.cache_type_k, flags.cache_type_v)}
     kv = kinds.pop()
     if kinds or kv is None:
@@ -184,9 +171,7 @@ def _short_of_layout(model: GgufModel, flags: LlamaFlags, room: Room) -> Known[s
     batch = Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048, mla)
     # no headroom of ours: what a document's command leaves free is the document's choice
     cards = Cards(room.cards, room.card_bytes, 0, room.host_bytes)
-    rules = (
-        read_overrides(flags.override_tensor or [], cards.devices) if flags.override_tensor else []
-    )
+    rules = read_overrides(flags.override_tensor, cards.devices) if flags.override_tensor else []
     if flags.cpu_moe:
         rules.append(TensorRule("exps", CPU))
     return shortage(checked(model, cards, batch, rules), cards)

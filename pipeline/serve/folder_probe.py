@@ -41,6 +41,7 @@ def put(name: str, file: str, data: bytes) -> dict[str, object]:
     """Written whole or not at all; readable for the user of a container."""
     folder = Path(str(where(name, file)["folder"]))
     folder.mkdir(parents=True, exist_ok=True)
+    # next to the file: only within a file system is the rename atomic
     partial = folder / f".{os.getpid()}"
     partial.write_bytes(data)
     partial.chmod(0o644)

@@ -1,8 +1,8 @@
-"""Runs on a host while an engine starts there: removes the container if nobody comes back for it.
+"""Runs on a host while an engine starts there: removes the container if the connection is lost.
 
 The machine that starts the engine writes a line now and then, and `keep` once it is served. When
 the lines stop (a lost connection, a machine that died) or the input ends without `keep`, the
-container of that attempt is removed. It needs only the standard library, and waits for nobody.
+guard removes the container of that attempt. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LABEL = "sm120.attempt"
 
 
 def is_kept() -> bool:
-    """Wait for `keep`; false when the other end is gone."""
+    """Waits for `keep`; false when the other end is gone."""
     while select.select([0], [], [], LIMIT_S)[0]:
         data = os.read(0, 4096)
         if KEEP in data:
@@ -37,29 +37,35 @@ def is_kept() -> bool:
     return False
 
 
-class _Unix(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP through a socket of this machine."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("127.0.0.1", timeout=timeout)
+        self._path = path
+
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(60)
-        self.sock.connect(self.host)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def remove_docker(place: str, name: str, attempt: str) -> None:
-    """Through Docker's socket: its program need not be there."""
-    with closing(_Unix(place)) as docker:
-        docker.request("GET", f"/containers/{name}/json", headers={"Host": "docker"})
+    """Removes it through Docker's socket: the host may lack Docker's program."""
+    with closing(UnixConnection(place, 60)) as docker:
+        docker.request("GET", f"/containers/{name}/json")
         answer = docker.getresponse()
         body = json.loads(answer.read() or b"{}")
-        # somebody else's container of the same name is left alone
+        # another user's container of the same name stays
         if answer.status != 200 or body["Config"]["Labels"].get(_LABEL) != attempt:
             return
         path = f"/containers/{body['Id']}?force=true&v=true"
-        docker.request("DELETE", path, headers={"Host": "docker"})
+        docker.request("DELETE", path)
         docker.getresponse().read()
 
 
 def remove_podman(program: str, name: str, attempt: str) -> None:
-    """Through its own program."""
+    """Removes it with Podman's own program."""
     words = [program, "inspect", "--format", f'{{{{index .Config.Labels "{_LABEL}"}}}}', name]
     done = subprocess.run(words, capture_output=True, check=False)
     if done.stdout.decode(errors="replace").strip() == attempt:
@@ -68,8 +74,8 @@ def remove_podman(program: str, name: str, attempt: str) -> None:
 
 
 def main(kind: str, place: str, name: str, attempt: str) -> None:
-    """Wait, then remove where nobody said to keep it."""
-    # the end of the login must not be ours
+    """Waits, then removes the container unless `keep` came."""
+    # the end of the login must not end the guard
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if is_kept():
         os.write(1, KEPT)

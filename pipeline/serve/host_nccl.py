@@ -23,7 +23,11 @@ def with_host_nccl(
     launch: Launch, wanted: HostNccl, *, settings: Path = SETTINGS, library: Path = LIBRARY
 ) -> Launch:
     """The same launch with the host's settings; what the recipe itself sets stays."""
-    return with_nccl(launch, wanted, read_settings(settings), library, library.is_dir())
+    try:
+        data = read_at_most(settings, _MOST_BYTES) or b""
+    except OSError as error:
+        raise StartFailed(f"{settings}: cannot be read: {error.strerror}", _HINT) from error
+    return _with_nccl(launch, wanted, data, settings, library if library.is_dir() else None)
 
 
 def with_nccl_of(tunnel: Tunnel, launch: Launch, wanted: HostNccl) -> Launch:
@@ -32,39 +36,24 @@ def with_nccl_of(tunnel: Tunnel, launch: Launch, wanted: HostNccl) -> Launch:
     if done.code:
         raise StartFailed(f"{tunnel.host}: {done.message}", _HINT)
     has_library = tunnel.read(["test", "-d", str(LIBRARY)]).code == 0
-    return with_nccl(launch, wanted, parse_settings(done.out, SETTINGS), LIBRARY, has_library)
+    return _with_nccl(launch, wanted, done.out, SETTINGS, LIBRARY if has_library else None)
 
 
-def with_nccl(
-    launch: Launch, wanted: HostNccl, found: dict[str, str], library: Path, has_library: bool
+def _with_nccl(
+    launch: Launch, wanted: HostNccl, data: bytes, settings: Path, library: Path | None
 ) -> Launch:
-    """A launch with these settings, and with the library where it is wanted."""
-    environment = {**found, **launch.environment}
-    mounts = list(launch.mounts)
-    if wanted == "patched":
-        if not has_library:
-            raise StartFailed(f"{library}: the host has no NCCL of its own", _HINT)
-        # under the same path: the settings name it
-        mounts.append(Mount(host=str(library), inside=str(library)))
-    return Launch.model_validate(
-        {**launch.model_dump(), "environment": environment, "mounts": mounts}
-    )
-
-
-def read_settings(path: Path) -> dict[str, str]:
-    """Lines of `NAME=value`, as Docker and systemd read them."""
-    try:
-        data = read_at_most(path, _MOST_BYTES) or b""
-    except OSError as error:
-        raise StartFailed(f"{path}: cannot be read: {error.strerror}", _HINT) from error
-    return parse_settings(data, path)
-
-
-def parse_settings(data: bytes, path: Path) -> dict[str, str]:
-    """The same of a file's text; `path` is named where it is wrong."""
+    # lines of `NAME=value`, as Docker and systemd read them
     lines = (line.strip() for line in data.decode(errors="replace").splitlines())
     pairs = [line.partition("=") for line in lines if "=" in line and not line.startswith("#")]
-    odd = [name for name, _, _ in pairs if not _NAME.fullmatch(name)]
-    if odd:
-        raise StartFailed(f"{path}: {odd[0]!r} is not the name of a variable", _HINT)
-    return {name: value for name, _, value in pairs}
+    if odd := [name for name, _, _ in pairs if not _NAME.fullmatch(name)]:
+        raise StartFailed(f"{settings}: {odd[0]!r} is not the name of a variable", _HINT)
+    environment = {**{name: value for name, _, value in pairs}, **launch.environment}
+    mounts = list(launch.mounts)
+    if wanted == "patched":
+        if library is None:
+            raise StartFailed(f"{LIBRARY}: the host has no NCCL of its own", _HINT)
+        # under the same path: the settings name it
+        mounts.append(Mount(host=str(library), inside=str(library)))
+    # validated: a user may have edited the file
+    body = {**launch.model_dump(), "environment": environment, "mounts": mounts}
+    return Launch.model_validate(body)

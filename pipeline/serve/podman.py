@@ -20,9 +20,9 @@ from pipeline.oci.docker import (
     own_tags_among,
 )
 from pipeline.oci.document import read_document
-from pipeline.recipe.container import RECIPE_LABEL, ContainerArguments
+from pipeline.recipe.container import ContainerArguments, Label
 from pipeline.serve.container_engine import EngineKind
-from pipeline.serve.facts import ContainerFacts, ImageFacts, container_facts, image_facts
+from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.store.store import Store
 
 _TIMEOUT_S = 120.0
@@ -50,29 +50,41 @@ class Podman:
         if on_host is None:
             proc.find_tool("podman", "Install Podman, or use --engine docker.")
 
-    def _words(self, arguments: Sequence[str]) -> list[str]:
-        return self._command(["podman", *arguments])
-
     @staticmethod
     def is_there() -> bool:
         return shutil.which("podman") is not None
 
     @classmethod
     def answers(cls) -> bool:
-        """Whether it is there and works for this user."""
-        if not cls.is_there():
-            return False
-        words = ["podman", "ps", "--quiet"]
-        return not proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S).returncode
+        """Whether it is installed and works for this user."""
+        return cls.is_there() and not cls()._run("ps", "--quiet", may_fail=True).returncode
+
+    def _run(
+        self,
+        *arguments: str,
+        kind: type[PipelineError] = PodmanUnavailable,
+        wait_s: float = _TIMEOUT_S,
+        may_fail: bool = False,
+    ) -> subprocess.CompletedProcess[bytes]:
+        words = self._command(["podman", *arguments])
+        try:
+            done = proc.read(words, env=proc.environment(*_PASSED), timeout_s=wait_s)
+        except subprocess.TimeoutExpired as error:
+            raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
+        if done.returncode and not may_fail:
+            raise kind(f"Podman could not {arguments[0]}: {_reason(done.stderr)}")
+        return done
 
     def image(self, identity: str) -> ImageFacts | None:
         answer = self._inspect("image", identity)
-        return image_facts(answer) if answer else None
+        return ImageFacts.model_validate(answer) if answer else None
 
     def load(self, store: Store, name: str, digest: str) -> None:
         image = read_document(store.read_blob(digest))
         total = archive_bytes(image)
-        process = proc.talk(self._words(["load", "--quiet"]), env=_environment())
+        process = proc.talk(
+            self._command(["podman", "load", "--quiet"]), env=proc.environment(*_PASSED)
+        )
         assert process.stdin is not None
         try:
             with (
@@ -95,7 +107,7 @@ class Podman:
 
     def own_tags(self) -> list[LoadedTag]:
         """The tags that are ours by their form; names that a user chose are not."""
-        listed = self._read(["images", "--format=json"])
+        listed = self._run("images", "--format=json").stdout
         try:
             return own_tags_among(json.loads(listed), "Names")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -103,35 +115,35 @@ class Podman:
 
     def untag(self, tag: str) -> str:
         """Take a tag away, and with its last tag the image; why not, where a container needs it."""
-        words = self._words(["rmi", tag])
-        done = proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
+        done = self._run("rmi", tag, may_fail=True)
         is_gone = not done.returncode or _is_unknown(done.stderr)
         return "" if is_gone else _reason(done.stderr)
 
     def create(self, arguments: ContainerArguments) -> str:
+        # no registry may answer for an image that the store has
         flags = ["--pull=never", *arguments.run_flags()]
-        command = ["create", *flags, arguments.image, *arguments.arguments]
-        return self._read(command, ContainerRefused).strip().splitlines()[-1]
+        words = [*flags, arguments.image, *arguments.arguments]
+        # warnings come before the id
+        return _text(self._run("create", *words, kind=ContainerRefused).stdout).split()[-1]
 
     def start(self, identity: str) -> None:
-        self._read(["start", identity], ContainerRefused)
+        self._run("start", identity, kind=ContainerRefused)
 
     def containers(self) -> list[ContainerFacts]:
-        listed = self._read(
-            ["ps", "--all", "--no-trunc", f"--filter=label={RECIPE_LABEL}", "--format={{.ID}}"]
-        )
-        found = [self.container(identity) for identity in listed.split()]
+        options = ("--all", "--no-trunc", f"--filter=label={Label.RECIPE}", "--format={{.ID}}")
+        listed = _text(self._run("ps", *options).stdout).split()
+        found = [self.container(identity) for identity in listed]
         return sorted((x for x in found if x is not None), key=lambda x: x.name)
 
     def container(self, name: str) -> ContainerFacts | None:
         answer = self._inspect("container", name)
-        return container_facts(answer) if answer else None
+        return ContainerFacts.model_validate(answer) if answer else None
 
     def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
         process = subprocess.Popen(
-            self._words(["logs", *options, identity]),
-            env=_environment(),
+            self._command(["podman", "logs", *options, identity]),
+            env=proc.environment(*_PASSED),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -141,48 +153,41 @@ class Podman:
             while piece := process.stdout.read1(_PIECE_BYTES):  # type: ignore[attr-defined]
                 yield piece
         finally:
+            # `podman logs --follow` ends only with its container
             process.kill()
             process.wait()
             process.stdout.close()
 
     def stop(self, identity: str, timeout_s: int) -> None:
-        self._read(["stop", f"--time={timeout_s}", identity], wait_s=timeout_s + _TIMEOUT_S)
+        self._run("stop", f"--time={timeout_s}", identity, wait_s=timeout_s + _TIMEOUT_S)
 
     def remove(self, identity: str) -> None:
         facts = self.container(identity)
         if facts is not None and facts.status == "created":
-            self._end_forgotten(facts.id)
-        words = ["rm", "--force", "--ignore", "--time=0", "--volumes", identity]
+            # After `podman system reset` with another storage, or when its folder in /run was
+            # cleared, Podman takes what runs for what was before a boot. `podman rm` leaves such
+            # an engine running, with its cards and its port; the OCI runtime below still knows it.
+            # Of one that never ran there is nothing to delete.
+            runtime = _text(self._run("info", "--format={{.Host.OCIRuntime.Path}}").stdout).strip()
+            words = self._command([runtime, "delete", "--force", facts.id])
+            proc.read(words, env=proc.environment(*_PASSED), timeout_s=_TIMEOUT_S)
         for pause_s in _BUSY_S:
-            try:
-                self._read(words)
+            options = ("--force", "--ignore", "--time=0", "--volumes")
+            done = self._run("rm", *options, identity, may_fail=True)
+            if not done.returncode:
                 return
-            except PodmanUnavailable as error:
-                # its own cleanup may still hold a mount: containers/podman#10454, #11594
-                if "busy" not in str(error):
-                    raise
-                reason = str(error)
-                time.sleep(pause_s)
+            reason = f"Podman could not rm: {_reason(done.stderr)}"
+            # its own cleanup may still hold a mount: containers/podman#10454, #11594
+            if b"busy" not in done.stderr:
+                raise PodmanUnavailable(reason)
+            time.sleep(pause_s)
         raise PodmanUnavailable(reason, _STILL_BUSY)
-
-    def _end_forgotten(self, identity: str) -> None:
-        """End the processes of a container of which Podman does not know that it was started.
-
-        After `podman system reset` with another storage, or when its folder in /run was cleared,
-        Podman takes what runs for what was before a boot. `podman rm` leaves such an engine
-        running, with its cards and its port; the OCI runtime below Podman still knows it.
-        """
-        runtime = self._read(["info", "--format={{.Host.OCIRuntime.Path}}"]).strip()
-        words = self._command([runtime, "delete", "--force", identity])
-        # of one that never ran there is nothing to delete
-        proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
         return
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
-        words = self._words([kind, "inspect", name])
-        done = proc.read(words, env=_environment(), timeout_s=_TIMEOUT_S)
+        done = self._run(kind, "inspect", name, may_fail=True)
         if done.returncode:
             if _is_unknown(done.stderr):
                 return None
@@ -196,30 +201,16 @@ class Podman:
             message = f"Podman's answer about {name} cannot be read"
             raise PodmanUnavailable(message, _VERSIONS) from error
 
-    def _read(
-        self,
-        arguments: Sequence[str],
-        kind: type[PipelineError] = PodmanUnavailable,
-        wait_s: float = _TIMEOUT_S,
-    ) -> str:
-        try:
-            done = proc.read(self._words(arguments), env=_environment(), timeout_s=wait_s)
-        except subprocess.TimeoutExpired as error:
-            raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
-        if done.returncode:
-            raise kind(f"Podman could not {arguments[0]}: {_reason(done.stderr)}")
-        return done.stdout.decode(errors="replace")
-
-
-def _environment() -> dict[str, str]:
-    return proc.environment(*_PASSED)
-
 
 def _is_unknown(error: bytes) -> bool:
     """Whether there is no image or container of a name, in the words of its versions 4 and 5."""
-    text = error.decode(errors="replace").lower()
+    text = _text(error).lower()
     return "no such" in text or "not known" in text
 
 
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace")
+
+
 def _reason(error: bytes) -> str:
-    return " ".join(proc.last_line(error.decode(errors="replace")).split())[:400]
+    return " ".join(proc.last_line(_text(error)).split())[:400]

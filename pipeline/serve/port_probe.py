@@ -7,7 +7,7 @@ import sys
 
 
 def port_problem(port: int) -> str:
-    """Why nobody can listen there; empty where it is free."""
+    """Why no server can listen there; empty where the port is free."""
     try:
         with socket.socket() as probe:
             # as Docker binds it: a connection that is just closing does not hold the port

@@ -33,10 +33,8 @@ _KINDS = {"json": ("{}", "[]"), "number": ("1.5", "0.5"), "size": ("1k",), "inte
 _WORDS = ("auto", "None", "none")
 # How code names a variable: os.environ["X"], os.getenv("X"), get_bool_env_var("X").
 _READ = re.compile(r"""env\w*(?:\.\w+)?[(\[]\s*["']([A-Z][A-Z0-9_]+)["']""")
-
-
 # Words that no program knows, and how llama.cpp and ik_llama.cpp name the first of them.
-_NOBODYS = ("--x7q1", "--x7q2", "--x7q3")
+_UNKNOWN_WORDS = ("--x7q1", "--x7q2", "--x7q3")
 _REFUSED = re.compile(r"^error: (?:unknown|invalid) argument: (\S+)$", re.MULTILINE)
 _ENDS = ("-h", "--help", "--usage", "--version")  # they print and end, whatever follows
 _PROGRAM_S = 60.0
@@ -54,8 +52,11 @@ def describe(parser: argparse.ArgumentParser) -> Json:
     """All flags of a parser, and which of them exclude each other."""
     flags = {}
     for action in parser._actions:
-        if action.option_strings:
-            on, off = _spellings(action)
+        names = sorted(action.option_strings, key=lambda name: not name.startswith("--"))
+        off = []
+        if isinstance(action, argparse.BooleanOptionalAction):
+            off = [name for name in names if name.startswith("--no-") and "--" + name[5:] in names]
+        if on := [name for name in names if name not in off]:
             flags[on[0]] = {"aliases": on[1:], "off": off, **_describe_action(action)}
     exclusive = [
         [action.option_strings[0] for action in group._group_actions if action.option_strings]
@@ -65,50 +66,33 @@ def describe(parser: argparse.ArgumentParser) -> Json:
     return {"flags": flags, "exclusive": exclusive, "plain_words": plain}
 
 
-def _spellings(action: argparse.Action) -> tuple[list[str], list[str]]:
-    """The names of a flag, long ones first, and those that turn it off."""
-    names = sorted(action.option_strings, key=lambda name: not name.startswith("--"))
-    if not isinstance(action, argparse.BooleanOptionalAction):
-        return names, []
-    off = [name for name in names if name.startswith("--no-") and "--" + name[5:] in names]
-    return [name for name in names if name not in off], off
-
-
 def _describe_action(action: argparse.Action) -> Json:
-    takes = _takes(action)
-    result: Json = {"takes": takes, "repeats": _repeats(action)}
+    """How many values follow a flag, and what they may be."""
+    adding = (argparse._AppendAction, argparse._AppendConstAction, argparse._CountAction)
+    repeats = isinstance(action, adding) or "append" in type(action).__name__.lower()
+    takes = {0: "none", "?": "optional", None: "one", 1: "one"}.get(action.nargs, "many")
+    result: Json = {"takes": takes, "repeats": repeats}
     # an action that only stops the engine and names what took the flag's place
     if message := getattr(action, "error_message", None):
         result["retired"] = " ".join(str(message).split())
     if takes == "none":
         return result
-    settings = _settings_class(action.type)
-    result["type"] = "json" if settings else _kind(action.type)
-    if settings:
-        result["fields"] = sorted(set(_fields(settings, "", 0)))
+    convert = action.type
+    if settings := _settings_class(convert):
+        result |= {"type": "json", "fields": sorted(set(_fields(settings, "", 0)))}
+    elif _accepts(convert, _TEXT):
+        result["type"] = "text" if _accepts(convert, _BROKEN_JSON) else "json-or-text"
+    else:
+        # in this order: JSON's reader takes numbers too, and a number's reader integers
+        accepted = [k for k, tries in _KINDS.items() if any(_accepts(convert, x) for x in tries)]
+        result["type"] = [*accepted, "text"][0]
     if result["type"] not in ("text", "json-or-text"):
-        result["words"] = [word for word in _WORDS if _accepts(action.type, word)]
+        result["words"] = [word for word in _WORDS if _accepts(convert, word)]
     if action.choices is not None:
         # sorted: some are sets, whose order is another in every run
-        result["choices"] = sorted(_as_typed(each) for each in action.choices if each is not None)
+        choices = [each for each in action.choices if each is not None]
+        result["choices"] = sorted(str(getattr(each, "value", each)) for each in choices)
     return result
-
-
-def _takes(action: argparse.Action) -> str:
-    if action.nargs == 0:
-        return "none"
-    if action.nargs == "?":
-        return "optional"
-    return "one" if action.nargs in (None, 1) else "many"
-
-
-def _repeats(action: argparse.Action) -> bool:
-    adding = (argparse._AppendAction, argparse._AppendConstAction, argparse._CountAction)
-    return isinstance(action, adding) or "append" in type(action).__name__.lower()
-
-
-def _as_typed(choice: object) -> str:
-    return str(getattr(choice, "value", choice))
 
 
 def _accepts(convert: Any, value: str) -> bool:
@@ -119,25 +103,12 @@ def _accepts(convert: Any, value: str) -> bool:
     return True
 
 
-def _kind(convert: Any) -> str:
-    if _accepts(convert, _TEXT):
-        return "text" if _accepts(convert, _BROKEN_JSON) else "json-or-text"
-    # in this order: JSON's reader takes numbers too, and a number's reader integers
-    for kind, samples in _KINDS.items():
-        if any(_accepts(convert, sample) for sample in samples):
-            return kind
-    return "text"
-
-
 def _settings_class(convert: Any) -> type | None:
     """The data class that a flag's JSON becomes, where its converter holds one."""
     if not isinstance(convert, types.FunctionType):
         return None
-    held = [
-        *(convert.__defaults__ or ()),
-        *(cell.cell_contents for cell in convert.__closure__ or ()),
-    ]
-    for each in held:
+    cells = [cell.cell_contents for cell in convert.__closure__ or ()]
+    for each in (*(convert.__defaults__ or ()), *cells):
         if isinstance(each, type) and dataclasses.is_dataclass(each):
             return each
         if inner := _settings_class(each):
@@ -161,36 +132,36 @@ def _fields(settings: type, above: str, depth: int) -> Iterator[str]:
         if depth < _DEEPEST and below:
             for each in below:
                 yield from _fields(each, f"{path}.", depth + 1)
-        elif any(_is_open(each) for each in inner):
+        # any name may stand in a dictionary, and in a type that cannot be imported
+        elif any(not isinstance(kind, type) or issubclass(kind, Mapping) for kind in inner):
             yield f"{path}.*"
-
-
-def _is_open(kind: Any) -> bool:
-    """Whether any name may stand in a value of a type: a dictionary, or a type not known here."""
-    return issubclass(kind, Mapping) if isinstance(kind, type) else True
 
 
 def _classes(hint: Any) -> Iterator[Any]:
     """The types in a hint: of `X | None`, `Annotated[X, …]` and the like."""
-    origin = typing.get_origin(hint)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        for each in typing.get_args(hint):
+        for each in parts:
             yield from _classes(each)
     elif origin is typing.Annotated:
-        yield from _classes(typing.get_args(hint)[0])
+        yield from _classes(parts[0])
     elif origin is typing.Literal:
-        yield from (type(each) for each in typing.get_args(hint))
+        yield from map(type, parts)
     else:
         yield origin or hint
 
 
-def variables_read(package: str, prefixes: Iterable[str]) -> set[str]:
-    """The variables that a package's code names where it reads the environment."""
-    found: set[str] = set()
+def _python(package: str, version: str, prefixes: list[str], known: Iterable[str]) -> Json:
+    """The version of a Python engine, and the variables that it knows or that its code reads."""
+    found = set(known)
     folder = Path(str(importlib.import_module(package).__file__)).parent
     for path in folder.rglob("*.py"):
         found.update(_READ.findall(path.read_text(encoding="utf-8", errors="replace")))
-    return {name for name in found if name.startswith(tuple(prefixes))}
+    return {
+        "version": importlib.import_module(version).__version__,
+        "prefixes": prefixes,
+        "variables": sorted(name for name in found if name.startswith(tuple(prefixes))),
+    }
 
 
 def vllm() -> Json:
@@ -203,51 +174,31 @@ def vllm() -> Json:
     setattr(importlib.import_module("vllm.platforms"), "_current_platform", card())  # noqa: B010
     serve = importlib.import_module("vllm.entrypoints.cli.serve")
     kind = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
-    subparsers = kind().add_subparsers()
-    parser = serve.cmd_init()[0].subparser_init(subparsers)
-    described = describe(parser)
-    for flag, values in _vllm_registered():
-        described["flags"][flag].update(values)
-    envs = importlib.import_module("vllm.envs")
-    prefixes = ["VLLM_"]
-    known = {name for name in envs.environment_variables if name.startswith("VLLM_")}
-    return {
-        **described,
-        "syntax": "vllm",
-        "version": importlib.import_module("vllm.version").__version__,
-        "prefixes": prefixes,
-        "variables": sorted(known | variables_read("vllm", prefixes)),
-    }
-
-
-def _vllm_registered() -> Iterator[tuple[str, Json]]:
-    """Values that its parser lets through and that it refuses after it."""
+    described = describe(serve.cmd_init()[0].subparser_init(kind().add_subparsers()))
+    # Values that its parser lets through and that it refuses after it.
     tools = importlib.import_module("vllm.tool_parsers").ToolParserManager.list_registered()
-    yield "--tool-call-parser", {"choices": tools, "opened_by": "--tool-parser-plugin"}
     reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager.list_registered()
-    yield "--reasoning-parser", {"choices": reasoning, "opened_by": "--reasoning-parser-plugin"}
     layers = importlib.import_module("vllm.model_executor.layers.quantization")
-    yield "--quantization", {"choices": sorted(layers.QUANTIZATION_METHODS)}
     backends = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
-    names = sorted(["auto", *(each.name for each in backends)])
-    yield "--attention-backend", {"choices": names, "any_case": True}
+    attention = sorted(["auto", *(each.name for each in backends)])
+    for flag, values in {
+        "--tool-call-parser": {"choices": tools, "opened_by": "--tool-parser-plugin"},
+        "--reasoning-parser": {"choices": reasoning, "opened_by": "--reasoning-parser-plugin"},
+        "--quantization": {"choices": sorted(layers.QUANTIZATION_METHODS)},
+        "--attention-backend": {"choices": attention, "any_case": True},
+    }.items():
+        described["flags"][flag].update(values)
+    known = importlib.import_module("vllm.envs").environment_variables
+    return {**described, "syntax": "vllm", **_python("vllm", "vllm.version", ["VLLM_"], known)}
 
 
 def sglang() -> Json:
     """`python -m sglang.launch_server`."""
-    arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     parser = argparse.ArgumentParser()
-    arguments.add_cli_args(parser)
-    envs = importlib.import_module("sglang.srt.environ")
-    prefixes = ["SGLANG_", "SGL_"]
-    known = {name for name in dir(envs.Envs) if name.startswith(tuple(prefixes))}
-    return {
-        **describe(parser),
-        "syntax": "argparse",
-        "version": importlib.import_module("sglang.version").__version__,
-        "prefixes": prefixes,
-        "variables": sorted(known | variables_read("sglang", prefixes)),
-    }
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    known = dir(importlib.import_module("sglang.srt.environ").Envs)
+    about = _python("sglang", "sglang.version", ["SGLANG_", "SGL_"], known)
+    return {**describe(parser), "syntax": "argparse", **about}
 
 
 def script(path: str) -> Json:
@@ -258,19 +209,15 @@ def script(path: str) -> Json:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # data classes look their module up
     spec.loader.exec_module(module)
-    return {
-        **describe(module.build_parser()),
-        "syntax": "argparse",
-        "prefixes": [],
-        "variables": [],
-    }
+    about = {"syntax": "argparse", "prefixes": [], "variables": []}
+    return {**describe(module.build_parser()), **about}
 
 
 class Program:
     """A program that has no parser to import: it is asked about each name that it may know.
 
     It stops at the first word that it does not know and names it, before it does anything else. So
-    with three words after a flag that nobody knows, it says how many of them the flag took.
+    after a flag and three unknown words, it says how many of them the flag took.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -295,31 +242,20 @@ class Program:
 
     def takes(self, name: str) -> str | None:
         """How many values follow a flag; nothing where there is no such flag."""
-        refused = self.refused(name, *_NOBODYS)
+        refused, (first, _, third) = self.refused(name, *_UNKNOWN_WORDS), _UNKNOWN_WORDS
         if refused in (name, name.replace("_", "-")):
             return None
-        if refused == _NOBODYS[0] or name in _ENDS:
+        if refused == first or name in _ENDS:
             return "none"
-        if refused in _NOBODYS:
-            return "many" if refused == _NOBODYS[2] else "one"
+        if refused in _UNKNOWN_WORDS:
+            return "many" if refused == third else "one"
         # it did not like what it took: with numbers it may
-        one, two = (self.refused(name, *["1"] * n, _NOBODYS[0]) == _NOBODYS[0] for n in (1, 2))
+        one, two = (self.refused(name, *["1"] * n, first) == first for n in (1, 2))
         return "many" if two and not one else "one"
 
     def accepts(self, name: str, value: str) -> bool:
         """Whether a flag takes this value."""
-        return self.refused(name, value, _NOBODYS[0]) == _NOBODYS[0]
-
-    def kind(self, name: str) -> str:
-        """What its one value may be."""
-        if name in _RULES or self.accepts(name, _TEXT):
-            return "text"
-        if self.accepts(name, "{}"):
-            return "json"
-        # a reader of fractions takes `.5`; one of integers does not
-        if self.accepts(name, ".5"):
-            return "number"
-        return "integer" if self.accepts(name, "1") else "text"
+        return self.refused(name, value, _UNKNOWN_WORDS[0]) == _UNKNOWN_WORDS[0]
 
 
 def program(folder: str, *command: str) -> Json:
@@ -330,21 +266,33 @@ def program(folder: str, *command: str) -> Json:
     """
     asked = Program(command)
     text = asked.output("--help")
-    objects = [path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()]
-    names = {*_names_in(text), *(name for data in objects for name in _names_in_bytes(data))}
+    names = set(_names_in(text))
+    variables: set[str] = set()
+    for path in sorted(Path(folder).iterdir()):
+        data = path.read_bytes() if path.is_file() else b""
+        variables.update(name.decode() for name in _VARIABLE.findall(data))
+        for string in set(_STRING.findall(data)):
+            # linkers let strings share their ends
+            ends = [string[m.start() :].decode() for m in re.finditer(b"-", string)]
+            names.update(end for end in ends if _NAME.fullmatch(end))
     known = {name: takes for name in sorted(names) if (takes := asked.takes(name))}
-    entries = [*_help_entries(text), *((name, "") for name in known)]
     flags: dict[str, Json] = {}
     seen: set[str] = set()
-    for heading, about in entries:
+    for heading, about in (*_help_entries(text), *((name, "") for name in known)):
         spellings = [n for n in _names_in(heading) if n in known and n not in seen]
         # names that take another number of values mean something else, whatever the help says
         spellings = [n for n in spellings if known[n] == known[spellings[0]]]
         if spellings:
             spellings.sort(key=lambda name: not name.startswith("--"))
-            flags[spellings[0]] = _asked_flag(asked, spellings, known, f"{heading} {about}")
+            name, entry = spellings[0], f"{heading} {about}"
+            repeats = bool(_AGAIN.search(entry) or set(spellings) & _REPEATED)
+            flags[name] = {"takes": known[name], "aliases": spellings[1:], "repeats": repeats}
+            if known[name] == "one":
+                flags[name] |= _asked_value(asked, name, entry)
             seen.update(spellings)
-    found = {name.decode() for data in objects for name in _VARIABLE.findall(data)}
+    # the commit, as `version: 0 (55d3c05b)` names it
+    pattern = r"^version: .*?\(?([0-9a-f]{7,40})\)?$"
+    version = re.search(pattern, asked.output("--version"), re.MULTILINE)
     return {
         "flags": flags,
         "exclusive": [
@@ -352,33 +300,25 @@ def program(folder: str, *command: str) -> Json:
         ],
         "plain_words": 0,
         "syntax": "llama",
-        "version": _version(asked.output("--version")),
+        "version": version[1] if version else "",
         "prefixes": ["LLAMA_ARG_"],
-        "variables": sorted(found),
+        "variables": sorted(variables),
     }
 
 
-def _asked_flag(asked: Program, names: list[str], known: dict[str, str], entry: str) -> Json:
-    result: Json = {"takes": known[names[0]], "aliases": names[1:]}
-    result["repeats"] = bool(_AGAIN.search(entry) or set(names) & _REPEATED)
-    if result["takes"] != "one":
-        return result
+def _asked_value(asked: Program, name: str, entry: str) -> Json:
+    """What the one value of a flag may be."""
     listed = _LISTED.search(entry)
-    values = re.split(r"[|,]", listed[1]) if listed else []
-    values = [value.strip() for value in values]
-    if values and all(asked.accepts(names[0], value) for value in values):
+    values = [value.strip() for value in re.split(r"[|,]", listed[1])] if listed else []
+    takes_text = asked.accepts(name, _TEXT)
+    if values and all(asked.accepts(name, value) for value in values):
         # one that takes anything names its values for people only
-        if not asked.accepts(names[0], _TEXT):
-            result["choices"] = values
-        return result
-    result["type"] = asked.kind(names[0])
-    return result
-
-
-def _version(text: str) -> str:
-    """The commit, as `version: 0 (55d3c05b)` names it."""
-    found = re.search(r"^version: .*?\(?([0-9a-f]{7,40})\)?$", text, re.MULTILINE)
-    return found[1] if found else ""
+        return {} if takes_text else {"choices": values}
+    if takes_text or name in _RULES:
+        return {"type": "text"}
+    # a reader of fractions takes `.5`; one of integers does not
+    kinds = (("json", "{}"), ("number", ".5"), ("integer", "1"))
+    return {"type": next((k for k, sample in kinds if asked.accepts(name, sample)), "text")}
 
 
 def _names_in(text: str) -> list[str]:
@@ -387,37 +327,22 @@ def _names_in(text: str) -> list[str]:
     return list(dict.fromkeys(n.replace("_", "-") if n[:2] == "--" else n for n in found))
 
 
-def _names_in_bytes(data: bytes) -> Iterator[str]:
-    """Strings that look like a flag; also the ends of others, which linkers let them share."""
-    for string in set(_STRING.findall(data)):
-        text = string.decode("ascii")
-        for start in (i for i, character in enumerate(text) if character == "-"):
-            if _NAME.fullmatch(text[start:]):
-                yield text[start:]
-
-
-def _help_entries(text: str) -> Iterator[tuple[str, str]]:
-    """The flags of a help text as it lists them, each with what it says about them."""
-    heading, about = "", ""
+def _help_entries(text: str) -> list[tuple[str, str]]:
+    """The flags of a help text as it lists them, each with its description."""
+    entries = []
     for line in text.splitlines():
         if re.match(r" {0,10}-", line):
-            if heading:
-                yield heading, about
-            # two spaces part the names from what is said about them, but not "-t,    --threads"
-            parts = re.split(r"(?<![, ]) {2,}", line.strip(), maxsplit=1)
-            heading, about = parts[0], " ".join(parts[1:])
-        else:
-            about += " " + line.strip()
-    if heading:
-        yield heading, about
+            # two spaces part the names from their description, but not "-t,    --threads"
+            heading, *about = re.split(r"(?<![, ]) {2,}", line.strip(), maxsplit=1)
+            entries.append((heading, " ".join(about)))
+        elif entries:
+            heading, description = entries[-1]
+            entries[-1] = (heading, f"{description} {line.strip()}")
+    return entries
 
 
-KINDS: dict[str, Callable[..., Json]] = {
-    "vllm": vllm,
-    "sglang": sglang,
-    "script": script,
-    "program": program,
-}
+KINDS: dict[str, Callable[..., Json]] = {"vllm": vllm, "sglang": sglang}
+KINDS |= {"script": script, "program": program}
 
 
 def main(kind: str, result: str, *arguments: str) -> None:

@@ -1,12 +1,19 @@
-"""The argument parser of a built image, read by running the engine's own code in a sandbox."""
+"""The argument parser of an engine, read by running its own code in a sandbox.
+
+For images that take hours to compile, the flags of mainline llama.cpp come from its source:
+`common/arg.cpp` is a list of `add_opt(common_arg(…))` with the names, those with the opposite
+meaning, a hint for each value, and a handler whose parameters say what the value is.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,19 +31,30 @@ from pipeline.oci import docker
 from pipeline.recipe.model import Engine
 from pipeline.recipe.parser_flags import ParserFlags
 from pipeline.sandbox.sandbox import find_sandbox
-from pipeline.serve.llama_source import TABLE, read_source
 from pipeline.source.box import Box, Limits, Way, run_step
 from pipeline.source.toolchain import unpacked
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 SCRIPT = Path(__file__).with_name("print_flags.py")
-_HOME = "/build"  # where a box has its one writable folder
+_HOME = "/build"  # the one writable folder of a sandbox
 _RESULT = "flags.json"
-_MOST_BYTES = 4 << 20
 _SHOWN_LINES = 5
 # Imports of an engine take half a minute, and half an hour in an emulator.
 _LIMITS = Limits(cpus=2, memory_bytes=64 << 30, silent_s=3600.0, most_s=7200.0)
+TABLE = "common/arg.cpp"
+_MOST_BYTES = 4 << 20
+_ENTRY = "add_opt(common_arg("
+_OF_SERVER = {"LLAMA_EXAMPLE_SERVER", "LLAMA_EXAMPLE_COMMON"}
+_NAMES = re.compile(r'\{((?:\s*"-[^"]+"\s*,?)+)\}\s*,\s*')
+_HINT = re.compile(r'"((?:[^"\\]|\\.)*)"\s*,\s*')
+_HANDLER = re.compile(r"\[[^\]]*\]\s*\(common_params &\s*\w*\s*(?:, ([^)]*))?\)")
+_REMOVED = re.compile(r'arg_removed\("([^"]*)"\)')
+_COMMENT = re.compile(r"/\*.*?\*/|^\s*//[^\n]*\n", re.DOTALL | re.MULTILINE)
+_EXAMPLES = re.compile(r"set_examples\(\{([^}]*)\}\)")
+_VARIABLE = re.compile(r'set_env\("(\w+)"\)')
+_LISTED = re.compile(r"^[\[{(]?([\w-]+(?:[|,][\w-]+)+)[\]})]?$")
+_REPEATED = re.compile(r"be repeated|repeat to|multiple times|push_back|parse_tensor_buffer_over")
 
 
 class Parser(NamedTuple):
@@ -73,19 +91,23 @@ def _engine_tree(plan: ImagePlan) -> TreePlan | None:
 
 def read_flags(store: Store, image: Built, way: Way) -> ParserFlags:
     """What the parser of a built image accepts."""
-    parser = find_parser(image.plan)
-    with _boxed(store, image) as box:
+    parser, engines = find_parser(image.plan), ("xllamacpp", "vllm", "sglang")
+    with _sandboxed(store, image) as box:
         described = _described(way, box, parser)
-    body = {
-        "version": _engine_version(image.plan),
-        **{name: value for name, value in described.items() if value not in ("", None)},
-        "engine": parser.engine,
-        "image": image.name,
-        "platform": image.platform,
-        "digest": image.digest,
-        "read_from": "the image, by running its own code",
-    }
-    return as_parser_flags(body)
+    # the version by the lock, for parsers that do not name one
+    pins = [pin for pin in image.plan.lock.wheels if pin.name in engines]
+    version = pins[0].version if pins else "unknown"
+    if pins and pins[0].name == "xllamacpp":
+        version = f"of {pins[0].name} {version}"
+    return as_parser_flags(
+        {"version": version}
+        | {name: value for name, value in described.items() if value not in ("", None)},
+        engine=parser.engine,
+        image=image.name,
+        platform=image.platform,
+        digest=image.digest,
+        read_from="the image, by running its own code",
+    )
 
 
 def read_wheel_flags(
@@ -103,23 +125,22 @@ def read_wheel_flags(
             f"{wheel}: is not the wheel of {parser.engine} that {plan.spec.name} is locked to",
             "Name the file that the lock names.",
         )
-    with _boxed(store, inside) as box:
+    with _sandboxed(store, inside) as box:
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(box.mounts[_HOME] / "wheel")
+            archive.extractall(box.mounts[_HOME] / "wheel")  # noqa: S202 -- a locked zip
         first = {**box.env, "PYTHONPATH": f"{_HOME}/wheel"}
         described = _described(way, replace(box, env=first), parser)
-    body = {
-        **described,
-        "engine": parser.engine,
-        "image": plan.spec.name,
-        "wheel": digest,
-        "read_from": f"the wheel {pin.name} {pin.version}, with what it imports from {inside.name}"
-        f" for {inside.platform}",
-    }
-    if body.get("version") != pin.version:
-        message = f"{inside.name}: the version read is {body.get('version')!r}, not {pin.version}"
+    if (version := described.get("version")) != pin.version:
+        message = f"{inside.name}: the version read is {version!r}, not {pin.version}"
         raise ParserUnreadable(message)
-    return as_parser_flags(body)
+    return as_parser_flags(
+        described,
+        engine=parser.engine,
+        image=plan.spec.name,
+        wheel=digest,
+        read_from=f"the wheel {pin.name} {pin.version}, with what it imports from {inside.name}"
+        f" for {inside.platform}",
+    )
 
 
 def read_program_flags(checkout: Checkout, image: str, program: Path) -> ParserFlags:
@@ -130,29 +151,28 @@ def read_program_flags(checkout: Checkout, image: str, program: Path) -> ParserF
         raise SpecInvalid(f"{image}: compiles no engine", "Leave --program out.")
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / _RESULT
+        words = ["program", str(result), str(program.parent), str(program)]
         done = find_sandbox().run(
-            [
-                *(sys.executable, "-I", str(SCRIPT), "program", str(result)),
-                *(str(program.parent), str(program)),
-            ],
+            # `-I`: no variable and no folder of the user changes what Python imports
+            [sys.executable, "-I", str(SCRIPT), *words],
             read=[SCRIPT, program.parent, Path(sys.prefix), Path(sys.base_prefix)],
-            write=[Path(folder)],
+            write=[Path(folder)],  # the program was compiled from foreign source
             env={"LD_LIBRARY_PATH": str(program.parent)},
             timeout_s=_LIMITS.most_s,
         )
-        described = _read_result(str(program), done.returncode, result, _tail(done.stderr))
-    version = str(described.get("version", ""))
-    if not version or not tree.source.upstream.commit.startswith(version):
-        message = f"{program}: is of commit {version!r}, not of {tree.source.upstream.commit}"
+        lines = done.stderr.decode(errors="replace").splitlines()
+        described = _read_result(str(program), done.returncode, result, lines)
+    version, commit = str(described.get("version", "")), tree.source.upstream.commit
+    if not version or not commit.startswith(version):
+        message = f"{program}: is of commit {version!r}, not of {commit}"
         raise ParserUnreadable(message, "Compile the locked source.")
-    body = {
-        **described,
-        "engine": parser.engine,
-        "image": image,
-        "tree": tree.lock.tree,
-        "read_from": "a program compiled from the locked source, outside the image",
-    }
-    return as_parser_flags(body)
+    return as_parser_flags(
+        described,
+        engine=parser.engine,
+        image=image,
+        tree=tree.lock.tree,
+        read_from="a program compiled from the locked source, outside the image",
+    )
 
 
 def read_source_flags(checkout: Checkout, image: str, archive: Path) -> ParserFlags:
@@ -160,18 +180,18 @@ def read_source_flags(checkout: Checkout, image: str, archive: Path) -> ParserFl
     tree = _engine_tree(plan_image(checkout, image, checkout.spec(image).platforms[0]))
     if tree is None or tree.source.name != "llama-cpp":
         raise SpecInvalid(f"{image}: does not compile llama.cpp", "Leave --archive out.")
-    body = {
-        **read_source(archive, tree),
-        "engine": "llama-cpp",
-        "image": image,
-        "tree": tree.lock.tree,
-        "read_from": f"{TABLE} of the locked source, without compiling it",
-    }
-    return as_parser_flags(body)
+    return as_parser_flags(
+        read_source(archive, tree),
+        engine="llama-cpp",
+        image=image,
+        tree=tree.lock.tree,
+        read_from=f"{TABLE} of the locked source, without compiling it",
+    )
 
 
-def as_parser_flags(body: dict[str, Any]) -> ParserFlags:
-    """What the script wrote, as a closed model: engine code has run, so nothing is believed."""
+def as_parser_flags(described: Mapping[str, Any], **about: str) -> ParserFlags:
+    """The script's result as a closed model: engine code has run, so nothing is believed."""
+    body = {**described, **about}
     try:
         return ParserFlags.model_validate(body)
     except ValidationError as error:
@@ -183,32 +203,28 @@ def as_parser_flags(body: dict[str, Any]) -> ParserFlags:
 
 
 @contextmanager
-def _boxed(store: Store, image: Built) -> Iterator[Box]:
-    """A built image as a box, unpacked for as long as the block lasts."""
+def _sandboxed(store: Store, image: Built) -> Iterator[Box]:
+    """A built image as a sandbox, unpacked for as long as the block lasts."""
+    own = {k: v for plan in image.plan.chain() for k, v in plan.spec.env.items()}
+    home = own.get("HOME", "/home/engine")
+    # its own home is on the read-only image
+    env = {k: _HOME + v.removeprefix(home) if v.startswith(home) else v for k, v in own.items()}
     with (
         unpacked(store, image) as root,
         store.scratch() as scratch,
         log.step(f"Reading an argument parser in {image.name}"),
     ):
-        yield _box(image, root, scratch)
-
-
-def _box(image: Built, root: Path, scratch: Path) -> Box:
-    work = scratch / "work"
-    work.mkdir()
-    shutil.copy(SCRIPT, work / SCRIPT.name)
-    own = {k: v for plan in image.plan.chain() for k, v in plan.spec.env.items()}
-    home = own.get("HOME", "/home/engine")
-    # its own home is on the read-only image
-    env = {k: _HOME + v.removeprefix(home) if v.startswith(home) else v for k, v in own.items()}
-    return Box(
-        root=root,
-        image=docker.default_tag(image.name, image.digest),
-        mounts={_HOME: work},
-        env={**env, "HOME": _HOME, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
-        limits=_LIMITS,
-        scratch=scratch,
-    )
+        work = scratch / "work"
+        work.mkdir()
+        shutil.copy(SCRIPT, work / SCRIPT.name)
+        yield Box(
+            root=root,
+            image=docker.default_tag(image.name, image.digest),
+            mounts={_HOME: work},
+            env={**env, "HOME": _HOME, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            limits=_LIMITS,
+            scratch=scratch,
+        )
 
 
 def _described(way: Way, box: Box, parser: Parser) -> dict[str, Any]:
@@ -222,6 +238,7 @@ def _described(way: Way, box: Box, parser: Parser) -> dict[str, Any]:
 def _read_result(name: str, code: int, path: Path, lines: Sequence[str]) -> dict[str, Any]:
     data = read_at_most(path, _MOST_BYTES) if code == 0 and path.is_file() else None
     if data is None:
+        # an import that fails says why in its last lines
         last = " ".join(lines[-_SHOWN_LINES:])[-600:] or f"exit code {code}"
         raise ParserUnreadable(f"{name}: its argument parser could not be read: {last}")
     try:
@@ -231,14 +248,72 @@ def _read_result(name: str, code: int, path: Path, lines: Sequence[str]) -> dict
     return described if isinstance(described, dict) else {}
 
 
-def _tail(output: bytes) -> list[str]:
-    return output.decode(errors="replace").splitlines()
+def read_source(archive: Path, tree: TreePlan) -> dict[str, Any]:
+    """The flags in the archive that the source is locked to."""
+    pin = tree.lock.archive
+    if sha256_of_file(archive) != f"sha256:{pin.sha256}":
+        raise SpecInvalid(
+            f"{archive}: is not the archive that {tree.source.name} is locked to",
+            f"Name {pin.file} as the lock has it.",
+        )
+    name = f"{tree.source.archive.below}/{TABLE}"
+    with tarfile.open(archive) as opened:
+        member = opened.extractfile(name)
+        text = member.read(_MOST_BYTES).decode("utf-8", "replace") if member else ""
+    described = read_table(text)
+    # a table in another form would be an image without flags
+    if not described["flags"]:
+        raise ParserUnreadable(f"{archive}: {name} holds no table of flags", "")
+    return {**described, "version": tree.source.upstream.commit[:8]}
 
 
-def _engine_version(plan: ImagePlan) -> str:
-    """The version by the lock, for parsers that do not name one."""
-    engines = ("xllamacpp", "vllm", "sglang")
-    for wheel in plan.lock.wheels:
-        if wheel.name in engines:
-            return f"of {wheel.name} {wheel.version}" if wheel.name == engines[0] else wheel.version
-    return "unknown"
+def read_table(text: str) -> dict[str, Any]:
+    """The flags of `llama-server` in the text of `common/arg.cpp`."""
+    flags: dict[str, Any] = {}
+    variables: set[str] = set()
+    for entry in _COMMENT.sub("", text).split(_ENTRY)[1:]:
+        variables.update(_VARIABLE.findall(entry))
+        programs = _EXAMPLES.search(entry)
+        if programs and not _OF_SERVER & set(re.findall(r"\w+", programs[1])):
+            continue
+        if names := _NAMES.match(entry.lstrip()):
+            own, *aliases = _spellings(names)
+            flags[own] = {"aliases": aliases, **_flag(entry.lstrip()[names.end() :])}
+    return {
+        "flags": flags,
+        "syntax": "llama",
+        "prefixes": ["LLAMA_ARG_"],
+        "variables": sorted(name for name in variables if name.startswith("LLAMA_ARG_")),
+    }
+
+
+def _flag(rest: str) -> dict[str, Any]:
+    """What follows the names of an entry."""
+    off: list[str] = []
+    if opposite := _NAMES.match(rest):
+        off, rest = _spellings(opposite), rest[opposite.end() :]
+    handler = _HANDLER.search(rest)
+    values = [v for v in ((handler and handler[1]) or "").split(",") if v and "bool" not in v]
+    takes = ("none", "one", "many")[min(len(values), 2)]
+    flag: dict[str, Any] = {"takes": takes, "off": off, "repeats": bool(_REPEATED.search(rest))}
+    if removed := _REMOVED.search(rest):
+        flag["retired"] = removed[1]
+    elif len(values) == 1:
+        if values[0].split()[0] == "int":
+            flag["type"] = "integer"
+        elif "json::parse(value)" in rest:
+            flag["type"] = "json"
+        hint = _HINT.match(rest)
+        # `[on|off|auto]`; in `{a,b}` too, but `N0,N1,N2` are no values
+        if hint and (listed := _LISTED.match(hint[1])) and hint[1][0] in "[{(":
+            words = re.split(r"[|,]", listed[1])
+            # llama.cpp takes more words for on and off than it names
+            if not {"on", "off"} <= set(words):
+                flag["choices"] = words
+    return flag
+
+
+def _spellings(match: re.Match[str]) -> list[str]:
+    """Long names first, as in the other engines' files."""
+    found = re.findall(r'"([^"]+)"', match[1])
+    return sorted(found, key=lambda name: not name.startswith("--"))

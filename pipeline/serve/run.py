@@ -1,11 +1,12 @@
-"""A whole serve: preflight, start, and an entry of it in the list of attempts."""
+"""A whole serve with its entry in the list of attempts; what is served; and its end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline import log
 from pipeline.errors import (
@@ -18,29 +19,22 @@ from pipeline.errors import (
 )
 from pipeline.host.rules.verdict import RuleResult
 from pipeline.known import Known
-from pipeline.model import canonical_json, sha256_of
+from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
 from pipeline.publish.gates import GateState
-from pipeline.recipe.container import (
-    ATTEMPT_LABEL,
-    LOOPBACK,
-    OWNER_LABEL,
-    PORT_LABEL,
-    RECIPE_LABEL,
-    container_name,
-)
+from pipeline.recipe.container import LOOPBACK, Label, container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, new_id, short_failure, stamp
+from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, ServeOptions, new_id, stamp
 from pipeline.serve.container_engine import ContainerEngine, titles
-from pipeline.serve.facts import ContainerFacts, own_name, require_own
+from pipeline.serve.facts import ContainerFacts, difference, other_owner, own_name, require_own
 from pipeline.serve.fits import FitPlan
-from pipeline.serve.options import ServeOptions
+from pipeline.serve.health import is_healthy
 from pipeline.serve.preflight import Plan, require_ready, run_checks
 from pipeline.serve.site import HERE, Site
 from pipeline.serve.start import Served, Start, make_room, start_engine
 from pipeline.serve.weights import WeightsFolder
-from pipeline.store.store import Store
+from pipeline.store.store import Store, read_image_record
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ def new_attempt(job: Job) -> Begun:
 
 
 def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Served:
-    """Preflight and start; both, and any failure, are kept."""
+    """Checks the machine and starts the engine; records the attempt, however it ends."""
     attempts = attempts_of(store)
     with kept(attempts, begun, "serving"):
         # first: a port that the same recipe holds would be the wrong reason
@@ -100,7 +94,12 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
         require_ready(preflight(job, port_holder(engine, job.launch.port)))
         if job.record is None:
             raise UnknownImage(f"{job.recipe.image} is not built")
-        _require_folders(job.launch)
+        for mount in job.launch.mounts:
+            if not mount.host:
+                raise WeightsUnknown(
+                    f"{job.launch.recipe}: no folder is named for {mount.inside}",
+                    "--weights DIR names the weights, --draft DIR those of a draft model.",
+                )
         start = Start(
             launch=job.launch,
             record=job.record,
@@ -109,17 +108,18 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             log_file=attempts.log_path(begun.id),
             cards=job.cards,
             address=job.address,
-            labels=((ATTEMPT_LABEL, begun.id), (OWNER_LABEL, own_name())),
+            labels=((Label.ATTEMPT, begun.id), (Label.OWNER, own_name())),
             door=job.site.door(job.launch.port),
         )
+        # from outside: the guard must see the end of whatever happens in the start
         with job.site.guarded(container_name(job.recipe.name), begun.id):
             return start_engine(engine, store, start)
 
 
 def port_holder(engine: ContainerEngine, port: int) -> str:
     """The recipe that is served at a port; empty where none of ours is."""
-    held = [c for c in engine.containers() if c.running and c.labels.get(PORT_LABEL) == str(port)]
-    return held[0].labels.get(RECIPE_LABEL, "") if held else ""
+    held = [c for c in engine.containers() if c.running and c.port == port]
+    return held[0].recipe if held else ""
 
 
 def preflight(job: Job, holder: str = "") -> list[RuleResult]:
@@ -140,28 +140,28 @@ def preflight(job: Job, holder: str = "") -> list[RuleResult]:
     return run_checks(plan, machine, job.skipped)
 
 
-def _require_folders(launch: Launch) -> None:
-    for mount in launch.mounts:
-        if not mount.host:
-            raise WeightsUnknown(
-                f"{launch.recipe}: no folder is named for {mount.inside}",
-                "--weights DIR names the weights, --draft DIR those of a draft model.",
-            )
-
-
 @contextmanager
 def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
-    """An attempt with its end, however that comes; `good` is the outcome where all went well."""
+    """Records an attempt and its end; `good` is the outcome of a block that ends well."""
     attempts.add(begun)
     start = time.monotonic()
-
-    def end(outcome: Outcome, failure: str = "", issues: Collection[str] = ()) -> None:
+    outcome, failure = good, ""
+    issues: tuple[str, ...] = ()
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        outcome, failure = "interrupted", str(error) or "stopped"
+        raise
+    except BaseException as error:
+        outcome, failure = "failed", f"{type(error).__name__}: {error}"
+        issues = error.issues if isinstance(error, ServeFailed) else ()
+        raise
+    finally:
         seconds = round(time.monotonic() - start, 3)
-        text = short_failure(failure)
         ended = Ended(
             id=begun.id,
             outcome=outcome,
-            failure=text,
+            failure=failure,
             issues=list(issues),
             seconds=seconds,
             at=stamp(),
@@ -169,31 +169,13 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
         try:
             attempts.add(ended)
         except PipelineError as error:
-            # neither an engine that serves nor the reason of one that does not is lost by that
+            # a full disk must hide neither an engine that serves nor the reason of a failure
             log.say(f"The end of the attempt {begun.id} is not kept: {error}")
-
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt) as error:
-        end("interrupted", str(error) or "stopped")
-        raise
-    except PipelineError as error:
-        issues = error.issues if isinstance(error, ServeFailed) else ()
-        end("failed", f"{type(error).__name__}: {error}", issues)
-        raise
-    except BaseException as error:
-        # defects of ours
-        end("failed", f"{type(error).__name__}: {error}")
-        raise
-    end(good)
 
 
 def find_served(engine: ContainerEngine, recipe: str) -> ContainerFacts:
     """The container of a recipe, running or not."""
-    facts = engine.container(container_name(recipe))
-    if facts is None or facts.labels.get(RECIPE_LABEL) != recipe:
-        raise NothingServed(f"{recipe}: no container of it is in {titles([engine])}")
-    return facts
+    return find_among([engine], recipe)[1]
 
 
 def find_among(
@@ -201,25 +183,82 @@ def find_among(
 ) -> tuple[ContainerEngine, ContainerFacts]:
     """The same where several container engines may hold it."""
     for engine in engines:
-        with suppress(NothingServed):
-            return engine, find_served(engine, recipe)
+        facts = engine.container(container_name(recipe))
+        if facts is not None and facts.recipe == recipe:
+            return engine, facts
     raise NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
 
 
 def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:
-    """End a container and remove it; how long that took."""
+    """Ends a container and removes it; returns how long that took."""
     require_own(facts)
     begun = time.monotonic()
-    recipe = facts.labels.get(RECIPE_LABEL, facts.name)
-    with log.step(f"Stopping {recipe}"):
+    with log.step(f"Stopping {facts.recipe or facts.name}"):
         if facts.running:
             engine.stop(facts.id, timeout_s)
         engine.remove(facts.id)
     seconds = time.monotonic() - begun
     attempts = attempts_of(store)
     # started with another store, or by hand with our labels: there is nothing to add to
-    attempt = facts.labels.get(ATTEMPT_LABEL, "")
+    attempt = facts.labels.get(Label.ATTEMPT, "")
     if any(known.begun.id == attempt for known in attempts.read().attempts):
         ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=stamp())
         attempts.add(ended)
     return seconds
+
+
+class ServedStatus(Frozen):
+    """One container of a recipe."""
+
+    recipe: str
+    container: str
+    status: str
+    healthy: bool
+    port: int | None
+    model: str
+    image: str
+    digest: str
+    # same: the image and every layer are those of the store
+    built: Literal["same", "other", "unknown"]
+    why: str
+    attempt: str
+    started_at: str
+    other_owner: str = ""  # another user who started it
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it answers, though its container engine says that it never started.
+
+        Podman takes what runs for what was before a boot when its folder in /run was cleared;
+        `podman system reset` does that, also with another storage.
+        """
+        return self.status == "created" and self.healthy
+
+
+def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[ServedStatus]:
+    """Every container of a recipe."""
+    records = {record.digest: record for record in map(read_image_record, store.image_paths())}
+    found = []
+    for facts in engine.containers():
+        labels, port = facts.labels, facts.port
+        # Podman says `created` of an engine that it forgot
+        may_run = facts.running or facts.status == "created"
+        record = records.get(labels.get(Label.DIGEST, ""))
+        why = difference(record, engine.image(facts.image)) if record else "not in this store"
+        status = ServedStatus(
+            recipe=facts.recipe,
+            container=facts.name,
+            status=facts.status,
+            healthy=may_run and port is not None and is_healthy(site.door(port)),
+            port=port,
+            model=labels.get(Label.MODEL, ""),
+            image=labels.get(Label.IMAGE, ""),
+            digest=labels.get(Label.DIGEST, ""),
+            built="unknown" if record is None else ("other" if why else "same"),
+            why=why,
+            attempt=labels.get(Label.ATTEMPT, ""),
+            started_at=facts.started_at,
+            other_owner=other_owner(facts),
+        )
+        found.append(status)
+    return found

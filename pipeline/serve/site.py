@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from types import ModuleType
 
 from pipeline import proc
 from pipeline.errors import DockerUnavailable, HostUnreached
-from pipeline.host.facts import capture as capture_module
+from pipeline.host.facts import capture
 from pipeline.host.facts.source import Capture, read_capture
 from pipeline.host.fleet.remote import one_line
-from pipeline.host.fleet.tunnel import Tunnel
+from pipeline.host.fleet.tunnel import LIMIT_S, Tunnel
 from pipeline.known import Known, then, unknown
 from pipeline.recipe.model import Recipe
 from pipeline.serve import guard, port_probe
@@ -24,57 +23,42 @@ from pipeline.serve.find_engine import Wanted
 from pipeline.serve.health import Door
 from pipeline.serve.podman import Podman
 from pipeline.serve.port_probe import port_problem
-from pipeline.serve.preflight import Machine, depends_on_machine, machine_of, unasked_machine
+from pipeline.serve.preflight import Machine, machine_for
 
 # nvidia-smi alone is asked four times, and may take seconds each on many cards
 _CAPTURE_S = 300.0
+# What `uname -m` says of the platforms that images are built for.
 _MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
-class Site(Protocol):
-    """What serving asks of a machine, beside its container engine."""
+class Site:
+    """This machine, as serving sees it; other machines are a kind of it."""
 
     @property
     def host(self) -> str:
         """Its name; empty for this machine."""
+        return ""
 
     def look(self, recipe: Recipe, port: int) -> Machine:
-        """What preflight judges, as far as the recipe depends on it."""
+        """What preflight judges, as far as the recipe depends on it; captured now."""
+        return machine_for(recipe, port_problem(port), lambda: read_capture(None))
 
     def door(self, port: int) -> Door:
         """Where this machine reaches a port of that one."""
-
-    def guarded(self, container: str, attempt: str) -> AbstractContextManager[None]:
-        """A block after which a container stays only where the block ended well."""
-
-
-class Here:
-    """This machine."""
-
-    host = ""
-
-    def look(self, recipe: Recipe, port: int) -> Machine:
-        """Captured now."""
-        problem = port_problem(port)
-        if not depends_on_machine(recipe):
-            return unasked_machine(problem)
-        return machine_of(read_capture(None), problem)
-
-    def door(self, port: int) -> Door:
-        """The port itself."""
         return port
 
     def guarded(self, container: str, attempt: str) -> AbstractContextManager[None]:
-        """Nothing: what fails is removed by the start itself."""
+        """A block after which a container stays only where the block ended well."""
+        # a start on this machine removes what fails itself
         return nullcontext()
 
 
-HERE = Here()
+HERE = Site()
 
 
 @dataclass(frozen=True)
-class There:
-    """Another machine. Its Python runs our questions, and nothing of ours stays there."""
+class There(Site):
+    """Another machine. Its Python runs our questions, and no file of ours stays on it."""
 
     tunnel: Tunnel
     name: str
@@ -86,25 +70,23 @@ class There:
         return self.name
 
     def look(self, recipe: Recipe, port: int) -> Machine:
-        """By the code that looks at this machine, run there as the login's user."""
-        problem = self._port(port)
-        if not depends_on_machine(recipe):
-            return unasked_machine(problem)
-        return machine_of(self._capture(), problem)
+        """Runs the code that looks at this machine, as the login's user."""
+        tried = self._ask("the port cannot be tried", port_probe, str(port))
+        problem = then(tried, lambda out: out.decode(errors="replace").strip())
 
-    def _port(self, port: int) -> Known[str]:
-        words = ["python3", "-c", one_line(Path(port_probe.__file__)), str(port)]
-        done = self.tunnel.read(words)
-        if done.code:
-            return unknown(f"{self.name}: the port cannot be tried: {done.message}")
-        return done.out.decode(errors="replace").strip()
+        def captured() -> Known[Capture]:
+            found = self._ask("its facts cannot be read", capture, limit_s=_CAPTURE_S)
+            return then(found, Capture.model_validate_json)
 
-    def _capture(self) -> Known[Capture]:
-        words = ["python3", "-c", one_line(Path(capture_module.__file__))]
-        done = self.tunnel.read(words, limit_s=_CAPTURE_S)
-        if done.code:
-            return unknown(f"{self.name}: its facts cannot be read: {done.message}")
-        return then(done.out, Capture.model_validate_json)
+        return machine_for(recipe, problem, captured)
+
+    def _ask(
+        self, failure: str, module: ModuleType, *words: str, limit_s: float = LIMIT_S
+    ) -> Known[bytes]:
+        """What a module of ours prints when the host's Python runs it."""
+        code = one_line(Path(str(module.__file__)))
+        done = self.tunnel.read(["python3", "-c", code, *words], limit_s=limit_s)
+        return unknown(f"{self.name}: {failure}: {done.message}") if done.code else done.out
 
     def door(self, port: int) -> Door:
         """A socket of the connection."""
@@ -112,34 +94,39 @@ class There:
 
     @contextmanager
     def guarded(self, container: str, attempt: str) -> Iterator[None]:
-        """Somebody on that machine removes the container when the connection is lost."""
+        """The guard on that machine removes the container when the connection is lost."""
         code = one_line(Path(guard.__file__))
         words = ["python3", "-c", code, self.kind, self.place, container, attempt]
         process = proc.talk(self.tunnel.command(words), env=proc.environment())
         assert process.stdin is not None
-        done = threading.Event()
-        threading.Thread(target=_beat, args=(process.stdin, done), daemon=True).start()
+        assert process.stdout is not None
+        pipe, done = process.stdin, threading.Event()
+
+        def beat() -> None:
+            # the pipe is closed, or its other end gone, when the block ends
+            with suppress(OSError, ValueError):
+                while not done.wait(guard.BEAT_S):
+                    pipe.write(guard.BEAT)
+                    pipe.flush()
+
+        threading.Thread(target=beat, daemon=True).start()
         try:
             yield
-            self._keep(process)
+            # only now: until here a lost connection must remove the container
+            answer = b""
+            with suppress(OSError):
+                pipe.write(guard.KEEP)
+                pipe.flush()
+                answer = process.stdout.readline()
+            # without it the host may already remove the container
+            if answer != guard.KEPT:
+                raise HostUnreached(
+                    f"{self.name}: the connection was lost at the end of the start",
+                    "Check the network to it, and serve the recipe again.",
+                )
         finally:
             done.set()
             proc.end(process)
-
-    def _keep(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        answer = b""
-        with suppress(OSError):
-            process.stdin.write(guard.KEEP)
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        # without it the container may be on its way out
-        if answer != guard.KEPT:
-            raise HostUnreached(
-                f"{self.name}: the connection was lost at the end of the start",
-                "Check the network to it, and serve the recipe again.",
-            )
 
 
 def tunnel_of(site: Site) -> Tunnel | None:
@@ -147,44 +134,31 @@ def tunnel_of(site: Site) -> Tunnel | None:
     return site.tunnel if isinstance(site, There) else None
 
 
-def _beat(pipe: IO[bytes], done: threading.Event) -> None:
-    # the pipe is closed, or its other end gone, when the block ends
-    with suppress(OSError, ValueError):
-        while not done.wait(guard.BEAT_S):
-            pipe.write(guard.BEAT)
-            pipe.flush()
-
-
 def find_there(tunnel: Tunnel, name: str, wanted: Wanted) -> tuple[There, ContainerEngine]:
     """The container engine of a host, and the host."""
-    if wanted != "podman" and (place := _docker_socket(tunnel, name, must=wanted == "docker")):
-        return There(tunnel, name, "docker", place), Docker(tunnel.forward(place))
+    if wanted != "podman":
+        user = tunnel.read(["id", "-u"]).out.decode(errors="replace").strip()
+        # the system's daemon, or one without root
+        places = ("/var/run/docker.sock", f"/run/user/{user}/docker.sock")
+        for place in places:
+            if tunnel.read(["test", "-w", place]).code == 0:
+                return There(tunnel, name, "docker", place), Docker(tunnel.forward(place))
+        if wanted == "docker":
+            if any(tunnel.read(["test", "-e", place]).code == 0 for place in places):
+                raise DockerUnavailable(
+                    f"{name}: this login may not use Docker's socket",
+                    "Put the login's user into the group `docker`, or log in as root.",
+                )
+            raise DockerUnavailable(
+                f"{name}: Docker does not run there",
+                "`sm120 host provision` installs it (role container_runtime).",
+            )
     if tunnel.read(["podman", "--version"]).code:
         raise DockerUnavailable(
             f"{name}: neither Docker nor Podman answers this login",
             "`sm120 host provision` installs them (role container_runtime).",
         )
-    site = There(tunnel, name, "podman", "podman")
-    return site, Podman(tunnel.command)
-
-
-def _docker_socket(tunnel: Tunnel, name: str, *, must: bool) -> str:
-    """Docker's socket on a host: the system's, or that of a daemon without root."""
-    user = tunnel.read(["id", "-u"]).out.decode(errors="replace").strip()
-    places = ("/var/run/docker.sock", f"/run/user/{user}/docker.sock")
-    for place in places:
-        if tunnel.read(["test", "-w", place]).code == 0:
-            return place
-    if not must:
-        return ""
-    is_there = any(tunnel.read(["test", "-e", place]).code == 0 for place in places)
-    why = "this login may not use Docker's socket" if is_there else "Docker does not run there"
-    raise DockerUnavailable(
-        f"{name}: {why}",
-        "Put the login's user into the group `docker`, or log in as root."
-        if is_there
-        else "`sm120 host provision` installs it (role container_runtime).",
-    )
+    return There(tunnel, name, "podman", "podman"), Podman(tunnel.command)
 
 
 def platform_of(tunnel: Tunnel, name: str) -> str:

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.products.judge import judge_all
-from pipeline.products.model import Bound, Card, Computed, Format, Measured, Product, ProductsResult
+from pipeline.products.model import (
+    Bound,
+    Card,
+    Computed,
+    Format,
+    Measured,
+    Product,
+    ProductsResult,
+    judge_all,
+)
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed.")
 

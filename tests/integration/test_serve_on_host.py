@@ -33,13 +33,13 @@ from pipeline.errors import (
     StartFailed,
     WeightsUnknown,
 )
-from pipeline.recipe.tiny import expected_text
 from pipeline.store.store import default_root
 from tests.integration.built import ROOT, Built, build_image, run_sm120
 from tests.integration.test_serve_recipe import failed, tiny_recipe
 from tests.testbed.docker_node import docker_node
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.nodes import USER, Fleet, Node, base_tar
+from tests.testbed.tiny_gguf import expected_text
 
 pytestmark = pytest.mark.timeout(900)
 PORT = 8080  # of the node, whose ports are its own

@@ -33,12 +33,12 @@ from pipeline.errors import (
     StartFailed,
 )
 from pipeline.evidence.runs import read_runs
-from pipeline.recipe.tiny import expected_text
 from pipeline.store.store import open_store
 from tests.integration.built import ROOT, Built, build_image, run_sm120, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, chat_many, is_healthy
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
+from tests.testbed.tiny_gguf import expected_text
 
 PODMAN_PACKAGES = ("podman", "runc")
 

@@ -17,8 +17,7 @@ from pipeline.fit.facts import fact_of
 from pipeline.fit.shape import Architecture
 from pipeline.fit.source import find_source
 from pipeline.host.facts.source import read_capture
-from pipeline.products.judge import judge_all
-from pipeline.products.model import Product, ProductsResult, Skipped
+from pipeline.products.model import Product, ProductsResult, Skipped, judge_all
 from pipeline.products.run import Order, compute, require_card
 from pipeline.products.shapes import products_of, sharding_of, tokens_of
 from pipeline.recipe.launch import Overrides, plan_launch

@@ -25,8 +25,7 @@ from pipeline.errors import RecipeInvalid
 from pipeline.files import write_bytes
 from pipeline.oci.docker import default_tag
 from pipeline.oci.reference import Reference, parse_reference
-from pipeline.recipe.hub_cache import with_whole_repositories
-from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.launch import Overrides, plan_launch, with_whole_repositories
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.parser import require_known_flags
 from pipeline.recipe.render.client import client_settings, render_env

@@ -14,18 +14,22 @@ from pipeline.known import Known, unknown
 from pipeline.lock.model import current_lock
 from pipeline.publish.gates import GateState, gate_state
 from pipeline.recipe.container import ANYWHERE, LOOPBACK
-from pipeline.recipe.hub_cache import with_whole_repositories
-from pipeline.recipe.launch import Launch, Overrides, plan_launch
+from pipeline.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.parser import check_flags
 from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
+from pipeline.serve.attempts import ServeOptions
 from pipeline.serve.fits import FitPlan, model_in, plan_fit
 from pipeline.serve.host_nccl import with_host_nccl, with_nccl_of
-from pipeline.serve.host_weights import find_weights_on, tiny_weights_on
-from pipeline.serve.options import ServeOptions
 from pipeline.serve.run import Job
 from pipeline.serve.site import HERE, Site, platform_of, tunnel_of
-from pipeline.serve.weights import WeightsFolder, find_weights, tiny_weights
+from pipeline.serve.weights import (
+    WeightsFolder,
+    find_weights,
+    find_weights_on,
+    tiny_weights,
+    tiny_weights_on,
+)
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 from pipeline.weights.model import kept_locks

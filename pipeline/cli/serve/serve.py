@@ -29,10 +29,10 @@ from pipeline.recipe.container import container_arguments
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.launch import Overrides
 from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import START_S, ServeOptions
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.host_nccl import HostNccl
-from pipeline.serve.options import START_S, ServeOptions
 from pipeline.serve.preflight import CHECKS, require_ready
 from pipeline.serve.run import Job, new_attempt, port_holder, preflight
 from pipeline.serve.run import serve as serve_job

@@ -10,15 +10,13 @@ from pipeline.cli.options import json_option
 from pipeline.cli.serve.on_host import OnHost, machine_of_all, on_options
 from pipeline.cli.serve.options import engine_option
 from pipeline.errors import ImageDiffers, NothingServed
-from pipeline.recipe.container import RECIPE_LABEL
 from pipeline.serve.attempts import Attempt
 from pipeline.serve.container_engine import titles
 from pipeline.serve.facts import other_owner
 from pipeline.serve.find_engine import Wanted
-from pipeline.serve.restart import STOP_S
-from pipeline.serve.run import attempts_of, find_among
+from pipeline.serve.run import ServedStatus, attempts_of, find_among, status_of
 from pipeline.serve.run import stop as stop_container
-from pipeline.serve.status import ServedStatus, status_of
+from pipeline.serve.start import STOP_S
 
 _SHORT_FAILURE = 60
 
@@ -124,9 +122,7 @@ def stop(
         if not found:
             raise NothingServed(f"nothing is served in {titles(engines)}")
         seconds = {
-            facts.labels.get(RECIPE_LABEL, facts.name): stop_container(
-                containers, store, facts, timeout_s
-            )
+            facts.recipe or facts.name: stop_container(containers, store, facts, timeout_s)
             for containers, facts in found
         }
     if as_json:

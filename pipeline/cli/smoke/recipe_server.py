@@ -19,13 +19,20 @@ from pipeline.errors import (
 )
 from pipeline.recipe.launch import speculates
 from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import Begun, new_id, stamp
+from pipeline.serve.attempts import Begun, ServeOptions, new_id, stamp
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.health import Door
-from pipeline.serve.options import ServeOptions
-from pipeline.serve.restart import STOP_S, restart
-from pipeline.serve.run import attempts_of, find_served, new_attempt, recipe_digest, serve, stop
-from pipeline.serve.status import ServedStatus, status_of
+from pipeline.serve.run import (
+    ServedStatus,
+    attempts_of,
+    find_served,
+    new_attempt,
+    recipe_digest,
+    serve,
+    status_of,
+    stop,
+)
+from pipeline.serve.start import STOP_S, restart
 from pipeline.smoke.client import Gone
 from pipeline.smoke.session import Session
 from pipeline.smoke.wire import Address

@@ -33,10 +33,9 @@ from pipeline.errors import DiskFull, ServerGone, SmokeFailed, StoreUnwritable
 from pipeline.host.rules.issues import findings, match_rungs
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import new_id
+from pipeline.serve.attempts import ServeOptions, new_id
 from pipeline.serve.facts import require_own
 from pipeline.serve.find_engine import Wanted
-from pipeline.serve.options import ServeOptions
 from pipeline.serve.run import attempts_of, find_served, kept
 from pipeline.smoke.baseline import baseline_questions, read_baseline, write_baseline
 from pipeline.smoke.client import Client, Unsound

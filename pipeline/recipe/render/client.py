@@ -21,7 +21,13 @@ _NO_KEY = "dummy"
 
 def client_settings(model: str, port: int, node: str) -> dict[str, str]:
     """The variables by name, for a server at `node`."""
-    base = f"http://{_address(node)}:{port}"
+    if not _HOST.fullmatch(node):
+        try:
+            node = f"[{IPv6Address(node)}]"
+        except AddressValueError:
+            message = f"{node!r} is no host"
+            raise RecipeInvalid(message, "Write --node NAME or --node ADDRESS.") from None
+    base = f"http://{node}:{port}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": _NO_KEY,
@@ -37,14 +43,3 @@ def client_settings(model: str, port: int, node: str) -> dict[str, str]:
 def render_env(settings: Mapping[str, str]) -> str:
     """Lines for `eval` or a profile."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.items())
-
-
-def _address(node: str) -> str:
-    """A host as it stands in a URL."""
-    if _HOST.fullmatch(node):
-        return node
-    try:
-        return f"[{IPv6Address(node)}]"
-    except AddressValueError:
-        message = f"{node!r} is no host"
-        raise RecipeInvalid(message, "Write --node NAME or --node ADDRESS.") from None

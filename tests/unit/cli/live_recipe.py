@@ -17,7 +17,6 @@ import yaml
 from pipeline.cli.serve import job as job_module
 from pipeline.cli.serve import on_host as on_host_module
 from pipeline.recipe.container import ContainerArguments
-from pipeline.serve import restart as restart_module
 from pipeline.serve import start as start_module
 from pipeline.serve.facts import ImageFacts
 from pipeline.store.store import read_image_record
@@ -146,7 +145,6 @@ def live_recipe(
     monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
     monkeypatch.setattr(start_module, "_POLL_S", 0.01)
     monkeypatch.setattr(start_module, "_AFTERMATH_S", 0.1)
-    monkeypatch.setattr(restart_module, "_POLL_S", 0.01)
     weights = tmp_path / "weights"
     weights.mkdir()
     made = kind(sm120, engine, weights)

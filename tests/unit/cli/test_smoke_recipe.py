@@ -16,7 +16,7 @@ from pipeline.cli import bench as bench_module
 from pipeline.cli.serve import job as job_module
 from pipeline.cli.serve.on_host import OnHost
 from pipeline.evidence.runs import ImageRuns, Run
-from pipeline.serve.site import Here
+from pipeline.serve.site import Site
 from tests.testbed.bench_faults import FaultyConnection
 from tests.testbed.bench_faults import World as StubWorld
 from tests.testbed.model_faults import FAULTS
@@ -272,7 +272,7 @@ def test_a_recipe_that_nobody_knows_is_refused(world: World) -> None:
     assert world.sm120("smoke", "nobody").error == "UnknownRecipe"
 
 
-class NearSite(Here):
+class NearSite(Site):
     """This machine as another host's site sees it: its port is a socket here."""
 
     host = "rig1"
@@ -302,7 +302,7 @@ def test_a_benchmark_of_a_recipe_on_another_host_goes_through_its_connection(
         yield NearSite(socket, live.port), [world.engine]
 
     monkeypatch.setattr(bench_module, "machine_of_all", near)
-    monkeypatch.setattr("pipeline.serve.status.is_healthy", lambda door: door == socket)
+    monkeypatch.setattr("pipeline.serve.run.is_healthy", lambda door: door == socket)
     small = ("--concurrency", "1", "--requests", "2", "--input", "60", "--output", "5")
     words = ("--on", "rig1", *small, "--repeats", "1", "--model", "stub")
     ended = world.sm120("bench", "brainy", *words, "--no-self-test", "--out", tmp_path / "out")

@@ -17,8 +17,7 @@ from pipeline.products.compute import (
     pack,
     swizzle,
 )
-from pipeline.products.judge import judge
-from pipeline.products.model import Bound, Measured
+from pipeline.products.model import Bound, Measured, judge
 
 FORMATS = ("fp8-tensor", "fp8-channel", "fp8-block", "nvfp4")
 M, N, K = 48, 320, 512

@@ -4,8 +4,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.products.judge import judge, judge_all, judge_route
-from pipeline.products.model import Bound, Card, Computed, Measured, Product, ProductsResult
+from pipeline.products.model import (
+    Bound,
+    Card,
+    Computed,
+    Measured,
+    Product,
+    ProductsResult,
+    judge,
+    judge_all,
+    judge_route,
+)
 
 DOWN = Product(name="down", n=256, k=512, format="nvfp4")
 UP = Product(name="up", n=512, k=256, format="nvfp4")

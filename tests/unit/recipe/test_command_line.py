@@ -8,10 +8,9 @@ from typing import NoReturn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.recipe.command_line import split_command_line
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import ContainerSpec
-from pipeline.recipe.parser import check_flags
+from pipeline.recipe.parser import check_flags, split_command_line
 from pipeline.recipe.parser_flags import ParserFlags
 from pipeline.serve.print_flags import describe
 

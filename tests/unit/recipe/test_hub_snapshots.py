@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from pipeline.recipe.hub_cache import with_whole_repositories
-from pipeline.recipe.launch import Mount
+from pipeline.recipe.launch import Mount, with_whole_repositories
 from tests.unit.recipe.render.launches import small_launch
 
 CACHE = "/mnt/models/models--ubergarm--Kimi-K2.6-GGUF"

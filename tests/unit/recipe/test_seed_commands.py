@@ -20,8 +20,13 @@ import yaml
 from pipeline.fit.facts import fact_of
 from pipeline.fit.parts import parts_of
 from pipeline.recipe.find import Recipes
-from pipeline.recipe.hub_cache import with_whole_repositories
-from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
+from pipeline.recipe.launch import (
+    Launch,
+    Overrides,
+    plan_launch,
+    read_overrides,
+    with_whole_repositories,
+)
 from pipeline.recipe.model import Change, Recipe
 from pipeline.recipe.render.formats import render
 from pipeline.recipe.render.target import Target

@@ -6,13 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import ImageDiffers
-from pipeline.serve.facts import (
-    ImageFacts,
-    container_facts,
-    difference,
-    image_facts,
-    require_same,
-)
+from pipeline.serve.facts import ContainerFacts, ImageFacts, difference, require_same
 from tests.unit.serve.fake_engine import RECORD, digest
 
 LAYERS = [digest("1"), digest("2")]
@@ -52,21 +46,25 @@ def answer(**state: Any) -> dict[str, Any]:
 
 
 def test_docker_and_podman_are_read_alike() -> None:
-    docker = container_facts(answer(OOMKilled=False, StartedAt="2026-11-16T07:15:35Z"))
-    podman = container_facts({**answer(StartedAt="2026-11-16T07:15:35Z"), "Image": "c" * 64})
+    docker = ContainerFacts.model_validate(
+        answer(OOMKilled=False, StartedAt="2026-11-16T07:15:35Z")
+    )
+    podman = ContainerFacts.model_validate(
+        {**answer(StartedAt="2026-11-16T07:15:35Z"), "Image": "c" * 64}
+    )
     assert docker == podman
     assert docker.name == "sm120-tiny-cpu"
 
 
 def test_a_container_without_labels_has_none() -> None:
-    assert container_facts({**answer(), "Config": {"Labels": None}}).labels == {}
+    assert ContainerFacts.model_validate({**answer(), "Config": {"Labels": None}}).labels == {}
 
 
 @pytest.mark.parametrize("missing", ["Id", "State", "Image"])
 def test_an_answer_that_lacks_something_is_no_answer(missing: str) -> None:
     with pytest.raises(ValidationError):
-        container_facts({k: v for k, v in answer().items() if k != missing})
+        ContainerFacts.model_validate({k: v for k, v in answer().items() if k != missing})
 
 
 def test_an_image_without_layers_is_read_as_one() -> None:
-    assert image_facts({"Id": "a" * 64, "RootFS": {"Type": "layers"}}).layers == []
+    assert ImageFacts.model_validate({"Id": "a" * 64, "RootFS": {"Type": "layers"}}).layers == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from pipeline.serve.fits import (
     Room,
     find_model,
     model_in,
-    model_of_config,
     plan_fit,
     shortfall,
 )
@@ -143,7 +143,7 @@ def test_weights_on_another_host_are_known_by_their_config_only() -> None:
     recipe = SHIPPED.read("gpt-oss-120b-vllm-1x")
     there = WeightsFolder(Path("/"), proof=HostProof(good=True), config='{"model_type": "x"}')
     assert isinstance(model_in(recipe, there, CHECKOUT), Unknown)
-    assert isinstance(model_of_config("not JSON", recipe, CHECKOUT), Unknown)
+    assert isinstance(model_in(recipe, replace(there, config="not JSON"), CHECKOUT), Unknown)
     kimi = SHIPPED.read("kimi-k26-vllm-8x")
     without = WeightsFolder(Path("/"), proof=HostProof(good=True))
     assert not isinstance(model_in(kimi, without, CHECKOUT), Unknown)

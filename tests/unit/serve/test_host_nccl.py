@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import StartFailed
 from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.serve.host_nccl import read_settings, with_host_nccl
+from pipeline.serve.host_nccl import with_host_nccl
 from tests.unit.serve.recipes import recipe
 
 LAUNCH = plan_launch(
@@ -35,10 +35,10 @@ def test_the_patched_library_is_mounted_read_only_under_its_own_path(tmp_path: P
 
 def test_a_host_without_them_is_said_to_have_none(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="cannot be read"):
-        read_settings(tmp_path / "none")
+        with_host_nccl(LAUNCH, "settings", settings=tmp_path / "none")
     (tmp_path / "nccl.env").write_text("export A=1")
     with pytest.raises(StartFailed, match="is not the name of a variable"):
-        read_settings(tmp_path / "nccl.env")
+        with_host_nccl(LAUNCH, "settings", settings=tmp_path / "nccl.env")
     (tmp_path / "nccl.env").write_text("")
     with pytest.raises(StartFailed, match="has no NCCL of its own"):
         with_host_nccl(LAUNCH, "patched", settings=tmp_path / "nccl.env", library=tmp_path / "none")

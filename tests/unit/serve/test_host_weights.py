@@ -11,8 +11,7 @@ from pipeline.errors import WeightsDamaged, WeightsUnknown
 from pipeline.host.fleet.remote import CommandResult
 from pipeline.host.fleet.tunnel import Tunnel
 from pipeline.known import Unknown
-from pipeline.serve.host_weights import find_weights_on, tiny_weights_on
-from pipeline.serve.weights import WeightsFolder
+from pipeline.serve.weights import WeightsFolder, find_weights_on, tiny_weights_on
 from tests.testbed.locked_set import make_set
 from tests.unit.serve.near_tunnel import NearTunnel, said
 from tests.unit.serve.recipes import recipe, two_cards

@@ -13,7 +13,7 @@ from pipeline.assemble.plan import TreePlan, plan_image
 from pipeline.errors import ParserUnreadable, SpecInvalid
 from pipeline.files import sha256_of_file
 from pipeline.recipe.parser_flags import FlagSpec
-from pipeline.serve.llama_source import TABLE, read_source, read_table
+from pipeline.serve.read_flags import TABLE, read_source, read_table
 from pipeline.spec.checkout import Checkout
 
 CHECKOUT = Checkout(Path(__file__).parents[3])

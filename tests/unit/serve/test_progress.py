@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.recipe.model import Engine
-from pipeline.serve.progress import STAGES, is_fatal, read_progress
+from pipeline.serve.log_reader import STAGES, is_fatal, read_progress
 
 # engine, line, what it tells
 LINES: list[tuple[Engine, str, str]] = [

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from pipeline.errors import StartFailed
-from pipeline.serve import restart as restart_module
-from pipeline.serve.restart import restart
+from pipeline.serve import start as start_module
+from pipeline.serve.start import restart
 from tests.unit.serve.fake_engine import FakeEngine
 
 
@@ -29,8 +29,8 @@ class Switched(FakeEngine):
 
 
 def restarted(engine: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restart_module, "is_healthy", lambda port: engine.answers)
-    monkeypatch.setattr(restart_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(start_module, "is_healthy", lambda port: engine.answers)
+    monkeypatch.setattr(start_module, "_POLL_S", 0.01)
     engine.put("sm120-tiny", {})
     restart(engine, engine.known["sm120-tiny"], 8080, timeout_s=0.05)
 

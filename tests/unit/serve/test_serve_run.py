@@ -28,9 +28,9 @@ from pipeline.serve.run import (
     new_attempt,
     recipe_digest,
     serve,
+    status_of,
     stop,
 )
-from pipeline.serve.status import status_of
 from pipeline.serve.weights import tiny_weights
 from pipeline.store.store import Store, open_store
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest

@@ -6,9 +6,8 @@ import pytest
 
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.model import Card, Engine
-from pipeline.serve.expected import ExpectedLog
+from pipeline.serve.log_reader import STAGES, ExpectedLog
 from pipeline.serve.preflight import CARD_NAMES
-from pipeline.serve.progress import STAGES
 from tests.unit.support import ROOT
 
 SHIPPED = Recipes([ROOT / "recipes"])

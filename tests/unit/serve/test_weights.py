@@ -9,8 +9,7 @@ import pytest
 from pipeline.errors import RecipeInvalid, WeightsUnknown
 from pipeline.known import unknown
 from pipeline.model import sha256_of
-from pipeline.recipe.hub_cache import with_whole_repositories
-from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.launch import Overrides, plan_launch, with_whole_repositories
 from pipeline.recipe.model import Recipe
 from pipeline.recipe.tiny import tiny_gguf
 from pipeline.serve.preflight import CHECKS, Machine, Plan

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import RecipeInvalid
 from pipeline.recipe.launch import Mount
-from pipeline.recipe.render.formats import CONTAINED, render
-from pipeline.recipe.render.quoting import systemd_word
+from pipeline.recipe.render.formats import CONTAINED, render, systemd_word
 from tests.testbed.unit_file import settings as settings_of
 from tests.testbed.unit_file import words
 from tests.unit.recipe.render.launches import (

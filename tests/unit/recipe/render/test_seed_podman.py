@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.recipe.find import Recipes
-from pipeline.recipe.hub_cache import with_whole_repositories
-from pipeline.recipe.launch import Overrides, plan_launch
+from pipeline.recipe.launch import Overrides, plan_launch, with_whole_repositories
 from pipeline.recipe.parser import check_flags
 from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
 from pipeline.recipe.render.formats import CONTAINED, render
