@@ -1,4 +1,4 @@
-"""What stood behind a run: its image, weights, recipe, host and client, each by its digest."""
+"""The inputs of a run: its image, weights, recipe, host and client, each by its digest."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pipeline.verify.artifact import open_file, open_image, open_layout, read_in
 from pipeline.verify.chain import Judge, judge_attached
 from pipeline.verify.evidence import attached_in, beside, gather
 from pipeline.verify.host_facts import HOST
-from pipeline.verify.verdict import Code, Node, Verdict
+from pipeline.verify.verdict import Code, Node, Verdict, broken, changed, incomplete, stale
 from pipeline.verify.walk import Walk, walk
 from pipeline.verify.weights import judge_weights
-from pipeline.weights.model import WeightsLock, kept_locks
-from pipeline.weights.place import find_places
+from pipeline.weights.model import kept_locks
+from pipeline.weights.place import Place, find_places
 from pipeline.weights.sign.record import record_path
 
 # facts of a host are some hundred kilobytes; a folder that was named may hold anything
@@ -44,89 +44,86 @@ class Behind:
 
 
 def judge_behind(run: Run, behind: Behind, judge: Judge) -> list[Walk]:
-    """Each thing that the run names; what is not here is missing, and never valid."""
+    """Each thing that the run names; one that is not found is missing, and never valid."""
     client = f"{run.client.name} {run.client.version} {run.client.digest}"
     parts = {
         "image": _image(run.inputs.image, behind, judge),
         "weights": _weights(run.inputs.weights, behind, judge),
-        "recipe": _leaf(_recipe(run, behind, judge)),
+        "recipe": Walk(_recipe(run, behind, judge), ()),
         HOST: _host(run.inputs.host, behind, judge),
-        "client": _leaf(Node("client", message=client)),
+        "client": Walk(Node("client", message=client), ()),
     }
     return [replace(w, node=replace(w.node, part=part)) for part, w in parts.items()]
 
 
-def _leaf(node: Node) -> Walk:
-    return Walk(node, ())
-
-
 def _missing(title: str, message: str) -> Walk:
-    return _leaf(Node(title, Verdict.INCOMPLETE, message))
+    return Walk(incomplete(title, message), ())
+
+
+def _titled(walked: Walk, title: str) -> Walk:
+    return replace(walked, node=replace(walked.node, title=f"{title} {walked.node.title}"))
 
 
 def _image(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     if digest is None:
         return _missing("image", "the run does not say which image served")
-    walked = _stored_image(digest, behind.store, judge) or _image_in(digest, behind, judge)
-    if walked is None:
-        message = f"{digest} is not in the store here, nor in a layout that --look-in names"
-        return _missing("image", message)
-    return replace(walked, node=replace(walked.node, title=f"image {walked.node.title}"))
-
-
-def _stored_image(digest: str, store: Store | None, judge: Judge) -> Walk | None:
-    if store is None:
-        return None
-    for path in store.image_paths():
-        try:
-            if read_image_record(path).digest != digest:
+    if (store := behind.store) is not None:
+        for path in store.image_paths():
+            try:
+                is_this = read_image_record(path).digest == digest
+            # `store check` reports it
+            except (StoreDamaged, FileNotFoundError):
                 continue
-        # `store check` reports it
-        except (StoreDamaged, FileNotFoundError):
-            continue
-        name, platform = path.parts[-3], path.parts[-2].replace("-", "/", 1)
-        try:
-            with store.in_use():
-                items = gather(kept(store, name, platform, digest))
-                opened = open_image(store.blob_path(digest).parent, digest, f"{name} {platform}")
-        except PipelineError as error:
-            return _leaf(Node(f"{name} {platform} {digest}", Verdict.BROKEN, str(error)))
-        given = (judge.trust, judge.checkout, judge.now)
-        return walk(opened, items, *given, gates_may_wait=True)
-    return None
-
-
-def _image_in(digest: str, behind: Behind, judge: Judge) -> Walk | None:
-    """An OCI layout that somebody pulled or exported."""
+            if is_this:
+                return _titled(_stored_image(digest, path, store, judge), "image")
+    # an OCI layout that was pulled or exported
     for folder in (f for f in behind.folders if (f / "index.json").is_file()):
         try:
             opened = open_layout(folder)
         except PipelineError as error:
-            # a layout of the image that is damaged, and not merely one of another
-            if not _lists(folder, digest):
-                continue
-            return _leaf(Node(f"{folder.name} {digest}", Verdict.BROKEN, str(error)))
+            # a damaged layout of this image, and not merely one of another
+            with suppress(PipelineError):
+                if any(each.digest == digest for each in read_index(folder).manifests):
+                    return Walk(broken(f"image {folder.name} {digest}", str(error)), ())
+            continue
         if opened.digest == digest:
             attached = attached_in(folder, digest)
             attached.items += gather(beside(folder))
-            return judge_attached(opened, attached, judge)
-    return None
+            return _titled(judge_attached(opened, attached, judge), "image")
+    message = f"{digest} is not in the store here, nor in a layout that --look-in names"
+    return _missing("image", message)
 
 
-def _lists(folder: Path, digest: str) -> bool:
-    with suppress(PipelineError):
-        return any(each.digest == digest for each in read_index(folder).manifests)
-    return False
+def _stored_image(digest: str, path: Path, store: Store, judge: Judge) -> Walk:
+    name, platform = path.parts[-3], path.parts[-2].replace("-", "/", 1)
+    try:
+        with store.in_use():
+            items = gather(kept(store, name, platform, digest))
+            opened = open_image(store.blob_path(digest).parent, digest, f"{name} {platform}")
+    except PipelineError as error:
+        return Walk(broken(f"{name} {platform} {digest}", str(error)), ())
+    return walk(opened, items, judge.trust, judge.checkout, judge.now, gates_may_wait=True)
+
+
+@cache
+def _tiny_digest() -> str:
+    return sha256_of(tiny.tiny_gguf())
 
 
 def _weights(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     if digest is None:
         return _missing("weights", "the run does not say which weights were served")
     if digest == _tiny_digest():
-        return _leaf(Node("weights", message="the tiny model, which this code makes"))
+        return Walk(Node("weights", message="the tiny model, which this code makes"), ())
     locks = kept_locks(judge.checkout) if judge.checkout else []
-    if (walked := _weights_in(digest, behind, locks, judge)) is not None:
-        return replace(walked, node=replace(walked.node, title=f"weights {walked.node.title}"))
+    for folder in behind.folders:
+        places: Sequence[Place] = ()
+        with suppress(WeightsUnknown):
+            places = find_places(folder, locks)
+        for place in (place for place in places if place.lock.seal == digest):
+            record = record_path(place)
+            items = gather([record] if record.exists() else [])
+            return _titled(judge_weights(place, places, items, judge), "weights")
     lock = next((lock for lock in locks if lock.seal == digest), None)
     if lock is None:
         return _missing("weights", f"no lock here has the seal {digest}")
@@ -135,46 +132,25 @@ def _weights(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     return _missing(f"weights {lock.name}", message)
 
 
-@cache
-def _tiny_digest() -> str:
-    return sha256_of(tiny.tiny_gguf())
-
-
-def _weights_in(
-    digest: str, behind: Behind, locks: Sequence[WeightsLock], judge: Judge
-) -> Walk | None:
-    for folder in behind.folders:
-        try:
-            places = find_places(folder, locks)
-        except WeightsUnknown:
-            continue
-        for place in places:
-            if place.lock.seal == digest:
-                record = record_path(place)
-                items = gather([record] if record.exists() else [])
-                return judge_weights(place, places, items, judge)
-    return None
-
-
 def _recipe(run: Run, behind: Behind, judge: Judge) -> Node:
     name, digest = run.inputs.recipe_name, run.inputs.recipe
     if name is None or digest is None:
-        return Node("recipe", Verdict.INCOMPLETE, "the run was not served from a recipe")
+        return incomplete("recipe", "the run was not served from a recipe")
     own = [judge.checkout.root / "recipes"] if judge.checkout else []
     title = f"recipe {name}"
     try:
         now = recipe_digest(Recipes([*behind.folders, *own]).read(name))
     except PipelineError as error:
-        return Node(title, Verdict.INCOMPLETE, f"{digest} cannot be compared: {error}")
+        return incomplete(title, f"{digest} cannot be compared: {error}")
     if now != digest:
-        return Node(title, Verdict.STALE, f"has changed since: it is {now}, the run had {digest}")
+        return stale(title, f"has changed since: it is {now}, the run had {digest}")
     return Node(title, message=digest)
 
 
 def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     if digest is None:
         message = "no facts of the host were given"
-        return _leaf(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN))
+        return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN), ())
     path = next((p for p in _facts_files(behind, judge) if sha256_of_file(p) == digest), None)
     if path is None:
         for other in _facts_files(behind, judge):
@@ -183,24 +159,22 @@ def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
             (item,) = gather([other]) if about != other and about.is_file() else (None,)
             if item and item.envelope and item.envelope.statement.is_about(digest):
                 message = f"has {sha256_of_file(about)}, the run names {digest}"
-                return _leaf(Node(f"{HOST} {about.name}", Verdict.CHANGED, message))
-        message = f"{digest} is in none of the folders here (--look-in DIR)"
-        return _missing(HOST, message)
+                return Walk(changed(f"{HOST} {about.name}", message), ())
+        return _missing(HOST, f"{digest} is in none of the folders here (--look-in DIR)")
     # facts may be named by their statement, which is proof of itself
     about = path.with_name(path.name.removesuffix(SUFFIX))
     if not about.is_file():
         return _missing(f"{HOST} {path.name}", "the facts are not beside their statement")
     given = (judge.trust, judge.checkout, judge.now)
-    walked = walk(open_file(about), gather(beside(about)), *given, only=HOST_FACTS)
-    node = replace(walked.node, title=f"{HOST} {walked.node.title}", subject=str(about))
-    return replace(walked, node=node)
+    walked = _titled(walk(open_file(about), gather(beside(about)), *given, only=HOST_FACTS), HOST)
+    return replace(walked, node=replace(walked.node, subject=str(about)))
 
 
 def _facts_files(behind: Behind, judge: Judge) -> Iterator[Path]:
     own = [judge.checkout.root / "records"] if judge.checkout else []
     seen = 0
-    for folder in (*behind.folders, *own):
-        for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    for folder in (f for f in (*behind.folders, *own) if f.is_dir()):
+        for path in sorted(folder.glob("*.json")):
             seen += 1
             if seen > _MOST_FILES:
                 raise EvidenceBroken(f"{folder}: more than {_MOST_FILES} files")

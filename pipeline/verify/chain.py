@@ -8,7 +8,6 @@ from datetime import datetime
 
 from pipeline.attest.names import BILL_MEDIA, CYCLONEDX, PROVENANCE, SPDX, TEST_RESULT, kind_of
 from pipeline.attest.predicates import check_predicate
-from pipeline.attest.statement import Statement
 from pipeline.attest.strict import plain, read_json
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
@@ -28,7 +27,7 @@ from pipeline.verify.naming import (
 from pipeline.verify.remote import RemoteImage, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.results import judge_bill, judge_results
 from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
-from pipeline.verify.verdict import Node, Verdict, worst
+from pipeline.verify.verdict import Node, Verdict, broken, incomplete, worst
 from pipeline.verify.walk import Walk, walk
 
 
@@ -62,7 +61,16 @@ def judge_attached(
     nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += judge_commitment(names, walked.sets, is_named=is_named)
     nodes += [_bill(bill, walked.opened) for bill in attached.bills]
-    nodes += [_note(note) for note in attached.notes]
+    for note in attached.notes:
+        title = f"note {note.name}"
+        try:
+            body = read_json(note.data, "note")
+            message = plain(f"{body['gates']}; {body['reason']}")
+        except (RecordInvalid, KeyError, TypeError):
+            nodes.append(broken(title, "cannot be read"))
+        else:
+            why = f"published although its gates did not pass: {message}"
+            nodes.append(incomplete(title, why))
     nodes += _skipped([*attached.skipped, *doubts])
     node = replace(walked.node, children=(*walked.node.children, *nodes))
     return replace(walked, node=node)
@@ -85,21 +93,11 @@ def _bill(bill: AttachedBlob, opened: Sequence[tuple[Opened, str]]) -> Node:
             # as far as the statement itself is believed
             verdict = worst(check.verdict for check in each.checks)
             return Node(title, verdict, f"the same as in {each.item.name}")
-    return Node(title, Verdict.BROKEN, "is not a bill of materials that was signed for this image")
+    return broken(title, "is not a bill of materials that was signed for this image")
 
 
-def _note(note: AttachedBlob) -> Node:
-    title = f"note {note.name}"
-    try:
-        body = read_json(note.data, "note")
-        message = plain(f"{body['gates']}; {body['reason']}")
-    except (RecordInvalid, KeyError, TypeError):
-        return Node(title, Verdict.BROKEN, "cannot be read")
-    return Node(title, Verdict.INCOMPLETE, f"published although its gates did not pass: {message}")
-
-
-def _skipped(message: Sequence[str]) -> list[Node]:
-    return [Node("skipped", message=plain(each).replace("\n", " ")) for each in message]
+def _skipped(messages: Sequence[str]) -> list[Node]:
+    return [Node("skipped", message=plain(each).replace("\n", " ")) for each in messages]
 
 
 def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem] = ()) -> Chain:
@@ -121,18 +119,13 @@ def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem]
         # files that the user names count for each image; the subject tells which it is about
         attached.items += more
         walks.append(judge_attached(artifact, attached, judge, is_named=is_named))
-    nodes = [_depth(remote, judge), *own, *(w.node for w in walks)]
-    if remote.tag:
-        # the first thing that a person asks: is this tag what was published?
-        nodes.insert(0, _tag(remote, names, judge))
-    title = f"{remote.reference} {remote.root.digest}"
-    return Chain(Node(title, children=tuple(nodes)), tuple(walks))
-
-
-def _depth(remote: RemoteImage, judge: Judge) -> Node:
     count = sum(len(image.layers) for image in remote.images)
     how = "every byte read" if judge.deep else "there, not read (--deep reads them)"
-    return Node("in the registry", message=f"{count} layers, {how}")
+    depth = Node("in the registry", message=f"{count} layers, {how}")
+    # the first thing that a person asks: is this tag what was published?
+    tag = [_tag(remote, names, judge)] if remote.tag else []
+    children = (*tag, depth, *own, *(w.node for w in walks))
+    return Chain(Node(f"{remote.reference} {remote.root.digest}", children=children), tuple(walks))
 
 
 def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
@@ -159,30 +152,28 @@ def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
 def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     """A statement alone is never valid: its subject must be there to compare."""
     if item.envelope is None:
-        return Walk(Node(item.name, Verdict.BROKEN, item.error), ())
+        return Walk(broken(item.name, item.error), ())
     statement = item.envelope.statement
-    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
-    about = statement.subject[0]
-    artifact = f"{about.name} sha256:{about.digest.sha256}"
-    message = f"{artifact} is not here; verify that file with this statement"
-    nodes = (signature, _well_formed(statement), Node("subject", Verdict.INCOMPLETE, message))
-    node = Node(f"{kind_of(statement.predicate_type)} ({item.name})", children=nodes)
-    # a policy may still ask who signed it
-    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
-    return Walk(node, believed)
-
-
-def _well_formed(statement: Statement) -> Node:
     kind, predicate = statement.predicate_type, statement.predicate
+    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
+    content = Node("predicate", message="well formed")
     try:
         if kind == PROVENANCE:
             read_provenance(predicate)
         elif kind == TEST_RESULT:
             # without image and checkout only the verdict itself can be judged
-            return judge_results(predicate, None, None)
+            content = judge_results(predicate, None, None)
         elif kind in (CYCLONEDX, SPDX):
-            return judge_bill(kind, predicate, None)
-        check_predicate(kind, predicate)
+            content = judge_bill(kind, predicate, None)
+        else:
+            check_predicate(kind, predicate)
     except RecordInvalid as error:
-        return Node("predicate", Verdict.BROKEN, str(error))
-    return Node("predicate", message="well formed")
+        content = broken("predicate", str(error))
+    about = statement.subject[0]
+    artifact = f"{about.name} sha256:{about.digest.sha256}"
+    message = f"{artifact} is not here; verify that file with this statement"
+    nodes = (signature, content, incomplete("subject", message))
+    node = Node(f"{kind_of(kind)} ({item.name})", children=nodes)
+    # a policy may still ask who signed it
+    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
+    return Walk(node, believed)

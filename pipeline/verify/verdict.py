@@ -99,26 +99,39 @@ class Node:
         return body
 
 
+def broken(title: str, message: str) -> Node:
+    """A check that contradicts the evidence."""
+    return Node(title, Verdict.BROKEN, message)
+
+
+def incomplete(title: str, message: str) -> Node:
+    """A check that could not be made, or found something missing."""
+    return Node(title, Verdict.INCOMPLETE, message)
+
+
+def stale(title: str, message: str) -> Node:
+    """A check whose evidence holds, but of which something has changed since."""
+    return Node(title, Verdict.STALE, message)
+
+
+def changed(title: str, message: str) -> Node:
+    """A number, or the file that holds it, that is not what was signed or computed."""
+    return Node(title, Verdict.CHANGED, message)
+
+
 def show(node: Node, *, everything: bool = False) -> str:
     """The tree as text."""
-    return "\n".join([_line(node), *_below(node, "", everything)])
 
+    def lines(node: Node, first: str, margin: str) -> Iterator[str]:
+        line = f"{first}{node.title}  {log.coloured(node.verdict.value)}"
+        yield f"{line}: {node.message}" if node.message else line
+        is_whole = everything or not node.is_folded
+        shown = [c for c in node.children if is_whole or c.verdict is not Verdict.VALID]
+        for child in shown:
+            branch, below = ("└─ ", "   ") if child is shown[-1] else ("├─ ", "│  ")
+            yield from lines(child, margin + branch, margin + below)
 
-def _line(node: Node) -> str:
-    mark = log.coloured(node.verdict.value)
-    return f"{node.title}  {mark}" + (f": {node.message}" if node.message else "")
-
-
-def _below(node: Node, margin: str, everything: bool) -> Iterator[str]:
-    shown = [
-        child
-        for child in node.children
-        if everything or not node.is_folded or child.verdict is not Verdict.VALID
-    ]
-    for child in shown:
-        is_last = child is shown[-1]
-        yield f"{margin}{'└─ ' if is_last else '├─ '}{_line(child)}"
-        yield from _below(child, margin + ("   " if is_last else "│  "), everything)
+    return "\n".join(lines(node, "", ""))
 
 
 def error_of(node: Node) -> PipelineError | None:
