@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from pipeline.attest.names import BILL_MEDIA, CYCLONEDX, PROVENANCE, SPDX, TEST_RESULT, kind_of
 from pipeline.attest.predicates import check_predicate
@@ -12,9 +13,10 @@ from pipeline.attest.strict import plain, read_json
 from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.provenance import read_provenance
+from pipeline.evidence.runs import EXCHANGES
 from pipeline.model import canonical_json
 from pipeline.spec.checkout import Checkout
-from pipeline.verify.artifact import Artifact
+from pipeline.verify.artifact import Artifact, open_file
 from pipeline.verify.evidence import AttachedBlob, AttachedEvidence, EvidenceItem
 from pipeline.verify.naming import (
     Memory,
@@ -25,10 +27,9 @@ from pipeline.verify.naming import (
     judge_tag,
 )
 from pipeline.verify.remote import RemoteImage, attached_to, named_elsewhere, open_remote_image
-from pipeline.verify.results import judge_bill, judge_results
 from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
 from pipeline.verify.verdict import Node, Verdict, broken, incomplete, worst
-from pipeline.verify.walk import Walk, walk
+from pipeline.verify.walk import Walk, judge_bill, judge_results, walk
 
 
 @dataclass(frozen=True)
@@ -177,3 +178,23 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     # a policy may still ask who signed it
     believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
     return Walk(node, believed)
+
+
+def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk:
+    """A `smoke.json` with its statements, and the file of exchanges that they name."""
+    walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
+    if not items:
+        return walked
+    kept = path.with_name(EXCHANGES)
+    if not kept.exists():
+        exchanges = Node(EXCHANGES, Verdict.INCOMPLETE, "is not beside the result")
+    else:
+        digest = open_file(kept).digest
+        stated = [x.envelope.statement for x, _ in walked.opened if x.is_about_this]
+        exchanges = (
+            Node(EXCHANGES, message="these bytes")
+            if any(statement.is_about(digest) for statement in stated)
+            else Node(EXCHANGES, Verdict.BROKEN, f"has {digest}, which was not stated")
+        )
+    node = replace(walked.node, children=(*walked.node.children, exchanges))
+    return replace(walked, node=node)

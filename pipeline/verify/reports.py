@@ -18,10 +18,9 @@ from pipeline.errors import ReportInvalid, RunInvalid
 from pipeline.files import read_plain, sha256_of_file
 from pipeline.model import sha256_of
 from pipeline.report.check import OpenedReport, check_run, open_report
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem, beside, distinct, gather
-from pipeline.verify.runs import judge_file_statement, judge_run
+from pipeline.verify.runs import Behind, judge_file_statement, judge_run
 from pipeline.verify.verdict import Node, broken, changed, incomplete
 from pipeline.verify.walk import Walk
 

@@ -1,13 +1,16 @@
-"""A benchmark's run: its statement, its numbers computed again, and all that they depend on."""
+"""A benchmark's run: its statement, its numbers computed again, and each input by its digest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from pipeline import log
-from pipeline.attest.names import BENCHMARK_RUN, kind_of
+from pipeline.attest.envelope import SUFFIX
+from pipeline.attest.names import BENCHMARK_RUN, HOST_FACTS, kind_of
 from pipeline.attest.predicates import check_predicate
 from pipeline.attest.statement import Statement
 from pipeline.attest.strict import plain
@@ -15,18 +18,47 @@ from pipeline.bench.model import Run
 from pipeline.bench.place import MOST_REQUESTS_BYTES, REQUESTS_FILE, RUN_FILE, requests_digest
 from pipeline.bench.record import read_run_value, run_of, workload_digest
 from pipeline.bench.results.recompute import left_out, recomputed, recomputed_intervals
-from pipeline.errors import RecordInvalid, RunInvalid
+from pipeline.errors import (
+    EvidenceBroken,
+    PipelineError,
+    RecordInvalid,
+    RunInvalid,
+    StoreDamaged,
+    WeightsUnknown,
+)
+from pipeline.evidence.evidence_set import kept
+from pipeline.files import sha256_of_file
 from pipeline.model import sha256_of
-from pipeline.verify.behind import Behind, judge_behind
-from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import EvidenceItem, distinct
+from pipeline.recipe import tiny
+from pipeline.recipe.find import Recipes
+from pipeline.serve.run import recipe_digest
+from pipeline.store.store import Store, read_image_record
+from pipeline.verify.artifact import open_file, open_image, open_layout, read_index
+from pipeline.verify.chain import Judge, judge_attached
+from pipeline.verify.evidence import EvidenceItem, attached_in, beside, distinct, gather
+from pipeline.verify.host_facts import HOST
 from pipeline.verify.signature import TrustedStatement, judge_signatures
-from pipeline.verify.verdict import Code, Node, Verdict, broken, changed, incomplete
-from pipeline.verify.walk import Walk
+from pipeline.verify.verdict import Code, Node, Verdict, broken, changed, incomplete, stale
+from pipeline.verify.walk import Walk, walk
+from pipeline.verify.weights import judge_weights
+from pipeline.weights.model import kept_locks
+from pipeline.weights.place import Place, find_places
+from pipeline.weights.sign.record import record_path
 
+# facts of a host are some hundred kilobytes; a folder that was named may hold anything
+_MOST_FACTS_BYTES = 64 << 20
+_MOST_FILES = 10_000
 _MOST_SHOWN = 10
 # Judges the files by a statement; the text is "signed" or "stated".
 Compare = Callable[[Statement, str], list[Node]]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Where to look for what a run names: a store, and folders of anything else."""
+
+    store: Store | None
+    folders: Sequence[Path] = ()
 
 
 def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind: Behind) -> Walk:
@@ -58,7 +90,7 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind:
         if now != named:
             message = f"is {now}, the run names {named}"
             workload = Node("workload", Verdict.CHANGED, message, part="workload")
-        walks += [Walk(workload, ()), *judge_behind(run, behind, judge)]
+        walks += [Walk(workload, ()), *_inputs(run, behind, judge)]
     believed = tuple(each for walked in walks for each in walked.believed)
     return Walk(Node(f"{path} {digest}", children=tuple(w.node for w in walks)), believed)
 
@@ -137,3 +169,142 @@ def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
     requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)
     counts = f"{log.count(requests, 'request')} of {log.count(len(trials), 'trial')}"
     return Node(title, message=f"the same again from {counts}")
+
+
+def _inputs(run: Run, behind: Behind, judge: Judge) -> list[Walk]:
+    """Each thing that the run names; one that is not found is missing, and never valid."""
+    client = f"{run.client.name} {run.client.version} {run.client.digest}"
+    parts = {
+        "image": _image(run.inputs.image, behind, judge),
+        "weights": _weights(run.inputs.weights, behind, judge),
+        "recipe": Walk(_recipe(run, behind, judge), ()),
+        HOST: _host(run.inputs.host, behind, judge),
+        "client": Walk(Node("client", message=client), ()),
+    }
+    return [replace(w, node=replace(w.node, part=part)) for part, w in parts.items()]
+
+
+def _missing(title: str, message: str) -> Walk:
+    return Walk(incomplete(title, message), ())
+
+
+def _titled(walked: Walk, title: str) -> Walk:
+    return replace(walked, node=replace(walked.node, title=f"{title} {walked.node.title}"))
+
+
+def _image(digest: str | None, behind: Behind, judge: Judge) -> Walk:
+    if digest is None:
+        return _missing("image", "the run does not say which image served")
+    if (store := behind.store) is not None:
+        for path in store.image_paths():
+            try:
+                is_this = read_image_record(path).digest == digest
+            # `store check` reports it
+            except (StoreDamaged, FileNotFoundError):
+                continue
+            if is_this:
+                return _titled(_stored_image(digest, path, store, judge), "image")
+    # an OCI layout that was pulled or exported
+    for folder in (f for f in behind.folders if (f / "index.json").is_file()):
+        try:
+            opened = open_layout(folder)
+        except PipelineError as error:
+            # a damaged layout of this image, and not merely one of another
+            with suppress(PipelineError):
+                if any(each.digest == digest for each in read_index(folder).manifests):
+                    return Walk(broken(f"image {folder.name} {digest}", str(error)), ())
+            continue
+        if opened.digest == digest:
+            attached = attached_in(folder, digest)
+            attached.items += gather(beside(folder))
+            return _titled(judge_attached(opened, attached, judge), "image")
+    message = f"{digest} is not in the store here, nor in a layout that --look-in names"
+    return _missing("image", message)
+
+
+def _stored_image(digest: str, path: Path, store: Store, judge: Judge) -> Walk:
+    name, platform = path.parts[-3], path.parts[-2].replace("-", "/", 1)
+    try:
+        with store.in_use():
+            items = gather(kept(store, name, platform, digest))
+            opened = open_image(store.blob_path(digest).parent, digest, f"{name} {platform}")
+    except PipelineError as error:
+        return Walk(broken(f"{name} {platform} {digest}", str(error)), ())
+    return walk(opened, items, judge.trust, judge.checkout, judge.now, gates_may_wait=True)
+
+
+@cache
+def _tiny_digest() -> str:
+    return sha256_of(tiny.tiny_gguf())
+
+
+def _weights(digest: str | None, behind: Behind, judge: Judge) -> Walk:
+    if digest is None:
+        return _missing("weights", "the run does not say which weights were served")
+    if digest == _tiny_digest():
+        return Walk(Node("weights", message="the tiny model, which this code makes"), ())
+    locks = kept_locks(judge.checkout) if judge.checkout else []
+    for folder in behind.folders:
+        places: Sequence[Place] = ()
+        with suppress(WeightsUnknown):
+            places = find_places(folder, locks)
+        for place in (place for place in places if place.lock.seal == digest):
+            record = record_path(place)
+            items = gather([record] if record.exists() else [])
+            return _titled(judge_weights(place, places, items, judge), "weights")
+    lock = next((lock for lock in locks if lock.seal == digest), None)
+    if lock is None:
+        return _missing("weights", f"no lock here has the seal {digest}")
+    files = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
+    message = f"the lock names {files}, which are not here (--look-in DIR)"
+    return _missing(f"weights {lock.name}", message)
+
+
+def _recipe(run: Run, behind: Behind, judge: Judge) -> Node:
+    name, digest = run.inputs.recipe_name, run.inputs.recipe
+    if name is None or digest is None:
+        return incomplete("recipe", "the run was not served from a recipe")
+    own = [judge.checkout.root / "recipes"] if judge.checkout else []
+    title = f"recipe {name}"
+    try:
+        now = recipe_digest(Recipes([*behind.folders, *own]).read(name))
+    except PipelineError as error:
+        return incomplete(title, f"{digest} cannot be compared: {error}")
+    if now != digest:
+        return stale(title, f"has changed since: it is {now}, the run had {digest}")
+    return Node(title, message=digest)
+
+
+def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
+    if digest is None:
+        message = "no facts of the host were given"
+        return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN), ())
+    path = next((p for p in _facts_files(behind, judge) if sha256_of_file(p) == digest), None)
+    if path is None:
+        for other in _facts_files(behind, judge):
+            # a statement of those facts, beside a file that is another one by now
+            about = other.with_name(other.name.removesuffix(SUFFIX))
+            (item,) = gather([other]) if about != other and about.is_file() else (None,)
+            if item and item.envelope and item.envelope.statement.is_about(digest):
+                message = f"has {sha256_of_file(about)}, the run names {digest}"
+                return Walk(changed(f"{HOST} {about.name}", message), ())
+        return _missing(HOST, f"{digest} is in none of the folders here (--look-in DIR)")
+    # facts may be named by their statement, which is proof of itself
+    about = path.with_name(path.name.removesuffix(SUFFIX))
+    if not about.is_file():
+        return _missing(f"{HOST} {path.name}", "the facts are not beside their statement")
+    given = (judge.trust, judge.checkout, judge.now)
+    walked = _titled(walk(open_file(about), gather(beside(about)), *given, only=HOST_FACTS), HOST)
+    return replace(walked, node=replace(walked.node, subject=str(about)))
+
+
+def _facts_files(behind: Behind, judge: Judge) -> Iterator[Path]:
+    own = [judge.checkout.root / "records"] if judge.checkout else []
+    seen = 0
+    for folder in (f for f in (*behind.folders, *own) if f.is_dir()):
+        for path in sorted(folder.glob("*.json")):
+            seen += 1
+            if seen > _MOST_FILES:
+                raise EvidenceBroken(f"{folder}: more than {_MOST_FILES} files")
+            if path.is_file() and path.stat().st_size <= _MOST_FACTS_BYTES:
+                yield path

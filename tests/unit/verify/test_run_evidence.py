@@ -15,8 +15,8 @@ from pipeline.evidence.runs import Run, TestVerdict
 from pipeline.model import sha256_of
 from pipeline.verify.chain import Judge, judge_statement
 from pipeline.verify.evidence import read_item
-from pipeline.verify.results import judge_results, judge_run
 from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.walk import judge_results, judge_run
 from tests.unit.evidence.test_runs import a_ladder, a_start
 from tests.unit.verify.world import NOW, WHEN, World, make_world, sign_bytes
 

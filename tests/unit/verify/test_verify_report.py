@@ -20,10 +20,10 @@ from pipeline.report.from_run import NUMBERS, read_run_data
 from pipeline.report.markup import Markup
 from pipeline.report.page import render_page
 from pipeline.report.statement import report_statement
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import beside, gather
 from pipeline.verify.reports import judge_report
+from pipeline.verify.runs import Behind
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.verify.world import NOW, WHEN, trust_in, trusted

@@ -25,11 +25,10 @@ from pipeline.errors import NumberChanged
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.layout import export_layout
 from pipeline.recipe import tiny
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import gather
 from pipeline.verify.host_facts import how_to_add_facts
-from pipeline.verify.runs import judge_run
+from pipeline.verify.runs import Behind, judge_run
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted

@@ -22,9 +22,8 @@ from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import distinct, read_item
-from pipeline.verify.results import judge_tests
 from pipeline.verify.verdict import Code, Node, Verdict, show
-from pipeline.verify.walk import walk
+from pipeline.verify.walk import judge_tests, walk
 from tests.makers import AMD64
 from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
 
