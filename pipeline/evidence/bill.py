@@ -5,7 +5,7 @@ Licences are read from the files that the image itself holds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +17,20 @@ from pipeline.assemble.layer import read_file
 from pipeline.assemble.view import follow
 from pipeline.attest.names import image_purl
 from pipeline.errors import UnknownFile
-from pipeline.evidence.compiled import ImageTree, Toolchain, toolchains_of, trees_of
 from pipeline.evidence.inventory import (
     BaseImage,
     ImagePart,
+    ImageTree,
     OwnFile,
     PlacedLayer,
+    Toolchain,
     base_image,
     own_files,
     parts_of,
     placed_layers,
     source_files,
+    toolchains_of,
+    trees_of,
 )
 from pipeline.evidence.licence import Licence, deb_licence, source_licence, wheel_licence
 from pipeline.oci.record import FileRow, Kind
@@ -90,6 +93,11 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     patches = tuple(f for f in files if f.patch)
     trees = trees_of(store, built)
     toolchains = toolchains_of(trees)
+    sources = [source_files(tree.plan) for tree in trees]
+    # files of the checkout that took part in compiling, beyond those in the image
+    compiling = [file for own in sources for file in own]
+    compiling += [file for x in toolchains for file in own_files(checkout, x.plan)]
+    known = {file.path for file in files}
     return Bill(
         image=built.name,
         platform=built.platform,
@@ -105,28 +113,13 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
         patches=patches,
         base=base_image(built.plan),
         root=checkout.root,
-        trees=tuple(_billed(tree) for tree in trees),
+        trees=tuple(
+            BilledTree(x, source_licence(x.plan.source.licence), tuple(f for f in own if f.patch))
+            for x, own in zip(trees, sources, strict=True)
+        ),
         toolchains=tuple(toolchains),
-        build_files=_build_files(checkout, trees, toolchains, {f.path for f in files}),
+        build_files=tuple({f.path: f for f in compiling if f.path not in known}.values()),
     )
-
-
-def _billed(tree: ImageTree) -> BilledTree:
-    patches = tuple(f for f in source_files(tree.plan) if f.patch)
-    return BilledTree(tree, source_licence(tree.plan.source.licence), patches)
-
-
-def _build_files(
-    checkout: Checkout,
-    trees: Sequence[ImageTree],
-    toolchains: Sequence[Toolchain],
-    known: Collection[str],
-) -> tuple[OwnFile, ...]:
-    """Files of the checkout that took part in compiling, beyond those in the image."""
-    files = [f for tree in trees for f in source_files(tree.plan)]
-    files += [f for toolchain in toolchains for f in own_files(checkout, toolchain.plan)]
-    by_path = {f.path: f for f in files if f.path not in known}
-    return tuple(by_path.values())
 
 
 def _changes(patch: OwnFile, part: ImagePart) -> bool:
@@ -144,25 +137,20 @@ def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
         inside = [part for part in parts if part.layer.record.digest == digest]
         metadata = {row.owner: row for row in store.find_rows(layer, ".dist-info/METADATA")}
         # as a whole only for .debs, whose copyright files are often links
-        rows = {} if all(x.is_wheel for x in inside) else _by_path(store.contents(layer))
+        is_read = not all(x.is_wheel for x in inside)
+        rows = {row.path: row for row in store.contents(layer)} if is_read else {}
         for part in inside:
+            what = "METADATA" if part.is_wheel else "copyright file"
             row = metadata.get(part.pin.name) if part.is_wheel else _copyright(rows, part.pin.name)
-            licences[part.purl] = _licence(store, digest, part, row)
+            if row is None:
+                licence = Licence(reason=f"the image holds no {what} of it")
+            elif row.size_bytes > _MOST_BYTES:
+                licence = Licence(reason=f"its {what} is larger than {_MOST_BYTES} bytes")
+            else:
+                data = read_file(store.blob_path(digest), row)
+                licence = wheel_licence(data) if part.is_wheel else deb_licence(data)
+            licences[part.purl] = licence
     return licences
-
-
-def _by_path(rows: Iterable[FileRow]) -> dict[str, FileRow]:
-    return {row.path: row for row in rows}
-
-
-def _licence(store: Store, digest: str, part: ImagePart, row: FileRow | None) -> Licence:
-    what = "METADATA" if part.is_wheel else "copyright file"
-    if row is None:
-        return Licence(reason=f"the image holds no {what} of it")
-    if row.size_bytes > _MOST_BYTES:
-        return Licence(reason=f"its {what} is larger than {_MOST_BYTES} bytes")
-    data = read_file(store.blob_path(digest), row)
-    return wheel_licence(data) if part.is_wheel else deb_licence(data)
 
 
 def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:

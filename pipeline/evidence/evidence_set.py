@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING
 from pipeline.assemble.image import Built
 from pipeline.attest.envelope import SUFFIX, Envelope, read_kept, sign_or_countersign
 from pipeline.attest.names import EVIDENCE_SET, REBUILD, TEST_RESULT
-from pipeline.attest.predicates import (
-    MOST_STATEMENTS,
-    Committed,
-    EvidenceSet,
-    check_predicate,
-)
+from pipeline.attest.predicates import MOST_STATEMENTS, Committed, EvidenceSet, check_predicate
 from pipeline.attest.statement import RECORDED, Moment, Statement, make_statement, read_stamp, stamp
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.runs import MARK, about_run
@@ -75,18 +70,6 @@ def is_set(envelope: Envelope) -> bool:
     return envelope.statement.predicate_type == EVIDENCE_SET
 
 
-def committed(envelope: Envelope) -> Committed:
-    """A statement as a set lists it."""
-    statement = envelope.statement
-    about, verdict = verdict_of(statement)
-    return Committed(
-        predicate_type=statement.predicate_type,
-        payload=sha256_of(envelope.payload),
-        about=about,
-        verdict=verdict,
-    )
-
-
 def verdict_of(statement: Statement) -> tuple[str | None, str | None]:
     """What a statement judged and its verdict; neither where it judges nothing."""
     predicate = statement.predicate
@@ -113,8 +96,13 @@ def set_statement(
 ) -> Statement:
     """The statement that lists all others; a set among them is left out."""
     # a statement may be kept twice, before and after a second signature
-    each_once = {e.payload: committed(e) for e in envelopes if not is_set(e)}.values()
-    named = sorted(each_once, key=lambda c: (c.predicate_type, c.about or "", c.payload))
+    each_once = {e.payload: e.statement for e in envelopes if not is_set(e)}
+    listed = []
+    for payload, statement in each_once.items():
+        about, verdict = verdict_of(statement)
+        kind, digest = statement.predicate_type, sha256_of(payload)
+        listed.append(Committed(predicate_type=kind, payload=digest, about=about, verdict=verdict))
+    named = sorted(listed, key=lambda c: (c.predicate_type, c.about or "", c.payload))
     if len(named) > MOST_STATEMENTS:
         raise RecordInvalid(f"{image}: has {len(named)} statements, more than {MOST_STATEMENTS}")
     predicate = EvidenceSet(image=image, platform=platform, statements=named, ungated=ungated)

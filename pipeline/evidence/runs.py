@@ -2,7 +2,7 @@
 
 Two kinds of runs: that the image starts, which needs no GPU, and how far a recipe's server came up
 the smoke ladder. A failure is kept like a success. The latest run of a kind and recipe counts; only
-a shorter climb with the same recipe and weights in which nothing failed leaves the longer one.
+a shorter ladder with the same recipe and weights in which nothing failed keeps the longer one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name, Platform
 from pipeline.store.store import Store, read_own
 
-# `address`: a climb of a server of which only the address is known, and no image
+# `address`: a ladder of a server of which only the address is known, and no image
 RunKind: TypeAlias = Literal["start", "smoke", "address"]
 # `skipped`: this image or model does not have it; `unknown`: it has, and nobody could judge it.
 TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
 RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
 FILE = "runs.json"
-RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a climb; other each time
+RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a ladder; other each time
 MARK = "sm120_run"  # the field of a statement that tells runs from gates
 
 
@@ -71,21 +71,16 @@ class Run(Frozen):
         return about_run(self.kind, self.recipe)
 
     def is_less_than(self, other: Run) -> bool:
-        """Whether it is a climb that saw nothing wrong and looked only at a part of the other's."""
-        return (
-            self.kind == "smoke"
-            and self.verdict != "failed"
-            and self._started_from == other._started_from
-            and self._judged < other._judged
+        """Whether it is a sound ladder from the same inputs that looked only at a part."""
+        if self.kind != "smoke" or self.verdict == "failed":
+            return False
+        mine, theirs = (
+            {k: v for k, v in run.inputs.items() if k not in OUTPUTS} for run in (self, other)
         )
-
-    @property
-    def _started_from(self) -> dict[str, Digest]:
-        return {name: digest for name, digest in self.inputs.items() if name not in OUTPUTS}
-
-    @property
-    def _judged(self) -> frozenset[str]:
-        return frozenset(test.name for test in self.tests if test.verdict != "skipped")
+        judged, before = (
+            {test.name for test in run.tests if test.verdict != "skipped"} for run in (self, other)
+        )
+        return mine == theirs and judged < before
 
     def summary(self) -> str:
         """How far the image was proved by it, for people."""
@@ -141,20 +136,17 @@ def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Run]
 
 def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
     """Put runs in the place of older ones of the same name; all that count now."""
-    subject = (built.name, built.platform, built.digest)
+    name, platform, digest = built.name, built.platform, built.digest
     # a start proof and a ladder may end at the same time
-    with store.locked(f"runs-{built.name}-{built.platform.replace('/', '-')}"):
-        before: list[Run] = []
-        with suppress(StoreDamaged):  # what cannot be read is replaced
-            before = read_runs(store, *subject)
-        latest = {run.about: run for run in before}
+    with store.locked(f"runs-{name}-{platform.replace('/', '-')}"):
+        latest: dict[str, Run] = {}
+        with suppress(StoreDamaged):  # a file that cannot be read is replaced
+            latest = {run.about: run for run in read_runs(store, name, platform, digest)}
         for run in new:
             if run.about not in latest or not run.is_less_than(latest[run.about]):
                 latest[run.about] = run
         runs = [latest[about] for about in sorted(latest)]
-        name, platform, digest = subject
         kept = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)
-        write_bytes(
-            runs_path(store, name, platform), (kept.model_dump_json(indent=1) + "\n").encode()
-        )
+        data = (kept.model_dump_json(indent=1) + "\n").encode()
+        write_bytes(runs_path(store, name, platform), data)
     return runs

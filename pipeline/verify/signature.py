@@ -22,8 +22,8 @@ from pipeline.attest.statement import Statement
 from pipeline.attest.trust import Trust, TrustedKey, judges_strangers
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import is_set, latest, read_set, verdict_of
-from pipeline.evidence.gate_result import TestResult, read_test_result
 from pipeline.evidence.provenance import Provenance
+from pipeline.evidence.results import TestResult, read_test_result
 from pipeline.model import sha256_of
 from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Code, Node, Verdict, broken, incomplete, worst

@@ -18,7 +18,7 @@ from pipeline.assemble.plan import BUILD_HINTS, plan_image
 from pipeline.attest.names import file_urn, layer_urn, source_urn, toolchain_urn, tree_urn
 from pipeline.attest.strict import plain
 from pipeline.errors import LockEdited, LockMissing, PipelineError
-from pipeline.evidence.compiled import objects_text
+from pipeline.evidence.inventory import objects_text
 from pipeline.evidence.provenance import Provenance, Resource, source_spec
 from pipeline.lock.model import DebPin, Pin, read_lock
 from pipeline.lock.source import read_source_lock

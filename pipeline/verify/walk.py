@@ -27,9 +27,8 @@ from pipeline.attest.statement import RECORDED
 from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import PipelineError, RecordInvalid
-from pipeline.evidence.gate_result import TestResult, read_test_result
 from pipeline.evidence.provenance import Provenance, read_provenance
-from pipeline.evidence.run_result import RunResult, read_run_result
+from pipeline.evidence.results import RunResult, TestResult, read_run_result, read_test_result
 from pipeline.evidence.runs import MARK, about_run
 from pipeline.evidence.sbom_spdx import IMAGE_ID
 from pipeline.gate.files import gate_files

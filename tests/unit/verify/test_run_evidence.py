@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.attest.envelope import Envelope, enclose
 from pipeline.attest.keys import LocalSigner
-from pipeline.evidence.run_result import read_run_result, run_predicate, run_statements
+from pipeline.evidence.results import read_run_result, run_predicate, run_statements
 from pipeline.evidence.runs import Run, TestVerdict
 from pipeline.model import sha256_of
 from pipeline.verify.chain import Judge, judge_statement

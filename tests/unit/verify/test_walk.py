@@ -15,7 +15,7 @@ from pipeline.attest.keys import LocalSigner, key_id
 from pipeline.attest.names import REPORT, WEIGHTS
 from pipeline.attest.statement import make_statement
 from pipeline.attest.trust import OwnKeys
-from pipeline.evidence.gate_result import gate_predicate, gate_statements, read_test_result
+from pipeline.evidence.results import gate_predicate, gate_statements, read_test_result
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.verdict import CaseVerdict
 from pipeline.lock.model import read_lock, sealed, write_lock
