@@ -24,7 +24,6 @@ from pipeline.oci.document import (
     OCI_MANIFEST,
     TITLE,
     Descriptor,
-    Document,
     descriptor_json,
     read_document,
 )
@@ -88,7 +87,22 @@ def order_tree(
         )
     if objection := golden_objection(golden, plan, tree):
         raise GoldenMismatch(f"{plan.title}: {objection}", "Nothing was sent: nobody could use it.")
-    manifest = _manifest(plan, record)
+    layer = Descriptor(
+        media_type=GZIP_LAYER,
+        digest=record.digest,
+        size_bytes=record.size_bytes,
+        annotations={TITLE: plan.title},
+    )
+    # the same for the same tree, whoever publishes it
+    written = {
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "artifactType": TREE_MEDIA,
+        "config": descriptor_json(described(EMPTY)),
+        "layers": [descriptor_json(layer)],
+        "annotations": {TITLE: plan.title, "sm120.tree": plan.key},
+    }
+    manifest = read_document(canonical_json(written))
     attachments = []
     if not dry_run:
         stated = TreeStatement(
@@ -114,26 +128,4 @@ def order_tree(
         tag=tree_tag(plan),
         gates=[],
         attachments=attachments,
-    )
-
-
-def _manifest(plan: TreePlan, record: LayerRecord) -> Document:
-    """The same for the same tree, whoever publishes it."""
-    layer = Descriptor(
-        media_type=GZIP_LAYER,
-        digest=record.digest,
-        size_bytes=record.size_bytes,
-        annotations={TITLE: plan.title},
-    )
-    return read_document(
-        canonical_json(
-            {
-                "schemaVersion": 2,
-                "mediaType": OCI_MANIFEST,
-                "artifactType": TREE_MEDIA,
-                "config": descriptor_json(described(EMPTY)),
-                "layers": [descriptor_json(layer)],
-                "annotations": {TITLE: plan.title, "sm120.tree": plan.key},
-            }
-        )
     )
