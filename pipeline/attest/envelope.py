@@ -84,8 +84,7 @@ class Envelope:
 
 def enclose(statement: Statement, signers: Sequence[Signer] = ()) -> Envelope:
     """An envelope with a signature of each signer; unsigned where there is none."""
-    payload = statement.dump()
-    envelope = Envelope(payload, (), statement)
+    envelope = Envelope(statement.dump(), (), statement)
     for signer in signers:
         envelope = countersigned(envelope, signer)
     return envelope
@@ -130,22 +129,15 @@ def sign_or_countersign(path: Path, statement: Statement, signers: Sequence[Sign
     signature would only confirm its wrong time.
     """
     kept, now = read_kept(path), statement.recorded or datetime.now(UTC)
-    if (
-        kept is None
-        or not kept.statement.has_happened(now)
-        or kept.statement.core() != statement.core()
-    ):
+    is_true = kept is not None and kept.statement.has_happened(now)
+    if kept is None or not is_true or kept.statement.core() != statement.core():
         return enclose(statement, signers)
     for signer in signers:
-        if not _is_signed_by(kept, signer):
+        # cryptography takes longer to load than all the rest: only who has a key pays for it
+        from pipeline.attest.keys import is_valid_signature
+
+        # a signature under the signer's key id may be false
+        mine = [s.sig for s in kept.signatures if s.key_id == signer.key_id]
+        if not any(is_valid_signature(signer.public, sig, kept.signed_bytes) for sig in mine):
             kept = countersigned(kept, signer)
     return kept
-
-
-def _is_signed_by(envelope: Envelope, signer: Signer) -> bool:
-    """Whether a signature under the signer's key id was really made with that key."""
-    # cryptography takes longer to load than all the rest: only who has a key pays for it
-    from pipeline.attest.keys import is_valid_signature
-
-    mine = (s.sig for s in envelope.signatures if s.key_id == signer.key_id)
-    return any(is_valid_signature(signer.public, sig, envelope.signed_bytes) for sig in mine)

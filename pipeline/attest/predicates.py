@@ -42,6 +42,9 @@ class DeclaredDifference(Frozen):
     reason: Text  # as the build's `may_differ` has it
 
 
+_Differences = Annotated[list[DeclaredDifference], Field(min_length=1, max_length=1000)]
+
+
 class Rebuild(Frozen):
     """A second build from the same lock, in an empty store, compared byte for byte."""
 
@@ -57,9 +60,7 @@ class Rebuild(Frozen):
     rebuilt_by: Digest  # the key that vouches for it
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
     # not identical, but every difference is declared; left out where there is none
-    equivalent: Annotated[list[DeclaredDifference], Field(min_length=1, max_length=1000)] | None = (
-        None
-    )
+    equivalent: _Differences | None = None
 
 
 class WeightsLockName(Frozen):
