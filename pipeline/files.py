@@ -128,23 +128,20 @@ def remove_tree(folder: Path) -> None:
         with suppress(OSError):
             for entry in list(os.scandir(here)):
                 with suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(_moved_up(Path(entry.path), folder, prefix))
-                    else:
-                        Path(entry.path).unlink()
+                    path = Path(entry.path)
+                    if not entry.is_dir(follow_symlinks=False):
+                        path.unlink()
+                        continue
+                    if here != folder:
+                        with suppress(OSError):
+                            path.chmod(0o700)
+                        path = path.rename(folder / f"{prefix}.{path.stat().st_ino}")
+                    todo.append(path)
         if here != folder:
             with suppress(OSError):
                 here.rmdir()
     with suppress(OSError):
         folder.rmdir()
-
-
-def _moved_up(path: Path, top: Path, prefix: str) -> Path:
-    if path.parent == top:
-        return path
-    with suppress(OSError):
-        path.chmod(0o700)
-    return path.rename(top / f"{prefix}.{path.stat().st_ino}")
 
 
 @contextmanager
@@ -197,17 +194,15 @@ def read_limited(
     too_large: type[PipelineError] | None = None,
 ) -> bytes:
     """A small file whole, or an error of this kind with the reason why it cannot be had."""
-    # whatever the kind of error has to say of a file's contents, none of it was read
+    # the error's own hint is about contents, and none were read
     try:
         data = read_at_most(path, most_bytes)
     except OSError as reason:
         message = f"{path}: cannot be read: {reason.strerror}"
         raise error(message, "Check that the file is there and that you may read it.") from reason
     if data is None:
-        message = f"{path}: larger than {most_bytes} bytes"
-        raise (too_large or error)(
-            message, "Check which file is named: none of its kind is so large."
-        )
+        message, hint = f"{path}: larger than {most_bytes} bytes", "Check which file is named:"
+        raise (too_large or error)(message, f"{hint} none of its kind is so large.")
     return data
 
 
@@ -331,25 +326,20 @@ def locked(
         flags = access | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(path, flags, 0o666)
     try:
-        _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop, busy)
+        can_wait = stop is None and busy is None
+        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if can_wait else fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(handle, kind)
+                break
+            except BlockingIOError:
+                if busy is not None:
+                    raise busy from None
+                if stop is not None and stop.wait(_ASK_AGAIN_S):
+                    raise Interrupted("stopped") from None
         yield
     finally:
         os.close(handle)
-
-
-def _wait_for(
-    handle: int, kind: int, stop: threading.Event | None, busy: PipelineError | None
-) -> None:
-    if stop is None and busy is None:
-        return fcntl.flock(handle, kind)
-    while True:
-        try:
-            return fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if busy is not None:
-                raise busy from None
-            if stop is not None and stop.wait(_ASK_AGAIN_S):
-                raise Interrupted("stopped") from None
 
 
 def is_free(path: Path) -> bool:

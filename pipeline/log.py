@@ -182,21 +182,18 @@ class Silence:
     def __init__(self, title: str | Callable[[], str], after_s: float | None = None) -> None:
         self._ask = title if callable(title) else lambda: title
         self._after_s = STILL_AFTER_S if after_s is None else after_s
-        self._begin(self._ask())
-
-    def _begin(self, title: str) -> None:
-        self._title, self._patience_s = title, self._after_s
-        self._start = _state["said_at"] = time.monotonic()
+        self._title: str | None = None
+        self.look()
 
     def look(self) -> None:
         """Say that the step goes on, where nobody has said anything for long enough."""
-        if (title := self._ask()) != self._title:
-            self._begin(title)
         now = time.monotonic()
-        if not title or now - _state["said_at"] < self._patience_s:
-            return
-        self._patience_s = min(2 * self._patience_s, STILL_AT_MOST_S)
-        say(f"  {title}: still working after {seconds(now - self._start)}")
+        if (title := self._ask()) != self._title:
+            self._title, self._patience_s = title, self._after_s
+            self._start = _state["said_at"] = now
+        if title and now - _state["said_at"] >= self._patience_s:
+            self._patience_s = min(2 * self._patience_s, STILL_AT_MOST_S)
+            say(f"  {title}: still working after {seconds(now - self._start)}")
 
 
 def heard() -> None:
@@ -269,14 +266,10 @@ class LineBar:
             rate = self._pace.rate(now, self._done)
             # a total is often an estimate: "0 s left" again and again helps nobody
             is_under_way = 0 < self._done < self._total and rate > 0
-            if now - self._last < QUIET_LINE_EVERY_S or not is_under_way:
-                return
-            self._last = now
-            left = (self._total - self._done) / rate
-            say(
-                f"  {self._title}: {size(self._done)} of {size(self._total)},"
-                f" {size(rate)}/s, {seconds(left)} left"
-            )
+            if now - self._last >= QUIET_LINE_EVERY_S and is_under_way:
+                self._last = now
+                done = f"{size(self._done)} of {size(self._total)}, {size(rate)}/s"
+                say(f"  {self._title}: {done}, {seconds((self._total - self._done) / rate)} left")
 
 
 class RichBar:
@@ -376,14 +369,11 @@ class CountLine:
             self._last = now if number else self._last
             # a new number after a few seconds, the same one only after a long while
             pause = QUIET_LINE_EVERY_S if self._last > self._shown else SAME_LINE_EVERY_S
-            if now - self._shown < pause:
-                return
-            self._shown = now
-            left = (self._total - self._done) / rate if rate > 0 else 0
-            say(
-                f"  {self._done} of {count(self._total, self._one)}"
-                + (f", about {seconds(left)} left" if left > 0 else "")
-            )
+            if now - self._shown >= pause:
+                self._shown = now
+                left = (self._total - self._done) / rate if rate > 0 else 0
+                about = f", about {seconds(left)} left" if left > 0 else ""
+                say(f"  {self._done} of {count(self._total, self._one)}{about}")
 
 
 @contextmanager
@@ -399,6 +389,9 @@ def counting(total: int, one: str) -> Iterator[Bar]:
             yield bar
 
 
+_DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A plain aligned table; `-` for what is not.
 
@@ -406,15 +399,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     short, and where that is not enough, the last column stands below each row.
     """
     cells = [["-" if value is None else str(value) for value in row] for row in rows]
+    lines, needed = _aligned(head, cells)
     width = _screen_width()
-    if width is not None and _table_width(head, cells) > width:
+    if width is not None and needed > width:
         cells = [[_DIGEST.sub(r"\1…", cell) for cell in row] for row in cells]
-        if _table_width(head, cells) > width and len(head) > 1:
-            return _folded(head, cells, width)
-    return "\n".join(_lines(head, cells))
-
-
-_DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
+        lines, needed = _aligned(head, cells)
+    if width is None or needed <= width or len(head) == 1:
+        return "\n".join(lines)
+    (title, rule, *shown), _ = _aligned(head[:-1], [row[:-1] for row in cells])
+    # words are not broken: a path can be copied whole
+    below = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    below.initial_indent = below.subsequent_indent = "    "
+    lines = [title, f"    {head[-1]}", rule]
+    for line, row in zip(shown, cells, strict=True):
+        lines += [line, *below.wrap(row[-1])]
+    return "\n".join(lines)
 
 
 def _screen_width() -> int | None:
@@ -422,36 +421,12 @@ def _screen_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _widths(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
-
-
-def _table_width(head: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    widths = _widths(head, cells)
-    return sum(widths) + 2 * (len(widths) - 1)
-
-
-def _lines(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    widths = _widths(head, cells)
-    lines = [head, ["-" * w for w in widths], *cells]
+def _aligned(head: Sequence[str], cells: Sequence[Sequence[str]]) -> tuple[list[str], int]:
+    """The lines of a table, and how wide they are."""
+    widths = [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
     # padded first: a colour has no width
-    return [
-        "  ".join(coloured(c.ljust(w), c) for c, w in zip(r, widths, strict=True)).rstrip()
-        for r in lines
+    lines = [
+        "  ".join(coloured(c.ljust(w), c) for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in [head, ["-" * w for w in widths], *cells]
     ]
-
-
-def _folded(head: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> str:
-    title, rule, *rows = _lines(head[:-1], [row[:-1] for row in cells])
-    # words are not broken: a path can be copied whole
-    below = textwrap.TextWrapper(
-        width,
-        initial_indent="    ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    lines = [title, f"    {head[-1]}", rule]
-    for row, cell in zip(rows, (row[-1] for row in cells), strict=True):
-        lines += [row, *below.wrap(cell)]
-    return "\n".join(lines)
+    return lines, sum(widths) + 2 * (len(widths) - 1)
