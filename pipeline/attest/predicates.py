@@ -6,17 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from pipeline.attest.names import (
-    BENCHMARK_RUN,
-    COMPILED_FILE,
-    EVIDENCE_SET,
-    HOST_FACTS,
-    REBUILD,
-    REPORT,
-    UNGATED,
-    WEIGHTS,
-    kind_of,
-)
+from pipeline.attest import names
 from pipeline.attest.statement import RECORDED
 from pipeline.attest.strict import as_model
 from pipeline.known import Known
@@ -199,7 +189,8 @@ class Committed(Frozen):
     @property
     def title(self) -> str:
         verdict = f", {self.verdict}" if self.verdict else ""
-        return f"{kind_of(self.predicate_type)}{f' {self.about}' if self.about else ''}{verdict}"
+        about = f" {self.about}" if self.about else ""
+        return f"{names.kind_of(self.predicate_type)}{about}{verdict}"
 
 
 class EvidenceSet(Frozen):
@@ -219,14 +210,14 @@ class EvidenceSet(Frozen):
 
 
 MODELS: dict[str, type[Frozen]] = {
-    REBUILD: Rebuild,
-    WEIGHTS: Weights,
-    HOST_FACTS: HostSummary,
-    BENCHMARK_RUN: BenchmarkRun,
-    REPORT: Report,
-    UNGATED: Ungated,
-    COMPILED_FILE: CompiledFile,
-    EVIDENCE_SET: EvidenceSet,
+    names.REBUILD: Rebuild,
+    names.WEIGHTS: Weights,
+    names.HOST_FACTS: HostSummary,
+    names.BENCHMARK_RUN: BenchmarkRun,
+    names.REPORT: Report,
+    names.UNGATED: Ungated,
+    names.COMPILED_FILE: CompiledFile,
+    names.EVIDENCE_SET: EvidenceSet,
 }
 
 

@@ -12,15 +12,7 @@ from pipeline.assemble.image import Built
 from pipeline.assemble.inside import locate
 from pipeline.assemble.plan import ImagePlan, LayerPlan, TreePlan
 from pipeline.assemble.view import see
-from pipeline.attest.names import (
-    archive_purl,
-    build_time_urn,
-    deb_purl,
-    file_urn,
-    image_purl,
-    tree_purl,
-    wheel_purl,
-)
+from pipeline.attest import names
 from pipeline.attest.strict import plain
 from pipeline.errors import StoreDamaged
 from pipeline.lock.model import BasePin, DebPin, Pin, WheelPin
@@ -72,7 +64,7 @@ class OwnFile:
 
     @property
     def urn(self) -> str:
-        return file_urn(self.path)
+        return names.file_urn(self.path)
 
     @property
     def kind(self) -> str:
@@ -123,8 +115,8 @@ def base_image(plan: ImagePlan) -> BaseImage | None:
     pin = root.lock.base_image
     if pin is None:
         return None
-    name = pin.repository.rpartition("/")[2]
-    return BaseImage(root.spec.name, pin, image_purl(name, pin.manifest.digest, plan.architecture))
+    name, digest = pin.repository.rpartition("/")[2], pin.manifest.digest
+    return BaseImage(root.spec.name, pin, names.image_purl(name, digest, plan.architecture))
 
 
 def parts_of(built: Built) -> list[ImagePart]:
@@ -140,12 +132,12 @@ def parts_of(built: Built) -> list[ImagePart]:
 def _package_purl(pin: Pin, plan: ImagePlan) -> str:
     """A wheel or .deb as a package URL."""
     if not isinstance(pin, DebPin):
-        return wheel_purl(pin.name, pin.version, pin.file)
+        return names.wheel_purl(pin.name, pin.version, pin.file)
     # `name_version_arch.deb`; the pin itself has no architecture, and it may be `all`
     architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
     # the suite of the first image of the chain that names one
     suite = next((p.spec.debian.suite for p in plan.chain() if p.spec.debian), "unknown")
-    return deb_purl(pin.name, pin.version, architecture, suite)
+    return names.deb_purl(pin.name, pin.version, architecture, suite)
 
 
 def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
@@ -185,7 +177,7 @@ class ImageTree:
     @property
     def purl(self) -> str:
         source, architecture = self.plan.source, self.plan.platform.partition("/")[2]
-        return tree_purl(source.name, source.upstream.commit, self.plan.name, architecture)
+        return names.tree_purl(source.name, source.upstream.commit, self.plan.name, architecture)
 
     @property
     def archive_purl(self) -> str:
@@ -198,7 +190,7 @@ class ImageTree:
 
 def _archive_purl(tree: TreePlan) -> str:
     pin = tree.lock.archive
-    return archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
+    return names.archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
 
 
 def objects_text(run: Mapping[str, Any]) -> str:
@@ -245,14 +237,14 @@ class Toolchain:
 
     @property
     def purl(self) -> str:
-        return image_purl(self.name, self.digest, self.plan.architecture)
+        return names.image_purl(self.name, self.digest, self.plan.architecture)
 
     @property
     def parts(self) -> list[ToolchainPart]:
         pins = [(each.spec.name, pin) for each in self.plan.chain() for pin in each.lock.pins]
         named = [(image, pin, _package_purl(pin, self.plan)) for image, pin in pins]
         platform = self.plan.platform
-        return [ToolchainPart(*x, build_time_urn(self.name, platform, x[2])) for x in named]
+        return [ToolchainPart(*x, names.build_time_urn(self.name, platform, x[2])) for x in named]
 
 
 def trees_of(store: Store, built: Built) -> list[ImageTree]:

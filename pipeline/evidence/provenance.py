@@ -16,19 +16,7 @@ from pipeline import __version__
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import Built, code_digest
 from pipeline.assemble.plan import FORMAT
-from pipeline.attest.names import (
-    BUILD_TIME,
-    BUILD_TYPE,
-    BUILDER,
-    PROVENANCE,
-    UNLISTED,
-    golden_urn,
-    layer_urn,
-    lock_urn,
-    source_urn,
-    toolchain_urn,
-    tree_urn,
-)
+from pipeline.attest import names
 from pipeline.attest.statement import DigestSet, Moment, Statement, make_statement
 from pipeline.attest.strict import as_model, plain
 from pipeline.errors import RecordInvalid
@@ -218,11 +206,11 @@ def image_provenance(
         external["sources"] = sources
     # byproducts: the locks, the digest that it must have, and the layers that come out
     results = [
-        _resource(lock_urn(each.spec.name, each.platform), "lock seal", each.lock.seal)
+        _resource(names.lock_urn(each.spec.name, each.platform), "lock seal", each.lock.seal)
         for each in plan.chain()
     ]
     golden = read_golden(checkout.golden_path).images.get(f"{built.name}.{plan.architecture}")
-    urn = golden_urn(built.name, built.platform)
+    urn = names.golden_urn(built.name, built.platform)
     if golden is None:
         why = {"unknown": "no golden digest was committed for this image"}
         results.append(Resource(uri=urn, name="golden digest", annotations=why))
@@ -231,22 +219,23 @@ def image_provenance(
     for placed in placed_layers(built):
         title, record = placed.layer.title, placed.layer.record
         notes: dict[str, Any] = {"diffId": record.diff_id, "sizeBytes": record.size_bytes}
-        results.append(_resource(layer_urn(placed.image, title), title, record.digest, **notes))
+        urn = names.layer_urn(placed.image, title)
+        results.append(_resource(urn, title, record.digest, **notes))
     predicate = Provenance(
         buildDefinition=_Definition(
-            buildType=BUILD_TYPE,
+            buildType=names.BUILD_TYPE,
             externalParameters=_External.model_validate(external),
             internalParameters=_Internal(format=FORMAT, builderCode=code_digest()),
             resolvedDependencies=_dependencies(checkout, built, trees),
         ),
         runDetails=_Run(
-            builder=_Builder(id=BUILDER, version={"sm120-pipeline": __version__}),
+            builder=_Builder(id=names.BUILDER, version={"sm120-pipeline": __version__}),
             byproducts=[*results, *(_tree(tree) for tree in trees)],
         ),
     )
     # fields without a value are left out, not written as null
     body = predicate.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return make_statement(built.name, built.digest, PROVENANCE, body, when)
+    return make_statement(built.name, built.digest, names.PROVENANCE, body, when)
 
 
 def source_spec(source: SourceSpec, builds: Collection[str]) -> dict[str, Any]:
@@ -273,7 +262,7 @@ def _dependencies(checkout: Checkout, built: Built, trees: Sequence[ImageTree]) 
             "index": pin.index.digest if pin.index else "none: the manifest itself is asked for",
             "config": pin.config.digest,
             "layers": [layer.digest for layer in pin.layers],
-            "contents": UNLISTED,
+            "contents": names.UNLISTED,
         }
         materials.append(_resource(base.purl, pin.repository, pin.manifest.digest, **notes))
     for part in parts_of(built):
@@ -285,7 +274,7 @@ def _dependencies(checkout: Checkout, built: Built, trees: Sequence[ImageTree]) 
         for file in own_files(checkout, built.plan)
     ]
     materials += [
-        _resource(layer_urn(x.image, x.layer.title), x.layer.title, x.layer.record.digest)
+        _resource(names.layer_urn(x.image, x.layer.title), x.layer.title, x.layer.record.digest)
         for x in placed_layers(built)
         # its own layers come out of this build, so they are byproducts
         if x.image != built.plan.spec.name or x.base is not None
@@ -303,7 +292,7 @@ def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[
     for tree in trees:
         source, lock = tree.plan.source, tree.plan.lock
         yield _resource(
-            source_urn(source.name),
+            names.source_urn(source.name),
             lock.archive.file,
             lock.archive.sha256,
             source=source.name,
@@ -333,8 +322,10 @@ def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[
             }
             for each in toolchain.plan.chain()
         ]
-        notes = {"purl": toolchain.purl, "platform": platform, "chain": chain, "use": BUILD_TIME}
-        yield _resource(toolchain_urn(name, toolchain.digest), name, toolchain.digest, **notes)
+        notes = {"purl": toolchain.purl, "platform": platform, "chain": chain}
+        notes["use"] = names.BUILD_TIME
+        urn = names.toolchain_urn(name, toolchain.digest)
+        yield _resource(urn, name, toolchain.digest, **notes)
         for part in toolchain.parts:
             yield _resource(
                 part.urn,
@@ -345,10 +336,10 @@ def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[
                 image=part.image,
                 purl=part.purl,
                 sizeBytes=part.pin.size_bytes,
-                use=BUILD_TIME,
+                use=names.BUILD_TIME,
             )
         for file in ours:
-            notes = {"image": file.image, "kind": file.kind, "use": BUILD_TIME}
+            notes = {"image": file.image, "kind": file.kind, "use": names.BUILD_TIME}
             yield _resource(file.urn, file.path, file.digest, **notes)
 
 
@@ -357,7 +348,7 @@ def _tree(tree: ImageTree) -> Resource:
     # these stand beside it already, or, as how long it took, prove nothing
     known = {"key", "source", "build", "platform", "toolchain", "layer", "seconds", "version"}
     return _resource(
-        tree_urn(plan.source.name, plan.name),
+        names.tree_urn(plan.source.name, plan.name),
         plan.title,
         made.layer,
         image=tree.image,
@@ -378,9 +369,9 @@ def read_provenance(predicate: dict[str, Any]) -> Provenance:
     made = as_model(Provenance, predicate, "provenance", "the predicate")
     definition, builder = made.definition, made.run.builder
     # another builder's provenance may mean something else by the same fields
-    if definition.build_type != BUILD_TYPE:
+    if definition.build_type != names.BUILD_TYPE:
         raise RecordInvalid(f"provenance: {definition.build_type}: is not a build type of ours")
-    if builder.id != BUILDER:
+    if builder.id != names.BUILDER:
         raise RecordInvalid(f"provenance: {builder.id}: is not a builder of ours")
     # every material is of a known kind, has a digest, and is listed once
     known = [*made.packages("pypi"), *made.packages("deb"), *made.files, *made.bases]

@@ -14,16 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from pipeline.assemble.image import Built
-from pipeline.attest.cosign import (
-    ENVELOPE_MEDIA,
-    SIGNATURE_MEDIA,
-    SIGNATURE_NOTE,
-    Content,
-    SignedName,
-    attestation_attachment,
-    read_payload,
-    signature_attachment,
-)
+from pipeline.attest import cosign
 from pipeline.attest.envelope import Envelope, read_envelope
 from pipeline.attest.keys import Signer, is_valid_signature
 from pipeline.attest.names import BILL_MEDIA, UNGATED
@@ -49,6 +40,7 @@ from pipeline.registry.repository import Repository
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
 
+_Names = Sequence[cosign.SignedName]
 # a signature payload is below a kilobyte
 _MOST_PAYLOAD_BYTES = 1 << 16
 
@@ -140,14 +132,14 @@ def statements_of(bundle: EvidenceBundle) -> list[Attachment]:
         kind, predicate = envelope.statement.predicate_type, envelope.statement.predicate
         attachments.append(
             Attachment(
-                artifact_type=ENVELOPE_MEDIA,
-                layers=(Content(envelope.dump(), ENVELOPE_MEDIA),),
+                artifact_type=cosign.ENVELOPE_MEDIA,
+                layers=(cosign.Content(envelope.dump(), cosign.ENVELOPE_MEDIA),),
                 annotations={PREDICATE_NOTE: kind},
                 platform=platform,
             )
         )
         if media := BILL_MEDIA.get(kind):
-            bill = Content(canonical_json(predicate) + b"\n", media)
+            bill = cosign.Content(canonical_json(predicate) + b"\n", media)
             attachments.append(Attachment(artifact_type=media, layers=(bill,), platform=platform))
     return attachments
 
@@ -158,7 +150,7 @@ class CosignTags:
 
     statements: tuple[Descriptor, ...] = ()
     signatures: tuple[Descriptor, ...] = ()
-    names: tuple[SignedName, ...] = ()  # in those signatures that our own key made
+    names: tuple[cosign.SignedName, ...] = ()  # in those signatures that our own key made
 
 
 def read_cosign_tags(repository: Repository, digest: str, signer: Signer | None) -> CosignTags:
@@ -171,18 +163,18 @@ def read_cosign_tags(repository: Repository, digest: str, signer: Signer | None)
             return ()
         return tuple(layer for layer in document.layers if layer.media_type == media_type)
 
-    statements = layers("att", ENVELOPE_MEDIA)
-    signatures = layers("sig", SIGNATURE_MEDIA) if signer else ()
+    statements = layers("att", cosign.ENVELOPE_MEDIA)
+    signatures = layers("sig", cosign.SIGNATURE_MEDIA) if signer else ()
     names = []
     # larger ones are not ours
     for layer in (x for x in signatures if signer and x.size_bytes <= _MOST_PAYLOAD_BYTES):
         # a signature that cannot be read counts as none: the name is signed again
         with suppress(RecordInvalid, RegistryBroken, NotInRegistry):
-            signature = read_base64(layer.annotations.get(SIGNATURE_NOTE, ""), "signature")
+            signature = read_base64(layer.annotations.get(cosign.SIGNATURE_NOTE, ""), "signature")
             data = repository.read_blob(layer, _MOST_PAYLOAD_BYTES)
             # other keys' payloads may say anything
             if signer and is_valid_signature(signer.public, signature, data):
-                names.append(read_payload(data))
+                names.append(cosign.read_payload(data))
     return CosignTags(statements, signatures, tuple(names))
 
 
@@ -199,7 +191,7 @@ class Naming:
     # verifies believes the name that is not in the future by theirs
     later: datetime | None = None
 
-    def is_signed(self, digest: str, names: Sequence[SignedName], evidence_set: str | None) -> bool:
+    def is_signed(self, digest: str, names: _Names, evidence_set: str | None) -> bool:
         """Whether the key has signed this already; a tag that moves is always signed again.
 
         Only the last name counts: one that covers an older evidence set would hide the newer.
@@ -224,7 +216,7 @@ def plan_naming(
     root: Document,
     tag: str,
     bundle: EvidenceBundle,
-    names: Sequence[SignedName],
+    names: _Names,
 ) -> Naming | None:
     """The name that an image will get, dated later than every earlier name under this tag.
 
@@ -253,7 +245,7 @@ def for_cosign(
     """An image's statements, and the signature of its name, where cosign looks for them."""
     attachments = []
     if envelopes:
-        statements = [attestation_attachment(e) for e in envelopes]
+        statements = [cosign.attestation_attachment(e) for e in envelopes]
         attachments.append(_under_tag(subject, "att", there.statements, statements))
     if naming is not None:
         evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
@@ -262,13 +254,13 @@ def for_cosign(
             times = [naming.at, *([naming.later] if naming.later else [])]
             given = (evidence_set, naming.index_over(subject.digest))
             who = (subject.digest, naming.reference, naming.signer)
-            new = [signature_attachment(*who, at, *given) for at in times]
+            new = [cosign.signature_attachment(*who, at, *given) for at in times]
         attachments.append(_under_tag(subject, "sig", there.signatures, new))
     return attachments
 
 
 def _under_tag(
-    subject: Document, suffix: str, there: Sequence[Descriptor], new: Sequence[Content]
+    subject: Document, suffix: str, there: Sequence[Descriptor], new: Sequence[cosign.Content]
 ) -> Attachment:
     """An image as cosign stores things: layers that were there, then new ones."""
     # the annotation is the signature: the same payload by another key is another layer
@@ -283,7 +275,7 @@ def _under_tag(
         artifact_type=f"application/vnd.dev.cosign.artifact.{suffix}.v1+json",
         kept=tuple(there),
         layers=fresh,
-        config=Content(canonical_json(config), OCI_CONFIG),
+        config=cosign.Content(canonical_json(config), OCI_CONFIG),
         tag=f"{fallback_tag(subject.digest)}.{suffix}",
         # statements are referrers already, each for itself
         is_referrer=suffix == "sig",

@@ -11,17 +11,7 @@ from typing import Any
 
 from pipeline import log
 from pipeline.assemble.plan import plan_tree
-from pipeline.attest.names import (
-    COMPILED_FILE,
-    CYCLONEDX,
-    PROVENANCE,
-    REBUILD,
-    SPDX,
-    TEST_RESULT,
-    UNGATED,
-    WEIGHTS,
-    kind_of,
-)
+from pipeline.attest import names
 from pipeline.attest.predicates import CompiledFile, Rebuild, Weights, check_predicate
 from pipeline.attest.statement import RECORDED
 from pipeline.attest.strict import plain
@@ -82,7 +72,7 @@ def walk(
     kinds = [
         (x.envelope.statement.predicate_type if x.envelope else "", x) for x in distinct(items)
     ]
-    ordered = [x for _, x in sorted(kinds, key=lambda each: each[0] != PROVENANCE)]
+    ordered = [x for _, x in sorted(kinds, key=lambda each: each[0] != names.PROVENANCE)]
     opened = [_open(x, artifact, trust, now, only) for x in ordered]
     readable = [x for x in opened if isinstance(x, Opened)]
     # Trusted statements judge the rest: a forged one beside them must not decide anything. Where
@@ -91,7 +81,7 @@ def walk(
     counted = [x for x in about if x.is_believed] or about
     made: Provenance | None = None
     for statement in (x.envelope.statement for x in counted):
-        if made is None and statement.predicate_type == PROVENANCE:
+        if made is None and statement.predicate_type == names.PROVENANCE:
             with suppress(RecordInvalid):  # reported where that statement is judged
                 made = read_provenance(statement.predicate)
     if made and checkout and made.definition.external.image not in checkout.images():
@@ -107,7 +97,7 @@ def walk(
         reason = sets.passed_over(each) if artifact.is_image else ""
         judged.append((each, reason))
         checks = () if reason else _checks(each, artifact, made, checkout, trust)
-        kind = kind_of(each.envelope.statement.predicate_type)
+        kind = names.kind_of(each.envelope.statement.predicate_type)
         name = f"{kind} ({each.item.name})"
         nodes.append(Node(name, message=reason, children=checks, subject=kind))
     believed = tuple(x.believed for x, reason in judged if x.is_believed and not reason)
@@ -126,7 +116,8 @@ def _open(
         return broken(item.name, item.error)
     kind = envelope.statement.predicate_type
     if only not in (None, kind):
-        message = f"is a statement of the kind {kind_of(kind)}, not {kind_of(only or '')}"
+        got, wanted = names.kind_of(kind), names.kind_of(only or "")
+        message = f"is a statement of the kind {got}, not {wanted}"
         # who signed it claims to vouch by it; what nobody signed says nothing either way
         verdict = Verdict.BROKEN if envelope.signatures else Verdict.UNSIGNED
         return Node(item.name, verdict, message)
@@ -153,12 +144,12 @@ def _checks(
         return checks
     kind, predicate = statement.predicate_type, statement.predicate
     try:
-        if kind == PROVENANCE:
+        if kind == names.PROVENANCE:
             return (
                 *checks,
                 *judge_materials(read_provenance(predicate), artifact, checkout, trust),
             )
-        if kind == TEST_RESULT:
+        if kind == names.TEST_RESULT:
             if made is None:
                 # without provenance nothing says for which cards the image is
                 return (*checks, judge_results(predicate, None, checkout))
@@ -166,21 +157,21 @@ def _checks(
             cards = external.images[external.image].cards
             judged = judge_results(predicate, external.image, checkout, cards, external.platform)
             return (*checks, judged)
-        if kind in (CYCLONEDX, SPDX):
+        if kind in (names.CYCLONEDX, names.SPDX):
             return (*checks, judge_bill(kind, predicate, made))
         check_predicate(kind, predicate)
     except RecordInvalid as error:
         return (*checks, broken("predicate", str(error)))
     # the time is ours, beside the fields of the model
     body = {k: v for k, v in predicate.items() if k != RECORDED}
-    if kind == WEIGHTS:
+    if kind == names.WEIGHTS:
         return (*checks, _weights(Weights.model_validate(body)))
-    if kind == COMPILED_FILE:
+    if kind == names.COMPILED_FILE:
         return (*checks, _compiled(CompiledFile.model_validate(body), checkout))
-    if kind == UNGATED:
+    if kind == names.UNGATED:
         message = f"published although its gates did not pass: {predicate['reason']}"
         return (*checks, incomplete("ungated", message))
-    if kind == REBUILD:
+    if kind == names.REBUILD:
         return (*checks, _rebuild(opened, Rebuild.model_validate(body), artifact, made))
     return checks
 
@@ -349,7 +340,7 @@ def judge_bill(predicate_type: str, bill: dict[str, Any], made: Provenance | Non
     """Whether a bill lists exactly what went in, each by package URL and hash."""
     title = "bill of materials"
     try:
-        if predicate_type == CYCLONEDX:
+        if predicate_type == names.CYCLONEDX:
             if (version := bill["specVersion"]) != "1.6":
                 raise RecordInvalid(f"{title}: CycloneDX {version!r}, not 1.6")
             listed = {
