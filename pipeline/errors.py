@@ -338,7 +338,7 @@ class OutputDiffers(PipelineError, code=32):
     """a build gave other bytes than before, or no golden digest is committed yet"""
 
 
-# Also of an image that has none: a build nobody compared must not look like one that matched.
+# Also of an image that has none: an uncompared build must not look like one that matched.
 class GoldenMismatch(OutputDiffers):
     """a build gave another digest than the committed one, or none is committed yet"""
 
@@ -666,14 +666,14 @@ class PolicyRefused(RefusedByPolicy):
     """verify: the evidence does not satisfy the policy file"""
 
 
-# Nothing was sent: gates are looked at before the registry is asked.
+# Nothing was sent: gates are read before the registry is asked.
 class PublishRefused(RefusedByPolicy):
     """an image was not published: its gates did not pass, or were not run on it"""
 
     hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes it anyway."
 
 
-# Not EvidenceBroken: nobody need have forged anything, and one number tells where to look.
+# Not EvidenceBroken: nothing need be forged, and one number tells where to look.
 class NumberChanged(PipelineError, code=77):
     """verify: a number of a benchmark or report is not what was signed or follows from it"""
 
@@ -717,7 +717,7 @@ class IssueFound(HostNotFit):
     hint = "Each finding above names its cause and its fix."
 
 
-# As 51 for gates: what nobody could look at is neither good nor bad.
+# As 51 for gates: a host that could not be examined is neither good nor bad.
 class HostUndecided(PipelineError, code=81):
     """a host could not be judged"""
 

@@ -98,7 +98,7 @@ def keep(partial: Path, final: Path) -> None:
 
 
 def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder, however deep; links are not followed, what is closed is passed over.
+    """All that is no folder, however deep; links are not followed, closed folders are skipped.
 
     Not `os.walk`, which calls itself for each level: a program may have made any number of them.
     """
@@ -121,25 +121,25 @@ def remove_tree(folder: Path) -> None:
     # a name that the program which filled the folder could not have taken
     todo, prefix = [folder], f".{secrets.token_hex(8)}"
     while todo:
-        here = todo.pop()
+        current = todo.pop()
         with suppress(OSError):
             # a folder without these rights cannot be emptied, even by its owner
-            here.chmod(0o700)
+            current.chmod(0o700)
         with suppress(OSError):
-            for entry in list(os.scandir(here)):
+            for entry in list(os.scandir(current)):
                 with suppress(OSError):
                     path = Path(entry.path)
                     if not entry.is_dir(follow_symlinks=False):
                         path.unlink()
                         continue
-                    if here != folder:
+                    if current != folder:
                         with suppress(OSError):
                             path.chmod(0o700)
                         path = path.rename(folder / f"{prefix}.{path.stat().st_ino}")
                     todo.append(path)
-        if here != folder:
+        if current != folder:
             with suppress(OSError):
-                here.rmdir()
+                current.rmdir()
     with suppress(OSError):
         folder.rmdir()
 
@@ -217,7 +217,7 @@ def bounded_lines(file: BinaryIO, longest: int = 1 << 16) -> Iterator[str]:
 
 @contextmanager
 def opened_log(path: Path, patience_s: float) -> Iterator[BinaryIO]:
-    """A log: a file or a pipe. A device has no end, and a pipe may have nobody who writes to it."""
+    """A log: a file or a pipe. A device has no end, and a pipe may have no writer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         mode = os.fstat(handle).st_mode
@@ -238,8 +238,8 @@ def sha256_of_file(path: Path) -> str:
 
 def is_whole(path: Path, digest: str, size_bytes: int) -> bool:
     """Whether a file is there with these bytes: a backup or a bad disk can leave others."""
-    is_there = path.is_file() and path.stat().st_size == size_bytes
-    return is_there and sha256_of_file(path) == digest
+    has_size = path.is_file() and path.stat().st_size == size_bytes
+    return has_size and sha256_of_file(path) == digest
 
 
 def on_all_cores(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -288,7 +288,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def need_space(folder: Path, n_bytes: int) -> None:
-    """Stop before the first byte if the disk cannot hold what is coming."""
+    """Stop before the first byte if the disk cannot hold all bytes."""
     free = free_bytes(folder)
     if free < n_bytes:
         raise DiskFull(f"{folder}: {size(n_bytes)} needed, {size(free)} free")
@@ -322,7 +322,7 @@ def locked(
         path.parent.mkdir(parents=True, exist_ok=True)
         # a lock that is there can be shared also where nothing can be written
         access = os.O_RDONLY if shared else os.O_RDWR
-        # whatever lies there: nobody waits for the other end of a pipe
+        # whatever is at the path: no wait for the other end of a pipe
         flags = access | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(path, flags, 0o666)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 # Python's own parser calls itself for each level, and ends with a RecursionError
 MOST_DEPTH = 48
-# Readers in Go, Rust or C hold 64 bits: beyond that they disagree on what was written.
+# Readers in Go, Rust or C hold 64 bits: beyond that they disagree on the number.
 _LARGEST_INT = 2**63
 # int() takes quadratic time
 _MOST_DIGITS = 1000
@@ -70,7 +70,7 @@ def read_json(
             parse_int=whole,
         )
         if _HALF_CHARACTER.search(data):
-            # half of a pair of surrogates is a text that nobody can write down again
+            # half of a pair of surrogates cannot be written again
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise JsonInvalid("is not UTF-8") from error

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 # Often enough to see that a long download goes on, seldom enough for the log of a CI run.
 QUIET_LINE_EVERY_S = 5.0
-# What has not moved is said again, so that nobody takes it for dead.
+# A count that has not moved is printed again, so that it does not look dead.
 SAME_LINE_EVERY_S = 30.0
 
 _state: dict[str, Any] = {"quiet": False, "said_at": 0.0}
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """JSON that acts on no terminal: what is not seen is escaped, and reads the same."""
+    """JSON that acts on no terminal: invisible characters are escaped, and read the same."""
 
     def escaped(match: re.Match[str]) -> str:
         return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
@@ -81,7 +81,7 @@ def redacted(value: Any, *, logins: bool = False, more: Sequence[str] = ()) -> A
 
 
 class Screen:
-    """Standard output for people: whoever prints, foreign text acts on no terminal."""
+    """Standard output for people: no foreign text acts on the terminal."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -122,7 +122,7 @@ _CODES = {word: code for code, words in _COLOURS.values() for word in words.spli
 
 
 def coloured(text: str, word: str = "", stream: Any = None) -> str:
-    """A verdict in its colour, or a text in that of a word; plain wherever nobody looks.
+    """A verdict in its colour, or a text in that of a word; plain where no person looks.
 
     NO_COLOR (https://no-color.org) and TERM=dumb turn it off.
     """
@@ -168,7 +168,7 @@ def step(title: str) -> Iterator[None]:
     say(f"  done in {seconds(time.monotonic() - start)}")
 
 
-# A step that has been silent for so long says that it goes on; then ever more seldom.
+# A step that has been silent for so long prints that it goes on; then ever more seldom.
 STILL_AFTER_S, STILL_AT_MOST_S = 10.0, 60.0
 
 
@@ -186,7 +186,7 @@ class Silence:
         self.look()
 
     def look(self) -> None:
-        """Say that the step goes on, where nobody has said anything for long enough."""
+        """Say that the step goes on, where nothing was printed for long enough."""
         now = time.monotonic()
         if (title := self._ask()) != self._title:
             self._title, self._patience_s = title, self._after_s
@@ -203,7 +203,7 @@ def heard() -> None:
 
 @contextmanager
 def watched(title: str | Callable[[], str], after_s: float | None = None) -> Iterator[None]:
-    """For what is mostly quick: nothing is said of it, unless it takes long."""
+    """For a step that is mostly quick: prints nothing, unless it takes long."""
     if _state["quiet"]:
         yield
         return
@@ -234,7 +234,7 @@ RECENT_S, RECENT_STEPS = 30.0, 9
 
 
 class Pace:
-    """How fast something goes on of late."""
+    """How fast something went in the last seconds."""
 
     def __init__(self) -> None:
         self._steps = deque([(time.monotonic(), 0)])  # when so much was done
@@ -264,7 +264,7 @@ class LineBar:
             self._done += n_bytes
             now = time.monotonic()
             rate = self._pace.rate(now, self._done)
-            # a total is often an estimate: "0 s left" again and again helps nobody
+            # a total is often an estimate: "0 s left" again and again is of no help
             is_under_way = 0 < self._done < self._total and rate > 0
             if now - self._last >= QUIET_LINE_EVERY_S and is_under_way:
                 self._last = now
@@ -286,7 +286,7 @@ class RichBar:
 
 
 class NoBar:
-    """Progress nobody watches."""
+    """Progress that is not shown."""
 
     def advance(self, n_bytes: int) -> None:
         return
@@ -338,8 +338,8 @@ def _live_bar(title: str, total: int, text: str, *columns: Any) -> Iterator[Bar]
         """
 
         def render(self, task: rp.Task) -> Text:
-            left = task.time_remaining
-            rest = "" if left is None else f", about {seconds(left)} left"
+            remaining = task.time_remaining
+            rest = "" if remaining is None else f", about {seconds(remaining)} left"
             return Text(
                 f"{seconds(time.monotonic() - start)} so far"
                 + (", finishing" if task.finished else rest)
@@ -371,8 +371,8 @@ class CountLine:
             pause = QUIET_LINE_EVERY_S if self._last > self._shown else SAME_LINE_EVERY_S
             if now - self._shown >= pause:
                 self._shown = now
-                left = (self._total - self._done) / rate if rate > 0 else 0
-                about = f", about {seconds(left)} left" if left > 0 else ""
+                rest_s = (self._total - self._done) / rate if rate > 0 else 0
+                about = f", about {seconds(rest_s)} left" if rest_s > 0 else ""
                 say(f"  {self._done} of {count(self._total, self._one)}{about}")
 
 

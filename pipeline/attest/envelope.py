@@ -128,16 +128,16 @@ def sign_or_countersign(path: Path, statement: Statement, signers: Sequence[Sign
     A kept statement that is dated in the future is replaced: no verifier would accept it, and our
     signature would only confirm its wrong time.
     """
-    kept, now = read_kept(path), statement.recorded or datetime.now(UTC)
-    is_true = kept is not None and kept.statement.has_happened(now)
-    if kept is None or not is_true or kept.statement.core() != statement.core():
+    stored, now = read_kept(path), statement.recorded or datetime.now(UTC)
+    is_true = stored is not None and stored.statement.has_happened(now)
+    if stored is None or not is_true or stored.statement.core() != statement.core():
         return enclose(statement, signers)
     for signer in signers:
         # cryptography takes longer to load than all the rest: only who has a key pays for it
         from pipeline.attest.keys import is_valid_signature
 
         # a signature under the signer's key id may be false
-        mine = [s.sig for s in kept.signatures if s.key_id == signer.key_id]
-        if not any(is_valid_signature(signer.public, sig, kept.signed_bytes) for sig in mine):
-            kept = countersigned(kept, signer)
-    return kept
+        mine = [s.sig for s in stored.signatures if s.key_id == signer.key_id]
+        if not any(is_valid_signature(signer.public, sig, stored.signed_bytes) for sig in mine):
+            stored = countersigned(stored, signer)
+    return stored

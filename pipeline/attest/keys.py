@@ -88,7 +88,7 @@ def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> P
     halves = (path, pem, 0o600), (public, public_pem(key.public_key()).encode(), 0o644)
     try:
         with os_errors_explained(path):
-            # names of keys are nobody else's business, either
+            # the names of keys are private, too
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             for file, data, mode in halves:
                 try:

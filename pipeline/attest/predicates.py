@@ -228,5 +228,5 @@ def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
         return
     # the time is checked with the statement
     body = {k: v for k, v in predicate.items() if k != RECORDED}
-    # JSON has no bool that is an int: what is written must be of the kind it stands for
+    # JSON has no bool that is an int: each value must be of its own kind
     as_model(model, body, predicate_type, "the predicate", strict=True)

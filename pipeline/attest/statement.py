@@ -42,7 +42,7 @@ class DigestSet(Frozen):
 
 
 class Subject(Frozen):
-    """What a statement is about. The name is for people, the digest is what is compared."""
+    """The artifact of a statement. The name is for people, the digest is compared."""
 
     name: Identity
     digest: DigestSet

@@ -77,11 +77,11 @@ def hidden_in(text: str) -> str:
 
 def plain(text: str) -> str:
     """A foreign text made fit for a statement: normal form, no invisible characters."""
-    kept = (
+    shown = (
         c if c in _LINE_ENDS or unicodedata.category(c) not in _HIDDEN else " "
         for c in unicodedata.normalize("NFC", text.replace("\r\n", "\n"))
     )
-    return "".join(kept)
+    return "".join(shown)
 
 
 def read_base64(text: str, what: str) -> bytes:

@@ -37,7 +37,7 @@ from pipeline.model import Digest, Frozen, Name
 from pipeline.yaml_file import parse_yaml, read_yaml
 
 _BY_HAND = "Nothing was written. Put what `sm120 evidence show-key FILE.pub` prints under `keys:`."
-# of an entry that is made here; whoever reviews a trust file may set another end
+# of a new entry; a reviewer of the trust file may set another end
 _BELIEVED_FOR = timedelta(days=365)
 
 Reason = Annotated[str, StringConstraints(min_length=5, max_length=400)]
@@ -127,7 +127,7 @@ class OwnKeys(Trust):
 
 
 def judges_strangers(trust: Trust | None) -> bool:
-    """Whether somebody chose whom to believe; until then a key that nobody knows proves nothing."""
+    """Whether a trust file names keys; until then an unknown key proves nothing."""
     return trust is not None and bool(trust.keys) and not isinstance(trust, OwnKeys)
 
 
@@ -145,7 +145,7 @@ def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | N
     """The trust file's keys and this user's own; an entry of the file wins, also a revocation."""
     own = []
     for path in public_keys:
-        # a stray file among the user's keys is no reason to trust nobody
+        # a stray file among the user's keys is no reason to trust none of them
         with suppress(KeyInvalid, ValidationError):
             own.append(_named_key(path))
     if trust is None or not trust.keys:
@@ -255,9 +255,9 @@ def remove_entry(path: Path, wanted: str) -> None:
     changed = "".join([*lines[:start], *lines[end:]])
     if len(entries) == 1:
         changed = re.sub(r"^keys:", "keys: []", changed, count=1, flags=re.M)
-    left = [key for key in trust.keys if key.id != wanted]
+    remaining = [key for key in trust.keys if key.id != wanted]
     try:
-        if parse_yaml(changed.encode(), Trust, path).keys != left:
+        if parse_yaml(changed.encode(), Trust, path).keys != remaining:
             raise SpecInvalid(f"{path}: is written in a way that only its author can change")
     except SpecInvalid as error:
         raise TrustInvalid(str(error), "Nothing was written. Delete the entry by hand.") from error

@@ -38,7 +38,7 @@ from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
 from pipeline.store.store import Store
 
-# licence files are short texts; what is larger is something else
+# licence files are short texts; a larger file is something else
 _MOST_BYTES = 4 << 20
 
 
@@ -87,7 +87,7 @@ class Bill:
 
 
 def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
-    """What is in a built image."""
+    """The bill of a built image."""
     parts, files = parts_of(built), own_files(checkout, built.plan)
     licences = licences_of(store, parts)
     patches = tuple(f for f in files if f.patch)

@@ -84,19 +84,19 @@ def keep_all(
 ) -> dict[str, Envelope]:
     """Keep statements beside those that are there, and the set of all of them."""
     folder = folder_of(store, built)
-    kept = {name: keep(store, folder, name, s, signers) for name, s in statements.items()}
+    signed = {name: keep(store, folder, name, s, signers) for name, s in statements.items()}
     subject = (built.name, built.platform, built.digest)
     # a build and a gate may state one image at the same time: the last set must list both's
     with store.locked(f"set-{folder.name}"):
         now = read_stamp(when.at) if when else None
         for name, envelope in readable(folder).items():
             # dated in the future and not stated again, it would break the set
-            if now and name not in (*kept, SET) and not envelope.statement.has_happened(now):
+            if now and name not in (*signed, SET) and not envelope.statement.has_happened(now):
                 path = folder / f"{name}{SUFFIX}"
                 path.unlink(missing_ok=True)
                 log.say(f"{path.name} is dated in the future, by a wrong clock, and was removed")
         every = set_statement(*subject, readable(folder).values(), when=when)
-        return {**kept, SET: keep_set(store, folder, every, signers)}
+        return {**signed, SET: keep_set(store, folder, every, signers)}
 
 
 def rebuild_statement(

@@ -82,8 +82,8 @@ class BaseImage:
 
 def placed_layers(built: Built) -> list[PlacedLayer]:
     """Every layer with its origin, from the root image's first to the image's patches."""
-    # layers are matched in their order: a title alone may stand in several images of the chain
-    left = list(built.layers)
+    # layers are matched in their order: several images of the chain may have the same title
+    todo = list(built.layers)
     placed: list[PlacedLayer] = []
 
     for each in built.plan.chain():
@@ -95,17 +95,17 @@ def placed_layers(built: Built) -> list[PlacedLayer]:
             *((x.title, f"the layer {x.title!r}", {"tree": x}) for x in each.trees),
         ]
         for key, what, origin in wanted:
-            if not left or key not in (left[0].title, left[0].record.digest):
+            if not todo or key not in (todo[0].title, todo[0].record.digest):
                 raise StoreDamaged(f"{built.name}: {what} is not in the image")
-            placed.append(PlacedLayer(name, left.pop(0), **origin))
+            placed.append(PlacedLayer(name, todo.pop(0), **origin))
         # these two have no pins: an image's own files, then its patches, each if there are any;
         # all images call the second one the same, so one without patches must leave it to the next
         titles = [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]
         for title in titles:
-            if left and left[0].title == title:
-                placed.append(PlacedLayer(name, left.pop(0)))
-    if left:
-        raise StoreDamaged(f"{built.name}: nothing accounts for the layer {left[0].title!r}")
+            if todo and todo[0].title == title:
+                placed.append(PlacedLayer(name, todo.pop(0)))
+    if todo:
+        raise StoreDamaged(f"{built.name}: nothing accounts for the layer {todo[0].title!r}")
     return placed
 
 
@@ -146,7 +146,7 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     for each in plan.chain():
         spec, folder = each.spec, PurePosixPath("images") / each.spec.name
         for source in dict.fromkeys(file.source for file in spec.files):
-            # one file may lie in several places; it is one material all the same
+            # one file may be in several places; it is one material all the same
             to = ", ".join(file.to for file in spec.files if file.source == source)
             files.append(OwnFile(spec.name, str(folder / source), "", to=to))
         for patch in checkout.series(spec).patches:
@@ -157,7 +157,7 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
 
 
 def source_files(tree: TreePlan) -> list[OwnFile]:
-    """What is put into a source and changed in it, in the order that its key lists them."""
+    """Our files and patches of a source, in the order that its key lists them."""
     source, folder = tree.source, f"images/sources/{tree.source.name}"
     files = [OwnFile(source.name, f"{folder}/{x.source}", "", to=x.to) for x in source.files]
     files += [OwnFile(source.name, f"{folder}/{x.file}", "", patch=x) for x in source.patches]
@@ -200,14 +200,16 @@ def objects_text(run: Mapping[str, Any]) -> str:
         signed_by = ", ".join(str(x)[:19] + "…" for x in taken["signed_by"])
         text = f"compiled on another machine, by a statement that {signed_by} signed"
         return plain(f"{text}; there: {objects_text({'objects': objects})}")
-    compiled, kept = int(objects["compiled"]), int(objects["kept"])
+    compiled, cached = int(objects["compiled"]), int(objects["kept"])
     imported = int(objects.get("imported", 0))
-    if not compiled and not kept and not imported:
+    if not compiled and not cached and not imported:
         return "no compiler was called through the object cache"
     parts = [f"{log.count(compiled, 'object')} compiled in this build"]
-    if kept:
+    if cached:
         # a file that was copied into the cache leaves no trace there
-        parts.append(f"{kept} taken from the object cache, compiled there before or copied into it")
+        parts.append(
+            f"{cached} taken from the object cache, compiled there before or copied into it"
+        )
     if imported:
         brought_by = ", ".join(str(x)[:19] + "…" for x in objects.get("manifests") or [])
         parts.append(f"{imported} brought from another machine ({brought_by or 'no export named'})")
@@ -291,7 +293,7 @@ class Origin:
     package_sha256: str | None = None
     patches: tuple[str, ...] = ()
     own_files: tuple[str, ...] = ()  # that were put into the source it was compiled from
-    toolchain: str | None = None  # what it was compiled in
+    toolchain: str | None = None  # the image that it was compiled in
 
 
 def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:

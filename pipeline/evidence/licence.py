@@ -67,7 +67,7 @@ def wheel_licence(metadata: bytes) -> Licence:
     """From a wheel's METADATA: the expression, else the free text, else the classifiers."""
     # without the description, which is long and says nothing here
     head = _BLANK_LINE.split(metadata, maxsplit=1)[0]
-    # what it cannot parse it leaves out: metadata of old wheels is often not quite valid
+    # it skips lines that it cannot parse: metadata of old wheels is often not quite valid
     fields, _ = parse_email(head)
     if declared := fields.get("license_expression"):
         read = "METADATA License-Expression"

@@ -96,7 +96,7 @@ class _Definition(Frozen):
     build_type: Identity = Field(alias="buildType")
     external: _External = Field(alias="externalParameters")
     internal: _Internal = Field(alias="internalParameters")
-    # far above any image: each one is looked for in all locks
+    # far above any image: each one is searched in all locks
     dependencies: list[Resource] = Field(
         alias="resolvedDependencies", min_length=1, max_length=10_000
     )
@@ -144,7 +144,7 @@ class Provenance(Frozen):
 
     @property
     def trees(self) -> list[Resource]:
-        """What was compiled, each by the digest of its layer."""
+        """Compiled trees, each by the digest of its layer."""
         return _urns(self.run.byproducts, "tree")
 
     def packages(self, kind: Literal["pypi", "deb", "oci"]) -> list[Resource]:
@@ -247,7 +247,7 @@ def source_spec(source: SourceSpec, builds: Collection[str]) -> dict[str, Any]:
 
 def _resource(uri: str, name: str, digest: str, **annotations: Any) -> Resource:
     values = {"uri": uri, "name": name, "digest": DigestSet(sha256=digest.removeprefix("sha256:"))}
-    # `exclude_unset` writes only what was given: no empty annotations
+    # `exclude_unset` writes only the given fields: no empty annotations
     return Resource.model_validate(
         {**values, "annotations": annotations} if annotations else values
     )

@@ -68,7 +68,7 @@ def compare(
 
 
 def difference(one: Store, first: Built, other: Store, second: Built) -> str:
-    """The first thing that is not the same: a file, a layer, or what is around them."""
+    """The first thing that is not the same: a file, a layer, or the settings around them."""
     found = next(_differences(one, first, other, second), None)
     return found.text if found else _AROUND
 
@@ -119,7 +119,7 @@ def _layer_differences(
             yield _Difference(text, f"/{path}")
         elif path in allowed:
             yield _Difference(text, f"/{path}", allowed[path])
-        # where the bytes of a foreign layer's files lie in it is not known
+        # the offsets of files in a foreign layer are not known
         elif a.kind == Kind.FILE and not layer.record.is_foreign:
             was = read_file(one.blob_path(layer.record.digest), a)
             now = read_file(other.blob_path(again.record.digest), b)
@@ -148,7 +148,7 @@ def first_difference(one: bytes, other: bytes) -> int:
 
 
 def section_at(data: bytes, offset: int) -> str:
-    """What of an ELF file lies there; nothing where it is not one that can be read."""
+    """The part of an ELF file at an offset; empty where the file is none that can be read."""
     if not data.startswith(elf.MAGIC64):
         return ""
     if offset < elf.HEAD_BYTES:

@@ -27,7 +27,7 @@ _RESULTS: dict[GateVerdict, Literal["PASSED", "WARNED", "FAILED"]] = {
     "passed": "PASSED",
     "accepted": "WARNED",
     "failed": "FAILED",
-    # nobody may take an unjudged test for a success
+    # an unjudged test must not pass for a success
     "unknown": "FAILED",
 }
 # A smoke of a recipe names these by digest, and a smoke of an address cannot know them.
@@ -191,11 +191,11 @@ def run_predicate(run: Run) -> dict[str, Any]:
     unknown = reasons.get("unknown", [])
     if run.verdict == "unknown" and not unknown:
         unknown = [_Reason(test=run.about, why="no test was run")]
-    behind: dict[str, Any] = {}
+    address: dict[str, Any] = {}
     if run.kind == "address":
         # not given at all to other runs: their statements stay the same bytes
         why = "the server was named by its address, which does not say what it runs"
-        behind = {"sm120_behind": dict.fromkeys(BEHIND, unknown_reason(why))}
+        address = {"sm120_behind": dict.fromkeys(BEHIND, unknown_reason(why))}
     predicate = RunResult(
         result="PASSED" if run.verdict == "passed" else "FAILED",
         configuration=_inputs(run.inputs),
@@ -211,7 +211,7 @@ def run_predicate(run: Run) -> dict[str, Any]:
         sm120_why=sorted((x for x in [*passed, *failed] if x.why), key=lambda x: x.test),
         sm120_machine={name: plain(value) for name, value in run.machine.items()},
         sm120_madeBy={name: plain(value) for name, value in run.made_by.items()},
-        **behind,
+        **address,
     )
     return predicate.model_dump(mode="json", by_alias=True, exclude_unset=True)
 

@@ -22,7 +22,7 @@ from pipeline.store.store import Store, read_own
 
 # `address`: a ladder of a server of which only the address is known, and no image
 RunKind: TypeAlias = Literal["start", "smoke", "address"]
-# `skipped`: this image or model does not have it; `unknown`: it has, and nobody could judge it.
+# `skipped`: this image or model does not have it; `unknown`: it has, and it could not be judged.
 TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
 RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
 FILE = "runs.json"
@@ -31,7 +31,7 @@ MARK = "sm120_run"  # the field of a statement that tells runs from gates
 
 
 class RunTest(Frozen):
-    """One thing that was looked at; of a ladder it is named `RUNG: CHECK`."""
+    """One check; of a ladder it is named `RUNG: CHECK`."""
 
     name: str
     verdict: TestVerdict
@@ -67,7 +67,7 @@ class Run(Frozen):
 
     @property
     def about(self) -> str:
-        """What it is called: a later run of the same name takes its place."""
+        """Its name: a later run of the same name takes its place."""
         return about_run(self.kind, self.recipe)
 
     def is_less_than(self, other: Run) -> bool:
@@ -117,7 +117,7 @@ class ImageRuns(Frozen):
 
 
 def runs_path(store: Store, image: str, platform: str) -> Path:
-    """Where an image's runs lie."""
+    """The file of an image's runs."""
     return store.image_folder(image, platform) / FILE
 
 
@@ -125,13 +125,13 @@ def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Run]
     """The runs of this very image; those of other bytes say nothing about it."""
     path = runs_path(store, image, platform)
     try:
-        kept = ImageRuns.model_validate_json(read_own(path))
+        record = ImageRuns.model_validate_json(read_own(path))
     except FileNotFoundError:
         return []
     except (OSError, StoreDamaged, ValidationError) as error:
         hint = f"Run it again: `sm120 image test {image}`."
         raise StoreDamaged(f"{path}: the record of its runs cannot be read", hint) from error
-    return kept.runs if kept.image_digest == digest else []
+    return record.runs if record.image_digest == digest else []
 
 
 def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
@@ -146,7 +146,7 @@ def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
             if run.about not in latest or not run.is_less_than(latest[run.about]):
                 latest[run.about] = run
         runs = [latest[about] for about in sorted(latest)]
-        kept = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)
-        data = (kept.model_dump_json(indent=1) + "\n").encode()
+        record = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)
+        data = (record.model_dump_json(indent=1) + "\n").encode()
         write_bytes(runs_path(store, name, platform), data)
     return runs

@@ -29,7 +29,7 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
     image = _component("container", bill.purl, bill.image, bill.version, bill.digest)
     components = [*_in_the_image(bill)]
     refs = sorted(x["bom-ref"] for x in components)
-    # nobody listed the contents of a foreign base, nor what the source of a tree vendors
+    # the contents of a foreign base, and what the source of a tree vendors, are not listed
     unlisted = [*([bill.base.purl] if bill.base else []), *(x.tree.purl for x in bill.trees)]
     compositions = [
         {"aggregate": "incomplete", "assemblies": [bill.purl]},
@@ -149,7 +149,7 @@ def _own_file(file: OwnFile) -> dict[str, Any]:
 
 
 def _build_time(bill: Bill) -> list[dict[str, Any]]:
-    """What trees were compiled from and in; CycloneDX calls excluded what is not shipped."""
+    """Sources and toolchains of trees; CycloneDX calls excluded what is not shipped."""
 
     def excluded(component: dict[str, Any], *notes: tuple[str, str]) -> dict[str, Any]:
         return component | {"scope": "excluded"} | _properties([("use", BUILD_TIME), *notes])

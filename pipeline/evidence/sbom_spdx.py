@@ -110,7 +110,7 @@ def _package(
 
 
 def _packages(bill: Bill) -> Iterator[dict[str, Any]]:
-    """The image, its base, and everything that lies in its layers."""
+    """The image, its base, and everything in its layers."""
     version = {"versionInfo": bill.version}
     yield _package(IMAGE_ID, bill.image, bill.digest, bill.purl, "CONTAINER", **version)
     if bill.base:
@@ -198,7 +198,7 @@ def _compiled(bill: Bill) -> list[dict[str, Any]]:
 
 def _relationships(bill: Bill) -> list[dict[str, str]]:
     relations = [(_DOCUMENT, "DESCRIBES", IMAGE_ID)]
-    # one relation for a layer that stands in the image, or in its base, twice
+    # one relation for a layer that the image, or its base, has twice
     layers = dict.fromkeys(_layer_id(x.layer.record.digest) for x in bill.layers)
     relations += [(IMAGE_ID, "CONTAINS", layer) for layer in layers]
     for billed in bill.parts:

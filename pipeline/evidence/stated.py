@@ -46,7 +46,7 @@ class Problem(Enum):
 
 
 class Stated(Frozen):
-    """The statements that lie beside an image."""
+    """The statements beside an image."""
 
     inputs: Digest  # all that they were made from
     statements: list[str]
@@ -124,7 +124,7 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
 
 
 def _kept_digest(path: Path) -> str | None:
-    """Of results that lie beside the image; they may come later than the build."""
+    """The digest of results beside the image; they may come later than the build."""
     try:
         return sha256_of(read_own(path))
     except FileNotFoundError:
@@ -144,13 +144,13 @@ def sign_stated(
     from pipeline.evidence.image import image_statements, keep_all
 
     folder = folder_of(store, built)
-    kept = readable(folder)
-    true = image_statements(checkout, store, built, spdx="sbom-spdx" in kept)
+    stored = readable(folder)
+    true = image_statements(checkout, store, built, spdx="sbom-spdx" in stored)
     when = moment()
-    wrong = _wrong(folder, built, kept, true, read_stamp(when.at))
+    wrong = _wrong(folder, built, stored, true, read_stamp(when.at))
     if not wrong:
         # the kept ones, with their own times: they were made then
-        statements = {name: e.statement for name, e in kept.items() if name in true}
+        statements = {name: e.statement for name, e in stored.items() if name in true}
         recorded = keep_all(store, built, statements, [signer], when)
         _remember(checkout, store, built, recorded)
     return wrong
@@ -159,25 +159,25 @@ def sign_stated(
 def _wrong(
     folder: Path,
     built: Built,
-    kept: Mapping[str, Envelope],
+    stored: Mapping[str, Envelope],
     true: Mapping[str, Statement],
     now: datetime,
 ) -> dict[str, Problem]:
     """Statements that do not match an image, or that cannot be checked."""
-    problems = dict.fromkeys(sorted(true.keys() - kept.keys()), Problem.MISSING)
+    problems = dict.fromkeys(sorted(true.keys() - stored.keys()), Problem.MISSING)
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
         is_ours = name in (*true, NAME)
-        if name not in kept:
+        if name not in stored:
             problems[name] = Problem.UNREADABLE
-        elif name in true and true[name].core() != kept[name].statement.core():
+        elif name in true and true[name].core() != stored[name].statement.core():
             problems[name] = Problem.OTHER
-        elif is_ours and not kept[name].statement.has_happened(now):
+        elif is_ours and not stored[name].statement.has_happened(now):
             problems[name] = Problem.AHEAD
         # a rebuild by another user is signed; an unsigned statement may be planted
-        elif not is_ours and not kept[name].signatures:
+        elif not is_ours and not stored[name].signatures:
             problems[name] = Problem.UNSIGNED_FOREIGN
-    every = set_statement(built.name, built.platform, built.digest, kept.values())
-    if NAME in kept and kept[NAME].statement.core() != every.core():
+    every = set_statement(built.name, built.platform, built.digest, stored.values())
+    if NAME in stored and stored[NAME].statement.core() != every.core():
         problems[NAME] = Problem.OTHER_SET
     return problems

@@ -96,7 +96,7 @@ def _signed_records(store: Store, image: Built) -> list[Envelope]:
     A damaged file is an error that names it.
     """
     paths = kept(store, image.name, image.platform, image.digest)
-    # an error, not a gap: a set would no longer match what is published
+    # an error, not a gap: a set would no longer match the published statements
     envelopes = [read_envelope(read_own(path), path.name) for path in paths]
     # a file that was copied into the folder from another image is left out
     about = [e for e in envelopes if e.statement.is_about(image.digest)]
@@ -146,7 +146,7 @@ def statements_of(bundle: EvidenceBundle) -> list[Attachment]:
 
 @dataclass(frozen=True)
 class CosignTags:
-    """What is under cosign's tags of one image already, read once."""
+    """The contents of cosign's tags of one image, read once."""
 
     statements: tuple[Descriptor, ...] = ()
     signatures: tuple[Descriptor, ...] = ()
@@ -158,7 +158,7 @@ def read_cosign_tags(repository: Repository, digest: str, signer: Signer | None)
 
     def layers(suffix: str, media_type: str) -> tuple[Descriptor, ...]:
         document = repository.find_manifest(f"{fallback_tag(digest)}.{suffix}")
-        # whoever can push could put another image's manifest under this tag
+        # another image's manifest may have been pushed under this tag
         if document is None or (document.subject and document.subject.digest != digest):
             return ()
         return tuple(layer for layer in document.layers if layer.media_type == media_type)
@@ -240,40 +240,40 @@ def plan_naming(
 
 
 def for_cosign(
-    subject: Document, envelopes: Sequence[Envelope], naming: Naming | None, there: CosignTags
+    subject: Document, envelopes: Sequence[Envelope], naming: Naming | None, found: CosignTags
 ) -> list[Attachment]:
     """An image's statements, and the signature of its name, where cosign looks for them."""
     attachments = []
     if envelopes:
         statements = [cosign.attestation_attachment(e) for e in envelopes]
-        attachments.append(_under_tag(subject, "att", there.statements, statements))
+        attachments.append(_under_tag(subject, "att", found.statements, statements))
     if naming is not None:
         evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
         new = []
-        if not naming.is_signed(subject.digest, there.names, evidence_set):
+        if not naming.is_signed(subject.digest, found.names, evidence_set):
             times = [naming.at, *([naming.later] if naming.later else [])]
             given = (evidence_set, naming.index_over(subject.digest))
             who = (subject.digest, naming.reference, naming.signer)
             new = [cosign.signature_attachment(*who, at, *given) for at in times]
-        attachments.append(_under_tag(subject, "sig", there.signatures, new))
+        attachments.append(_under_tag(subject, "sig", found.signatures, new))
     return attachments
 
 
 def _under_tag(
-    subject: Document, suffix: str, there: Sequence[Descriptor], new: Sequence[cosign.Content]
+    subject: Document, suffix: str, found: Sequence[Descriptor], new: Sequence[cosign.Content]
 ) -> Attachment:
-    """An image as cosign stores things: layers that were there, then new ones."""
+    """An image as cosign stores things: layers that were found, then new ones."""
     # the annotation is the signature: the same payload by another key is another layer
-    known = [(d.digest, d.annotations) for d in there]
+    known = [(d.digest, d.annotations) for d in found]
     fresh = tuple(c for c in new if (sha256_of(c.data), c.annotations) not in known)
     # the least config that cosign accepts
-    diff_ids = [x.digest for x in (*there, *map(described, fresh))]
+    diff_ids = [x.digest for x in (*found, *map(described, fresh))]
     rootfs = {"type": "layers", "diff_ids": diff_ids}
     config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
     return Attachment(
         # cosign's own names for these, where it attaches them as referrers
         artifact_type=f"application/vnd.dev.cosign.artifact.{suffix}.v1+json",
-        kept=tuple(there),
+        kept=tuple(found),
         layers=fresh,
         config=cosign.Content(canonical_json(config), OCI_CONFIG),
         tag=f"{fallback_tag(subject.digest)}.{suffix}",

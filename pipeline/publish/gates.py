@@ -86,7 +86,7 @@ class Proof(Frozen):
 
 
 def how_far(store: Store, built: Built, gates: GateState) -> Proof:
-    """The steps that an image went; what nobody tried is said so."""
+    """The steps that an image passed; a step that was not tried is named as such."""
     try:
         runs = read_runs(store, built.name, built.platform, built.digest)
         started = [run.summary() for run in runs if run.kind == "start"]

@@ -83,7 +83,7 @@ def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs:
         return reached
 
     kept = reach(named[t].digest for t in chosen)
-    # all that can be found, minus what is kept, is what goes
+    # everything that can be found and is not kept goes
     seen = KnownRepository(store, repository).manifests
     gone = reach([*(d.digest for d in named.values()), *seen]) - kept
 

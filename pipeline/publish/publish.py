@@ -61,7 +61,7 @@ def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> S
             for platform, image in sorted(images.items())
         ]
         first, *others = [image.annotations.items() for image in images.values()]
-        # an annotation of one platform only must not stand in the index
+        # an annotation of one platform only must not be in the index
         root = read_document(index_json(entries, dict(set(first).intersection(*others))))
     blobs = []
     for blob, image in {d.digest: (d, i) for i in images.values() for d in i.blobs}.values():
@@ -141,7 +141,7 @@ def publish(store: Store, order: Order) -> Published:
         known.remember(manifests=[d.digest for d in shipment.documents])
         for document in shipment.documents:
             repository.put_document(document.digest, document)
-        # before the tag moves: whoever pulls by tag finds evidence with it
+        # before the tag moves: a pull by tag then finds evidence with it
         attached = _attach(order)
         known.remember(manifests=[a.digest for a in attached])
         repository.put_document(order.tag, shipment.root)
@@ -160,10 +160,10 @@ def rehearse(order: Order) -> Published:
 def find_missing(order: Order) -> list[LocalBlob]:
     """The blobs that the registry lacks; the largest first, so that none is waited for last."""
     repository, blobs = order.repository, order.shipment.blobs
-    there = repository.client.each(
+    found = repository.client.each(
         order.jobs, blobs, lambda b: repository.has_blob(b.digest, b.size_bytes)
     )
-    missing = [blob for blob, is_there in zip(blobs, there, strict=True) if not is_there]
+    missing = [blob for blob, is_found in zip(blobs, found, strict=True) if not is_found]
     return sorted(missing, key=lambda b: -b.size_bytes)
 
 
@@ -224,7 +224,7 @@ def _published(
 ) -> Published:
     shipment = order.shipment
     is_forced = any(s.state == "not passed" for s in order.gates)
-    there, mounted = len(shipment.blobs) - len(ways), ways.count("mounted")
+    known, mounted = len(shipment.blobs) - len(ways), ways.count("mounted")
     return Published(
         image=shipment.name,
         reference=f"{order.repository}@{shipment.root.digest}",
@@ -234,7 +234,7 @@ def _published(
         gates=order.gates,
         proved=list(order.proved),
         ungated_reason=order.ungated_reason if is_forced else None,
-        blobs={"there": there, "mounted": mounted, "sent": ways.count("sent")},
+        blobs={"there": known, "mounted": mounted, "sent": ways.count("sent")},
         total_bytes=sum(b.size_bytes for b in shipment.blobs),
         sent_bytes=sent_bytes,
         attached=list(attached),

@@ -40,7 +40,7 @@ TREE_MEDIA = "application/vnd.sm120.tree.v1"
 
 
 class TreeStatement(Frozen):
-    """What is signed of a compiled tree."""
+    """The signed claims about a compiled tree."""
 
     tree: CompiledTree
     record: LayerRecord
@@ -48,7 +48,7 @@ class TreeStatement(Frozen):
 
 
 def tree_tag(plan: TreePlan) -> str:
-    """The tag under which a tree's layer is looked for."""
+    """The tag of a tree's layer."""
     # a name may hold a plus sign, a tag may not
     name = re.sub(r"[^a-z0-9_.-]", "_", f"{plan.source.name}-{plan.name}")[:80]
     return f"{name}-{plan.platform.partition('/')[2]}-{plan.key[7:19]}"
@@ -93,7 +93,7 @@ def order_tree(
         size_bytes=record.size_bytes,
         annotations={TITLE: plan.title},
     )
-    # the same for the same tree, whoever publishes it
+    # the same for the same tree, on every machine
     written = {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST,

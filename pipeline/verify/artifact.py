@@ -1,4 +1,4 @@
-"""What is verified: a file, or an image by its blobs. Bytes are read, claims are not believed."""
+"""The artifact to verify: a file, or an image by its blobs. Bytes are read, claims not believed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def open_file(path: Path) -> Artifact:
 
 
 def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = None) -> Artifact:
-    """An image whose blobs lie in a folder by digest."""
+    """An image whose blobs are in a folder, named by digest."""
     what = f"{title}: manifest"
     manifest = _document(read_small(blobs, digest, size_bytes, what), what)
     config = require_manifest(manifest, title)
@@ -237,7 +237,7 @@ def _require_same(
 
 def _require_layers(blobs: Path, manifest: Document, title: str) -> None:
     """Read all layers on all cores and name the wrong ones together."""
-    # one layer may stand in an image twice
+    # an image may have one layer twice
     layers = {x.digest: x for x in manifest.layers}
     # the largest first: started last, it would be waited for alone
     ranked = sorted(layers.values(), key=lambda x: x.size_bytes, reverse=True)

@@ -55,7 +55,7 @@ class Chain:
 def judge_attached(
     artifact: Artifact, attached: AttachedEvidence, judge: Judge, *, is_named: bool = False
 ) -> Walk:
-    """An image with what is attached to it; `is_named` where an index over it has a signed name."""
+    """An image with its attached evidence; `is_named` where an index over it has a signed name."""
     # names are judged after statements: they must cover one of the believed sets
     walked = walk(artifact, attached.items, judge.trust, judge.checkout, judge.now)
     names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
@@ -142,9 +142,9 @@ def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
     if node.verdict is Verdict.INCOMPLETE:
         others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
         return judge_tag(reference, digest, names, others)
-    # only what was verified is remembered: a forged name must not block the true one
+    # only verified names are remembered: a forged one must not block the true one
     if memory and node.verdict is Verdict.VALID:
-        # of an index also what was signed of each image in it
+        # of an index also the names of each image in it
         own = {digest, *(image.digest for image in remote.images)}
         memory.remember(reference, digest, [n for n in names if n.digest in own])
     return node
@@ -185,11 +185,11 @@ def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk
     walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
     if not items:
         return walked
-    kept = path.with_name(EXCHANGES)
-    if not kept.exists():
+    beside = path.with_name(EXCHANGES)
+    if not beside.exists():
         exchanges = Node(EXCHANGES, Verdict.INCOMPLETE, "is not beside the result")
     else:
-        digest = open_file(kept).digest
+        digest = open_file(beside).digest
         stated = [x.envelope.statement for x, _ in walked.opened if x.is_about_this]
         exchanges = (
             Node(EXCHANGES, message="these bytes")

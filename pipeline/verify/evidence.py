@@ -1,7 +1,7 @@
-"""Collecting evidence: envelopes beside an artifact, and whatever is attached to an image.
+"""Collecting evidence: envelopes beside an artifact, and everything attached to an image.
 
-Anybody who may push can attach anything to an image. What is about another image, or of an unknown
-kind, is skipped and named; what is about this image and cannot be read breaks the chain.
+Every user who may push can attach anything to an image. Evidence of another image, or of an unknown
+kind, is skipped and named; evidence of this image that cannot be read breaks the chain.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def gather(places: Sequence[Path]) -> list[EvidenceItem]:
 
 
 def beside(artifact: Path) -> list[Path]:
-    """Where evidence of a file or folder is looked for unless it is named."""
-    # `evidence attest FILE` writes it there
+    """Finds the evidence of a file or folder where `evidence attest` writes it."""
     places = [artifact.with_name(f"{artifact.name}{each}") for each in (SUFFIX, ".records")]
     if artifact.is_dir():
         places.append(artifact / "records")
@@ -116,7 +115,7 @@ class AttachedEvidence:
 def read_attached(
     digest: str, documents: Iterable[Document], read: Callable[[Descriptor], bytes]
 ) -> AttachedEvidence:
-    """Read the evidence for one image; each blob once, whoever lists it."""
+    """Read the evidence for one image; each blob once, in whichever manifest it is listed."""
     attached = AttachedEvidence()
     places = {SIGNATURE_MEDIA: attached.signatures, UNGATED_MEDIA: attached.notes}
     places |= dict.fromkeys(BILL_MEDIA.values(), attached.bills)

@@ -187,7 +187,7 @@ def _packages(
 
 
 def _omitted(made: Provenance, locks: _Locks) -> Node:
-    """What is locked must be in the provenance."""
+    """Every locked package must be in the provenance."""
     recorded = {x.sha256 for x in (*made.packages("pypi"), *made.packages("deb"))}
     nodes = tuple(
         broken(pin.file, "is locked, but missing from the provenance")

@@ -118,18 +118,18 @@ def judge_tag(
     An image of an index has the tag's name, too, but the tag must be on the index.
     """
     title = f"tag {reference.rpartition(':')[2]}"
-    names_here = [n for n in names if n.reference == reference]
-    others_here = [n for n in others if n.reference == reference]
+    own_names = [n for n in names if n.reference == reference]
+    other_names = [n for n in others if n.reference == reference]
     # the tag was seen on one of these images before, with newer evidence
-    for each in dict.fromkeys(n.digest for n in names_here):
-        here = _newest(n for n in names_here if n.digest == each)
-        last = _newest(n for n in others_here if n.digest == each and n.evidence_set)
-        if here and last and last.is_later_than(here):
+    for each in dict.fromkeys(n.digest for n in own_names):
+        latest = _newest(n for n in own_names if n.digest == each)
+        last = _newest(n for n in other_names if n.digest == each and n.evidence_set)
+        if latest and last and last.is_later_than(latest):
             message = f"older evidence was put back: {last.key} gave {each} this name again"
             less = f"{last.when}, with the set {last.evidence_set}; the registry has less"
             return Node(title, Verdict.MOVED, message + less)
-    ours = _newest(n for n in names_here if n.digest == digest and n.index is None)
-    other = _newest(n for n in others_here if n.digest != digest and n.index is None)
+    ours = _newest(n for n in own_names if n.digest == digest and n.index is None)
+    other = _newest(n for n in other_names if n.digest != digest and n.index is None)
     if ours is None and other is not None:
         message = f"moved after signing: {other.key} signed {other.digest} under it"
         return Node(title, Verdict.MOVED, f"{message}, now it names {digest}")
@@ -193,12 +193,12 @@ class Memory:
             own, images = dict(before.names), {k: {**v} for k, v in before.images.items()}
             for name, at in timed:
                 is_root = name.digest == digest and name.index is None
-                kept = own if is_root else images.setdefault(name.digest, {})
+                newest = own if is_root else images.setdefault(name.digest, {})
                 # earlier publishers did not sign which index an image was named in
                 index = None if is_root else name.index or digest
                 given = {"digest": name.digest, "at": at, "evidence_set": name.evidence_set}
-                if name.key_id not in kept or kept[name.key_id].at < at:
-                    kept[name.key_id] = _Name.model_validate({**given, "index": index})
+                if name.key_id not in newest or newest[name.key_id].at < at:
+                    newest[name.key_id] = _Name.model_validate({**given, "index": index})
             seen = _SeenTag(reference=reference, names=own, images=images)
             data = canonical_json(seen.model_dump(mode="json"))
             self._store.write(self._path(reference), data)

@@ -22,7 +22,7 @@ Least = Literal["passed", "accepted"]
 
 
 class Policy(Frozen):
-    """A policy file. Only what it names is required."""
+    """A policy file. It requires only the evidence that it names."""
 
     schema_name: ClassVar[str] = "policy"
 

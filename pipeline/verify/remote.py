@@ -1,4 +1,4 @@
-"""An image in a registry and what is attached to it. Only the registry is asked, nothing else."""
+"""An image in a registry and its attached evidence. Only this registry is asked."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs:
     artifact = make_artifact(title, image, config)
     listed = (d.platform for d in remote.root.manifests if d.digest == image.digest)
     require_platform(artifact, next(listed, None))
-    # one layer may stand in an image twice
+    # an image may have one layer twice
     layers = list({d.digest: d for d in image.layers}.values())
     if not deep:
-        there = repository.client.each(
+        found = repository.client.each(
             jobs, layers, lambda b: repository.has_blob(b.digest, b.size_bytes)
         )
-        for missing in (x for x, is_there in zip(layers, there, strict=True) if not is_there):
+        for missing in (x for x, is_found in zip(layers, found, strict=True) if not is_found):
             message = f"its layer {missing.digest} is missing from the registry"
             raise EvidenceBroken(f"{title}: {message}")
         return artifact

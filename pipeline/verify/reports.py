@@ -1,4 +1,4 @@
-"""A report: what it shows, the data inside of it, who signed that, and the runs behind it."""
+"""A report: its page, the data inside of it, who signed that, and the runs it was made from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_SHOWN = 10
 _MOST_FOLDERS = 1000
 
 
-def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, behind: Behind) -> Walk:
+def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, sources: Behind) -> Walk:
     """From a page to its data, from there to the runs, and from each to all that it names."""
     try:
         page = read_plain(path, _MOST_BYTES)
@@ -52,14 +52,14 @@ def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, behind
         walks.append(Walk(incomplete("statement", message), ()))
     if problem := report.problem():
         walks.append(Walk(changed("embedded data", problem), ()))
-    walks += [_run(report, i, path, judge, behind) for i in range(len(report.data.runs))]
+    walks += [_run(report, i, path, judge, sources) for i in range(len(report.data.runs))]
     node = Node(f"{path} {digest}", children=tuple(w.node for w in walks))
     return Walk(node, tuple(each for walked in walks for each in walked.believed))
 
 
-def _run(report: OpenedReport, index: int, page: Path, judge: Judge, behind: Behind) -> Walk:
+def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Behind) -> Walk:
     """One run of a report, compared with it and then with all that the run depends on."""
-    named, places = report.data.runs[index], (*behind.folders, page.parent)
+    named, places = report.data.runs[index], (*sources.folders, page.parent)
     title = f"run {plain(named.name)}"
     folder = _find_run(named.file, named.digest, places)
     file = folder or _find_foreign(named.file, named.digest, places)
@@ -74,10 +74,10 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, behind: Beh
     message = f"{log.count(len(problems), 'place')} changed" if problems else "as in the run"
     same = Node("numbers of the report", message=message, children=children)
     if folder is None:
-        # the numbers of another program can be compared, and nobody signed them
+        # the numbers of another program can be compared, but have no signature
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
         return Walk(Node(title, children=(same, unsigned)), ())
-    within = Behind(behind.store, (*behind.folders, folder, folder.parent, page.parent))
+    within = Behind(sources.store, (*sources.folders, folder, folder.parent, page.parent))
     walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
     return Walk(Node(title, children=(same, walked.node)), walked.believed)
 

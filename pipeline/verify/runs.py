@@ -61,7 +61,7 @@ class Behind:
     folders: Sequence[Path] = ()
 
 
-def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind: Behind) -> Walk:
+def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: Behind) -> Walk:
     """From the numbers of a run to who signed them, and to all that they depend on."""
     path = folder / RUN_FILE
     try:
@@ -90,7 +90,7 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, behind:
         if now != named:
             message = f"is {now}, the run names {named}"
             workload = Node("workload", Verdict.CHANGED, message, part="workload")
-        walks += [Walk(workload, ()), *_inputs(run, behind, judge)]
+        walks += [Walk(workload, ()), *_inputs(run, sources, judge)]
     believed = tuple(each for walked in walks for each in walked.believed)
     return Walk(Node(f"{path} {digest}", children=tuple(w.node for w in walks)), believed)
 
@@ -171,14 +171,14 @@ def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
     return Node(title, message=f"the same again from {counts}")
 
 
-def _inputs(run: Run, behind: Behind, judge: Judge) -> list[Walk]:
+def _inputs(run: Run, sources: Behind, judge: Judge) -> list[Walk]:
     """Each thing that the run names; one that is not found is missing, and never valid."""
     client = f"{run.client.name} {run.client.version} {run.client.digest}"
     parts = {
-        "image": _image(run.inputs.image, behind, judge),
-        "weights": _weights(run.inputs.weights, behind, judge),
-        "recipe": Walk(_recipe(run, behind, judge), ()),
-        HOST: _host(run.inputs.host, behind, judge),
+        "image": _image(run.inputs.image, sources, judge),
+        "weights": _weights(run.inputs.weights, sources, judge),
+        "recipe": Walk(_recipe(run, sources, judge), ()),
+        HOST: _host(run.inputs.host, sources, judge),
         "client": Walk(Node("client", message=client), ()),
     }
     return [replace(w, node=replace(w.node, part=part)) for part, w in parts.items()]
@@ -192,10 +192,10 @@ def _titled(walked: Walk, title: str) -> Walk:
     return replace(walked, node=replace(walked.node, title=f"{title} {walked.node.title}"))
 
 
-def _image(digest: str | None, behind: Behind, judge: Judge) -> Walk:
+def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     if digest is None:
         return _missing("image", "the run does not say which image served")
-    if (store := behind.store) is not None:
+    if (store := sources.store) is not None:
         for path in store.image_paths():
             try:
                 is_this = read_image_record(path).digest == digest
@@ -205,7 +205,7 @@ def _image(digest: str | None, behind: Behind, judge: Judge) -> Walk:
             if is_this:
                 return _titled(_stored_image(digest, path, store, judge), "image")
     # an OCI layout that was pulled or exported
-    for folder in (f for f in behind.folders if (f / "index.json").is_file()):
+    for folder in (f for f in sources.folders if (f / "index.json").is_file()):
         try:
             opened = open_layout(folder)
         except PipelineError as error:
@@ -238,13 +238,13 @@ def _tiny_digest() -> str:
     return sha256_of(tiny.tiny_gguf())
 
 
-def _weights(digest: str | None, behind: Behind, judge: Judge) -> Walk:
+def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     if digest is None:
         return _missing("weights", "the run does not say which weights were served")
     if digest == _tiny_digest():
         return Walk(Node("weights", message="the tiny model, which this code makes"), ())
     locks = kept_locks(judge.checkout) if judge.checkout else []
-    for folder in behind.folders:
+    for folder in sources.folders:
         places: Sequence[Place] = ()
         with suppress(WeightsUnknown):
             places = find_places(folder, locks)
@@ -260,14 +260,14 @@ def _weights(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     return _missing(f"weights {lock.name}", message)
 
 
-def _recipe(run: Run, behind: Behind, judge: Judge) -> Node:
+def _recipe(run: Run, sources: Behind, judge: Judge) -> Node:
     name, digest = run.inputs.recipe_name, run.inputs.recipe
     if name is None or digest is None:
         return incomplete("recipe", "the run was not served from a recipe")
     own = [judge.checkout.root / "recipes"] if judge.checkout else []
     title = f"recipe {name}"
     try:
-        now = recipe_digest(Recipes([*behind.folders, *own]).read(name))
+        now = recipe_digest(Recipes([*sources.folders, *own]).read(name))
     except PipelineError as error:
         return incomplete(title, f"{digest} cannot be compared: {error}")
     if now != digest:
@@ -275,13 +275,13 @@ def _recipe(run: Run, behind: Behind, judge: Judge) -> Node:
     return Node(title, message=digest)
 
 
-def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
+def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     if digest is None:
         message = "no facts of the host were given"
         return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN), ())
-    path = next((p for p in _facts_files(behind, judge) if sha256_of_file(p) == digest), None)
+    path = next((p for p in _facts_files(sources, judge) if sha256_of_file(p) == digest), None)
     if path is None:
-        for other in _facts_files(behind, judge):
+        for other in _facts_files(sources, judge):
             # a statement of those facts, beside a file that is another one by now
             about = other.with_name(other.name.removesuffix(SUFFIX))
             (item,) = gather([other]) if about != other and about.is_file() else (None,)
@@ -298,10 +298,10 @@ def _host(digest: str | None, behind: Behind, judge: Judge) -> Walk:
     return replace(walked, node=replace(walked.node, subject=str(about)))
 
 
-def _facts_files(behind: Behind, judge: Judge) -> Iterator[Path]:
+def _facts_files(sources: Behind, judge: Judge) -> Iterator[Path]:
     own = [judge.checkout.root / "records"] if judge.checkout else []
     seen = 0
-    for folder in (f for f in (*behind.folders, *own) if f.is_dir()):
+    for folder in (f for f in (*sources.folders, *own) if f.is_dir()):
         for path in sorted(folder.glob("*.json")):
             seen += 1
             if seen > _MOST_FILES:

@@ -75,7 +75,7 @@ def judge_signatures(
             code = Code.AHEAD
         return Node(_TITLE, Verdict.BROKEN, "; ".join(doubts), code=code), []
     message = f"by {', '.join(key.name for key in believed)}; stated "
-    # of the statement: a signature has no time, and `new-key` also signs what is older than its key
+    # of the statement: a signature has no time, and `new-key` also signs older statements
     at = statement.recorded
     message += f"{at:%Y-%m-%d %H:%M:%S} UTC by its own clock" if at else "without a time"
     message += f" (not counted: {'; '.join(doubts)})" if doubts else ""
@@ -186,7 +186,7 @@ class SetJudge:
         return "replaced by a statement of the latest set" if is_replaced else ""
 
     def judge(self, made: Provenance | None) -> list[Node]:
-        """Finds what is missing, what was added, and whether a set records ungated publishing."""
+        """Finds missing and added statements, and whether a set records ungated publishing."""
         if not self._counted:
             return []
         if not self._current:

@@ -137,7 +137,7 @@ class _TreeJudge:
     def judge(self) -> list[Node]:
         wanted, made = _wanted(self._provenance), self._provenance
         nodes = [self._tree(*each) for each in wanted]
-        # what is recorded of trees that no spec asks for
+        # records of trees that no spec asks for
         urns = {tree_urn(source, build) for _, source, build in wanted}
         trees = [x for x in made.trees if x.uri in urns]
         sources = {source_urn(str(x.annotations["source"])) for x in trees}

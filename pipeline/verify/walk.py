@@ -110,7 +110,7 @@ def walk(
 def _open(
     item: EvidenceItem, artifact: Artifact, trust: Trust | None, now: datetime, only: str | None
 ) -> Opened | Node:
-    """Judges who signed an envelope and what it is about; a node where that ends it."""
+    """Judges the signatures and the subject of an envelope; a node where that ends it."""
     envelope = item.envelope
     if envelope is None:
         return broken(item.name, item.error)
@@ -118,13 +118,13 @@ def _open(
     if only not in (None, kind):
         got, wanted = names.kind_of(kind), names.kind_of(only or "")
         message = f"is a statement of the kind {got}, not {wanted}"
-        # who signed it claims to vouch by it; what nobody signed says nothing either way
+        # a signer claims to vouch by it; an unsigned statement says nothing either way
         verdict = Verdict.BROKEN if envelope.signatures else Verdict.UNSIGNED
         return Node(item.name, verdict, message)
     signature, keys = judge_signatures(envelope, trust, now)
     subject = Node("subject", message="these bytes")
     if not envelope.statement.is_about(artifact.digest):
-        # the first of several is enough to see what it is about
+        # the first of several subjects is enough to recognise it
         other = envelope.statement.subject[0]
         message = f"is about {other.name} sha256:{other.digest.sha256}, not about this"
         subject = broken("subject", message)
@@ -181,7 +181,7 @@ def _weights(weights: Weights) -> Node:
     title, result = f"weights, {verification.how}", verification.result
     if result == "verified":
         return Node(title, message=f"verified at {verification.at}")
-    # `unknown`: nobody could read the files, which proves nothing
+    # `unknown`: the files could not be read, which proves nothing
     verdict = Verdict.BROKEN if result == "damaged" else Verdict.INCOMPLETE
     return Node(title, verdict, f"{result}: {'; '.join(verification.why) or 'no reason given'}")
 
@@ -276,9 +276,9 @@ def judge_run(result: RunResult, checkout: Checkout | None) -> Node:
         return Node(title, worst, f"{result.summary()}: failed: {', '.join(result.failed[:3])}")
     counts = f"{result.summary()}: {len(result.passed)} passed, {len(result.skipped)} skipped"
     if result.behind:
-        behind = tuple(incomplete(k, v.unknown) for k, v in result.behind.items())
-        return Node(title, message=counts, children=behind)
-    # weights and what was asked and answered are not in the checkout
+        unknown = tuple(incomplete(k, v.unknown) for k, v in result.behind.items())
+        return Node(title, message=counts, children=unknown)
+    # weights, requests and answers are not in the checkout
     inputs = [x for x in result.configuration if x.name.startswith(("recipes/", "lockfiles/"))]
     moved = [
         x.name for x in inputs if checkout and not _is_same(checkout.root, x.name, x.digest.sha256)

@@ -1,4 +1,4 @@
-"""A weights set on a disk: its lock, its files, and what was signed of them."""
+"""A weights set on a disk: its lock, its files, and the signatures over them."""
 
 from __future__ import annotations
 
