@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,13 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
         (f"layer:{x.layer.record.digest}", f"{x.image}: {x.layer.title}") for x in bill.layers
     ]
     image = _component("container", bill.purl, bill.image, bill.version, bill.digest)
-    components = [*_in_the_image(bill)]
-    refs = sorted(x["bom-ref"] for x in components)
+    components = _in_the_image(bill)
+    refs: dict[str, Collection[str]] = {bill.purl: [x["bom-ref"] for x in components]}
+    # from each tree to its source and its toolchain, and from that to its packages
+    purls = {x.digest: x.purl for x in bill.toolchains}
+    for tree in (x.tree for x in bill.trees):
+        refs[tree.purl] = {tree.archive_purl, purls[tree.made.toolchain]}
+    refs |= {x.purl: {p.urn for p in x.parts} for x in bill.toolchains}
     # the contents of a foreign base, and what the source of a tree vendors, are not listed
     unlisted = [*([bill.base.purl] if bill.base else []), *(x.tree.purl for x in bill.trees)]
     compositions = [
@@ -48,7 +53,9 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
             "component": image | _properties([("platform", bill.platform), *layers]),
         },
         "components": [*components, *_build_time(bill)],
-        "dependencies": [{"ref": bill.purl, "dependsOn": refs}, *_made_with(bill)],
+        "dependencies": [
+            {"ref": purl, "dependsOn": sorted(needed)} for purl, needed in refs.items()
+        ],
         "compositions": compositions,
     }
 
@@ -171,13 +178,3 @@ def _build_time(bill: Bill) -> list[dict[str, Any]]:
     components += [_own_file(x) | {"name": x.path, "scope": "excluded"} for x in bill.build_files]
     # two builds of one source have one archive
     return list({x["bom-ref"]: x for x in components}.values())
-
-
-def _made_with(bill: Bill) -> list[dict[str, Any]]:
-    """From each tree to its source and its toolchain, and from that to its packages."""
-    purls = {x.digest: x.purl for x in bill.toolchains}
-    refs: dict[str, set[str]] = {}
-    for tree in (x.tree for x in bill.trees):
-        refs[tree.purl] = {tree.archive_purl, purls[tree.made.toolchain]}
-    refs |= {x.purl: {p.urn for p in x.parts} for x in bill.toolchains}
-    return [{"ref": purl, "dependsOn": sorted(needed)} for purl, needed in refs.items()]

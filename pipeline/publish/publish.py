@@ -169,7 +169,7 @@ def find_missing(order: Order) -> list[LocalBlob]:
 
 def _attach(order: Order) -> list[AttachedArtifact]:
     bundle, shipment = order.bundle or EvidenceBundle(), order.shipment
-    attachments = list(order.attachments)
+    repository, attachments = order.repository, list(order.attachments)
     for gates in order.gates if order.ungated_reason is not None else ():
         # a note that stays with an image whose gates did not pass
         if gates.state == "not passed":
@@ -186,32 +186,25 @@ def _attach(order: Order) -> list[AttachedArtifact]:
     attachments += statements_of(bundle)
     if not attachments and bundle.signer is None:
         return []
-    with log.step("Attaching evidence" if order.bundle else "Attaching files"):
-        return _attach_all(order, bundle, attachments)
-
-
-def _attach_all(
-    order: Order, bundle: EvidenceBundle, attachments: Sequence[Attachment]
-) -> list[AttachedArtifact]:
-    repository, shipment = order.repository, order.shipment
-    tags: dict[str, CosignTags] = {}
-    # without a signer and statements, two requests for each image are saved
-    if bundle.signer is not None or any(bundle.envelopes.values()):
-        digests = [document.digest for document in shipment.documents]
-        tags = {x: read_cosign_tags(repository, x, bundle.signer) for x in digests}
-    # also of each platform: the name of one may have been signed again with newer evidence
-    names = [name for each in tags.values() for name in each.names]
-    naming = plan_naming(repository, shipment.root, order.tag, bundle, names)
-    images = {image.digest for image in shipment.images.values()}
     attached: list[AttachedArtifact] = []
-    for platform, subject in [(None, shipment.root), *shipment.images.items()]:
-        chosen = [a for a in attachments if a.platform == platform]
-        envelopes = bundle.envelopes.get(platform or "", ())
-        # an image of one platform is the root as well: its name is signed once, with its evidence
-        name = None if platform is None and subject.digest in images else naming
-        chosen += for_cosign(subject, envelopes, name, tags.get(subject.digest, CosignTags()))
-        if chosen:
-            attached += attach(repository, subject, chosen)
+    with log.step("Attaching evidence" if order.bundle else "Attaching files"):
+        tags: dict[str, CosignTags] = {}
+        # without a signer and statements, two requests for each image are saved
+        if bundle.signer is not None or any(bundle.envelopes.values()):
+            digests = [document.digest for document in shipment.documents]
+            tags = {x: read_cosign_tags(repository, x, bundle.signer) for x in digests}
+        # also of each platform: the name of one may have been signed again with newer evidence
+        names = [name for each in tags.values() for name in each.names]
+        naming = plan_naming(repository, shipment.root, order.tag, bundle, names)
+        images = {image.digest for image in shipment.images.values()}
+        for platform, subject in [(None, shipment.root), *shipment.images.items()]:
+            chosen = [a for a in attachments if a.platform == platform]
+            envelopes = bundle.envelopes.get(platform or "", ())
+            # an image of one platform is the root as well: its name is signed once
+            name = None if platform is None and subject.digest in images else naming
+            chosen += for_cosign(subject, envelopes, name, tags.get(subject.digest, CosignTags()))
+            if chosen:
+                attached += attach(repository, subject, chosen)
     return attached
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from pipeline import log
@@ -70,7 +70,14 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources
     except RunInvalid as error:
         return Walk(broken(str(folder), str(error)), ())
     digest = sha256_of(data)
-    compare = partial(_compared, digest, requests)
+
+    def compare(statement: Statement, how: str) -> list[Node]:
+        nodes = [_signed_file("result", RUN_FILE, digest, statement, how)]
+        if requests is not None:
+            return [*nodes, _signed_file("requests", REQUESTS_FILE, requests, statement, how)]
+        message = f"{REQUESTS_FILE} is not beside the run"
+        return [*nodes, Node("requests", Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)]
+
     walks = [
         judge_file_statement(item, BENCHMARK_RUN, "benchmark", judge, compare)
         for item in distinct(items)
@@ -119,21 +126,10 @@ def judge_file_statement(
     return Walk(Node(title, children=tuple(nodes), subject=kind), believed)
 
 
-def _compared(result: str, requests: str | None, statement: Statement, how: str) -> list[Node]:
-    """The files of a run, by their digests, against a statement."""
-    nodes = []
-    for title, file, digest in (
-        ("result", RUN_FILE, result),
-        ("requests", REQUESTS_FILE, requests),
-    ):
-        if digest is None:
-            message = f"{file} is not beside the run"
-            nodes.append(Node(title, Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS))
-        elif statement.is_about(digest):
-            nodes.append(Node(title, message=f"every byte as {how}"))
-        else:
-            nodes.append(changed(title, f"{file} has {digest}, which was not {how}"))
-    return nodes
+def _signed_file(title: str, file: str, digest: str, statement: Statement, how: str) -> Node:
+    if statement.is_about(digest):
+        return Node(title, message=f"every byte as {how}")
+    return changed(title, f"{file} has {digest}, which was not {how}")
 
 
 def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:

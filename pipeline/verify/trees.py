@@ -159,23 +159,20 @@ class _TreeJudge:
         tree = self._trees.get(tree_urn(source, build))
         if tree is None:
             return broken(title, "is in the spec, but its record is missing")
+        digest, urn, layer = f"sha256:{tree.sha256}", layer_urn(image, tree.name), Node("layer")
+        recorded = [x.sha256 for x in self._provenance.layers if x.uri == urn]
+        if recorded != [tree.sha256] or tree.annotations["image"] != image:
+            layer = broken("layer", f"{digest} is not the image's layer of it")
+        elif digest not in (self._artifact.layers or ()):
+            layer = broken("layer", f"{digest} is missing from the image")
         children = (
-            self._layer(tree, image),
+            layer,
             self._inputs(tree, source, build),
             self._made_from(tree, source),
             self._made_in(tree, source, build),
             Node("objects", message=objects_text(tree.annotations["run"])),
         )
         return Node(title, message=f"layer sha256:{tree.sha256[:12]}…", children=children)
-
-    def _layer(self, tree: Resource, image: str) -> Node:
-        urn, digest = layer_urn(image, tree.name), f"sha256:{tree.sha256}"
-        recorded = [x.sha256 for x in self._provenance.layers if x.uri == urn]
-        if recorded != [tree.sha256] or tree.annotations["image"] != image:
-            return broken("layer", f"{digest} is not the image's layer of it")
-        if digest not in (self._artifact.layers or ()):
-            return broken("layer", f"{digest} is missing from the image")
-        return Node("layer")
 
     def _inputs(self, tree: Resource, source: str, build: str) -> Node:
         """The key covers the inputs, and the inputs are those of the recorded source.yaml."""
