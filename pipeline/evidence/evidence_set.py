@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.assemble.image import Built
 from pipeline.attest.envelope import SUFFIX, Envelope, read_kept, sign_or_countersign
 from pipeline.attest.names import EVIDENCE_SET, REBUILD, TEST_RESULT
 from pipeline.attest.predicates import MOST_STATEMENTS, Committed, EvidenceSet, check_predicate
@@ -25,6 +24,7 @@ from pipeline.model import sha256_of
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:
+    from pipeline.assemble.image import Built
     from pipeline.attest.keys import Signer
 
 NAME = "evidence-set"

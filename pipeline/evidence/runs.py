@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import ValidationError, model_validator
 
-from pipeline.assemble.image import Built
 from pipeline.errors import StoreDamaged
 from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name, Platform
 from pipeline.store.store import Store, read_own
+
+if TYPE_CHECKING:
+    from pipeline.assemble.image import Built
 
 # `address`: a ladder of a server of which only the address is known, and no image
 RunKind: TypeAlias = Literal["start", "smoke", "address"]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from pipeline import log
 from pipeline.attest.envelope import Envelope
@@ -22,11 +23,13 @@ from pipeline.attest.statement import Statement
 from pipeline.attest.trust import Trust, TrustedKey, judges_strangers
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import is_set, latest, read_set, verdict_of
-from pipeline.evidence.provenance import Provenance
 from pipeline.evidence.results import TestResult, read_test_result
 from pipeline.model import sha256_of
 from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Code, Node, Verdict, broken, incomplete, worst
+
+if TYPE_CHECKING:
+    from pipeline.evidence.provenance import Provenance
 
 _TITLE = "signature"
 _SET = "all its evidence"

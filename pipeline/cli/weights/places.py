@@ -58,7 +58,7 @@ def signed_backing_of(context: click.Context, place: Place, trust_path: Path | N
     if backing.lock_from == "checkout" or not any(path.exists() for path in kept):
         return backing
     # loads what reads signatures, which a set that the checkout backs does not need
-    from pipeline.verify.weights import signed_backing
+    from pipeline.verify.weights_backing import signed_backing
 
     trust = trust_of(context, trust_path)
     return signed_backing(place, backing, trust, datetime.now(UTC)) if trust else backing
