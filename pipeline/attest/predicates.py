@@ -221,12 +221,12 @@ MODELS: dict[str, type[Frozen]] = {
 }
 
 
-def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
-    """Refuse a predicate of our own that is not what its type promises."""
+def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> Frozen | None:
+    """A predicate of our own as a value, refused where it is not what its type promises."""
     model = MODELS.get(predicate_type)
     if model is None:
-        return
+        return None
     # the time is checked with the statement
     body = {k: v for k, v in predicate.items() if k != RECORDED}
     # JSON has no bool that is an int: each value must be of its own kind
-    as_model(model, body, predicate_type, "the predicate", strict=True)
+    return as_model(model, body, predicate_type, "the predicate", strict=True)

@@ -100,26 +100,26 @@ def set_statement(
     listed = []
     for payload, statement in each_once.items():
         about, verdict = verdict_of(statement)
-        kind, digest = statement.predicate_type, sha256_of(payload)
-        listed.append(Committed(predicate_type=kind, payload=digest, about=about, verdict=verdict))
-    named = sorted(listed, key=lambda c: (c.predicate_type, c.about or "", c.payload))
-    if len(named) > MOST_STATEMENTS:
-        raise RecordInvalid(f"{image}: has {len(named)} statements, more than {MOST_STATEMENTS}")
-    predicate = EvidenceSet(image=image, platform=platform, statements=named, ungated=ungated)
+        named = {"predicate_type": statement.predicate_type, "payload": sha256_of(payload)}
+        listed.append(Committed(**named, about=about, verdict=verdict))
+    listed.sort(key=lambda c: (c.predicate_type, c.about or "", c.payload))
+    if len(listed) > MOST_STATEMENTS:
+        raise RecordInvalid(f"{image}: has {len(listed)} statements, more than {MOST_STATEMENTS}")
+    predicate = EvidenceSet(image=image, platform=platform, statements=listed, ungated=ungated)
     return make_statement(image, digest, EVIDENCE_SET, predicate.model_dump(mode="json"), when)
 
 
 def read_set(statement: Statement) -> EvidenceSet:
     """A set of unknown origin as a closed value."""
-    check_predicate(EVIDENCE_SET, statement.predicate)
-    body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
-    return EvidenceSet.model_validate(body)
+    claims = check_predicate(EVIDENCE_SET, statement.predicate)
+    assert isinstance(claims, EvidenceSet)
+    return claims
 
 
 def keep_set(
     store: Store, folder: Path, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
-    """Keep a set instead of the one before, dated later than it: the latest one counts."""
+    """Keep a set instead of the earlier one, dated later than it: the latest one counts."""
     before, now = read_kept(folder / f"{NAME}{SUFFIX}"), statement.recorded
     # clocks with whole seconds give two sets of one build the same time
     if before and now and before.statement.has_happened(now) and before.statement.recorded:

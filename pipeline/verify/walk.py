@@ -12,8 +12,7 @@ from typing import Any
 from pipeline import log
 from pipeline.assemble.plan import plan_tree
 from pipeline.attest import names
-from pipeline.attest.predicates import CompiledFile, Rebuild, Weights, check_predicate
-from pipeline.attest.statement import RECORDED
+from pipeline.attest.predicates import CompiledFile, Rebuild, Ungated, Weights, check_predicate
 from pipeline.attest.strict import plain
 from pipeline.attest.trust import Trust
 from pipeline.errors import PipelineError, RecordInvalid
@@ -159,20 +158,18 @@ def _checks(
             return (*checks, judged)
         if kind in (names.CYCLONEDX, names.SPDX):
             return (*checks, judge_bill(kind, predicate, made))
-        check_predicate(kind, predicate)
+        claims = check_predicate(kind, predicate)
     except RecordInvalid as error:
         return (*checks, broken("predicate", str(error)))
-    # the time is ours, beside the fields of the model
-    body = {k: v for k, v in predicate.items() if k != RECORDED}
-    if kind == names.WEIGHTS:
-        return (*checks, _weights(Weights.model_validate(body)))
-    if kind == names.COMPILED_FILE:
-        return (*checks, _compiled(CompiledFile.model_validate(body), checkout))
-    if kind == names.UNGATED:
-        message = f"published although its gates did not pass: {predicate['reason']}"
+    if isinstance(claims, Weights):
+        return (*checks, _weights(claims))
+    if isinstance(claims, CompiledFile):
+        return (*checks, _compiled(claims, checkout))
+    if isinstance(claims, Rebuild):
+        return (*checks, _rebuild(opened, claims, artifact, made))
+    if isinstance(claims, Ungated):
+        message = f"published although its gates did not pass: {claims.reason}"
         return (*checks, incomplete("ungated", message))
-    if kind == names.REBUILD:
-        return (*checks, _rebuild(opened, Rebuild.model_validate(body), artifact, made))
     return checks
 
 
