@@ -78,7 +78,28 @@ def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = No
     settings = read_small(blobs, config.digest, config.size_bytes, part)
     artifact = make_artifact(title, manifest, settings)
     # last, as it takes longest: an image that contradicts itself is refused before
-    _require_layers(blobs, manifest, title)
+    # an image may have one layer twice
+    layers = {x.digest: x for x in manifest.layers}
+    # the largest first: started last, it would be waited for alone
+    ranked = sorted(layers.values(), key=lambda x: x.size_bytes, reverse=True)
+    wrong: dict[str, str] = {}
+    with log.progress("read", sum(x.size_bytes for x in ranked)) as bar:
+
+        def require(layer: Descriptor) -> None:
+            digest, what = layer.digest, manifest.part(layer.digest)
+            try:
+                path = _blob(blobs, digest, what)
+                size = path.stat().st_size
+                _require_same(what, digest, layer.size_bytes, size, lambda: sha256_of_file(path))
+            except EvidenceBroken as error:
+                wrong[digest] = str(error)
+            bar.advance(layer.size_bytes)
+
+        on_all_cores(require, ranked)
+    if wrong:
+        named = [wrong[each] for each in layers if each in wrong]
+        more = f"; and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else ""
+        raise EvidenceBroken(f"{title}: {'; '.join(named[:_MOST_NAMED])}{more}", _GET_IT_AGAIN)
     return artifact
 
 
@@ -233,32 +254,6 @@ def _require_same(
         difference = f"is really {got}" if got != digest else ""
     if difference:
         raise EvidenceBroken(f"{what} is damaged: {digest} {difference}", _GET_IT_AGAIN)
-
-
-def _require_layers(blobs: Path, manifest: Document, title: str) -> None:
-    """Read all layers on all cores and name the wrong ones together."""
-    # an image may have one layer twice
-    layers = {x.digest: x for x in manifest.layers}
-    # the largest first: started last, it would be waited for alone
-    ranked = sorted(layers.values(), key=lambda x: x.size_bytes, reverse=True)
-    wrong: dict[str, str] = {}
-    with log.progress("read", sum(x.size_bytes for x in ranked)) as bar:
-
-        def require(layer: Descriptor) -> None:
-            digest, what = layer.digest, manifest.part(layer.digest)
-            try:
-                path = _blob(blobs, digest, what)
-                size = path.stat().st_size
-                _require_same(what, digest, layer.size_bytes, size, lambda: sha256_of_file(path))
-            except EvidenceBroken as error:
-                wrong[digest] = str(error)
-            bar.advance(layer.size_bytes)
-
-        on_all_cores(require, ranked)
-    if wrong:
-        named = [wrong[digest] for digest in layers if digest in wrong]
-        more = f"; and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else ""
-        raise EvidenceBroken(f"{title}: {'; '.join(named[:_MOST_NAMED])}{more}", _GET_IT_AGAIN)
 
 
 def _blob(blobs: Path, digest: str, what: str) -> Path:

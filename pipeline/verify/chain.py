@@ -61,7 +61,27 @@ def judge_attached(
     names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += judge_commitment(names, walked.sets, is_named=is_named)
-    nodes += [_bill(bill, walked.opened) for bill in attached.bills]
+    for bill in attached.bills:
+        # counts only as a copy of a signed one; a registry keeps copies of replaced ones, too
+        node = broken(
+            f"unsigned SBOM {bill.name}",
+            "is not a bill of materials that was signed for this image",
+        )
+        for each, passed_over in walked.opened:
+            statement = each.envelope.statement
+            # published with a newline at the end, see publish/evidence.py
+            is_copy = canonical_json(statement.predicate) == bill.data.strip()
+            if BILL_MEDIA.get(statement.predicate_type) != bill.media_type or not is_copy:
+                continue
+            if passed_over:
+                message = f"a copy of {each.item.name}, which does not count now"
+                node = Node(node.title, message=message)
+                break
+            # as far as the statement itself is believed
+            verdict = worst(check.verdict for check in each.checks)
+            node = Node(node.title, verdict, f"the same as in {each.item.name}")
+            break
+        nodes.append(node)
     for note in attached.notes:
         title = f"note {note.name}"
         try:

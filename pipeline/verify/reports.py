@@ -61,49 +61,46 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
     """One run of a report, compared with it and then with all that the run depends on."""
     named, places = report.data.runs[index], (*sources.folders, page.parent)
     title = f"run {plain(named.name)}"
-    folder = _find_run(named.file, named.digest, places)
-    file = folder or _find_foreign(named.file, named.digest, places)
-    if file is None:
+    found = _find(named.file, named.digest, places)
+    if found is None:
         message = f"{named.digest} is in none of the folders here (--look-in DIR)"
         return Walk(incomplete(title, message), ())
-    problems = check_run(report, index, file)
+    problems = check_run(report, index, found)
     children = tuple(
         changed(plain(each.where) or "data", plain(each.message).replace("\n", " "))
         for each in problems[:_MOST_SHOWN]
     )
     message = f"{log.count(len(problems), 'place')} changed" if problems else "as in the run"
     same = Node("numbers of the report", message=message, children=children)
-    if folder is None:
+    if found.is_file():
         # the numbers of another program can be compared, but have no signature
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
         return Walk(Node(title, children=(same, unsigned)), ())
-    within = Behind(sources.store, (*sources.folders, folder, folder.parent, page.parent))
-    walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
+    within = Behind(sources.store, (*sources.folders, found, found.parent, page.parent))
+    walked = judge_run(found, gather(beside(found / RUN_FILE)), judge, within)
     return Walk(Node(title, children=(same, walked.node)), walked.believed)
 
 
-def _find_run(file: str, digest: str, places: Sequence[Path]) -> Path | None:
-    """The folder of a run by its digest; by its name where the run itself was changed."""
+def _find(file: str, digest: str, places: Sequence[Path]) -> Path | None:
+    """The folder of a run, or the result of another program, by its digest.
+
+    A run that was changed itself is found by its name.
+    """
     folders: list[Path] = []
     for place in places:
         # `sm120 bench` keeps runs as bench/WORKLOAD, and with --out as runs/night/WORKLOAD
         for depth in ("", "*/", "*/*/", "*/*/*/"):
-            found = islice(place.glob(f"{depth}{RUN_FILE}"), _MOST_FOLDERS)
-            folders += sorted(path.parent for path in found if path.is_file())
+            runs = islice(place.glob(f"{depth}{RUN_FILE}"), _MOST_FOLDERS)
+            folders += sorted(path.parent for path in runs if path.is_file())
     parts = Path(file).parent.parts
     named = [f for f in folders if parts and f.resolve().parts[-len(parts) :] == parts]
     # the folder of that name before a copy of it, and each once
     for folder in dict.fromkeys((*named, *folders)):
         if sha256_of_file(folder / RUN_FILE) == digest:
             return folder
-    return next(iter(named), None)
-
-
-def _find_foreign(name: str, digest: str, places: Sequence[Path]) -> Path | None:
-    """The result of another program, by its name and digest."""
-    if Path(name).name != name:  # a page may be anybody's
-        return None
-    found = (p for place in places for p in (place / name, *place.glob(f"*/{escape(name)}")))
+    if named or Path(file).name != file:  # a page may be anybody's: no path leads elsewhere
+        return next(iter(named), None)
+    found = (p for place in places for p in (place / file, *place.glob(f"*/{escape(file)}")))
     for path in islice(found, _MOST_FOLDERS):
         with suppress(RunInvalid):
             if read_foreign(path).digest == digest:

@@ -198,8 +198,18 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
             # `store check` reports it
             except (StoreDamaged, FileNotFoundError):
                 continue
-            if is_this:
-                return _titled(_stored_image(digest, path, store, judge), "image")
+            if not is_this:
+                continue
+            name, platform = path.parts[-3], path.parts[-2].replace("-", "/", 1)
+            title = f"{name} {platform}"
+            try:
+                with store.in_use():
+                    items = gather(kept(store, name, platform, digest))
+                    opened = open_image(store.blob_path(digest).parent, digest, title)
+            except PipelineError as error:
+                return Walk(broken(f"image {title} {digest}", str(error)), ())
+            given = (judge.trust, judge.checkout, judge.now)
+            return _titled(walk(opened, items, *given, gates_may_wait=True), "image")
     # an OCI layout that was pulled or exported
     for folder in (f for f in sources.folders if (f / "index.json").is_file()):
         try:
@@ -216,17 +226,6 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
             return _titled(judge_attached(opened, attached, judge), "image")
     message = f"{digest} is not in the store here, nor in a layout that --look-in names"
     return _missing("image", message)
-
-
-def _stored_image(digest: str, path: Path, store: Store, judge: Judge) -> Walk:
-    name, platform = path.parts[-3], path.parts[-2].replace("-", "/", 1)
-    try:
-        with store.in_use():
-            items = gather(kept(store, name, platform, digest))
-            opened = open_image(store.blob_path(digest).parent, digest, f"{name} {platform}")
-    except PipelineError as error:
-        return Walk(broken(f"{name} {platform} {digest}", str(error)), ())
-    return walk(opened, items, judge.trust, judge.checkout, judge.now, gates_may_wait=True)
 
 
 @cache

@@ -194,7 +194,19 @@ class SetJudge:
             return []
         if not self._current:
             return [incomplete(_SET, "no signed set lists its statements: some may be missing")]
-        return [*(self._present(x, made) for x in self._current), *self._added()]
+        nodes = [self._present(x, made) for x in self._current]
+        signers = {key.id for x in self._sets for key in x.keys}
+        # statements that no set lists
+        for each in self._opened:
+            if is_set(each.envelope) or each.payload in self._known:
+                continue
+            if not each.keys or signers & {key.id for key in each.keys}:
+                nodes.append(broken(each.item.name, "was added later: no set lists it"))
+            # a rebuild by another key is welcome, and the publisher's sets cannot list it
+            elif each.envelope.statement.predicate_type != REBUILD:
+                message = "no set by its signer lists it: more of that signer's may be missing"
+                nodes.append(incomplete(each.item.name, message))
+        return nodes
 
     def _present(self, opened: Opened, made: Provenance | None) -> Node:
         listed = self._lists[opened.payload]
@@ -219,18 +231,3 @@ class SetJudge:
         message = f"{log.count(len(listed.statements), 'statement')}, as in the set"
         message += f" that {who} signed" if who else ""
         return Node(_SET, message="" if nodes else message, children=tuple(nodes))
-
-    def _added(self) -> list[Node]:
-        """Statements that no set lists."""
-        signers = {key.id for x in self._sets for key in x.keys}
-        nodes = []
-        for each in self._opened:
-            if is_set(each.envelope) or each.payload in self._known:
-                continue
-            if not each.keys or signers & {key.id for key in each.keys}:
-                nodes.append(broken(each.item.name, "was added later: no set lists it"))
-            # a rebuild by another key is welcome, and the publisher's sets cannot list it
-            elif each.envelope.statement.predicate_type != REBUILD:
-                message = "no set by its signer lists it: more of that signer's may be missing"
-                nodes.append(incomplete(each.item.name, message))
-        return nodes
