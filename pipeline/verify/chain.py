@@ -17,7 +17,7 @@ from pipeline.evidence.runs import EXCHANGES
 from pipeline.model import canonical_json
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact, open_file
-from pipeline.verify.evidence import AttachedBlob, AttachedEvidence, EvidenceItem
+from pipeline.verify.evidence import AttachedEvidence, EvidenceItem
 from pipeline.verify.naming import (
     Memory,
     TrustedName,
@@ -27,7 +27,7 @@ from pipeline.verify.naming import (
     judge_tag,
 )
 from pipeline.verify.remote import RemoteImage, attached_to, named_elsewhere, open_remote_image
-from pipeline.verify.signature import Opened, TrustedStatement, judge_signatures
+from pipeline.verify.signature import Opened, judge_signatures
 from pipeline.verify.verdict import Node, Verdict, broken, incomplete, worst
 from pipeline.verify.walk import Walk, judge_bill, judge_results, walk
 
@@ -68,18 +68,18 @@ def judge_attached(
             "is not a bill of materials that was signed for this image",
         )
         for each, passed_over in walked.opened:
-            statement = each.envelope.statement
+            statement = each.statement
             # published with a newline at the end, see publish/evidence.py
             is_copy = canonical_json(statement.predicate) == bill.data.strip()
             if BILL_MEDIA.get(statement.predicate_type) != bill.media_type or not is_copy:
                 continue
             if passed_over:
-                message = f"a copy of {each.item.name}, which does not count now"
+                message = f"a copy of {each.name}, which does not count now"
                 node = Node(node.title, message=message)
                 break
             # as far as the statement itself is believed
             verdict = worst(check.verdict for check in each.checks)
-            node = Node(node.title, verdict, f"the same as in {each.item.name}")
+            node = Node(node.title, verdict, f"the same as in {each.name}")
             break
         nodes.append(node)
     for note in attached.notes:
@@ -95,26 +95,6 @@ def judge_attached(
     nodes += _skipped([*attached.skipped, *doubts])
     node = replace(walked.node, children=(*walked.node.children, *nodes))
     return replace(walked, node=node)
-
-
-def _bill(bill: AttachedBlob, opened: Sequence[tuple[Opened, str]]) -> Node:
-    """An unsigned SBOM counts only as a copy of one that was signed.
-
-    A registry keeps the copy of each bill that was ever published, also of one replaced since.
-    """
-    title = f"unsigned SBOM {bill.name}"
-    for each, passed_over in opened:
-        statement = each.envelope.statement
-        if BILL_MEDIA.get(statement.predicate_type) == bill.media_type and (
-            # published with a newline at the end, see publish/evidence.py
-            canonical_json(statement.predicate) == bill.data.strip()
-        ):
-            if passed_over:
-                return Node(title, message=f"a copy of {each.item.name}, which does not count now")
-            # as far as the statement itself is believed
-            verdict = worst(check.verdict for check in each.checks)
-            return Node(title, verdict, f"the same as in {each.item.name}")
-    return broken(title, "is not a bill of materials that was signed for this image")
 
 
 def _skipped(messages: Sequence[str]) -> list[Node]:
@@ -173,7 +153,7 @@ def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
 def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     """A statement alone is never valid: its subject must be there to compare."""
     if item.envelope is None:
-        return Walk(broken(item.name, item.error), ())
+        return Walk(broken(item.name, item.error))
     statement = item.envelope.statement
     kind, predicate = statement.predicate_type, statement.predicate
     signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
@@ -196,8 +176,8 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     nodes = (signature, content, incomplete("subject", message))
     node = Node(f"{kind_of(kind)} ({item.name})", children=nodes)
     # a policy may still ask who signed it
-    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
-    return Walk(node, believed)
+    opened = Opened(item.name, item.envelope, (signature,), tuple(keys))
+    return Walk(node, (opened,) if keys else ())
 
 
 def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk:
@@ -210,7 +190,7 @@ def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk
         exchanges = Node(EXCHANGES, Verdict.INCOMPLETE, "is not beside the result")
     else:
         digest = open_file(beside).digest
-        stated = [x.envelope.statement for x, _ in walked.opened if x.is_about_this]
+        stated = [x.statement for x, _ in walked.opened if x.is_about_this]
         exchanges = (
             Node(EXCHANGES, message="these bytes")
             if any(statement.is_about(digest) for statement in stated)

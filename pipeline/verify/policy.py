@@ -13,7 +13,7 @@ from pipeline.attest.names import PROVENANCE, Kind
 from pipeline.errors import RecordInvalid, SpecInvalid, TrustInvalid
 from pipeline.evidence.provenance import read_provenance
 from pipeline.model import Digest, Frozen, Name
-from pipeline.verify.signature import TrustedStatement
+from pipeline.verify.signature import Opened
 from pipeline.verify.verdict import Node, broken
 from pipeline.verify.walk import Walk
 from pipeline.yaml_file import read_yaml
@@ -72,7 +72,7 @@ def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:
     return Node("policy", children=tuple(nodes))
 
 
-def _gate(gate: str, least: Least, counted: list[TrustedStatement]) -> Node:
+def _gate(gate: str, least: Least, counted: list[Opened]) -> Node:
     # the cards that the image is for, by its provenance
     cards: list[str] | None = None
     for statement in (each.statement for each in counted):

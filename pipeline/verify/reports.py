@@ -37,7 +37,7 @@ def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, source
             raise ReportInvalid(f"larger than {_MOST_BYTES} bytes")
         report = open_report(page)
     except (ReportInvalid, OSError) as error:
-        return Walk(broken(str(path), str(error)), ())
+        return Walk(broken(str(path), str(error)))
     digest = sha256_of(page)
 
     def compare(statement: Statement, how: str) -> list[Node]:
@@ -49,9 +49,9 @@ def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, source
     walks = [judge_file_statement(i, REPORT, "report", judge, compare) for i in distinct(items)]
     if not items:
         message = "there is none: nobody says that this report is theirs"
-        walks.append(Walk(incomplete("statement", message), ()))
+        walks.append(Walk(incomplete("statement", message)))
     if problem := report.problem():
-        walks.append(Walk(changed("embedded data", problem), ()))
+        walks.append(Walk(changed("embedded data", problem)))
     walks += [_run(report, i, path, judge, sources) for i in range(len(report.data.runs))]
     node = Node(f"{path} {digest}", children=tuple(w.node for w in walks))
     return Walk(node, tuple(each for walked in walks for each in walked.believed))
@@ -64,7 +64,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
     found = _find(named.file, named.digest, places)
     if found is None:
         message = f"{named.digest} is in none of the folders here (--look-in DIR)"
-        return Walk(incomplete(title, message), ())
+        return Walk(incomplete(title, message))
     problems = check_run(report, index, found)
     children = tuple(
         changed(plain(each.where) or "data", plain(each.message).replace("\n", " "))
@@ -75,7 +75,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
     if found.is_file():
         # the numbers of another program can be compared, but have no signature
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
-        return Walk(Node(title, children=(same, unsigned)), ())
+        return Walk(Node(title, children=(same, unsigned)))
     within = Behind(sources.store, (*sources.folders, found, found.parent, page.parent))
     walked = judge_run(found, gather(beside(found / RUN_FILE)), judge, within)
     return Walk(Node(title, children=(same, walked.node)), walked.believed)

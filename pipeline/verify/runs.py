@@ -37,7 +37,7 @@ from pipeline.verify.artifact import open_file, open_image, open_layout, read_in
 from pipeline.verify.chain import Judge, judge_attached
 from pipeline.verify.evidence import EvidenceItem, attached_in, beside, distinct, gather
 from pipeline.verify.host_facts import HOST
-from pipeline.verify.signature import TrustedStatement, judge_signatures
+from pipeline.verify.signature import Opened, judge_signatures
 from pipeline.verify.verdict import Code, Node, Verdict, broken, changed, incomplete, stale
 from pipeline.verify.walk import Walk, walk
 from pipeline.verify.weights import judge_weights
@@ -68,7 +68,7 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources
         data, value = read_run_value(path)
         requests = requests_digest(folder, MOST_REQUESTS_BYTES)
     except RunInvalid as error:
-        return Walk(broken(str(folder), str(error)), ())
+        return Walk(broken(str(folder), str(error)))
     digest = sha256_of(data)
 
     def compare(statement: Statement, how: str) -> list[Node]:
@@ -84,20 +84,20 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources
     ]
     if not items:
         message = "there is none: nobody says that this was measured"
-        walks.append(Walk(incomplete("statement", message), ()))
+        walks.append(Walk(incomplete("statement", message)))
     try:
         run = run_of(path, value)
     except RunInvalid as error:
-        walks.append(Walk(broken("result", str(error)), ()))
+        walks.append(Walk(broken("result", str(error))))
     else:
-        walks.append(Walk(_numbers(folder, run, has_requests=requests is not None), ()))
+        walks.append(Walk(_numbers(folder, run, has_requests=requests is not None)))
         now, named = workload_digest(run.workload), run.inputs.workload
         title, message = f"workload {run.workload.name}", f"{named}, part of the run"
         workload = Node(title, message=message, part="workload")
         if now != named:
             message = f"is {now}, the run names {named}"
             workload = Node("workload", Verdict.CHANGED, message, part="workload")
-        walks += [Walk(workload, ()), *_inputs(run, sources, judge)]
+        walks += [Walk(workload), *_inputs(run, sources, judge)]
     believed = tuple(each for walked in walks for each in walked.believed)
     return Walk(Node(f"{path} {digest}", children=tuple(w.node for w in walks)), believed)
 
@@ -107,7 +107,7 @@ def judge_file_statement(
 ) -> Walk:
     """One envelope beside a file that must be of this type; `about` names what such state."""
     if item.envelope is None:
-        return Walk(broken(item.name, item.error), ())
+        return Walk(broken(item.name, item.error))
     statement = item.envelope.statement
     kind = kind_of(statement.predicate_type)
     title = f"{kind} ({item.name})"
@@ -117,13 +117,14 @@ def judge_file_statement(
             raise RecordInvalid(f"is no statement about a {about}")
         check_predicate(predicate_type, statement.predicate)
     except RecordInvalid as error:
-        return Walk(Node(title, children=(signature, broken("predicate", str(error)))), ())
+        return Walk(Node(title, children=(signature, broken("predicate", str(error)))))
     nodes = [signature]
     # what an unbelieved statement says was changed may be its own lie: then it counts for nothing
     if signature.verdict is not Verdict.BROKEN:
         nodes += compare(statement, "signed" if item.envelope.signatures else "stated")
-    believed = (TrustedStatement(item.name, statement, tuple(keys)),) if keys else ()
-    return Walk(Node(title, children=tuple(nodes), subject=kind), believed)
+    opened = Opened(item.name, item.envelope, (signature,), tuple(keys))
+    node = Node(title, children=tuple(nodes), subject=kind)
+    return Walk(node, (opened,) if keys else ())
 
 
 def _signed_file(title: str, file: str, digest: str, statement: Statement, how: str) -> Node:
@@ -173,15 +174,15 @@ def _inputs(run: Run, sources: Behind, judge: Judge) -> list[Walk]:
     parts = {
         "image": _image(run.inputs.image, sources, judge),
         "weights": _weights(run.inputs.weights, sources, judge),
-        "recipe": Walk(_recipe(run, sources, judge), ()),
+        "recipe": Walk(_recipe(run, sources, judge)),
         HOST: _host(run.inputs.host, sources, judge),
-        "client": Walk(Node("client", message=client), ()),
+        "client": Walk(Node("client", message=client)),
     }
     return [replace(w, node=replace(w.node, part=part)) for part, w in parts.items()]
 
 
 def _missing(title: str, message: str) -> Walk:
-    return Walk(incomplete(title, message), ())
+    return Walk(incomplete(title, message))
 
 
 def _titled(walked: Walk, title: str) -> Walk:
@@ -207,7 +208,7 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
                     items = gather(kept(store, name, platform, digest))
                     opened = open_image(store.blob_path(digest).parent, digest, title)
             except PipelineError as error:
-                return Walk(broken(f"image {title} {digest}", str(error)), ())
+                return Walk(broken(f"image {title} {digest}", str(error)))
             given = (judge.trust, judge.checkout, judge.now)
             return _titled(walk(opened, items, *given, gates_may_wait=True), "image")
     # an OCI layout that was pulled or exported
@@ -218,7 +219,7 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
             # a damaged layout of this image, and not merely one of another
             with suppress(PipelineError):
                 if any(each.digest == digest for each in read_index(folder).manifests):
-                    return Walk(broken(f"image {folder.name} {digest}", str(error)), ())
+                    return Walk(broken(f"image {folder.name} {digest}", str(error)))
             continue
         if opened.digest == digest:
             attached = attached_in(folder, digest)
@@ -237,7 +238,7 @@ def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     if digest is None:
         return _missing("weights", "the run does not say which weights were served")
     if digest == _tiny_digest():
-        return Walk(Node("weights", message="the tiny model, which this code makes"), ())
+        return Walk(Node("weights", message="the tiny model, which this code makes"))
     locks = kept_locks(judge.checkout) if judge.checkout else []
     for folder in sources.folders:
         places: Sequence[Place] = ()
@@ -273,7 +274,7 @@ def _recipe(run: Run, sources: Behind, judge: Judge) -> Node:
 def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     if digest is None:
         message = "no facts of the host were given"
-        return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN), ())
+        return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN))
     path = next((p for p in _facts_files(sources, judge) if sha256_of_file(p) == digest), None)
     if path is None:
         for other in _facts_files(sources, judge):
@@ -282,7 +283,7 @@ def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
             (item,) = gather([other]) if about != other and about.is_file() else (None,)
             if item and item.envelope and item.envelope.statement.is_about(digest):
                 message = f"has {sha256_of_file(about)}, the run names {digest}"
-                return Walk(changed(f"{HOST} {about.name}", message), ())
+                return Walk(changed(f"{HOST} {about.name}", message))
         return _missing(HOST, f"{digest} is in none of the folders here (--look-in DIR)")
     # facts may be named by their statement, which is proof of itself
     about = path.with_name(path.name.removesuffix(SUFFIX))

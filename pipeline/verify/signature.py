@@ -25,7 +25,6 @@ from pipeline.errors import RecordInvalid
 from pipeline.evidence.evidence_set import is_set, latest, read_set, verdict_of
 from pipeline.evidence.results import TestResult, read_test_result
 from pipeline.model import sha256_of
-from pipeline.verify.evidence import EvidenceItem
 from pipeline.verify.verdict import Code, Node, Verdict, broken, incomplete, worst
 
 if TYPE_CHECKING:
@@ -86,12 +85,30 @@ def judge_signatures(
 
 
 @dataclass(frozen=True)
-class TrustedStatement:
-    """A statement about this artifact that a trusted key made."""
+class Opened:
+    """An envelope whose signatures, and mostly whose subject, were judged."""
 
     name: str
-    statement: Statement
-    keys: tuple[TrustedKey, ...]
+    envelope: Envelope
+    checks: tuple[Node, ...]
+    keys: tuple[TrustedKey, ...]  # that are trusted and signed it
+
+    @property
+    def statement(self) -> Statement:
+        return self.envelope.statement
+
+    @property
+    def is_about_this(self) -> bool:
+        return worst(c.verdict for c in self.checks) is not Verdict.BROKEN
+
+    @property
+    def is_believed(self) -> bool:
+        return bool(self.keys) and self.is_about_this
+
+    @property
+    def payload(self) -> str:
+        """The digest by which a set names it."""
+        return sha256_of(self.envelope.payload)
 
     @property
     def kind(self) -> str:
@@ -106,33 +123,6 @@ class TrustedStatement:
         return None
 
 
-@dataclass(frozen=True)
-class Opened:
-    """An envelope whose signatures and subject were judged."""
-
-    item: EvidenceItem
-    envelope: Envelope
-    checks: tuple[Node, ...]
-    keys: tuple[TrustedKey, ...]
-
-    @property
-    def is_about_this(self) -> bool:
-        return worst(c.verdict for c in self.checks) is not Verdict.BROKEN
-
-    @property
-    def is_believed(self) -> bool:
-        return bool(self.keys) and self.is_about_this
-
-    @property
-    def believed(self) -> TrustedStatement:
-        return TrustedStatement(self.item.name, self.envelope.statement, self.keys)
-
-    @property
-    def payload(self) -> str:
-        """The digest by which a set names it."""
-        return sha256_of(self.envelope.payload)
-
-
 class SetJudge:
     """The statements about one image, and the sets among those that count."""
 
@@ -143,7 +133,7 @@ class SetJudge:
         self._lists: dict[str, EvidenceSet] = {}
         for each in (x for x in counted if is_set(x.envelope)):
             with suppress(RecordInvalid):  # reported where that statement is judged
-                self._lists[each.payload] = read_set(each.envelope.statement)
+                self._lists[each.payload] = read_set(each.statement)
                 self._sets.append(each)
         self._known = {c.payload for listed in self._lists.values() for c in listed.statements}
         # unsigned sets are all compared together, under the key ""
@@ -165,11 +155,11 @@ class SetJudge:
         """Why a statement does not count, or no longer; empty where it does."""
         if opened.payload in self._named or opened in self._current:
             return ""
-        kind = opened.envelope.statement.predicate_type
+        kind = opened.statement.predicate_type
         # that gates did not pass is never passed over: a later set without it would hide it
         is_final = kind == UNGATED
         # a statement of another gate or card does not replace a result
-        about = verdict_of(opened.envelope.statement)[0]
+        about = verdict_of(opened.statement)[0]
         like = {
             c.payload for c in self._named.values() if (c.predicate_type, c.about) == (kind, about)
         }
@@ -201,11 +191,11 @@ class SetJudge:
             if is_set(each.envelope) or each.payload in self._known:
                 continue
             if not each.keys or signers & {key.id for key in each.keys}:
-                nodes.append(broken(each.item.name, "was added later: no set lists it"))
+                nodes.append(broken(each.name, "was added later: no set lists it"))
             # a rebuild by another key is welcome, and the publisher's sets cannot list it
-            elif each.envelope.statement.predicate_type != REBUILD:
+            elif each.statement.predicate_type != REBUILD:
                 message = "no set by its signer lists it: more of that signer's may be missing"
-                nodes.append(incomplete(each.item.name, message))
+                nodes.append(incomplete(each.name, message))
         return nodes
 
     def _present(self, opened: Opened, made: Provenance | None) -> Node:
@@ -221,9 +211,9 @@ class SetJudge:
                 message = "is listed in the set, but missing: it was removed or replaced"
                 nodes.append(broken(named.title, message))
             # the set repeats the verdict so that people see it; it must not lie about it
-            elif (named.about, named.verdict) != verdict_of(found.envelope.statement):
+            elif (named.about, named.verdict) != verdict_of(found.statement):
                 message = f"contradicts the set, which lists {named.title}"
-                nodes.append(broken(found.item.name, message))
+                nodes.append(broken(found.name, message))
         if listed.ungated is not None:
             message = f"published although its gates did not pass: {listed.ungated}"
             nodes.append(incomplete("ungated", message))

@@ -29,7 +29,7 @@ from pipeline.spec.image import CompiledSpec
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.evidence import EvidenceItem, distinct
 from pipeline.verify.materials import judge_materials
-from pipeline.verify.signature import Opened, SetJudge, TrustedStatement, judge_signatures
+from pipeline.verify.signature import Opened, SetJudge, judge_signatures
 from pipeline.verify.trees import may_differ
 from pipeline.verify.verdict import Code, Node, Verdict, broken, incomplete, stale
 
@@ -39,7 +39,7 @@ class Walk:
     """The tree of verdicts on one artifact, and the statements in it that count."""
 
     node: Node
-    believed: tuple[TrustedStatement, ...]
+    believed: tuple[Opened, ...] = ()
     sets: frozenset[str] = frozenset()  # digests of the believed sets, also of older ones
     # all that could be read, each with the reason why it is passed over, if it is
     opened: tuple[tuple[Opened, str], ...] = ()
@@ -65,7 +65,7 @@ def walk(
     title = f"{artifact.title} {artifact.digest}"
     if not items:
         message = "there is no evidence for it"
-        return Walk(Node(title, Verdict.INCOMPLETE, message, code=Code.NO_EVIDENCE), ())
+        return Walk(Node(title, Verdict.INCOMPLETE, message, code=Code.NO_EVIDENCE))
     # provenance first, as the rest is read in its light; a registry may hold one statement
     # several times, with more and fewer signatures
     kinds = [
@@ -79,7 +79,7 @@ def walk(
     about = [x for x in readable if x.is_about_this]
     counted = [x for x in about if x.is_believed] or about
     made: Provenance | None = None
-    for statement in (x.envelope.statement for x in counted):
+    for statement in (x.statement for x in counted):
         if made is None and statement.predicate_type == names.PROVENANCE:
             with suppress(RecordInvalid):  # reported where that statement is judged
                 made = read_provenance(statement.predicate)
@@ -96,10 +96,9 @@ def walk(
         reason = sets.passed_over(each) if artifact.is_image else ""
         judged.append((each, reason))
         checks = () if reason else _checks(each, artifact, made, checkout, trust)
-        kind = names.kind_of(each.envelope.statement.predicate_type)
-        name = f"{kind} ({each.item.name})"
-        nodes.append(Node(name, message=reason, children=checks, subject=kind))
-    believed = tuple(x.believed for x, reason in judged if x.is_believed and not reason)
+        name = f"{each.kind} ({each.name})"
+        nodes.append(Node(name, message=reason, children=checks, subject=each.kind))
+    believed = tuple(x for x, reason in judged if x.is_believed and not reason)
     if artifact.is_image:
         nodes += sets.judge(made)
         nodes += _missing(counted, made, gates_may_wait=gates_may_wait)
@@ -127,7 +126,7 @@ def _open(
         other = envelope.statement.subject[0]
         message = f"is about {other.name} sha256:{other.digest.sha256}, not about this"
         subject = broken("subject", message)
-    return Opened(item, envelope, (signature, subject), tuple(keys))
+    return Opened(item.name, envelope, (signature, subject), tuple(keys))
 
 
 def _checks(
@@ -138,7 +137,7 @@ def _checks(
     trust: Trust | None,
 ) -> tuple[Node, ...]:
     """Judges what a statement says, where it is about this artifact."""
-    checks, statement = opened.checks, opened.envelope.statement
+    checks, statement = opened.checks, opened.statement
     if not opened.is_about_this:
         return checks
     kind, predicate = statement.predicate_type, statement.predicate
@@ -234,7 +233,7 @@ def _missing(
         return [incomplete("provenance", "no statement names what it was made of")]
     external = made.definition.external
     # the check of each statement says whether it passed; this only asks whether there is one
-    tests = [x.believed.test for x in counted]
+    tests = [x.test for x in counted]
     judged = {(test.gate, test.card) for test in tests if test}
     wanted = external.images[external.image].required_results
     missing = [f"{gate} on {card}" for gate, card in wanted if (gate, card) not in judged]

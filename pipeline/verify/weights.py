@@ -38,7 +38,7 @@ def judge_weights(
     if signature.exists():
         nodes.append(_signature(place, signature, judge))
         is_vouched = nodes[-1].verdict is Verdict.VALID
-    walked = Walk(Node(artifact.title), ())
+    walked = Walk(Node(artifact.title))
     if items:
         walked = walk(artifact, items, judge.trust, judge.checkout, judge.now, only=WEIGHTS)
     for node in walked.node.children:
