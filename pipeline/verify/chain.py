@@ -61,27 +61,26 @@ def judge_attached(
     names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
     nodes = judge_names(artifact.digest, names, walked.sets)
     nodes += judge_commitment(names, walked.sets, is_named=is_named)
+    # the first of each content: a registry keeps copies of replaced bills, too
+    signed: dict[tuple[str, bytes], tuple[Opened, str]] = {}
+    for each, passed_over in walked.opened:
+        if media := BILL_MEDIA.get(each.statement.predicate_type):
+            key = media, canonical_json(each.statement.predicate)
+            signed.setdefault(key, (each, passed_over))
     for bill in attached.bills:
-        # counts only as a copy of a signed one; a registry keeps copies of replaced ones, too
-        node = broken(
-            f"unsigned SBOM {bill.name}",
-            "is not a bill of materials that was signed for this image",
-        )
-        for each, passed_over in walked.opened:
-            statement = each.statement
-            # published with a newline at the end, see publish/evidence.py
-            is_copy = canonical_json(statement.predicate) == bill.data.strip()
-            if BILL_MEDIA.get(statement.predicate_type) != bill.media_type or not is_copy:
-                continue
-            if passed_over:
-                message = f"a copy of {each.name}, which does not count now"
-                node = Node(node.title, message=message)
-                break
+        title = f"unsigned SBOM {bill.name}"
+        # published with a newline at the end, see publish/evidence.py
+        copied, passed_over = signed.get((bill.media_type, bill.data.strip()), (None, ""))
+        if copied is None:
+            message = "is not a bill of materials that was signed for this image"
+            nodes.append(broken(title, message))
+        elif passed_over:
+            message = f"a copy of {copied.name}, which does not count now"
+            nodes.append(Node(title, message=message))
+        else:
             # as far as the statement itself is believed
-            verdict = worst(check.verdict for check in each.checks)
-            node = Node(node.title, verdict, f"the same as in {each.name}")
-            break
-        nodes.append(node)
+            verdict = worst(check.verdict for check in copied.checks)
+            nodes.append(Node(title, verdict, f"the same as in {copied.name}"))
     for note in attached.notes:
         title = f"note {note.name}"
         try:
