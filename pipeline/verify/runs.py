@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from pipeline import log
+from pipeline import errors, log
 from pipeline.attest.envelope import SUFFIX
 from pipeline.attest.names import BENCHMARK_RUN, HOST_FACTS, kind_of
 from pipeline.attest.predicates import check_predicate
@@ -18,14 +18,6 @@ from pipeline.bench.model import Run
 from pipeline.bench.place import MOST_REQUESTS_BYTES, REQUESTS_FILE, RUN_FILE, requests_digest
 from pipeline.bench.record import read_run_value, run_of, workload_digest
 from pipeline.bench.results.recompute import left_out, recomputed, recomputed_intervals
-from pipeline.errors import (
-    EvidenceBroken,
-    PipelineError,
-    RecordInvalid,
-    RunInvalid,
-    StoreDamaged,
-    WeightsUnknown,
-)
 from pipeline.evidence.evidence_set import kept
 from pipeline.files import sha256_of_file
 from pipeline.model import sha256_of
@@ -67,7 +59,7 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources
     try:
         data, value = read_run_value(path)
         requests = requests_digest(folder, MOST_REQUESTS_BYTES)
-    except RunInvalid as error:
+    except errors.RunInvalid as error:
         return Walk(broken(str(folder), str(error)))
     digest = sha256_of(data)
 
@@ -87,7 +79,7 @@ def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources
         walks.append(Walk(incomplete("statement", message)))
     try:
         run = run_of(path, value)
-    except RunInvalid as error:
+    except errors.RunInvalid as error:
         walks.append(Walk(broken("result", str(error))))
     else:
         walks.append(Walk(_numbers(folder, run, has_requests=requests is not None)))
@@ -114,9 +106,9 @@ def judge_file_statement(
     signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
     try:
         if statement.predicate_type != predicate_type:
-            raise RecordInvalid(f"is no statement about a {about}")
+            raise errors.RecordInvalid(f"is no statement about a {about}")
         check_predicate(predicate_type, statement.predicate)
-    except RecordInvalid as error:
+    except errors.RecordInvalid as error:
         return Walk(Node(title, children=(signature, broken("predicate", str(error)))))
     nodes = [signature]
     # what an unbelieved statement says was changed may be its own lie: then it counts for nothing
@@ -142,7 +134,7 @@ def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
     try:
         trials = list(recomputed(folder, run))
         missing = left_out(folder, run)
-    except RunInvalid as error:
+    except errors.RunInvalid as error:
         return changed(title, str(error))
     nodes = []
     for trial in (trial for trial in trials if not trial.is_as_named):
@@ -197,7 +189,7 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
             try:
                 is_this = read_image_record(path).digest == digest
             # `store check` reports it
-            except (StoreDamaged, FileNotFoundError):
+            except (errors.StoreDamaged, FileNotFoundError):
                 continue
             if not is_this:
                 continue
@@ -207,7 +199,7 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
                 with store.in_use():
                     items = gather(kept(store, name, platform, digest))
                     opened = open_image(store.blob_path(digest).parent, digest, title)
-            except PipelineError as error:
+            except errors.PipelineError as error:
                 return Walk(broken(f"image {title} {digest}", str(error)))
             given = (judge.trust, judge.checkout, judge.now)
             return _titled(walk(opened, items, *given, gates_may_wait=True), "image")
@@ -215,9 +207,9 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     for folder in (f for f in sources.folders if (f / "index.json").is_file()):
         try:
             opened = open_layout(folder)
-        except PipelineError as error:
+        except errors.PipelineError as error:
             # a damaged layout of this image, and not merely one of another
-            with suppress(PipelineError):
+            with suppress(errors.PipelineError):
                 if any(each.digest == digest for each in read_index(folder).manifests):
                     return Walk(broken(f"image {folder.name} {digest}", str(error)))
             continue
@@ -242,7 +234,7 @@ def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     locks = kept_locks(judge.checkout) if judge.checkout else []
     for folder in sources.folders:
         places: Sequence[Place] = ()
-        with suppress(WeightsUnknown):
+        with suppress(errors.WeightsUnknown):
             places = find_places(folder, locks)
         for place in (place for place in places if place.lock.seal == digest):
             record = record_path(place)
@@ -264,7 +256,7 @@ def _recipe(run: Run, sources: Behind, judge: Judge) -> Node:
     title = f"recipe {name}"
     try:
         now = recipe_digest(Recipes([*sources.folders, *own]).read(name))
-    except PipelineError as error:
+    except errors.PipelineError as error:
         return incomplete(title, f"{digest} cannot be compared: {error}")
     if now != digest:
         return stale(title, f"has changed since: it is {now}, the run had {digest}")
@@ -301,6 +293,6 @@ def _facts_files(sources: Behind, judge: Judge) -> Iterator[Path]:
         for path in sorted(folder.glob("*.json")):
             seen += 1
             if seen > _MOST_FILES:
-                raise EvidenceBroken(f"{folder}: more than {_MOST_FILES} files")
+                raise errors.EvidenceBroken(f"{folder}: more than {_MOST_FILES} files")
             if path.is_file() and path.stat().st_size <= _MOST_FACTS_BYTES:
                 yield path

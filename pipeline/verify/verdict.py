@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pipeline import log
-from pipeline.errors import (
-    EvidenceBroken,
-    EvidenceIncomplete,
-    EvidenceStale,
-    EvidenceUnsigned,
-    NumberChanged,
-    PipelineError,
-    TagMoved,
-)
+from pipeline import errors, log
 
 
 class Verdict(Enum):
@@ -44,13 +35,13 @@ class Code(Enum):
 
 # the order of the class, so that there is one place to change it
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
-_ERRORS: dict[Verdict, type[PipelineError]] = {
-    Verdict.STALE: EvidenceStale,
-    Verdict.INCOMPLETE: EvidenceIncomplete,
-    Verdict.UNSIGNED: EvidenceUnsigned,
-    Verdict.MOVED: TagMoved,
-    Verdict.CHANGED: NumberChanged,
-    Verdict.BROKEN: EvidenceBroken,
+_ERRORS: dict[Verdict, type[errors.PipelineError]] = {
+    Verdict.STALE: errors.EvidenceStale,
+    Verdict.INCOMPLETE: errors.EvidenceIncomplete,
+    Verdict.UNSIGNED: errors.EvidenceUnsigned,
+    Verdict.MOVED: errors.TagMoved,
+    Verdict.CHANGED: errors.NumberChanged,
+    Verdict.BROKEN: errors.EvidenceBroken,
 }
 
 
@@ -134,7 +125,7 @@ def show(node: Node, *, everything: bool = False) -> str:
     return "\n".join(lines(node, "", ""))
 
 
-def error_of(node: Node) -> PipelineError | None:
+def error_of(node: Node) -> errors.PipelineError | None:
     """The error that belongs to a verdict; none where all is valid."""
     kind = _ERRORS.get(node.verdict)
     if kind is None:
