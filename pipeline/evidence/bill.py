@@ -17,21 +17,7 @@ from pipeline.assemble.layer import read_file
 from pipeline.assemble.view import follow
 from pipeline.attest.names import image_purl
 from pipeline.errors import UnknownFile
-from pipeline.evidence.inventory import (
-    BaseImage,
-    ImagePart,
-    ImageTree,
-    OwnFile,
-    PlacedLayer,
-    Toolchain,
-    base_image,
-    own_files,
-    parts_of,
-    placed_layers,
-    source_files,
-    toolchains_of,
-    trees_of,
-)
+from pipeline.evidence import inventory
 from pipeline.evidence.licence import Licence, deb_licence, source_licence, wheel_licence
 from pipeline.oci.record import FileRow, Kind
 from pipeline.spec.checkout import Checkout
@@ -46,18 +32,18 @@ _MOST_BYTES = 4 << 20
 class BilledPart:
     """A wheel or .deb with its licence and patches."""
 
-    part: ImagePart
+    part: inventory.ImagePart
     licence: Licence
-    patches: tuple[OwnFile, ...]
+    patches: tuple[inventory.OwnFile, ...]
 
 
 @dataclass(frozen=True)
 class BilledTree:
     """A compiled tree with its licence and patches; what its source vendors is not listed."""
 
-    tree: ImageTree
+    tree: inventory.ImageTree
     licence: Licence
-    patches: tuple[OwnFile, ...]
+    patches: tuple[inventory.OwnFile, ...]
 
 
 @dataclass(frozen=True)
@@ -71,15 +57,15 @@ class Bill:
     platform: str
     digest: str
     version: str
-    layers: tuple[PlacedLayer, ...]
+    layers: tuple[inventory.PlacedLayer, ...]
     parts: tuple[BilledPart, ...]
-    files: tuple[OwnFile, ...]
-    patches: tuple[OwnFile, ...]
-    base: BaseImage | None  # a foreign one, of which only the digests are known
+    files: tuple[inventory.OwnFile, ...]
+    patches: tuple[inventory.OwnFile, ...]
+    base: inventory.BaseImage | None  # a foreign one, of which only the digests are known
     root: Path  # of the checkout, for the patches' text
     trees: tuple[BilledTree, ...] = ()
-    toolchains: tuple[Toolchain, ...] = ()
-    build_files: tuple[OwnFile, ...] = ()  # put into sources, or part of a toolchain
+    toolchains: tuple[inventory.Toolchain, ...] = ()
+    build_files: tuple[inventory.OwnFile, ...] = ()  # put into sources, or part of a toolchain
 
     @property
     def purl(self) -> str:
@@ -88,15 +74,15 @@ class Bill:
 
 def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     """The bill of a built image."""
-    parts, files = parts_of(built), own_files(checkout, built.plan)
+    parts, files = inventory.parts_of(built), inventory.own_files(checkout, built.plan)
     licences = licences_of(store, parts)
     patches = tuple(f for f in files if f.patch)
-    trees = trees_of(store, built)
-    toolchains = toolchains_of(trees)
-    sources = [source_files(tree.plan) for tree in trees]
+    trees = inventory.trees_of(store, built)
+    toolchains = inventory.toolchains_of(trees)
+    sources = [inventory.source_files(tree.plan) for tree in trees]
     # files of the checkout that took part in compiling, beyond those in the image
     compiling = [file for own in sources for file in own]
-    compiling += [file for x in toolchains for file in own_files(checkout, x.plan)]
+    compiling += [file for x in toolchains for file in inventory.own_files(checkout, x.plan)]
     known = {file.path for file in files}
     return Bill(
         image=built.name,
@@ -104,14 +90,14 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
         digest=built.digest,
         # images have no version: the digest is what changes with them
         version=built.digest.removeprefix("sha256:")[:12],
-        layers=tuple(placed_layers(built)),
+        layers=tuple(inventory.placed_layers(built)),
         parts=tuple(
             BilledPart(part, licences[part.purl], tuple(p for p in patches if _changes(p, part)))
             for part in parts
         ),
         files=tuple(f for f in files if not f.patch),
         patches=patches,
-        base=base_image(built.plan),
+        base=inventory.base_image(built.plan),
         root=checkout.root,
         trees=tuple(
             BilledTree(x, source_licence(x.plan.source.licence), tuple(f for f in own if f.patch))
@@ -122,14 +108,14 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     )
 
 
-def _changes(patch: OwnFile, part: ImagePart) -> bool:
+def _changes(patch: inventory.OwnFile, part: inventory.ImagePart) -> bool:
     # a wheel of two images is patched only in the one whose series changes it
     if not isinstance(patch.patch, PatchSpec) or not part.is_wheel or patch.image != part.image:
         return False
     return canonicalize_name(Requirement(patch.patch.applies_to).name) == part.pin.name
 
 
-def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
+def licences_of(store: Store, parts: Sequence[inventory.ImagePart]) -> dict[str, Licence]:
     """Each part's licence, by the part's package URL."""
     licences: dict[str, Licence] = {}
     # a layer's table of contents has 100,000 rows and more: read once for all its packages

@@ -20,15 +20,7 @@ from pipeline.attest import names
 from pipeline.attest.statement import DigestSet, Moment, Statement, make_statement
 from pipeline.attest.strict import as_model, plain
 from pipeline.errors import RecordInvalid
-from pipeline.evidence.inventory import (
-    ImageTree,
-    base_image,
-    own_files,
-    parts_of,
-    placed_layers,
-    source_files,
-    toolchains_of,
-)
+from pipeline.evidence import inventory
 from pipeline.model import Digest, Frozen, Identity, Name, Platform, Stamp
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import DEFAULT_ARCH, required_results
@@ -180,7 +172,10 @@ class Provenance(Frozen):
 
 
 def image_provenance(
-    checkout: Checkout, built: Built, when: Moment | None = None, trees: Sequence[ImageTree] = ()
+    checkout: Checkout,
+    built: Built,
+    when: Moment | None = None,
+    trees: Sequence[inventory.ImageTree] = (),
 ) -> Statement:
     """What an image was made of and by what; `trees` are its compiled ones."""
     plan = built.plan
@@ -216,7 +211,7 @@ def image_provenance(
         results.append(Resource(uri=urn, name="golden digest", annotations=why))
     else:
         results.append(_resource(urn, "golden digest", golden.digest))
-    for placed in placed_layers(built):
+    for placed in inventory.placed_layers(built):
         title, record = placed.layer.title, placed.layer.record
         notes: dict[str, Any] = {"diffId": record.diff_id, "sizeBytes": record.size_bytes}
         urn = names.layer_urn(placed.image, title)
@@ -253,9 +248,11 @@ def _resource(uri: str, name: str, digest: str, **annotations: Any) -> Resource:
     )
 
 
-def _dependencies(checkout: Checkout, built: Built, trees: Sequence[ImageTree]) -> list[Resource]:
+def _dependencies(
+    checkout: Checkout, built: Built, trees: Sequence[inventory.ImageTree]
+) -> list[Resource]:
     materials = []
-    if base := base_image(built.plan):
+    if base := inventory.base_image(built.plan):
         pin = base.pin
         notes: dict[str, Any] = {
             "image": base.image,
@@ -265,17 +262,17 @@ def _dependencies(checkout: Checkout, built: Built, trees: Sequence[ImageTree]) 
             "contents": names.UNLISTED,
         }
         materials.append(_resource(base.purl, pin.repository, pin.manifest.digest, **notes))
-    for part in parts_of(built):
+    for part in inventory.parts_of(built):
         notes = {"image": part.image, "layer": part.layer.record.digest}
         notes["sizeBytes"] = part.pin.size_bytes
         materials.append(_resource(part.purl, part.pin.file, part.pin.sha256, **notes))
     materials += [
         _resource(file.urn, file.path, file.digest, image=file.image, kind=file.kind)
-        for file in own_files(checkout, built.plan)
+        for file in inventory.own_files(checkout, built.plan)
     ]
     materials += [
         _resource(names.layer_urn(x.image, x.layer.title), x.layer.title, x.layer.record.digest)
-        for x in placed_layers(built)
+        for x in inventory.placed_layers(built)
         # its own layers come out of this build, so they are byproducts
         if x.image != built.plan.spec.name or x.base is not None
     ]
@@ -288,7 +285,7 @@ def _dependencies(checkout: Checkout, built: Built, trees: Sequence[ImageTree]) 
     return materials
 
 
-def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[Resource]:
+def _tree_materials(checkout: Checkout, trees: Sequence[inventory.ImageTree]) -> Iterator[Resource]:
     for tree in trees:
         source, lock = tree.plan.source, tree.plan.lock
         yield _resource(
@@ -305,12 +302,12 @@ def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[
             licence=plain(source.licence),
             upstream=source.upstream.model_dump(mode="json"),
         )
-        for file in source_files(tree.plan):
+        for file in inventory.source_files(tree.plan):
             notes: dict[str, Any] = {"source": file.image, "kind": file.kind}
             yield _resource(file.urn, file.path, file.digest, **notes)
-    for toolchain in toolchains_of(trees):
+    for toolchain in inventory.toolchains_of(trees):
         name, platform = toolchain.name, toolchain.plan.platform
-        ours = own_files(checkout, toolchain.plan)
+        ours = inventory.own_files(checkout, toolchain.plan)
         # all that decides the toolchain: each image of its chain by its inputs
         chain = [
             {
@@ -343,7 +340,7 @@ def _tree_materials(checkout: Checkout, trees: Sequence[ImageTree]) -> Iterator[
             yield _resource(file.urn, file.path, file.digest, **notes)
 
 
-def _tree(tree: ImageTree) -> Resource:
+def _tree(tree: inventory.ImageTree) -> Resource:
     plan, made = tree.plan, tree.made
     # these stand beside it already, or, as how long it took, prove nothing
     known = {"key", "source", "build", "platform", "toolchain", "layer", "seconds", "version"}

@@ -16,16 +16,9 @@ from pipeline.evidence.provenance import read_provenance
 from pipeline.evidence.runs import EXCHANGES
 from pipeline.model import canonical_json
 from pipeline.spec.checkout import Checkout
+from pipeline.verify import naming
 from pipeline.verify.artifact import Artifact, open_file
 from pipeline.verify.evidence import AttachedEvidence, EvidenceItem
-from pipeline.verify.naming import (
-    Memory,
-    TrustedName,
-    believed_names,
-    judge_commitment,
-    judge_names,
-    judge_tag,
-)
 from pipeline.verify.remote import RemoteImage, attached_to, named_elsewhere, open_remote_image
 from pipeline.verify.signature import Opened, judge_signatures
 from pipeline.verify.verdict import Node, Verdict, broken, incomplete, worst
@@ -41,7 +34,7 @@ class Judge:
     now: datetime
     deep: bool = False
     jobs: int = 4
-    memory: Memory | None = None
+    memory: naming.Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -58,9 +51,9 @@ def judge_attached(
     """An image with its attached evidence; `is_named` where an index over it has a signed name."""
     # names are judged after statements: they must cover one of the believed sets
     walked = walk(artifact, attached.items, judge.trust, judge.checkout, judge.now)
-    names, doubts = believed_names(attached.signatures, judge.trust, judge.now)
-    nodes = judge_names(artifact.digest, names, walked.sets)
-    nodes += judge_commitment(names, walked.sets, is_named=is_named)
+    names, doubts = naming.believed_names(attached.signatures, judge.trust, judge.now)
+    nodes = naming.judge_names(artifact.digest, names, walked.sets)
+    nodes += naming.judge_commitment(names, walked.sets, is_named=is_named)
     # the first of each content: a registry keeps copies of replaced bills, too
     signed: dict[tuple[str, bytes], tuple[Opened, str]] = {}
     for each, passed_over in walked.opened:
@@ -103,19 +96,19 @@ def _skipped(messages: Sequence[str]) -> list[Node]:
 def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem] = ()) -> Chain:
     """All images that a reference names and, where it is a tag, whether the tag may name them."""
     walks, own = [], []
-    names: list[TrustedName] = []
+    names: list[naming.TrustedName] = []
     # an index has a signed name of its own, and no statements
     if remote.root not in remote.images:
         attached = attached_to(remote, remote.root, judge.jobs)
-        of_index, doubts = believed_names(attached.signatures, judge.trust, judge.now)
-        own += judge_names(remote.root.digest, of_index)
+        of_index, doubts = naming.believed_names(attached.signatures, judge.trust, judge.now)
+        own += naming.judge_names(remote.root.digest, of_index)
         own += _skipped([*attached.skipped, *doubts])
         names += of_index
     is_named = bool(names)
     for image in remote.images:
         artifact = open_remote_image(remote, image, deep=judge.deep, jobs=judge.jobs)
         attached = attached_to(remote, image, judge.jobs)
-        names += believed_names(attached.signatures, judge.trust, judge.now)[0]
+        names += naming.believed_names(attached.signatures, judge.trust, judge.now)[0]
         # files that the user names count for each image; the subject tells which it is about
         attached.items += more
         walks.append(judge_attached(artifact, attached, judge, is_named=is_named))
@@ -128,7 +121,7 @@ def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem]
     return Chain(Node(f"{remote.reference} {remote.root.digest}", children=children), tuple(walks))
 
 
-def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
+def _tag(remote: RemoteImage, names: list[naming.TrustedName], judge: Judge) -> Node:
     digest = remote.tag_digest or remote.root.digest
     # `:TAG@DIGEST` was asked for, and the tag has moved on
     if digest != remote.root.digest:
@@ -136,11 +129,11 @@ def _tag(remote: RemoteImage, names: list[TrustedName], judge: Judge) -> Node:
         return Node(f"tag {remote.tag}", Verdict.MOVED, message)
     reference, memory = remote.reference, judge.memory
     seen = memory.recall(reference, judge.trust, judge.now) if memory else []
-    node = judge_tag(reference, digest, names, seen)
+    node = naming.judge_tag(reference, digest, names, seen)
     # costs a request for each signed image of the repository: only where nothing else decides
     if node.verdict is Verdict.INCOMPLETE:
         others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
-        return judge_tag(reference, digest, names, others)
+        return naming.judge_tag(reference, digest, names, others)
     # only verified names are remembered: a forged one must not block the true one
     if memory and node.verdict is Verdict.VALID:
         # of an index also the names of each image in it
