@@ -22,7 +22,6 @@ from pipeline.store.store import Store
 if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher
 
-_AROUND = "all layers are equal, the config or manifest differs"
 _COMPARED = ("kind", "mode", "size_bytes", "sha256", "target")
 
 
@@ -63,14 +62,8 @@ def compare(
         declared.append(DeclaredDifference(path=found.path, reason=plain(found.declared)))
     # settings and annotations follow from the layers, and from nothing that a build declares
     if not declared or _settings(one, first) != _settings(other, second):
-        raise NotReproducible(_AROUND)
+        raise NotReproducible("all layers are equal, the config or manifest differs")
     return tuple(declared)
-
-
-def difference(one: Store, first: Built, other: Store, second: Built) -> str:
-    """The first thing that is not the same: a file, a layer, or the settings around them."""
-    found = next(_differences(one, first, other, second), None)
-    return found.text if found else _AROUND
 
 
 @dataclass(frozen=True)
