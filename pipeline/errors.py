@@ -1,7 +1,7 @@
-"""Every way this pipeline can fail: some thirty families with an exit code each, and their kinds.
+"""Every way this pipeline can fail: families with an exit code each, and the kinds below them.
 
 A script branches on the exit code; `--json` and the docs also name the kind, which is the class.
-The table in the docs is printed from here, so a code never changes its meaning silently.
+The docstring of a class is its meaning: the docs print their table of exit codes from it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ class PipelineError(Exception):
     meaning = "something failed that has no code of its own"
     hint = ""
 
+    def __init_subclass__(cls, code: int | None = None) -> None:
+        """Takes the meaning from the docstring; a family also names its exit code."""
+        cls.meaning = cls.__doc__ or cls.meaning
+        if code is not None:
+            cls.exit_code = code
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         if hint:
@@ -57,153 +63,168 @@ class PipelineError(Exception):
 # 70 evidence, 80 hosts, 90 served models.
 
 
-class InputInvalid(PipelineError):
-    exit_code = 10
-    meaning = "a spec, another file or an argument is not valid"
+class InputInvalid(PipelineError, code=10):
+    """a spec, another file or an argument is not valid"""
 
 
 class SpecInvalid(InputInvalid):
-    meaning = "a spec, such as image.yaml or series.yaml, or an argument is not valid"
+    """a spec, such as image.yaml or series.yaml, or an argument is not valid"""
+
     hint = "Correct the spec at the place that is named."
 
 
 class RecipeInvalid(InputInvalid):
-    meaning = "a recipe, or a value given in place of one of its fields, is not valid"
+    """a recipe, or a value given in place of one of its fields, is not valid"""
+
     hint = "Fix the named field; `sm120 image schema recipe` prints what the file may hold."
 
 
 class GateInvalid(InputInvalid):
-    meaning = "a gate's case file is missing or not valid"
+    """a gate's case file is missing or not valid"""
+
     hint = "Fix the named field; `sm120 image schema gate` prints what the file may hold."
 
 
 # Not of the evidence's decade: the file is the verifier's own input, and nothing was judged yet.
 class TrustInvalid(InputInvalid):
-    meaning = "a trust or policy file is missing or not valid"
+    """a trust or policy file is missing or not valid"""
+
     hint = "`sm120 evidence trust-key FILE.pub --to FILE` adds a key; --trust names the file."
 
 
 class FactsUnreadable(InputInvalid):
-    meaning = "a file of host facts, a capture or a test result is damaged or of another kind"
+    """a file of host facts, a capture or a test result is damaged or of another kind"""
+
     hint = "Make it again with `sm120 host facts` (--capture, --json) or `sm120 host check --json`."
 
 
 class ReferenceInvalid(InputInvalid):
-    meaning = "the name of an image in a registry is not valid or not complete"
+    """the name of an image in a registry is not valid or not complete"""
+
     hint = (
         "Write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:…, with the registry's name."
     )
 
 
 class AttachmentInvalid(InputInvalid):
-    meaning = "a file to attach to an image is missing, too large or has no type"
+    """a file to attach to an image is missing, too large or has no type"""
+
     hint = "Write --attach FILE:TYPE, e.g. sbom.json:application/vnd.cyclonedx+json."
 
 
 class WorkloadInvalid(InputInvalid):
-    meaning = "a benchmark's workload is not valid, or its numbers would mislead"
+    """a benchmark's workload is not valid, or its numbers would mislead"""
+
     hint = (
         "Correct the field or option that is named; `sm120 bench list` shows the shipped workloads."
     )
 
 
 class RunInvalid(InputInvalid):
-    meaning = "the result of a benchmark is damaged, was edited or is not there"
+    """the result of a benchmark is damaged, was edited or is not there"""
+
     hint = (
         "Name the folder of a run, with bench.json and requests.jsonl; if it is one, get it again."
     )
 
 
 class ReportInvalid(InputInvalid):
-    meaning = "a file is no report of this tool, or its embedded data cannot be read"
+    """a file is no report of this tool, or its embedded data cannot be read"""
+
     hint = "`sm120 report RUN` makes it again from the run."
 
 
 # A code of its own: CI tells "lock again and commit" from a spec that a person must correct.
-class LockUnusable(PipelineError):
-    exit_code = 11
-    meaning = "a lock is missing, out of date or was changed by hand"
+class LockUnusable(PipelineError, code=11):
+    """a lock is missing, out of date or was changed by hand"""
 
 
 class LockMissing(LockUnusable):
-    meaning = "an image, a weights set or the hosts have no lock"
+    """an image, a weights set or the hosts have no lock"""
+
     hint = "Make it with `sm120 image lock`, `sm120 weights lock` or `sm120 host lock`."
 
 
 class LockStale(LockUnusable):
-    meaning = "a lock was made for an older spec"
+    """a lock was made for an older spec"""
+
     hint = (
         "`sm120 image lock --dry-run` shows what would change; `sm120 image lock IMAGE` renews it."
     )
 
 
 class LockEdited(LockUnusable):
-    meaning = "a lock was changed by hand or is damaged"
+    """a lock was changed by hand or is damaged"""
+
     hint = (
         "Restore the committed file (`git checkout lockfiles`), or lock again (`sm120 image lock`)."
     )
 
 
 class LocksDisagree(LockEdited):
-    meaning = "two locks of one commit name different contents"
+    """two locks of one commit name different contents"""
 
 
-class Unresolvable(PipelineError):
-    exit_code = 12
-    meaning = "no packages satisfy a spec"
+class Unresolvable(PipelineError, code=12):
+    """no packages satisfy a spec"""
 
 
 class ResolveFailed(Unresolvable):
-    meaning = "no set of wheels or .debs satisfies the spec"
+    """no set of wheels or .debs satisfies the spec"""
+
     hint = "Correct or loosen what the spec asks for, as the message says."
 
 
 class UnknownPackage(Unresolvable):
-    meaning = "a Debian package is in no index that was read"
+    """a Debian package is in no index that was read"""
 
 
 # 20, 21 and 22 are apart because the next step differs: try again, distrust the source, connect.
-class Unreachable(PipelineError):
-    exit_code = 20
-    meaning = "no server that was named could deliver a file"
+class Unreachable(PipelineError, code=20):
+    """no server that was named could deliver a file"""
 
 
 class SourceUnreachable(Unreachable):
-    meaning = "no configured source could deliver a locked file"
+    """no configured source could deliver a locked file"""
+
     hint = (
         "Check the network and `sm120 image sources`, then run it again: finished files are kept."
     )
 
 
 class RegistryUnreachable(Unreachable):
-    meaning = "a registry does not answer, or answers only with server errors"
+    """a registry does not answer, or answers only with server errors"""
+
     hint = "Check its name, the network and its CA (--ca), then run it again."
 
 
 class MirrorUnknown(Unreachable):
-    meaning = "no Debian mirror is configured on this machine"
+    """no Debian mirror is configured on this machine"""
+
     hint = "Set SM120_DEBIAN_MIRROR to the address of a Debian mirror."
 
 
 class BaseUnplaced(Unreachable):
-    meaning = "a foreign base image is needed, and no registry for it is named"
+    """a foreign base image is needed, and no registry for it is named"""
+
     hint = "Name one with --base-registry REGISTRY[/PREFIX], or in SM120_BASE_REGISTRIES."
 
 
-class SourceMismatch(PipelineError):
-    exit_code = 21
-    meaning = "a server delivered something other than what was locked, signed or announced"
+class SourceMismatch(PipelineError, code=21):
+    """a server delivered something other than what was locked, signed or announced"""
 
 
 class DigestMismatch(SourceMismatch):
-    meaning = "a source delivered other bytes than the lock names"
+    """a source delivered other bytes than the lock names"""
+
     hint = (
         "Nothing was kept. Upstream changed under a fixed name: compare, then `sm120 image lock`."
     )
 
 
 class RevisionMoved(SourceMismatch):
-    meaning = "a repository changed while it was read, or no longer has the locked commit"
+    """a repository changed while it was read, or no longer has the locked commit"""
+
     hint = (
         "`sm120 weights lock NAME --dry-run` shows what changed; without --dry-run it locks again."
     )
@@ -211,154 +232,169 @@ class RevisionMoved(SourceMismatch):
 
 # Of a Debian archive; signatures of evidence and of weights are in the 70s.
 class SignatureInvalid(SourceMismatch):
-    meaning = "a Release file's signature is missing, wrong or by an unknown key"
+    """a Release file's signature is missing, wrong or by an unknown key"""
+
     hint = "Nothing was used. Another mirror may help; a private one needs its keyring named."
 
 
 class IndexBroken(SourceMismatch):
-    meaning = "an index or Release file is damaged, expired or contradicts itself"
+    """an index or Release file is damaged, expired or contradicts itself"""
+
     hint = "Nothing was used. Try again later or another mirror."
 
 
 class HubBroken(SourceMismatch):
-    meaning = "the Hub's answer is damaged or contradicts itself"
+    """the Hub's answer is damaged or contradicts itself"""
+
     hint = "Nothing was kept. Try again later, or another HF_ENDPOINT."
 
 
 class RegistryBroken(SourceMismatch):
-    meaning = "a registry's answer is damaged or contradicts itself"
+    """a registry's answer is damaged or contradicts itself"""
+
     hint = "Nothing of it was used. Try again; if it happens again, tell the registry's owner."
 
 
 # Not a failure of a server: none was asked.
-class OfflineMiss(PipelineError):
-    exit_code = 22
-    meaning = "--offline, and a needed file is not in the store"
+class OfflineMiss(PipelineError, code=22):
+    """--offline, and a needed file is not in the store"""
+
     hint = "Run once without --offline, or name a folder that has it with --mirror."
 
 
-class AccessRefused(PipelineError):
-    exit_code = 23
-    meaning = "the Hub or a registry does not let this user do that"
+class AccessRefused(PipelineError, code=23):
+    """the Hub or a registry does not let this user do that"""
 
 
 class HubRefused(AccessRefused):
-    meaning = "the Hub does not let this user have a repository, a revision or a file"
+    """the Hub does not let this user have a repository, a revision or a file"""
+
     hint = "Accept the licence on the model's page, and set HF_TOKEN or run `hf auth login`."
 
 
 class RegistryRefused(AccessRefused):
-    meaning = "a registry does not let this user do that"
+    """a registry does not let this user do that"""
+
     hint = "`docker login REGISTRY` keeps a login where this command looks for it."
 
 
 # Not RegistryRefused: a login does not help where the registry itself forbids it.
 class DeleteDisabled(AccessRefused):
-    meaning = "a registry does not allow deleting"
+    """a registry does not allow deleting"""
+
     hint = "Its owner can: docker-registry needs `storage: delete: enabled: true`."
 
 
-class ContentUnusable(PipelineError):
-    exit_code = 30
-    meaning = "a package, a base image or a model file is damaged, hostile or not supported"
+class ContentUnusable(PipelineError, code=30):
+    """a package, a base image or a model file is damaged, hostile or not supported"""
 
 
 class CorruptArchive(ContentUnusable):
-    meaning = "a wheel, .deb or base layer is damaged or contradicts itself"
+    """a wheel, .deb or base layer is damaged or contradicts itself"""
+
     hint = "Nothing was kept. The published file itself is bad: pick another version."
 
 
 class HostileArchive(ContentUnusable):
-    meaning = "a wheel, .deb or base layer tries to write outside its own folder"
+    """a wheel, .deb or base layer tries to write outside its own folder"""
+
     hint = "Nothing was kept. Do not use this package version; report it to its authors."
 
 
 class BaseUnusable(ContentUnusable):
-    meaning = "a foreign base image is for another platform, of no supported kind or contradictory"
+    """a foreign base image is for another platform, of no supported kind or contradictory"""
+
     hint = "Nothing was built on it. Name the digest of another image under `base`."
 
 
 class ModelUnreadable(ContentUnusable):
-    meaning = "a config.json or GGUF header is damaged or of a kind this tool does not know"
+    """a config.json or GGUF header is damaged or of a kind this tool does not know"""
 
 
 class ParserUnreadable(ContentUnusable):
-    meaning = "the argument parser of an engine could not be read out of its image"
+    """the argument parser of an engine could not be read out of its image"""
+
     hint = "`sm120 image rebuild IMAGE` shows whether the image is whole."
 
 
-class Conflict(PipelineError):
-    exit_code = 31
-    meaning = "two packages, or a patch and the file it changes, contradict each other"
+class Conflict(PipelineError, code=31):
+    """two packages, or a patch and the file it changes, contradict each other"""
 
 
 # pip lets the last wheel win, so that an image would depend on the order of installation.
 class PathConflict(Conflict):
-    meaning = "two wheels write one path with different bytes"
+    """two wheels write one path with different bytes"""
+
     hint = "Name the one that must win under `python: prefer:` in image.yaml."
 
 
 class PatchConflict(Conflict):
-    meaning = "a patch does not fit the file it is for"
+    """a patch does not fit the file it is for"""
+
     hint = "Redo the patch for this version; no fuzz and no offset is allowed."
 
 
-class OutputDiffers(PipelineError):
-    exit_code = 32
-    meaning = "a build gave other bytes than before, or no golden digest is committed yet"
+class OutputDiffers(PipelineError, code=32):
+    """a build gave other bytes than before, or no golden digest is committed yet"""
 
 
-# Also of an image that has none: a build nobody compared must not look like one that matched.
+# Also of an image that has none: an uncompared build must not look like one that matched.
 class GoldenMismatch(OutputDiffers):
-    meaning = "a build gave another digest than the committed one, or none is committed yet"
+    """a build gave another digest than the committed one, or none is committed yet"""
+
     hint = "If the image is new or changed on purpose: `sm120 build IMAGE --accept`."
 
 
 class NotReproducible(OutputDiffers):
-    meaning = "a rebuild gave other bytes"
+    """a rebuild gave other bytes"""
+
     hint = "The first difference is named above; keep both layouts and report it."
 
 
-class CompileFailed(PipelineError):
-    exit_code = 33
-    meaning = "a source did not compile, or not to what its spec promises"
+class CompileFailed(PipelineError, code=33):
+    """a source did not compile, or not to what its spec promises"""
 
 
 class StepFailed(CompileFailed):
-    meaning = "a step of a source's build failed, hung, or ran out of memory or disk"
+    """a step of a source's build failed, hung, or ran out of memory or disk"""
+
     hint = "The log named above holds all of its output; finished objects are kept."
 
 
 class OutputWrong(CompileFailed):
-    meaning = "a compiled tree lacks a file, or holds other machine code than its spec promises"
+    """a compiled tree lacks a file, or holds other machine code than its spec promises"""
+
     hint = "Correct `outputs`, `architectures` or `cpu` in source.yaml, or the build's flags."
 
 
-class StoreUnusable(PipelineError):
-    exit_code = 40
-    meaning = "the store, or the disk it is on, cannot be used as it is"
+class StoreUnusable(PipelineError, code=40):
+    """the store, or the disk it is on, cannot be used as it is"""
 
 
 class StoreUnwritable(StoreUnusable):
-    meaning = "a file or folder, of the store or another one, cannot be used: owner, mode or kind"
+    """a file or folder, of the store or another one, cannot be used: owner, mode or kind"""
+
     hint = "Change its owner or mode, or name another place; SM120_STORE names that of the store."
 
 
 class DiskFull(StoreUnusable):
-    meaning = "not enough disk space"
+    """not enough disk space"""
+
     hint = (
         "Free some space there; for the store, `sm120 store trim` does. What was finished is kept."
     )
 
 
 class StoreDamaged(StoreUnusable):
-    meaning = "a file in the store does not match the hash in its name"
+    """a file in the store does not match the hash in its name"""
+
     hint = "`sm120 store check --repair` removes damaged files; the next build makes them again."
 
 
 # Apart from StoreDamaged: `store check --repair` must never remove what may be a user's folder.
 class FolderInTheWay(StoreDamaged):
-    meaning = "a folder is where the store keeps a file"
+    """a folder is where the store keeps a file"""
+
     hint = "Look at what it is and move it away; the next build makes the file."
 
     def __init__(self, path: object) -> None:
@@ -367,81 +403,92 @@ class FolderInTheWay(StoreDamaged):
 
 # `store trim` and `check --repair` delete below it: other people's folders are never taken for one.
 class NotAStore(StoreUnusable):
-    meaning = "the folder named as the store holds other things"
+    """the folder named as the store holds other things"""
+
     hint = "Nothing in it was touched. Name a new or empty folder with --store or SM120_STORE."
 
 
-class UnknownName(PipelineError):
-    exit_code = 41
-    meaning = "there is no image, checkout, weights set, tag or digest of that name"
+class UnknownName(PipelineError, code=41):
+    """there is no image, checkout, weights set, tag or digest of that name"""
 
 
 class UnknownImage(UnknownName):
-    meaning = "there is no such image, or it is not built yet"
+    """there is no such image, or it is not built yet"""
+
     hint = "`sm120 image list` lists them; `sm120 build IMAGE` builds one."
 
 
 class UnknownFile(UnknownName):
-    meaning = "a built image has no such file, or it is not one that can be printed"
+    """a built image has no such file, or it is not one that can be printed"""
+
     hint = "`sm120 image files IMAGE` lists its files."
 
 
 class ImageStale(UnknownName):
-    meaning = "an image was built from another spec, lock or patches than the checkout has now"
+    """an image was built from another spec, lock or patches than the checkout has now"""
+
     hint = "`sm120 build IMAGE` builds it again; --accept takes a digest that changed."
 
 
 class UnknownSource(UnknownName):
-    meaning = "there is no such source to compile, or no such build of it"
+    """there is no such source to compile, or no such build of it"""
+
     hint = "`sm120 source list` shows what there is."
 
 
 class UnknownRecipe(UnknownName):
-    meaning = "there is no such recipe"
+    """there is no such recipe"""
+
     hint = "`sm120 recipe list` shows what there is; --recipes DIR adds a folder of your own."
 
 
 class UnknownReference(UnknownName):
-    meaning = "no published tables of that name ship with this tool"
+    """no published tables of that name ship with this tool"""
+
     hint = "`sm120 report --list-references` shows what there is."
 
 
 class NoCheckout(UnknownName):
-    meaning = "no checkout was found"
+    """no checkout was found"""
+
     hint = "Run it in the checkout, or name it with --checkout."
 
 
 class WeightsUnknown(UnknownName):
-    meaning = "there is no such weights set, or the folder holds none that is known"
+    """there is no such weights set, or the folder holds none that is known"""
+
     hint = "`sm120 weights list` shows the sets this checkout knows."
 
 
 class NotInRegistry(UnknownName):
-    meaning = "a registry holds no such repository, tag or digest"
+    """a registry holds no such repository, tag or digest"""
+
     hint = "`sm120 registry tags REGISTRY/REPOSITORY` shows its tags."
 
 
 class NothingServed(UnknownName):
-    meaning = "no container of that recipe is there"
+    """no container of that recipe is there"""
+
     hint = "`sm120 recipe status` shows what is served; `sm120 serve RECIPE` starts one."
 
 
-class ToolUnavailable(PipelineError):
-    exit_code = 42
-    meaning = "a program, Docker or a port that this step needs is not available"
+class ToolUnavailable(PipelineError, code=42):
+    """a program, Docker or a port that this step needs is not available"""
 
 
 class MissingTool(ToolUnavailable):
-    meaning = "a program this step needs is not installed"
+    """a program this step needs is not installed"""
 
 
 class PrintFailed(ToolUnavailable):
-    meaning = "the browser that was asked to print a PDF failed"
+    """the browser that was asked to print a PDF failed"""
+
     hint = "Open the HTML file in a browser and print it: its style sheet has rules for paper."
 
 
 class DockerUnavailable(ToolUnavailable):
-    meaning = "the Docker daemon does not answer"
+    """the Docker daemon does not answer"""
+
     hint = (
         "Start Docker, or set DOCKER_HOST. Building needs no Docker, nor does"
         " `sm120 image export IMAGE DIR`."
@@ -449,42 +496,48 @@ class DockerUnavailable(ToolUnavailable):
 
 
 class PodmanUnavailable(DockerUnavailable):
-    meaning = "Podman does not answer, or did not do what it was asked"
+    """Podman does not answer, or did not do what it was asked"""
+
     hint = "`podman info` shows whether it works for this user; its own reason stands above."
 
 
 class SandboxUnavailable(ToolUnavailable):
-    meaning = "nothing on this machine can compile without network and out of reach of your files"
+    """nothing on this machine can compile without network and out of reach of your files"""
+
     hint = "Allow user namespaces, run it as root, or install Docker or Podman."
 
 
 class AddressUnusable(ToolUnavailable):
-    meaning = "a server cannot listen on its address, or its token or certificate cannot be used"
+    """a server cannot listen on its address, or its token or certificate cannot be used"""
+
     hint = "Choose another --port or --host; `ss -ltnp` shows which program uses a port."
 
 
-class GateNotPassed(PipelineError):
-    exit_code = 50
-    meaning = "an image does not run well on the target card, or a patch does not help"
+class GateNotPassed(PipelineError, code=50):
+    """an image does not run well on the target card, or a patch does not help"""
 
 
 class GateFailed(GateNotPassed):
-    meaning = "a kernel of an image needs more shared memory than the target card has"
+    """a kernel of an image needs more shared memory than the target card has"""
+
     hint = "Patch its block sizes (`sm120 gate tune IMAGE CASE`), or accept it with a reason."
 
 
 class GateWrong(GateNotPassed):
-    meaning = "a kernel of an image computes wrong numbers"
+    """a kernel of an image computes wrong numbers"""
+
     hint = "`sm120 gate run IMAGE --unpatched` shows whether a patch is at fault."
 
 
 class NoKernelImage(GateNotPassed):
-    meaning = "an object of an image holds no code that the target card can run"
+    """an object of an image holds no code that the target card can run"""
+
     hint = "Take a build made for the card, or accept it with a reason in gates/arch.yaml."
 
 
 class PatchUnproved(GateNotPassed):
-    meaning = "a patch is not needed, does nothing or does not do enough"
+    """a patch is not needed, does nothing or does not do enough"""
+
     hint = (
         "Drop a superseded or upstreamed patch, redo an inert one; one that is not about a kernel"
         " says so under `no_gate`."
@@ -492,326 +545,350 @@ class PatchUnproved(GateNotPassed):
 
 
 # Never counted as passed, and not as failed either: CI may retry this, but not 50.
-class GateUndecided(PipelineError):
-    exit_code = 51
-    meaning = "a gate could not be judged"
+class GateUndecided(PipelineError, code=51):
+    """a gate could not be judged"""
 
 
 class GateUnknown(GateUndecided):
-    meaning = "a gate could not be judged: nothing failed, but some cases have no result"
+    """a gate could not be judged: nothing failed, but some cases have no result"""
+
     hint = "Each unknown case above gives its reason; unknown never counts as passed."
 
 
 class CaseNotFound(GateUndecided):
-    meaning = "no case of a gate judges a kernel"
+    """no case of a gate judges a kernel"""
+
     hint = "`sm120 gate run IMAGE --discover` lists the kernels without a case; docs/gates.md."
 
 
 # This tells nothing about the image, only about the machine that was to judge it.
 class GateEnvironment(GateUndecided):
-    meaning = "the environment in which kernels are compiled could not be made"
+    """the environment in which kernels are compiled could not be made"""
 
 
-class WeightsDamaged(PipelineError):
-    exit_code = 60
-    meaning = "files of a weights set are missing, short or changed, or others lie between them"
+class WeightsDamaged(PipelineError, code=60):
+    """files of a weights set are missing, short or changed, or others lie between them"""
+
     hint = "`sm120 weights verify DIR --repair` downloads only what is damaged."
 
 
-class DoesNotFit(PipelineError):
-    exit_code = 61
-    meaning = "a model does not fit the memory it was asked to fit"
+class DoesNotFit(PipelineError, code=61):
+    """a model does not fit the memory it was asked to fit"""
+
     hint = "More GPUs or a smaller quant help; fewer tokens only where the KV cache is too large."
 
 
-class KeyUnusable(PipelineError):
-    exit_code = 70
-    meaning = "a key is missing, cannot be read or cannot sign"
+class KeyUnusable(PipelineError, code=70):
+    """a key is missing, cannot be read or cannot sign"""
 
 
 class KeyInvalid(KeyUnusable):
-    meaning = "a key cannot be read, is of another kind or can be read by others"
+    """a key cannot be read, is of another kind or can be read by others"""
+
     hint = "`sm120 evidence new-key NAME` makes a new key pair."
 
 
 class KeyExists(KeyUnusable):
-    meaning = "a key of that name is there already; it is never overwritten"
+    """a key of that name is there already; it is never overwritten"""
+
     hint = "Take another name: the old key is needed for what it signed."
 
 
 class SigningFailed(KeyUnusable):
-    meaning = "there is no key to sign with, or the signing agent gave no valid signature"
+    """there is no key to sign with, or the signing agent gave no valid signature"""
+
     hint = "`sm120 evidence new-key NAME` makes a key; --key or SM120_SIGNING_KEY names another."
 
 
 # Each verdict of `verify` has a code of its own, for scripts that deploy what they verified.
-class EvidenceInvalid(PipelineError):
-    exit_code = 71
-    meaning = "evidence contradicts the artifact, its key or itself"
+class EvidenceInvalid(PipelineError, code=71):
+    """evidence contradicts the artifact, its key or itself"""
 
 
 class EvidenceBroken(EvidenceInvalid):
-    meaning = "verify: evidence contradicts the artifact, its key or itself"
+    """verify: evidence contradicts the artifact, its key or itself"""
+
     hint = "Do not use it before you know why; get it again from where it was made."
 
 
 class RecordInvalid(EvidenceInvalid):
-    meaning = "a statement, envelope or bundle is malformed"
+    """a statement, envelope or bundle is malformed"""
+
     hint = "Nothing in it was believed. Get the evidence again from where it was made."
 
 
 class LayerRefused(EvidenceInvalid):
-    meaning = "a compiled layer in a registry has no trusted signature, or is of another tree"
+    """a compiled layer in a registry has no trusted signature, or is of another tree"""
+
     hint = "The store does not keep it. Ask who published it, or compile: leave --layers-from out."
 
 
 class ModelSignatureInvalid(EvidenceInvalid):
-    meaning = "the signature of a weights set is missing, wrong, by another key or over other bytes"
+    """the signature of a weights set is missing, wrong, by another key or over other bytes"""
+
     hint = "Do not use the set. Fetch it again, or ask its signer for the right key."
 
 
-class EvidenceUnsigned(PipelineError):
-    exit_code = 72
-    meaning = "verify: all of the evidence holds, but nobody signed it"
+class EvidenceUnsigned(PipelineError, code=72):
+    """verify: all of the evidence holds, but nobody signed it"""
+
     hint = "`sm120 evidence new-key NAME` makes a key that signs what was built here."
 
 
-class EvidenceIncomplete(PipelineError):
-    exit_code = 73
-    meaning = "verify: nothing is wrong, but not everything could be checked"
+class EvidenceIncomplete(PipelineError, code=73):
+    """verify: nothing is wrong, but not everything could be checked"""
+
     hint = "The tree above shows what is missing; unknown never counts as valid."
 
 
-class EvidenceStale(PipelineError):
-    exit_code = 74
-    meaning = "verify: the evidence holds, but something it describes has changed since"
+class EvidenceStale(PipelineError, code=74):
+    """verify: the evidence holds, but something it describes has changed since"""
+
     hint = "Build it again, or go back to the state that was recorded."
 
 
 # Not EvidenceBroken: the image that was signed is still good, only its name is not.
-class TagMoved(PipelineError):
-    exit_code = 75
-    meaning = "verify: a tag names another image than the one that was signed under it"
+class TagMoved(PipelineError, code=75):
+    """verify: a tag names another image than the one that was signed under it"""
+
     hint = "Use the signed digest that is named above, and find out who moved the tag."
 
 
-class RefusedByPolicy(PipelineError):
-    exit_code = 76
-    meaning = "the evidence is not what a policy or the rules for publishing demand"
+class RefusedByPolicy(PipelineError, code=76):
+    """the evidence is not what a policy or the rules for publishing demand"""
 
 
 class PolicyRefused(RefusedByPolicy):
-    meaning = "verify: the evidence does not satisfy the policy file"
+    """verify: the evidence does not satisfy the policy file"""
 
 
-# Nothing was sent: gates are looked at before the registry is asked.
+# Nothing was sent: gates are read before the registry is asked.
 class PublishRefused(RefusedByPolicy):
-    meaning = "an image was not published: its gates did not pass, or were not run on it"
+    """an image was not published: its gates did not pass, or were not run on it"""
+
     hint = "`sm120 build IMAGE --gate` judges it; `--force-ungated REASON` publishes it anyway."
 
 
-# Not EvidenceBroken: nobody need have forged anything, and one number tells where to look.
-class NumberChanged(PipelineError):
-    exit_code = 77
-    meaning = "verify: a number of a benchmark or report is not what was signed or follows from it"
+# Not EvidenceBroken: nothing need be forged, and one number tells where to look.
+class NumberChanged(PipelineError, code=77):
+    """verify: a number of a benchmark or report is not what was signed or follows from it"""
+
     hint = (
         "The tree above names the field and what it was; get the run again from where it was made."
     )
 
 
-class HostNotFit(PipelineError):
-    exit_code = 80
-    meaning = "a host is not set up as it should be, or no longer is"
+class HostNotFit(PipelineError, code=80):
+    """a host is not set up as it should be, or no longer is"""
 
 
 class HostUnfit(HostNotFit):
-    meaning = "a host is set up in a way that breaks or slows its GPUs"
+    """a host is set up in a way that breaks or slows its GPUs"""
+
     hint = "Each failed rule above names its fix."
 
 
-# Of roles, so that provisioning again may mend it; HostUnfit is of hardware and firmware, too.
+# Of roles, so that provisioning again may fix it; HostUnfit is of hardware and firmware, too.
 class PromiseBroken(HostNotFit):
-    meaning = "a host does not have what its roles promise"
+    """a host does not have what its roles promise"""
+
     hint = "Each broken promise above names its fix; most are repaired by `nox -s provision`."
 
 
 class HostDrifted(HostNotFit):
-    meaning = "a host is no longer what was recorded"
+    """a host is no longer what was recorded"""
+
     hint = "Run the playbook again, or record the new facts if the change was meant."
 
 
 class HostOutlier(HostNotFit):
-    meaning = "a host differs from the others of its kind"
+    """a host differs from the others of its kind"""
+
     hint = "Look at the named card, slot or cable first."
 
 
 class IssueFound(HostNotFit):
-    meaning = "a known issue was recognised in a log or in a host's facts"
+    """a known issue was recognised in a log or in a host's facts"""
+
     hint = "Each finding above names its cause and its fix."
 
 
-# As 51 for gates: what nobody could look at is neither good nor bad.
-class HostUndecided(PipelineError):
-    exit_code = 81
-    meaning = "a host could not be judged"
+# As 51 for gates: a host that could not be examined is neither good nor bad.
+class HostUndecided(PipelineError, code=81):
+    """a host could not be judged"""
 
 
 class HostUnknown(HostUndecided):
-    meaning = "a host could not be judged: nothing failed, but not everything is known"
+    """a host could not be judged: nothing failed, but not everything is known"""
+
     hint = "Each unknown row above gives its reason; unknown never counts as passed."
 
 
 class ProbeUnstarted(HostUndecided):
-    meaning = "the function tests could not be started or gave no result"
+    """the function tests could not be started or gave no result"""
+
     hint = "Name a Python that has torch with --python, or run them inside an engine image."
 
 
 # Not 81: a host that is down needs power or a network, not another look.
-class HostUnreached(PipelineError):
-    exit_code = 82
-    meaning = "a host could not be reached, so nothing is known about it"
+class HostUnreached(PipelineError, code=82):
+    """a host could not be reached, so nothing is known about it"""
+
     hint = "Check its power, network, SSH key and sudo; the other hosts were checked."
 
 
-class HostTestFailed(PipelineError):
-    exit_code = 83
-    meaning = "a function test of a host's GPUs failed"
+class HostTestFailed(PipelineError, code=83):
+    """a function test of a host's GPUs failed"""
 
 
 class ProbeFailed(HostTestFailed):
-    meaning = "a function test failed: wrong data, a hang, a dead process or too slow"
+    """a function test failed: wrong data, a hang, a dead process or too slow"""
+
     hint = "The row names it; `sm120 doctor` names known causes and fixes."
 
 
 class NothingTuned(HostTestFailed):
-    meaning = "no NCCL setting finished the sweep"
+    """no NCCL setting finished the sweep"""
+
     hint = "The table names the error of each; check the host first: `sm120 host check`."
 
 
-class ProvisioningFailed(PipelineError):
-    exit_code = 84
-    meaning = "provisioning stopped before all hosts were done"
+class ProvisioningFailed(PipelineError, code=84):
+    """provisioning stopped before all hosts were done"""
 
 
 class ProvisionFailed(ProvisioningFailed):
-    meaning = "the playbook ended with failed or unreached hosts"
+    """the playbook ended with failed or unreached hosts"""
+
     hint = "Ansible's messages above name the host and the cause; the play can be run again."
 
 
 class FleetUnready(ProvisioningFailed):
-    meaning = "an inventory or playbook cannot be run, so no host was checked"
+    """an inventory or playbook cannot be run, so no host was checked"""
+
     hint = (
         "Read Ansible's message above; `ansible-inventory -i INVENTORY --list` shows what it sees."
     )
 
 
-class ServeFailed(PipelineError):
-    exit_code = 90
-    meaning = "an engine was not started, or does not serve what was asked for"
+class ServeFailed(PipelineError, code=90):
+    """an engine was not started, or does not serve what was asked for"""
+
     issues: tuple[str, ...] = ()  # known ones that were recognised in its log
 
 
 class StartFailed(ServeFailed):
-    meaning = "an engine ended, or did not answer in time; its container was removed"
+    """an engine ended, or did not answer in time; its container was removed"""
+
     hint = "The last lines of its log are above."
 
 
 class ContainerRefused(StartFailed):
-    meaning = "Docker or Podman refused to make or to start a container"
+    """Docker or Podman refused to make or to start a container"""
+
     hint = "`sm120 render RECIPE --as docker` (or podman) prints the command, to try it by hand."
 
 
 class BackendDiffers(ServeFailed):
-    meaning = "the engine's log shows another backend than the recipe expects"
+    """the engine's log shows another backend than the recipe expects"""
+
     hint = "The container was removed. The recipe's `expect` says why each line matters."
 
 
 class ImageDiffers(ServeFailed):
-    meaning = "a container is not of the image that was built, so it is not taken for it"
+    """a container is not of the image that was built, so it is not taken for it"""
+
     hint = "Stop it and serve the recipe again; find out who started it."
 
 
 class AlreadyServed(ServeFailed):
-    meaning = "a container of that recipe is there already"
+    """a container of that recipe is there already"""
+
     hint = "`sm120 recipe stop RECIPE` ends it; `sm120 recipe status` shows what it is."
 
 
 # Nothing was started; a script may free the machine and try again.
-class PreflightFailed(PipelineError):
-    exit_code = 91
-    meaning = "this machine is not ready for a recipe, or that could not be found out"
+class PreflightFailed(PipelineError, code=91):
+    """this machine is not ready for a recipe, or that could not be found out"""
+
     hint = "Each row above names its fix; `--skip-preflight NAME` starts without that check."
 
 
 # 90 and 91 are of serving a recipe; this is of what an image or a running server shows.
-class SmokeNotPassed(PipelineError):
-    exit_code = 92
-    meaning = "an image or a served model did not prove itself"
+class SmokeNotPassed(PipelineError, code=92):
+    """an image or a served model did not prove itself"""
 
 
 class SmokeFailed(SmokeNotPassed):
-    meaning = "a rung of the smoke ladder failed: the server gives wrong or broken answers"
+    """a rung of the smoke ladder failed: the server gives wrong or broken answers"""
+
     hint = "Use it no further than its last good rung; --keep DIR keeps every request and answer."
 
 
 class ProductsWrong(SmokeNotPassed):
-    meaning = "a matrix product of a recipe is wrong on the card"
+    """a matrix product of a recipe is wrong on the card"""
+
     hint = (
         "Name another backend in the recipe, or none that uses this route; --json has all numbers."
     )
 
 
 class ProductsUnknown(SmokeNotPassed):
-    meaning = "a matrix product of a recipe could not be judged on the card"
+    """a matrix product of a recipe could not be judged on the card"""
+
     hint = "No route of the image to it gave a result; --json says why of each."
 
 
 class ServerGone(SmokeNotPassed):
-    meaning = "nobody answers at the address that was to be tested"
+    """nobody answers at the address that was to be tested"""
+
     hint = "Start the server first, and name it as http://HOST:PORT."
 
 
 class StartFails(SmokeNotPassed):
-    meaning = "an image does not start: something that its engine needs is missing or unusable"
+    """an image does not start: something that its engine needs is missing or unusable"""
+
     hint = "The test names it; `sm120 image explain IMAGE PATH` shows where a file comes from."
 
 
 class StartUnknown(SmokeNotPassed):
-    meaning = "whether an image starts could not be found out: nothing failed"
+    """whether an image starts could not be found out: nothing failed"""
+
     hint = "Each unknown test above gives its reason; unknown never counts as passed."
 
 
 # Not 92: the answers may be right, but there is no number to believe.
-class BenchNotMeasured(PipelineError):
-    exit_code = 93
-    meaning = "a benchmark has no numbers that count"
+class BenchNotMeasured(PipelineError, code=93):
+    """a benchmark has no numbers that count"""
 
 
 class BenchVoid(BenchNotMeasured):
-    meaning = "requests of a benchmark failed, stalled or looped, so that cells of it are void"
+    """requests of a benchmark failed, stalled or looped, so that cells of it are void"""
+
     hint = "The result has every request and why it failed; the same command tries again."
 
 
 class BenchUnanswered(BenchNotMeasured):
-    meaning = "nobody answers at the address that was to be measured, or not as an engine does"
+    """nobody answers at the address that was to be measured, or not as an engine does"""
+
     hint = "Start the server first, and name it as http://HOST:PORT."
 
 
 # 94 and 95 as 50 and 51: CI stops at the first, and may measure again after the second.
-class BenchWorse(PipelineError):
-    exit_code = 94
-    meaning = "a benchmark is worse than its baseline by more than is allowed"
+class BenchWorse(PipelineError, code=94):
+    """a benchmark is worse than its baseline by more than is allowed"""
+
     hint = "The rows above show which number of which cell; `--allow` sets what is allowed."
 
 
-class BenchUndecided(PipelineError):
-    exit_code = 95
-    meaning = "two benchmarks cannot be told apart well enough to judge, or not be compared at all"
+class BenchUndecided(PipelineError, code=95):
+    """two benchmarks cannot be told apart well enough to judge, or not be compared at all"""
+
     hint = "Measure both with more repeats of the same workload; unknown never counts as passed."
 
 
 # 128 + SIGINT, as shells report it: gnu.org/software/bash/manual/html_node/Exit-Status.html
-class Interrupted(PipelineError):
-    exit_code = 130
-    meaning = "stopped by Ctrl-C or a signal"
+class Interrupted(PipelineError, code=130):
+    """stopped by Ctrl-C or a signal"""
+
     hint = "No file is left half-written; run it again to continue."

@@ -98,7 +98,7 @@ def keep(partial: Path, final: Path) -> None:
 
 
 def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder, however deep; links are not followed, what is closed is passed over.
+    """All that is no folder, however deep; links are not followed, closed folders are skipped.
 
     Not `os.walk`, which calls itself for each level: a program may have made any number of them.
     """
@@ -121,30 +121,27 @@ def remove_tree(folder: Path) -> None:
     # a name that the program which filled the folder could not have taken
     todo, prefix = [folder], f".{secrets.token_hex(8)}"
     while todo:
-        here = todo.pop()
+        current = todo.pop()
         with suppress(OSError):
             # a folder without these rights cannot be emptied, even by its owner
-            here.chmod(0o700)
+            current.chmod(0o700)
         with suppress(OSError):
-            for entry in list(os.scandir(here)):
+            for entry in list(os.scandir(current)):
                 with suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(_moved_up(Path(entry.path), folder, prefix))
-                    else:
-                        Path(entry.path).unlink()
-        if here != folder:
+                    path = Path(entry.path)
+                    if not entry.is_dir(follow_symlinks=False):
+                        path.unlink()
+                        continue
+                    if current != folder:
+                        with suppress(OSError):
+                            path.chmod(0o700)
+                        path = path.rename(folder / f"{prefix}.{path.stat().st_ino}")
+                    todo.append(path)
+        if current != folder:
             with suppress(OSError):
-                here.rmdir()
+                current.rmdir()
     with suppress(OSError):
         folder.rmdir()
-
-
-def _moved_up(path: Path, top: Path, prefix: str) -> Path:
-    if path.parent == top:
-        return path
-    with suppress(OSError):
-        path.chmod(0o700)
-    return path.rename(top / f"{prefix}.{path.stat().st_ino}")
 
 
 @contextmanager
@@ -197,17 +194,15 @@ def read_limited(
     too_large: type[PipelineError] | None = None,
 ) -> bytes:
     """A small file whole, or an error of this kind with the reason why it cannot be had."""
-    # whatever the kind of error has to say of a file's contents, none of it was read
+    # the error's own hint is about contents, and none were read
     try:
         data = read_at_most(path, most_bytes)
     except OSError as reason:
         message = f"{path}: cannot be read: {reason.strerror}"
         raise error(message, "Check that the file is there and that you may read it.") from reason
     if data is None:
-        message = f"{path}: larger than {most_bytes} bytes"
-        raise (too_large or error)(
-            message, "Check which file is named: none of its kind is so large."
-        )
+        message, hint = f"{path}: larger than {most_bytes} bytes", "Check which file is named:"
+        raise (too_large or error)(message, f"{hint} none of its kind is so large.")
     return data
 
 
@@ -222,7 +217,7 @@ def bounded_lines(file: BinaryIO, longest: int = 1 << 16) -> Iterator[str]:
 
 @contextmanager
 def opened_log(path: Path, patience_s: float) -> Iterator[BinaryIO]:
-    """A log: a file or a pipe. A device has no end, and a pipe may have nobody who writes to it."""
+    """A log: a file or a pipe. A device has no end, and a pipe may have no writer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         mode = os.fstat(handle).st_mode
@@ -243,8 +238,8 @@ def sha256_of_file(path: Path) -> str:
 
 def is_whole(path: Path, digest: str, size_bytes: int) -> bool:
     """Whether a file is there with these bytes: a backup or a bad disk can leave others."""
-    is_there = path.is_file() and path.stat().st_size == size_bytes
-    return is_there and sha256_of_file(path) == digest
+    has_size = path.is_file() and path.stat().st_size == size_bytes
+    return has_size and sha256_of_file(path) == digest
 
 
 def on_all_cores(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -293,7 +288,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def need_space(folder: Path, n_bytes: int) -> None:
-    """Stop before the first byte if the disk cannot hold what is coming."""
+    """Stop before the first byte if the disk cannot hold all bytes."""
     free = free_bytes(folder)
     if free < n_bytes:
         raise DiskFull(f"{folder}: {size(n_bytes)} needed, {size(free)} free")
@@ -327,29 +322,24 @@ def locked(
         path.parent.mkdir(parents=True, exist_ok=True)
         # a lock that is there can be shared also where nothing can be written
         access = os.O_RDONLY if shared else os.O_RDWR
-        # whatever lies there: nobody waits for the other end of a pipe
+        # whatever is at the path: no wait for the other end of a pipe
         flags = access | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(path, flags, 0o666)
     try:
-        _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, stop, busy)
+        can_wait = stop is None and busy is None
+        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if can_wait else fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(handle, kind)
+                break
+            except BlockingIOError:
+                if busy is not None:
+                    raise busy from None
+                if stop is not None and stop.wait(_ASK_AGAIN_S):
+                    raise Interrupted("stopped") from None
         yield
     finally:
         os.close(handle)
-
-
-def _wait_for(
-    handle: int, kind: int, stop: threading.Event | None, busy: PipelineError | None
-) -> None:
-    if stop is None and busy is None:
-        return fcntl.flock(handle, kind)
-    while True:
-        try:
-            return fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if busy is not None:
-                raise busy from None
-            if stop is not None and stop.wait(_ASK_AGAIN_S):
-                raise Interrupted("stopped") from None
 
 
 def is_free(path: Path) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from typing import Any
 
 # Python's own parser calls itself for each level, and ends with a RecursionError
 MOST_DEPTH = 48
-# Readers in Go, Rust or C hold 64 bits: beyond that they disagree on what was written.
+# Readers in Go, Rust or C hold 64 bits: beyond that they disagree on the number.
 _LARGEST_INT = 2**63
 # int() takes quadratic time
 _MOST_DIGITS = 1000
@@ -39,78 +41,59 @@ def read_json(
     # RFC 8259 forbids it, and readers differ in what they do with it: rfc-editor.org/rfc/rfc8259
     if data.startswith(b"\xef\xbb\xbf"):
         raise JsonInvalid("begins with a byte order mark")
-    _require_shallow(data, most_depth)
+    # depth is refused before the parser meets it
+    depth = 0
+    for token in _TOKEN.finditer(data):
+        depth += token[0] in (b"[", b"{")
+        depth -= token[0] in (b"]", b"}")
+        if depth > most_depth:
+            raise JsonInvalid(f"more than {most_depth} levels deep")
+
+    def constant(text: str) -> None:
+        # Python reads NaN and Infinity, which JSON does not have
+        if not no_number_is_null:
+            raise JsonInvalid(f"{text} is not a number")
+
+    def whole(text: str) -> int:
+        if len(text) > (_MOST_DIGITS if any_int else 20):
+            raise JsonInvalid(f"{text[:20]} is too large a number")
+        if not any_int and abs(int(text)) >= _LARGEST_INT:
+            raise JsonInvalid(f"{text[:20]} is too large a number")
+        return int(text)
+
     try:
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_unique,
-            parse_constant=_null if no_number_is_null else _no_constant,
+            parse_constant=constant,
             parse_float=_finite,
-            parse_int=_long if any_int else _small,
+            parse_int=whole,
         )
+        if _HALF_CHARACTER.search(data):
+            # half of a pair of surrogates cannot be written again
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise JsonInvalid("is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise JsonInvalid(f"is not JSON ({error.msg} at {error.pos})") from error
-    if _HALF_CHARACTER.search(data):
-        _require_whole_characters(value)
-    return value
-
-
-def _require_shallow(data: bytes, most_depth: int) -> None:
-    """Refuse depth before the parser meets it."""
-    depth = 0
-    for token in _TOKEN.finditer(data):
-        if token[0] in (b"[", b"{"):
-            depth += 1
-            if depth > most_depth:
-                raise JsonInvalid(f"more than {most_depth} levels deep")
-        elif token[0] in (b"]", b"}"):
-            depth -= 1
-
-
-def _require_whole_characters(value: Any) -> None:
-    """Half of a pair of surrogates is a text that nobody can write down again."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = ord(error.object[error.start])
         raise JsonInvalid(f"holds U+{half:04X}, which is half a character") from error
+    except json.JSONDecodeError as error:
+        raise JsonInvalid(f"is not JSON ({error.msg} at {error.pos})") from error
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        # some readers take the first, some the last: a signature over it would mean two things
-        if key in result:
-            raise JsonInvalid(f"the key {key[:40]!r} appears twice")
-        result[key] = value
-    return result
-
-
-def _no_constant(text: str) -> Any:
-    # Python reads NaN and Infinity, which JSON does not have
-    raise JsonInvalid(f"{text} is not a number")
-
-
-def _null(_: str) -> None:
-    return None
+    result = dict(pairs)
+    if len(result) == len(pairs):
+        return result
+    # some readers take the first, some the last: a signature over it would mean two things
+    counts = Counter(key for key, _ in pairs)
+    doubled = next(key for key, times in counts.items() if times > 1)
+    raise JsonInvalid(f"the key {doubled[:40]!r} appears twice")
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value in (float("inf"), float("-inf")):
+    if math.isinf(value):
         raise JsonInvalid(f"{text[:20]} is too large a number")
     return value
-
-
-def _long(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise JsonInvalid(f"{text[:20]} is too large a number")
-    return int(text)
-
-
-def _small(text: str) -> int:
-    if len(text) > 20 or abs(int(text)) >= _LARGEST_INT:
-        raise JsonInvalid(f"{text[:20]} is too large a number")
-    return int(text)

@@ -30,7 +30,7 @@ def unknown(why: str) -> Unknown:
 
 
 def then(value: Known[Value], read: Callable[[Value], Known[Other]]) -> Known[Other]:
-    """Go on with a value; what is unknown stays so, and what cannot be read becomes so."""
+    """Read on from a value; an unknown one stays unknown, an unreadable one becomes unknown."""
     if isinstance(value, Unknown):
         return value
     try:
@@ -38,5 +38,5 @@ def then(value: Known[Value], read: Callable[[Value], Known[Other]]) -> Known[Ot
     except KeyError as error:
         return unknown(f"cannot be read: it has no {error}")
     except (ValueError, IndexError, TypeError) as error:
-        # not the exception's name: reasons stand in reports, before people who know no Python
+        # not the exception's name: people read reasons in reports, and know no Python
         return unknown(f"cannot be read: {error}")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 # Often enough to see that a long download goes on, seldom enough for the log of a CI run.
 QUIET_LINE_EVERY_S = 5.0
-# What has not moved is said again, so that nobody takes it for dead.
+# A count that has not moved is printed again, so that it does not look dead.
 SAME_LINE_EVERY_S = 30.0
 
 _state: dict[str, Any] = {"quiet": False, "said_at": 0.0}
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """JSON that acts on no terminal: what is not seen is escaped, and reads the same."""
+    """JSON that acts on no terminal: invisible characters are escaped, and read the same."""
 
     def escaped(match: re.Match[str]) -> str:
         return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
@@ -81,7 +81,7 @@ def redacted(value: Any, *, logins: bool = False, more: Sequence[str] = ()) -> A
 
 
 class Screen:
-    """Standard output for people: whoever prints, foreign text acts on no terminal."""
+    """Standard output for people: no foreign text acts on the terminal."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -122,7 +122,7 @@ _CODES = {word: code for code, words in _COLOURS.values() for word in words.spli
 
 
 def coloured(text: str, word: str = "", stream: Any = None) -> str:
-    """A verdict in its colour, or a text in that of a word; plain wherever nobody looks.
+    """A verdict in its colour, or a text in that of a word; plain where no person looks.
 
     NO_COLOR (https://no-color.org) and TERM=dumb turn it off.
     """
@@ -168,7 +168,7 @@ def step(title: str) -> Iterator[None]:
     say(f"  done in {seconds(time.monotonic() - start)}")
 
 
-# A step that has been silent for so long says that it goes on; then ever more seldom.
+# A step that has been silent for so long prints that it goes on; then ever more seldom.
 STILL_AFTER_S, STILL_AT_MOST_S = 10.0, 60.0
 
 
@@ -182,21 +182,18 @@ class Silence:
     def __init__(self, title: str | Callable[[], str], after_s: float | None = None) -> None:
         self._ask = title if callable(title) else lambda: title
         self._after_s = STILL_AFTER_S if after_s is None else after_s
-        self._begin(self._ask())
-
-    def _begin(self, title: str) -> None:
-        self._title, self._patience_s = title, self._after_s
-        self._start = _state["said_at"] = time.monotonic()
+        self._title: str | None = None
+        self.look()
 
     def look(self) -> None:
-        """Say that the step goes on, where nobody has said anything for long enough."""
-        if (title := self._ask()) != self._title:
-            self._begin(title)
+        """Say that the step goes on, where nothing was printed for long enough."""
         now = time.monotonic()
-        if not title or now - _state["said_at"] < self._patience_s:
-            return
-        self._patience_s = min(2 * self._patience_s, STILL_AT_MOST_S)
-        say(f"  {title}: still working after {seconds(now - self._start)}")
+        if (title := self._ask()) != self._title:
+            self._title, self._patience_s = title, self._after_s
+            self._start = _state["said_at"] = now
+        if title and now - _state["said_at"] >= self._patience_s:
+            self._patience_s = min(2 * self._patience_s, STILL_AT_MOST_S)
+            say(f"  {title}: still working after {seconds(now - self._start)}")
 
 
 def heard() -> None:
@@ -206,7 +203,7 @@ def heard() -> None:
 
 @contextmanager
 def watched(title: str | Callable[[], str], after_s: float | None = None) -> Iterator[None]:
-    """For what is mostly quick: nothing is said of it, unless it takes long."""
+    """For a step that is mostly quick: prints nothing, unless it takes long."""
     if _state["quiet"]:
         yield
         return
@@ -237,7 +234,7 @@ RECENT_S, RECENT_STEPS = 30.0, 9
 
 
 class Pace:
-    """How fast something goes on of late."""
+    """How fast something went in the last seconds."""
 
     def __init__(self) -> None:
         self._steps = deque([(time.monotonic(), 0)])  # when so much was done
@@ -267,16 +264,12 @@ class LineBar:
             self._done += n_bytes
             now = time.monotonic()
             rate = self._pace.rate(now, self._done)
-            # a total is often an estimate: "0 s left" again and again helps nobody
+            # a total is often an estimate: "0 s left" again and again is of no help
             is_under_way = 0 < self._done < self._total and rate > 0
-            if now - self._last < QUIET_LINE_EVERY_S or not is_under_way:
-                return
-            self._last = now
-            left = (self._total - self._done) / rate
-            say(
-                f"  {self._title}: {size(self._done)} of {size(self._total)},"
-                f" {size(rate)}/s, {seconds(left)} left"
-            )
+            if now - self._last >= QUIET_LINE_EVERY_S and is_under_way:
+                self._last = now
+                done = f"{size(self._done)} of {size(self._total)}, {size(rate)}/s"
+                say(f"  {self._title}: {done}, {seconds((self._total - self._done) / rate)} left")
 
 
 class RichBar:
@@ -293,7 +286,7 @@ class RichBar:
 
 
 class NoBar:
-    """Progress nobody watches."""
+    """Progress that is not shown."""
 
     def advance(self, n_bytes: int) -> None:
         return
@@ -345,8 +338,8 @@ def _live_bar(title: str, total: int, text: str, *columns: Any) -> Iterator[Bar]
         """
 
         def render(self, task: rp.Task) -> Text:
-            left = task.time_remaining
-            rest = "" if left is None else f", about {seconds(left)} left"
+            remaining = task.time_remaining
+            rest = "" if remaining is None else f", about {seconds(remaining)} left"
             return Text(
                 f"{seconds(time.monotonic() - start)} so far"
                 + (", finishing" if task.finished else rest)
@@ -376,14 +369,11 @@ class CountLine:
             self._last = now if number else self._last
             # a new number after a few seconds, the same one only after a long while
             pause = QUIET_LINE_EVERY_S if self._last > self._shown else SAME_LINE_EVERY_S
-            if now - self._shown < pause:
-                return
-            self._shown = now
-            left = (self._total - self._done) / rate if rate > 0 else 0
-            say(
-                f"  {self._done} of {count(self._total, self._one)}"
-                + (f", about {seconds(left)} left" if left > 0 else "")
-            )
+            if now - self._shown >= pause:
+                self._shown = now
+                rest_s = (self._total - self._done) / rate if rate > 0 else 0
+                about = f", about {seconds(rest_s)} left" if rest_s > 0 else ""
+                say(f"  {self._done} of {count(self._total, self._one)}{about}")
 
 
 @contextmanager
@@ -399,6 +389,9 @@ def counting(total: int, one: str) -> Iterator[Bar]:
             yield bar
 
 
+_DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A plain aligned table; `-` for what is not.
 
@@ -406,15 +399,21 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     short, and where that is not enough, the last column stands below each row.
     """
     cells = [["-" if value is None else str(value) for value in row] for row in rows]
+    lines, needed = _aligned(head, cells)
     width = _screen_width()
-    if width is not None and _table_width(head, cells) > width:
+    if width is not None and needed > width:
         cells = [[_DIGEST.sub(r"\1…", cell) for cell in row] for row in cells]
-        if _table_width(head, cells) > width and len(head) > 1:
-            return _folded(head, cells, width)
-    return "\n".join(_lines(head, cells))
-
-
-_DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
+        lines, needed = _aligned(head, cells)
+    if width is None or needed <= width or len(head) == 1:
+        return "\n".join(lines)
+    (title, rule, *shown), _ = _aligned(head[:-1], [row[:-1] for row in cells])
+    # words are not broken: a path can be copied whole
+    below = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    below.initial_indent = below.subsequent_indent = "    "
+    lines = [title, f"    {head[-1]}", rule]
+    for line, row in zip(shown, cells, strict=True):
+        lines += [line, *below.wrap(row[-1])]
+    return "\n".join(lines)
 
 
 def _screen_width() -> int | None:
@@ -422,36 +421,12 @@ def _screen_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _widths(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
-
-
-def _table_width(head: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    widths = _widths(head, cells)
-    return sum(widths) + 2 * (len(widths) - 1)
-
-
-def _lines(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    widths = _widths(head, cells)
-    lines = [head, ["-" * w for w in widths], *cells]
+def _aligned(head: Sequence[str], cells: Sequence[Sequence[str]]) -> tuple[list[str], int]:
+    """The lines of a table, and how wide they are."""
+    widths = [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
     # padded first: a colour has no width
-    return [
-        "  ".join(coloured(c.ljust(w), c) for c, w in zip(r, widths, strict=True)).rstrip()
-        for r in lines
+    lines = [
+        "  ".join(coloured(c.ljust(w), c) for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in [head, ["-" * w for w in widths], *cells]
     ]
-
-
-def _folded(head: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> str:
-    title, rule, *rows = _lines(head[:-1], [row[:-1] for row in cells])
-    # words are not broken: a path can be copied whole
-    below = textwrap.TextWrapper(
-        width,
-        initial_indent="    ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    lines = [title, f"    {head[-1]}", rule]
-    for row, cell in zip(rows, (row[-1] for row in cells), strict=True):
-        lines += [row, *below.wrap(cell)]
-    return "\n".join(lines)
+    return lines, sum(widths) + 2 * (len(widths) - 1)

@@ -43,7 +43,7 @@ RelativePath = Annotated[
 
 
 class Frozen(BaseModel):
-    """A value that cannot change and cannot hold a field nobody declared."""
+    """A value that cannot change and cannot hold an undeclared field."""
 
     # frozen: hashes are taken of these values; closed: a misspelled field must not be ignored
     model_config = ConfigDict(frozen=True, extra="forbid")

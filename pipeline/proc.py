@@ -17,8 +17,8 @@ from pipeline.errors import MissingTool
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 # How long a killed process may take to go.
 _GRACE_S = 5.0
-# held, so that Python does not complain about a child that nobody waited for
-_LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
+# held, so that Python does not complain about a child that was not waited for
+_GIVEN_UP: list[subprocess.Popen[bytes]] = []
 
 
 def environment(*extra_names: str, **values: str) -> dict[str, str]:
@@ -70,21 +70,21 @@ def read(
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
-    """Wait a moment for a killed process, then leave it behind.
+    """Wait a moment for a killed process, then give it up.
 
     Inside a driver that hangs, a process ignores even SIGKILL: waiting for it has no end.
     """
     try:
         process.wait(timeout=_GRACE_S)
     except subprocess.TimeoutExpired:
-        _LEFT_BEHIND.append(process)
+        _GIVEN_UP.append(process)
     _close(process)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            with suppress(OSError):
+        with suppress(OSError):
+            if pipe is not None:
                 pipe.close()
 
 
@@ -130,7 +130,7 @@ def talk(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Close its doors, and end it and its children if it does not go by itself."""
+    """Close its pipes, and end it and its children if it does not go by itself."""
     _close(process)
     try:
         # most programs end by themselves once their stdin is closed

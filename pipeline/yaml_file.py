@@ -54,24 +54,22 @@ def parse_yaml(data: bytes, model: type[Model], path: Path) -> Model:
 
 
 def mistakes(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Every field that is wrong, in one line: who writes a file mends all of them at once."""
-    found = [
-        _mistake(each["loc"], _message(each["type"], each["loc"], each["msg"], model))
-        for each in error.errors(include_url=False)
-    ]
+    """Every field that is wrong, in one line: its author corrects all of them at once."""
+    found = []
+    for each in error.errors(include_url=False):
+        place, message = each["loc"], each["msg"]
+        # a message of our own checks is a whole sentence, with pydantic's word before it
+        plain = message.removeprefix("Value error, ")
+        if each["type"] == "model_type" and not place:
+            plain = "is not a mapping: write a line `KEY: VALUE` for each field"
+        elif each["type"] == "extra_forbidden" and model is not None:
+            near = get_close_matches(str(place[-1]), _keys(model), n=1)
+            plain += f" (did you mean `{near[0]}`?)" if near else ""
+        is_own = not place and message.startswith("Value error, ")
+        where = ".".join(map(str, place)) or "the file"
+        found.append(plain if is_own else f"{where}: {plain}")
     more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     return "; ".join(found[:_MOST_SHOWN]) + more
-
-
-def _message(
-    kind: str, place: tuple[int | str, ...], message: str, model: type[BaseModel] | None
-) -> str:
-    if kind == "model_type" and not place:
-        return "is not a mapping: write a line `KEY: VALUE` for each field"
-    if kind != "extra_forbidden" or model is None:
-        return message
-    near = get_close_matches(str(place[-1]), _keys(model), n=1)
-    return f"{message} (did you mean `{near[0]}`?)" if near else message
 
 
 @lru_cache
@@ -80,14 +78,6 @@ def _keys(model: type[BaseModel]) -> tuple[str, ...]:
     schema = model.model_json_schema(by_alias=True)
     parts = [schema, *schema.get("$defs", {}).values()]
     return tuple({key: None for part in parts for key in part.get("properties", {})})
-
-
-def _mistake(place: tuple[int | str, ...], message: str) -> str:
-    # what our own checks say is a whole sentence, with pydantic's word before it
-    plain = message.removeprefix("Value error, ")
-    if not place and plain != message:
-        return plain
-    return f"{'.'.join(map(str, place)) or 'the file'}: {plain}"
 
 
 def _hint(path: Path, model: type[BaseModel]) -> str:
@@ -102,13 +92,7 @@ def _hint(path: Path, model: type[BaseModel]) -> str:
 @lru_cache(maxsize=64)
 def _parsed(data: bytes, model: type[BaseModel]) -> BaseModel:
     text = data.decode("utf-8")
-    _require_plain(text)
-    # a loader derived from the safe one: no tag makes a Python object
-    return model.model_validate(yaml.load(text, Loader=_UniqueKeys))  # noqa: S506
-
-
-def _require_plain(text: str) -> None:
-    """No aliases, which can unfold without end, and no depth that overflows the C parser."""
+    # no aliases, which can unfold without end, and no depth that overflows the C parser
     depth = 0
     for event in yaml.parse(text, Loader=_FastLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -117,6 +101,8 @@ def _require_plain(text: str) -> None:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise yaml.YAMLError(f"more than {MAX_DEPTH} levels deep")
+    # a loader derived from the safe one: no tag makes a Python object
+    return model.model_validate(yaml.load(text, Loader=_UniqueKeys))  # noqa: S506
 
 
 def schema(model: type[BaseModel]) -> str:

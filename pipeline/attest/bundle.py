@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from pathlib import Path
@@ -90,33 +89,11 @@ def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def opened(path: Path, key: ec.EllipticCurvePublicKey) -> bytes:
     """The payload of a bundle that this key signed."""
-    bundle = _read(path)
-    if bundle.mediaType != MEDIA_TYPE:
-        raise ModelSignatureInvalid(
-            f"{path.name}: has the media type {bundle.mediaType[:80]!r}, not {MEDIA_TYPE}"
-        )
-    envelope, hint = bundle.dsseEnvelope, bundle.verificationMaterial.publicKey.hint
-    if hint and hint != key_hint(key):
-        raise ModelSignatureInvalid(f"{path.name}: was signed with another key")
-    if envelope.payloadType != PAYLOAD_TYPE:
-        raise ModelSignatureInvalid(f"{path.name}: does not hold an in-toto statement")
-    try:
-        payload = base64.b64decode(envelope.payload, validate=True)
-        signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
-        key.verify(signature, pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
-    except (binascii.Error, ValueError, InvalidSignature) as error:
-        raise ModelSignatureInvalid(
-            f"{path.name}: the signature does not match its statement and key"
-        ) from error
-    return payload
-
-
-def _read(path: Path) -> _Bundle:
     try:
         data = read_plain(path, _MOST_BYTES)
         if data is None:
             raise ModelSignatureInvalid(f"{path.name}: is too large for a signature")
-        return _Bundle.model_validate_json(data)
+        bundle = _Bundle.model_validate_json(data)
     except OSError as error:
         raise ModelSignatureInvalid(
             f"{path}: the signature cannot be read ({error.strerror})",
@@ -125,3 +102,22 @@ def _read(path: Path) -> _Bundle:
     except ValidationError as error:
         where = ".".join(str(p) for p in error.errors()[0]["loc"])
         raise ModelSignatureInvalid(f"{path.name}: is not a Sigstore bundle ({where})") from error
+    envelope, hint = bundle.dsseEnvelope, bundle.verificationMaterial.publicKey.hint
+    problem = ""
+    if bundle.mediaType != MEDIA_TYPE:
+        problem = f"has the media type {bundle.mediaType[:80]!r}, not {MEDIA_TYPE}"
+    elif hint and hint != key_hint(key):
+        problem = "was signed with another key"
+    elif envelope.payloadType != PAYLOAD_TYPE:
+        problem = "does not hold an in-toto statement"
+    if problem:
+        raise ModelSignatureInvalid(f"{path.name}: {problem}")
+    try:
+        payload = base64.b64decode(envelope.payload, validate=True)
+        signature = base64.b64decode(envelope.signatures[0].sig, validate=True)
+        key.verify(signature, pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
+    # binascii.Error is a ValueError
+    except (ValueError, InvalidSignature) as error:
+        message = f"{path.name}: the signature does not match its statement and key"
+        raise ModelSignatureInvalid(message) from error
+    return payload

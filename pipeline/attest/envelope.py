@@ -84,8 +84,7 @@ class Envelope:
 
 def enclose(statement: Statement, signers: Sequence[Signer] = ()) -> Envelope:
     """An envelope with a signature of each signer; unsigned where there is none."""
-    payload = statement.dump()
-    envelope = Envelope(payload, (), statement)
+    envelope = Envelope(statement.dump(), (), statement)
     for signer in signers:
         envelope = countersigned(envelope, signer)
     return envelope
@@ -129,23 +128,16 @@ def sign_or_countersign(path: Path, statement: Statement, signers: Sequence[Sign
     A kept statement that is dated in the future is replaced: no verifier would accept it, and our
     signature would only confirm its wrong time.
     """
-    kept, now = read_kept(path), statement.recorded or datetime.now(UTC)
-    if (
-        kept is None
-        or not kept.statement.has_happened(now)
-        or kept.statement.core() != statement.core()
-    ):
+    stored, now = read_kept(path), statement.recorded or datetime.now(UTC)
+    is_true = stored is not None and stored.statement.has_happened(now)
+    if stored is None or not is_true or stored.statement.core() != statement.core():
         return enclose(statement, signers)
     for signer in signers:
-        if not _is_signed_by(kept, signer):
-            kept = countersigned(kept, signer)
-    return kept
+        # cryptography takes longer to load than all the rest: only who has a key pays for it
+        from pipeline.attest.keys import is_valid_signature
 
-
-def _is_signed_by(envelope: Envelope, signer: Signer) -> bool:
-    """Whether a signature under the signer's key id was really made with that key."""
-    # cryptography takes longer to load than all the rest: only who has a key pays for it
-    from pipeline.attest.keys import is_valid_signature
-
-    mine = (s.sig for s in envelope.signatures if s.key_id == signer.key_id)
-    return any(is_valid_signature(signer.public, sig, envelope.signed_bytes) for sig in mine)
+        # a signature under the signer's key id may be false
+        mine = [s.sig for s in stored.signatures if s.key_id == signer.key_id]
+        if not any(is_valid_signature(signer.public, sig, stored.signed_bytes) for sig in mine):
+            stored = countersigned(stored, signer)
+    return stored

@@ -43,7 +43,7 @@ def own_key(environment: Mapping[str, str]) -> Path | None:
         try:
             keys = sorted(folder.glob("*.pem"))
         except OSError:
-            return None  # a home of somebody else, which cannot be looked into
+            return None  # the home of another user, which cannot be read
         return keys[0] if len(keys) == 1 else None
     name = name.strip()
     return folder / f"{name}.pem" if _NAME.fullmatch(name) else None
@@ -61,7 +61,7 @@ def own_public_keys(environment: Mapping[str, str]) -> list[Path]:
     """The public halves of the keys that this user holds."""
     try:
         public = sorted(default_folder(environment).glob("*.pub"))
-        # a public half alone is somebody else's: trust files are for those
+        # a public half alone is another user's: trust files are for those
         return [path for path in public if path.with_suffix(".pem").is_file()]
     except (KeyInvalid, OSError):
         return []

@@ -45,16 +45,17 @@ class Signer(Protocol):
     def sign(self, data: bytes) -> bytes: ...
 
 
+_SPKI = serialization.PublicFormat.SubjectPublicKeyInfo
+
+
 def key_id(public: PublicKey) -> str:
     """A key's name: the digest of its DER SubjectPublicKeyInfo."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return sha256_of(public.public_bytes(serialization.Encoding.DER, form))
+    return sha256_of(public.public_bytes(serialization.Encoding.DER, _SPKI))
 
 
 def public_pem(public: PublicKey) -> str:
     """The public key as cosign and openssl read it."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return public.public_bytes(serialization.Encoding.PEM, form).decode()
+    return public.public_bytes(serialization.Encoding.PEM, _SPKI).decode()
 
 
 def is_valid_signature(public: PublicKey, signature: bytes, data: bytes) -> bool:
@@ -82,29 +83,26 @@ def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> P
     # looked at first: a private half without its public one is of no use
     if public.exists():
         raise KeyExists(f"{public}: already exists")
+    # never over another file, never through a link: a lost key cannot be made again
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    halves = (path, pem, 0o600), (public, public_pem(key.public_key()).encode(), 0o644)
     try:
         with os_errors_explained(path):
-            # names of keys are nobody else's business, either
+            # the names of keys are private, too
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_once(path, pem, 0o600)
-            _write_once(public, public_pem(key.public_key()).encode(), 0o644)
+            for file, data, mode in halves:
+                try:
+                    handle = os.open(file, flags, mode)
+                except FileExistsError as error:
+                    raise KeyExists(f"{file}: already exists") from error
+                with os.fdopen(handle, "wb") as out:
+                    out.write(data)
+                    out.flush()
+                    # a key that signed something must survive a power cut
+                    os.fsync(out.fileno())
     except FileNotFoundError as error:  # how /proc refuses a new folder
         raise StoreUnwritable(f"{path.parent}: cannot be made") from error
     return public
-
-
-def _write_once(path: Path, data: bytes, mode: int) -> None:
-    # never over another file, never through a link: a lost key cannot be made again
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    try:
-        handle = os.open(path, flags, mode)
-    except FileExistsError as error:
-        raise KeyExists(f"{path}: already exists") from error
-    with os.fdopen(handle, "wb") as out:
-        out.write(data)
-        out.flush()
-        # a key that signed something must survive a power cut
-        os.fsync(out.fileno())
 
 
 def read_private(
@@ -123,12 +121,13 @@ def read_private(
             "--key names the private half, SM120_KEY_PASSPHRASE its passphrase.",
         ) from error
     if not isinstance(key, PrivateKey) or key.curve.name not in curves:
-        raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
+        raise _wrong_kind(what, curves)
     return key
 
 
-def _named(curves: Sequence[str]) -> str:
-    return " or ".join(f"P-{name[4:7]}" for name in curves)
+def _wrong_kind(what: str, curves: Sequence[str]) -> KeyInvalid:
+    named = " or ".join(f"P-{name[4:7]}" for name in curves)
+    return KeyInvalid(f"{what}: is not an ECDSA key on {named}")
 
 
 def read_public(pem: bytes, what: str, curves: Sequence[str] = P256) -> PublicKey:
@@ -141,7 +140,7 @@ def read_public(pem: bytes, what: str, curves: Sequence[str] = P256) -> PublicKe
             "Name the public half: `sm120 evidence new-key` ends its name in .pub.",
         ) from error
     if not isinstance(key, PublicKey) or key.curve.name not in curves:
-        raise KeyInvalid(f"{what}: is not an ECDSA key on {_named(curves)}")
+        raise _wrong_kind(what, curves)
     return key
 
 

@@ -6,18 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from pipeline.attest.fields import Fields, Pointer
-from pipeline.attest.names import (
-    BENCHMARK_RUN,
-    COMPILED_FILE,
-    EVIDENCE_SET,
-    HOST_FACTS,
-    REBUILD,
-    REPORT,
-    UNGATED,
-    WEIGHTS,
-    kind_of,
-)
+from pipeline.attest import names
 from pipeline.attest.statement import RECORDED
 from pipeline.attest.strict import as_model
 from pipeline.known import Known
@@ -33,7 +22,6 @@ from pipeline.model import (
     Stamp,
 )
 
-Checksums = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{8})*$")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 
 
@@ -42,6 +30,9 @@ class DeclaredDifference(Frozen):
 
     path: Text  # in the image
     reason: Text  # as the build's `may_differ` has it
+
+
+_Differences = Annotated[list[DeclaredDifference], Field(min_length=1, max_length=1000)]
 
 
 class Rebuild(Frozen):
@@ -59,9 +50,7 @@ class Rebuild(Frozen):
     rebuilt_by: Digest  # the key that vouches for it
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
     # not identical, but every difference is declared; left out where there is none
-    equivalent: Annotated[list[DeclaredDifference], Field(min_length=1, max_length=1000)] | None = (
-        None
-    )
+    equivalent: _Differences | None = None
 
 
 class WeightsLockName(Frozen):
@@ -142,11 +131,7 @@ class HostSummary(Frozen):
 
 
 class BenchmarkRun(Frozen):
-    """A measurement: what stood behind it, and every value of its result.
-
-    Its subjects are the result and the raw requests. With the values a changed digit can be named;
-    the digests of the subjects prove that there is none.
-    """
+    """A measurement and what it depends on; its subjects are the result and the raw requests."""
 
     image: Known[Digest]
     weights: Known[Digest]
@@ -155,18 +140,18 @@ class BenchmarkRun(Frozen):
     client: Digest  # of the code that measured
     workload: Digest
     outcome: Literal["complete", "partial"]
-    fields: Fields
-    # of each request the first eight digits of its line's SHA-256, by the trial's place
-    lines: Annotated[dict[Pointer, Checksums], Field(max_length=10_000)]
+    # Copies of the result's values: statements of 0.1 have them, and no verifier needs them.
+    fields: dict[str, Any] = {}
+    lines: dict[str, Any] = {}
 
 
 class Report(Frozen):
-    """A document with numbers: the runs they came from, and every value of its data."""
+    """A document with numbers, and the runs they came from; its subject is the page."""
 
     title: Text
     runs: list[Digest]  # of the files of the runs
     data: Digest
-    fields: Fields
+    fields: dict[str, Any] = {}  # as in BenchmarkRun
 
 
 class CompiledFile(Frozen):
@@ -204,7 +189,8 @@ class Committed(Frozen):
     @property
     def title(self) -> str:
         verdict = f", {self.verdict}" if self.verdict else ""
-        return f"{kind_of(self.predicate_type)}{f' {self.about}' if self.about else ''}{verdict}"
+        about = f" {self.about}" if self.about else ""
+        return f"{names.kind_of(self.predicate_type)}{about}{verdict}"
 
 
 class EvidenceSet(Frozen):
@@ -224,23 +210,23 @@ class EvidenceSet(Frozen):
 
 
 MODELS: dict[str, type[Frozen]] = {
-    REBUILD: Rebuild,
-    WEIGHTS: Weights,
-    HOST_FACTS: HostSummary,
-    BENCHMARK_RUN: BenchmarkRun,
-    REPORT: Report,
-    UNGATED: Ungated,
-    COMPILED_FILE: CompiledFile,
-    EVIDENCE_SET: EvidenceSet,
+    names.REBUILD: Rebuild,
+    names.WEIGHTS: Weights,
+    names.HOST_FACTS: HostSummary,
+    names.BENCHMARK_RUN: BenchmarkRun,
+    names.REPORT: Report,
+    names.UNGATED: Ungated,
+    names.COMPILED_FILE: CompiledFile,
+    names.EVIDENCE_SET: EvidenceSet,
 }
 
 
-def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> None:
-    """Refuse a predicate of our own that is not what its type promises."""
+def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> Frozen | None:
+    """A predicate of our own as a value, refused where it is not what its type promises."""
     model = MODELS.get(predicate_type)
     if model is None:
-        return
+        return None
     # the time is checked with the statement
     body = {k: v for k, v in predicate.items() if k != RECORDED}
-    # JSON has no bool that is an int: what is written must be of the kind it stands for
-    as_model(model, body, predicate_type, "the predicate", strict=True)
+    # JSON has no bool that is an int: each value must be of its own kind
+    return as_model(model, body, predicate_type, "the predicate", strict=True)

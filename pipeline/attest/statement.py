@@ -42,7 +42,7 @@ class DigestSet(Frozen):
 
 
 class Subject(Frozen):
-    """What a statement is about. The name is for people, the digest is what is compared."""
+    """The artifact of a statement. The name is for people, the digest is compared."""
 
     name: Identity
     digest: DigestSet
@@ -68,11 +68,10 @@ class Statement(Frozen):
 
     def core(self) -> bytes:
         """The statement without its time and run: equal for equal findings."""
-        *above, _ = self._place
+        *above, time = self._place
         # bills and weights have a place for the time and none for the run
         run = _RUNS.get(self.predicate_type if self.predicate_type in _PLACES else None)
-        predicate = _without(self.predicate, self._place)
-        predicate = _without(predicate, (*above, run)) if run else predicate
+        predicate = _without(self.predicate, above, {time, run})
         return self.model_copy(update={"predicate": predicate}).dump()
 
     @property
@@ -96,15 +95,15 @@ class Statement(Frozen):
         return self.recorded is None or self.recorded <= now + CLOCKS_APART
 
 
-def _without(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """A copy without the value at a path, and without parents that held nothing else."""
-    first, *rest = path
-    if not rest:
-        return {k: v for k, v in value.items() if k != first}
+def _without(value: dict[str, Any], above: Sequence[str], names: set[str | None]) -> dict[str, Any]:
+    """A copy without these names below some parents, and without parents that held nothing else."""
+    if not above:
+        return {k: v for k, v in value.items() if k not in names}
+    first, *deeper = above
     if not isinstance(value.get(first), dict):
         return value
-    left = _without(value[first], tuple(rest))
-    return {**value, first: left} if left else {k: v for k, v in value.items() if k != first}
+    rest = _without(value[first], deeper, names)
+    return {**value, first: rest} if rest else {k: v for k, v in value.items() if k != first}
 
 
 class Moment(Frozen):
@@ -134,14 +133,10 @@ def read_stamp(text: str) -> datetime:
 
 
 def make_statement(
-    name: str,
-    digest: str,
-    predicate_type: str,
-    predicate: Mapping[str, Any],
-    when: Moment | None = None,
+    name: str, digest: str, kind: str, predicate: Mapping[str, Any], when: Moment | None = None
 ) -> Statement:
-    """A statement about one artifact."""
-    return state_about([subject(name, digest)], predicate_type, predicate, when)
+    """A statement of a predicate type about one artifact."""
+    return state_about([subject(name, digest)], kind, predicate, when)
 
 
 def subject(name: str, digest: str) -> Subject:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import unicodedata
 from typing import Any, TypeVar
 
@@ -78,18 +77,19 @@ def hidden_in(text: str) -> str:
 
 def plain(text: str) -> str:
     """A foreign text made fit for a statement: normal form, no invisible characters."""
-    kept = (
+    shown = (
         c if c in _LINE_ENDS or unicodedata.category(c) not in _HIDDEN else " "
         for c in unicodedata.normalize("NFC", text.replace("\r\n", "\n"))
     )
-    return "".join(kept)
+    return "".join(shown)
 
 
 def read_base64(text: str, what: str) -> bytes:
     """Base64 in its canonical form: no line ends, standard alphabet, no spare bits set."""
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
-    except (UnicodeEncodeError, binascii.Error, ValueError) as error:
+    # UnicodeEncodeError and binascii.Error are ValueErrors
+    except ValueError as error:
         raise RecordInvalid(f"{what}: is not base64") from error
     # two spellings of one payload would be two digests of one statement
     if base64.b64encode(data).decode() != text:

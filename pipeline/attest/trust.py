@@ -30,14 +30,14 @@ from pydantic import (
 
 from pipeline.attest.keys import PublicKey, key_id, public_pem, read_key_file, read_public
 from pipeline.attest.names import KINDS, Kind, kind_of
-from pipeline.attest.statement import CLOCKS_APART
+from pipeline.attest.statement import CLOCKS_APART, stamp
 from pipeline.errors import KeyInvalid, SpecInvalid, TrustInvalid
 from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name
 from pipeline.yaml_file import parse_yaml, read_yaml
 
 _BY_HAND = "Nothing was written. Put what `sm120 evidence show-key FILE.pub` prints under `keys:`."
-# of an entry that is made here; whoever reviews a trust file may set another end
+# of a new entry; a reviewer of the trust file may set another end
 _BELIEVED_FOR = timedelta(days=365)
 
 Reason = Annotated[str, StringConstraints(min_length=5, max_length=400)]
@@ -127,7 +127,7 @@ class OwnKeys(Trust):
 
 
 def judges_strangers(trust: Trust | None) -> bool:
-    """Whether somebody chose whom to believe; until then a key that nobody knows proves nothing."""
+    """Whether a trust file names keys; until then an unknown key proves nothing."""
     return trust is not None and bool(trust.keys) and not isinstance(trust, OwnKeys)
 
 
@@ -145,7 +145,7 @@ def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | N
     """The trust file's keys and this user's own; an entry of the file wins, also a revocation."""
     own = []
     for path in public_keys:
-        # a stray file among the user's keys is no reason to trust nobody
+        # a stray file among the user's keys is no reason to trust none of them
         with suppress(KeyInvalid, ValidationError):
             own.append(_named_key(path))
     if trust is None or not trust.keys:
@@ -166,15 +166,13 @@ def both(first: Trust | None, second: Trust | None) -> Trust | None:
     """Two trust files as one; the first wins, but a key that either revokes is revoked."""
     if first is None or second is None:
         return first or second
-    keys = [_revoked_by(key, second.find(key.id)) for key in first.keys]
+    keys = []
+    for key in first.keys:
+        revoked = [each.revoked for each in (key, *second.find(key.id)) if each.revoked]
+        # the strictest of all: stolen first, then the earliest
+        strictest = min(revoked, key=lambda r: (not r.compromised, r.since), default=None)
+        keys.append(key.model_copy(update={"revoked": strictest}))
     return Trust(keys=_joined(keys, second.keys), bases={**second.bases, **first.bases})
-
-
-def _revoked_by(key: TrustedKey, others: Sequence[TrustedKey]) -> TrustedKey:
-    """The key with the strictest of all revocations: stolen first, then the earliest."""
-    known = [each.revoked for each in (key, *others) if each.revoked]
-    strictest = min(known, key=lambda r: (not r.compromised, r.since), default=None)
-    return key.model_copy(update={"revoked": strictest})
 
 
 def _joined(known: Sequence[TrustedKey], more: Iterable[TrustedKey]) -> list[TrustedKey]:
@@ -214,17 +212,15 @@ def trust_entry(
 ) -> str:
     """A key's entry to paste into a trust file: believed about some kinds, or about all."""
     start = now.astimezone(UTC).replace(microsecond=0)
-    end = start + _BELIEVED_FOR
-    kinds = ", ".join(believed or KINDS)
     return "\n".join(
         [
             f"- name: {name}",
             f"  id: {kid}",
             "  public: |",
             *(f"    {line}" for line in public.strip().splitlines()),
-            f"  for: [{kinds}]",
-            f"  not_before: {start:%Y-%m-%dT%H:%M:%SZ}",
-            f"  until: {end:%Y-%m-%dT%H:%M:%SZ}",
+            f"  for: [{', '.join(believed or KINDS)}]",
+            f"  not_before: {stamp(start)}",
+            f"  until: {stamp(start + _BELIEVED_FOR)}",
         ]
     )
 
@@ -250,7 +246,8 @@ def remove_entry(path: Path, wanted: str) -> None:
     trust, text = read_trust(path), path.read_text("utf-8")
     lines = f"{text.rstrip()}\n".splitlines(keepends=True)
     at = [key.id for key in trust.keys].index(wanted)
-    entries = _entries("".join(lines))
+    root = yaml.compose("".join(lines), Loader=yaml.SafeLoader)
+    entries = next(list(value.value) for key, value in root.value if key.value == "keys")
     # a comment below an entry is about the next one
     start, end = entries[at].start_mark.line, entries[at].end_mark.line
     while end > start + 1 and re.fullmatch(r"\s*(#.*)?\n?", lines[end - 1]):
@@ -258,16 +255,10 @@ def remove_entry(path: Path, wanted: str) -> None:
     changed = "".join([*lines[:start], *lines[end:]])
     if len(entries) == 1:
         changed = re.sub(r"^keys:", "keys: []", changed, count=1, flags=re.M)
-    left = [key for key in trust.keys if key.id != wanted]
+    remaining = [key for key in trust.keys if key.id != wanted]
     try:
-        if parse_yaml(changed.encode(), Trust, path).keys != left:
+        if parse_yaml(changed.encode(), Trust, path).keys != remaining:
             raise SpecInvalid(f"{path}: is written in a way that only its author can change")
     except SpecInvalid as error:
         raise TrustInvalid(str(error), "Nothing was written. Delete the entry by hand.") from error
     write_bytes(path, changed.encode())
-
-
-def _entries(text: str) -> list[yaml.Node]:
-    """Where in a trust file each of its keys stands."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    return next(list(value.value) for key, value in root.value if key.value == "keys")

@@ -158,7 +158,7 @@ def _measured_in_turns(urls: tuple[str, str], name: str, repeats: int, out: Path
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_RESULT)
 @json_option
 def attest(runs: tuple[Path, ...], as_json: bool) -> None:
-    """State what stood behind results and every value of them, and sign that.
+    """State the digests of results and of what stood behind them, and sign that.
 
     A run is stated as soon as it is measured; this is for one that was measured without a key.
     What does not follow from its requests is not signed.

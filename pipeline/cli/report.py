@@ -40,8 +40,8 @@ from pipeline.report.text import render_csv, render_markdown
 from pipeline.serve.attempts import Attempt, stamp
 from pipeline.serve.run import attempts_of
 from pipeline.store.store import Store
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
+from pipeline.verify.runs import Behind
 
 _FORMATS: dict[str, Callable[[ReportData], bytes]] = {
     ".html": render_page,

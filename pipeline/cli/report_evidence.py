@@ -7,10 +7,9 @@ from pathlib import Path
 
 from pipeline.bench.place import RUN_FILE, run_folder
 from pipeline.report.model import EvidenceLink, RunData
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import beside, gather
-from pipeline.verify.runs import judge_run
+from pipeline.verify.runs import Behind, judge_run
 from pipeline.verify.verdict import Node
 
 

@@ -5,7 +5,7 @@ Licences are read from the files that the image itself holds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,25 +17,14 @@ from pipeline.assemble.layer import read_file
 from pipeline.assemble.view import follow
 from pipeline.attest.names import image_purl
 from pipeline.errors import UnknownFile
-from pipeline.evidence.compiled import ImageTree, Toolchain, toolchains_of, trees_of
-from pipeline.evidence.inventory import (
-    BaseImage,
-    ImagePart,
-    OwnFile,
-    PlacedLayer,
-    base_image,
-    own_files,
-    parts_of,
-    placed_layers,
-    source_files,
-)
+from pipeline.evidence import inventory
 from pipeline.evidence.licence import Licence, deb_licence, source_licence, wheel_licence
 from pipeline.oci.record import FileRow, Kind
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
 from pipeline.store.store import Store
 
-# licence files are short texts; what is larger is something else
+# licence files are short texts; a larger file is something else
 _MOST_BYTES = 4 << 20
 
 
@@ -43,18 +32,18 @@ _MOST_BYTES = 4 << 20
 class BilledPart:
     """A wheel or .deb with its licence and patches."""
 
-    part: ImagePart
+    part: inventory.ImagePart
     licence: Licence
-    patches: tuple[OwnFile, ...]
+    patches: tuple[inventory.OwnFile, ...]
 
 
 @dataclass(frozen=True)
 class BilledTree:
     """A compiled tree with its licence and patches; what its source vendors is not listed."""
 
-    tree: ImageTree
+    tree: inventory.ImageTree
     licence: Licence
-    patches: tuple[OwnFile, ...]
+    patches: tuple[inventory.OwnFile, ...]
 
 
 @dataclass(frozen=True)
@@ -68,15 +57,15 @@ class Bill:
     platform: str
     digest: str
     version: str
-    layers: tuple[PlacedLayer, ...]
+    layers: tuple[inventory.PlacedLayer, ...]
     parts: tuple[BilledPart, ...]
-    files: tuple[OwnFile, ...]
-    patches: tuple[OwnFile, ...]
-    base: BaseImage | None  # a foreign one, of which only the digests are known
+    files: tuple[inventory.OwnFile, ...]
+    patches: tuple[inventory.OwnFile, ...]
+    base: inventory.BaseImage | None  # a foreign one, of which only the digests are known
     root: Path  # of the checkout, for the patches' text
     trees: tuple[BilledTree, ...] = ()
-    toolchains: tuple[Toolchain, ...] = ()
-    build_files: tuple[OwnFile, ...] = ()  # put into sources, or part of a toolchain
+    toolchains: tuple[inventory.Toolchain, ...] = ()
+    build_files: tuple[inventory.OwnFile, ...] = ()  # put into sources, or part of a toolchain
 
     @property
     def purl(self) -> str:
@@ -84,59 +73,49 @@ class Bill:
 
 
 def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
-    """What is in a built image."""
-    parts, files = parts_of(built), own_files(checkout, built.plan)
+    """The bill of a built image."""
+    parts, files = inventory.parts_of(built), inventory.own_files(checkout, built.plan)
     licences = licences_of(store, parts)
     patches = tuple(f for f in files if f.patch)
-    trees = trees_of(store, built)
-    toolchains = toolchains_of(trees)
+    trees = inventory.trees_of(store, built)
+    toolchains = inventory.toolchains_of(trees)
+    sources = [inventory.source_files(tree.plan) for tree in trees]
+    # files of the checkout that took part in compiling, beyond those in the image
+    compiling = [file for own in sources for file in own]
+    compiling += [file for x in toolchains for file in inventory.own_files(checkout, x.plan)]
+    known = {file.path for file in files}
     return Bill(
         image=built.name,
         platform=built.platform,
         digest=built.digest,
         # images have no version: the digest is what changes with them
         version=built.digest.removeprefix("sha256:")[:12],
-        layers=tuple(placed_layers(built)),
+        layers=tuple(inventory.placed_layers(built)),
         parts=tuple(
             BilledPart(part, licences[part.purl], tuple(p for p in patches if _changes(p, part)))
             for part in parts
         ),
         files=tuple(f for f in files if not f.patch),
         patches=patches,
-        base=base_image(built.plan),
+        base=inventory.base_image(built.plan),
         root=checkout.root,
-        trees=tuple(_billed(tree) for tree in trees),
+        trees=tuple(
+            BilledTree(x, source_licence(x.plan.source.licence), tuple(f for f in own if f.patch))
+            for x, own in zip(trees, sources, strict=True)
+        ),
         toolchains=tuple(toolchains),
-        build_files=_build_files(checkout, trees, toolchains, {f.path for f in files}),
+        build_files=tuple({f.path: f for f in compiling if f.path not in known}.values()),
     )
 
 
-def _billed(tree: ImageTree) -> BilledTree:
-    patches = tuple(f for f in source_files(tree.plan) if f.patch)
-    return BilledTree(tree, source_licence(tree.plan.source.licence), patches)
-
-
-def _build_files(
-    checkout: Checkout,
-    trees: Sequence[ImageTree],
-    toolchains: Sequence[Toolchain],
-    known: Collection[str],
-) -> tuple[OwnFile, ...]:
-    """Files of the checkout that took part in compiling, beyond those in the image."""
-    files = [f for tree in trees for f in source_files(tree.plan)]
-    files += [f for toolchain in toolchains for f in own_files(checkout, toolchain.plan)]
-    by_path = {f.path: f for f in files if f.path not in known}
-    return tuple(by_path.values())
-
-
-def _changes(patch: OwnFile, part: ImagePart) -> bool:
+def _changes(patch: inventory.OwnFile, part: inventory.ImagePart) -> bool:
     # a wheel of two images is patched only in the one whose series changes it
     if not isinstance(patch.patch, PatchSpec) or not part.is_wheel or patch.image != part.image:
         return False
     return canonicalize_name(Requirement(patch.patch.applies_to).name) == part.pin.name
 
 
-def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
+def licences_of(store: Store, parts: Sequence[inventory.ImagePart]) -> dict[str, Licence]:
     """Each part's licence, by the part's package URL."""
     licences: dict[str, Licence] = {}
     # a layer's table of contents has 100,000 rows and more: read once for all its packages
@@ -144,25 +123,20 @@ def licences_of(store: Store, parts: Sequence[ImagePart]) -> dict[str, Licence]:
         inside = [part for part in parts if part.layer.record.digest == digest]
         metadata = {row.owner: row for row in store.find_rows(layer, ".dist-info/METADATA")}
         # as a whole only for .debs, whose copyright files are often links
-        rows = {} if all(x.is_wheel for x in inside) else _by_path(store.contents(layer))
+        is_read = not all(x.is_wheel for x in inside)
+        rows = {row.path: row for row in store.contents(layer)} if is_read else {}
         for part in inside:
+            what = "METADATA" if part.is_wheel else "copyright file"
             row = metadata.get(part.pin.name) if part.is_wheel else _copyright(rows, part.pin.name)
-            licences[part.purl] = _licence(store, digest, part, row)
+            if row is None:
+                licence = Licence(reason=f"the image holds no {what} of it")
+            elif row.size_bytes > _MOST_BYTES:
+                licence = Licence(reason=f"its {what} is larger than {_MOST_BYTES} bytes")
+            else:
+                data = read_file(store.blob_path(digest), row)
+                licence = wheel_licence(data) if part.is_wheel else deb_licence(data)
+            licences[part.purl] = licence
     return licences
-
-
-def _by_path(rows: Iterable[FileRow]) -> dict[str, FileRow]:
-    return {row.path: row for row in rows}
-
-
-def _licence(store: Store, digest: str, part: ImagePart, row: FileRow | None) -> Licence:
-    what = "METADATA" if part.is_wheel else "copyright file"
-    if row is None:
-        return Licence(reason=f"the image holds no {what} of it")
-    if row.size_bytes > _MOST_BYTES:
-        return Licence(reason=f"its {what} is larger than {_MOST_BYTES} bytes")
-    data = read_file(store.blob_path(digest), row)
-    return wheel_licence(data) if part.is_wheel else deb_licence(data)
 
 
 def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:

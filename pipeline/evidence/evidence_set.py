@@ -14,15 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.assemble.image import Built
 from pipeline.attest.envelope import SUFFIX, Envelope, read_kept, sign_or_countersign
 from pipeline.attest.names import EVIDENCE_SET, REBUILD, TEST_RESULT
-from pipeline.attest.predicates import (
-    MOST_STATEMENTS,
-    Committed,
-    EvidenceSet,
-    check_predicate,
-)
+from pipeline.attest.predicates import MOST_STATEMENTS, Committed, EvidenceSet, check_predicate
 from pipeline.attest.statement import RECORDED, Moment, Statement, make_statement, read_stamp, stamp
 from pipeline.errors import RecordInvalid
 from pipeline.evidence.runs import MARK, about_run
@@ -30,6 +24,7 @@ from pipeline.model import sha256_of
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:
+    from pipeline.assemble.image import Built
     from pipeline.attest.keys import Signer
 
 NAME = "evidence-set"
@@ -75,18 +70,6 @@ def is_set(envelope: Envelope) -> bool:
     return envelope.statement.predicate_type == EVIDENCE_SET
 
 
-def committed(envelope: Envelope) -> Committed:
-    """A statement as a set lists it."""
-    statement = envelope.statement
-    about, verdict = verdict_of(statement)
-    return Committed(
-        predicate_type=statement.predicate_type,
-        payload=sha256_of(envelope.payload),
-        about=about,
-        verdict=verdict,
-    )
-
-
 def verdict_of(statement: Statement) -> tuple[str | None, str | None]:
     """What a statement judged and its verdict; neither where it judges nothing."""
     predicate = statement.predicate
@@ -113,25 +96,30 @@ def set_statement(
 ) -> Statement:
     """The statement that lists all others; a set among them is left out."""
     # a statement may be kept twice, before and after a second signature
-    each_once = {e.payload: committed(e) for e in envelopes if not is_set(e)}.values()
-    named = sorted(each_once, key=lambda c: (c.predicate_type, c.about or "", c.payload))
-    if len(named) > MOST_STATEMENTS:
-        raise RecordInvalid(f"{image}: has {len(named)} statements, more than {MOST_STATEMENTS}")
-    predicate = EvidenceSet(image=image, platform=platform, statements=named, ungated=ungated)
+    each_once = {e.payload: e.statement for e in envelopes if not is_set(e)}
+    listed = []
+    for payload, statement in each_once.items():
+        about, verdict = verdict_of(statement)
+        named = {"predicate_type": statement.predicate_type, "payload": sha256_of(payload)}
+        listed.append(Committed(**named, about=about, verdict=verdict))
+    listed.sort(key=lambda c: (c.predicate_type, c.about or "", c.payload))
+    if len(listed) > MOST_STATEMENTS:
+        raise RecordInvalid(f"{image}: has {len(listed)} statements, more than {MOST_STATEMENTS}")
+    predicate = EvidenceSet(image=image, platform=platform, statements=listed, ungated=ungated)
     return make_statement(image, digest, EVIDENCE_SET, predicate.model_dump(mode="json"), when)
 
 
 def read_set(statement: Statement) -> EvidenceSet:
     """A set of unknown origin as a closed value."""
-    check_predicate(EVIDENCE_SET, statement.predicate)
-    body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
-    return EvidenceSet.model_validate(body)
+    claims = check_predicate(EVIDENCE_SET, statement.predicate)
+    assert isinstance(claims, EvidenceSet)
+    return claims
 
 
 def keep_set(
     store: Store, folder: Path, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
-    """Keep a set instead of the one before, dated later than it: the latest one counts."""
+    """Keep a set instead of the earlier one, dated later than it: the latest one counts."""
     before, now = read_kept(folder / f"{NAME}{SUFFIX}"), statement.recorded
     # clocks with whole seconds give two sets of one build the same time
     if before and now and before.statement.has_happened(now) and before.statement.recorded:

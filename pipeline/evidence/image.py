@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from pipeline import __version__, log
 from pipeline.assemble.image import Built, code_digest
@@ -15,12 +14,11 @@ from pipeline.attest.statement import Moment, Statement, make_statement, read_st
 from pipeline.attest.strict import plain
 from pipeline.errors import StoreDamaged
 from pipeline.evidence.bill import bill_of
-from pipeline.evidence.compiled import trees_of
 from pipeline.evidence.evidence_set import NAME as SET
 from pipeline.evidence.evidence_set import folder_of, keep, keep_set, readable, set_statement
-from pipeline.evidence.gate_result import gate_statements
+from pipeline.evidence.inventory import trees_of
 from pipeline.evidence.provenance import image_provenance
-from pipeline.evidence.run_result import run_statements
+from pipeline.evidence.results import gate_statements, run_statements
 from pipeline.evidence.runs import read_runs
 from pipeline.evidence.sbom_cyclonedx import cyclonedx
 from pipeline.evidence.sbom_spdx import spdx as spdx_bill
@@ -43,8 +41,10 @@ def image_statements(
 
     A bill in SPDX repeats the one in CycloneDX and is as large: it is made on request only.
     """
-    # before anything is signed: the record is a file of the store, which somebody may have changed
-    _require_layers(store, built)
+    # before anything is signed: the record is a file of the store, which may have been changed
+    layers = read_document(store.read_blob(built.digest)).layers
+    if [x.digest for x in layers] != [x.record.digest for x in built.layers]:
+        raise StoreDamaged(f"{built.name}: the store lists other layers than the manifest")
     trees = trees_of(store, built)
     bill = bill_of(checkout, store, built)
     subject = (built.name, built.digest)
@@ -58,13 +58,6 @@ def image_statements(
         statements |= {f"gate-{k}": v for k, v in gate_statements(gates, when).items()}
     runs = read_runs(store, built.name, built.platform, built.digest)
     return statements | run_statements(*subject, runs, when)
-
-
-def _require_layers(store: Store, built: Built) -> None:
-    """The layers in the store's record of the image must be those of its manifest."""
-    layers = read_document(store.read_blob(built.digest)).layers
-    if [x.digest for x in layers] != [x.record.digest for x in built.layers]:
-        raise StoreDamaged(f"{built.name}: the store lists other layers than the manifest")
 
 
 def record_image(
@@ -91,22 +84,19 @@ def keep_all(
 ) -> dict[str, Envelope]:
     """Keep statements beside those that are there, and the set of all of them."""
     folder = folder_of(store, built)
-    kept = {name: keep(store, folder, name, s, signers) for name, s in statements.items()}
+    signed = {name: keep(store, folder, name, s, signers) for name, s in statements.items()}
     subject = (built.name, built.platform, built.digest)
     # a build and a gate may state one image at the same time: the last set must list both's
     with store.locked(f"set-{folder.name}"):
-        _drop_future(folder, {*kept, SET}, when)
+        now = read_stamp(when.at) if when else None
+        for name, envelope in readable(folder).items():
+            # dated in the future and not stated again, it would break the set
+            if now and name not in (*signed, SET) and not envelope.statement.has_happened(now):
+                path = folder / f"{name}{SUFFIX}"
+                path.unlink(missing_ok=True)
+                log.say(f"{path.name} is dated in the future, by a wrong clock, and was removed")
         every = set_statement(*subject, readable(folder).values(), when=when)
-        return {**kept, SET: keep_set(store, folder, every, signers)}
-
-
-def _drop_future(folder: Path, own: Collection[str], when: Moment | None) -> None:
-    """Remove what is dated in the future and was not stated again: it would break the set."""
-    for name, envelope in readable(folder).items():
-        if when and name not in own and not envelope.statement.has_happened(read_stamp(when.at)):
-            path = folder / f"{name}{SUFFIX}"
-            path.unlink(missing_ok=True)
-            log.say(f"{path.name} is dated in the future, by a wrong clock, and was removed")
+        return {**signed, SET: keep_set(store, folder, every, signers)}
 
 
 def rebuild_statement(

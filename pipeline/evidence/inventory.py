@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pipeline import log
 from pipeline.assemble.image import Built
 from pipeline.assemble.inside import locate
 from pipeline.assemble.plan import ImagePlan, LayerPlan, TreePlan
 from pipeline.assemble.view import see
-from pipeline.attest.names import archive_purl, deb_purl, file_urn, image_purl, wheel_purl
+from pipeline.attest import names
+from pipeline.attest.strict import plain
 from pipeline.errors import StoreDamaged
 from pipeline.lock.model import BasePin, DebPin, Pin, WheelPin
 from pipeline.model import sha256_of
-from pipeline.oci.record import FileRow, TitledLayer
+from pipeline.oci.record import TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.spec.image import PatchSpec
 from pipeline.spec.source import SourcePatch
@@ -31,7 +33,7 @@ class PlacedLayer:
 
     image: str
     layer: TitledLayer
-    plan: LayerPlan | None  # none for an image's own files, patches and a foreign base
+    plan: LayerPlan | None = None  # none for an image's own files, patches and a foreign base
     base: BasePin | None = None  # the foreign base that it is a layer of
     tree: TreePlan | None = None  # the compiled tree that it holds
 
@@ -62,46 +64,49 @@ class OwnFile:
 
     @property
     def urn(self) -> str:
-        return file_urn(self.path)
+        return names.file_urn(self.path)
 
-
-def placed_layers(built: Built) -> list[PlacedLayer]:
-    """Every layer with its origin, from the root image's first to the image's patches."""
-    # layers are matched in their order: a title alone may stand in several images of the chain
-    left = list(built.layers)
-    placed: list[PlacedLayer] = []
-    for each in built.plan.chain():
-        name, base = each.spec.name, each.lock.base_image
-        for pin in base.layers if base else []:
-            if not left or left[0].record.digest != pin.digest:
-                raise StoreDamaged(f"{built.name}: the base's {pin.digest} is not in the image")
-            placed.append(PlacedLayer(name, left.pop(0), None, base))
-        for wanted in each.layers:
-            if not left or left[0].title != wanted.title:
-                raise StoreDamaged(f"{built.name}: the layer {wanted.title!r} is not in the image")
-            placed.append(PlacedLayer(name, left.pop(0), wanted))
-        for tree in each.trees:
-            if not left or left[0].title != tree.title:
-                raise StoreDamaged(f"{built.name}: the layer {tree.title!r} is not in the image")
-            placed.append(PlacedLayer(name, left.pop(0), None, tree=tree))
-        # these two have no pins: an image's own files, then its patches, each if there are any;
-        # all images call the second one the same, so one without patches must leave it to the next
-        titles = [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]
-        for title in titles:
-            if left and left[0].title == title:
-                placed.append(PlacedLayer(name, left.pop(0), None))
-    if left:
-        raise StoreDamaged(f"{built.name}: nothing accounts for the layer {left[0].title!r}")
-    return placed
+    @property
+    def kind(self) -> str:
+        return "patch" if self.patch else "file"
 
 
 @dataclass(frozen=True)
 class BaseImage:
-    """A foreign base: known by its digests, not by what is in it."""
+    """A foreign base: known by its digests, not by its contents."""
 
     image: str  # of ours, that names it
     pin: BasePin
     purl: str
+
+
+def placed_layers(built: Built) -> list[PlacedLayer]:
+    """Every layer with its origin, from the root image's first to the image's patches."""
+    # layers are matched in their order: several images of the chain may have the same title
+    todo = list(built.layers)
+    placed: list[PlacedLayer] = []
+
+    for each in built.plan.chain():
+        name, base = each.spec.name, each.lock.base_image
+        pins = base.layers if base else []
+        wanted: list[tuple[str, str, dict[str, Any]]] = [
+            *((x.digest, f"the base's {x.digest}", {"base": base}) for x in pins),
+            *((x.title, f"the layer {x.title!r}", {"plan": x}) for x in each.layers),
+            *((x.title, f"the layer {x.title!r}", {"tree": x}) for x in each.trees),
+        ]
+        for key, what, origin in wanted:
+            if not todo or key not in (todo[0].title, todo[0].record.digest):
+                raise StoreDamaged(f"{built.name}: {what} is not in the image")
+            placed.append(PlacedLayer(name, todo.pop(0), **origin))
+        # these two have no pins: an image's own files, then its patches, each if there are any;
+        # all images call the second one the same, so one without patches must leave it to the next
+        titles = [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]
+        for title in titles:
+            if todo and todo[0].title == title:
+                placed.append(PlacedLayer(name, todo.pop(0)))
+    if todo:
+        raise StoreDamaged(f"{built.name}: nothing accounts for the layer {todo[0].title!r}")
+    return placed
 
 
 def base_image(plan: ImagePlan) -> BaseImage | None:
@@ -110,34 +115,29 @@ def base_image(plan: ImagePlan) -> BaseImage | None:
     pin = root.lock.base_image
     if pin is None:
         return None
-    name = pin.repository.rpartition("/")[2]
-    purl = image_purl(name, pin.manifest.digest, plan.architecture)
-    return BaseImage(root.spec.name, pin, purl)
+    name, digest = pin.repository.rpartition("/")[2], pin.manifest.digest
+    return BaseImage(root.spec.name, pin, names.image_purl(name, digest, plan.architecture))
 
 
 def parts_of(built: Built) -> list[ImagePart]:
     """Every wheel and .deb, in the order of layers and, within one, of names."""
-    suite = suite_of(built.plan)
     return [
-        ImagePart(placed.image, pin, package_purl(pin, suite), placed.layer)
+        ImagePart(placed.image, pin, _package_purl(pin, built.plan), placed.layer)
         for placed in placed_layers(built)
         if placed.plan is not None
         for pin in placed.plan.pins
     ]
 
 
-def suite_of(plan: ImagePlan) -> str:
-    """Where .debs come from: the suite of the first image of the chain that names one."""
-    return next((p.spec.debian.suite for p in plan.chain() if p.spec.debian), "unknown")
-
-
-def package_purl(pin: Pin, suite: str) -> str:
+def _package_purl(pin: Pin, plan: ImagePlan) -> str:
     """A wheel or .deb as a package URL."""
-    if isinstance(pin, DebPin):
-        # `name_version_arch.deb`; the pin itself has no architecture, and it may be `all`
-        architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
-        return deb_purl(pin.name, pin.version, architecture, suite)
-    return wheel_purl(pin.name, pin.version, pin.file)
+    if not isinstance(pin, DebPin):
+        return names.wheel_purl(pin.name, pin.version, pin.file)
+    # `name_version_arch.deb`; the pin itself has no architecture, and it may be `all`
+    architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
+    # the suite of the first image of the chain that names one
+    suite = next((p.spec.debian.suite for p in plan.chain() if p.spec.debian), "unknown")
+    return names.deb_purl(pin.name, pin.version, architecture, suite)
 
 
 def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
@@ -146,19 +146,18 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     for each in plan.chain():
         spec, folder = each.spec, PurePosixPath("images") / each.spec.name
         for source in dict.fromkeys(file.source for file in spec.files):
-            path = str(folder / source)
-            # one file may lie in several places; it is one material all the same
+            # one file may be in several places; it is one material all the same
             to = ", ".join(file.to for file in spec.files if file.source == source)
-            files.append(OwnFile(spec.name, path, _digest(checkout, path), to=to))
+            files.append(OwnFile(spec.name, str(folder / source), "", to=to))
         for patch in checkout.series(spec).patches:
             # a series names its patches relative to itself
-            path = str((folder / (spec.patches or "")).parent / patch.file)
-            files.append(OwnFile(spec.name, path, _digest(checkout, path), patch=patch))
-    return files
+            path = (folder / (spec.patches or "")).parent / patch.file
+            files.append(OwnFile(spec.name, str(path), "", patch=patch))
+    return [replace(x, digest=sha256_of((checkout.root / x.path).read_bytes())) for x in files]
 
 
 def source_files(tree: TreePlan) -> list[OwnFile]:
-    """What is put into a source and changed in it, in the order that its key lists them."""
+    """Our files and patches of a source, in the order that its key lists them."""
     source, folder = tree.source, f"images/sources/{tree.source.name}"
     files = [OwnFile(source.name, f"{folder}/{x.source}", "", to=x.to) for x in source.files]
     files += [OwnFile(source.name, f"{folder}/{x.file}", "", patch=x) for x in source.patches]
@@ -166,8 +165,116 @@ def source_files(tree: TreePlan) -> list[OwnFile]:
     return [replace(file, digest=digest) for file, digest in zip(files, tree.own, strict=True)]
 
 
-def _digest(checkout: Checkout, path: str) -> str:
-    return sha256_of((checkout.root / path).read_bytes())
+@dataclass(frozen=True)
+class ImageTree:
+    """A compiled tree in an image: its plan, its layer, and the record of its making."""
+
+    image: str
+    plan: TreePlan
+    layer: TitledLayer
+    made: CompiledTree
+
+    @property
+    def purl(self) -> str:
+        source, architecture = self.plan.source, self.plan.platform.partition("/")[2]
+        return names.tree_purl(source.name, source.upstream.commit, self.plan.name, architecture)
+
+    @property
+    def archive_purl(self) -> str:
+        return _archive_purl(self.plan)
+
+    @property
+    def objects_text(self) -> str:
+        return objects_text(self.made.model_dump(mode="json", include={"objects", "taken"}))
+
+
+def _archive_purl(tree: TreePlan) -> str:
+    pin = tree.lock.archive
+    return names.archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
+
+
+def objects_text(run: Mapping[str, Any]) -> str:
+    """Where the objects of a tree came from, as far as it is known."""
+    objects, taken = run["objects"], run.get("taken")
+    if taken:
+        signed_by = ", ".join(str(x)[:19] + "…" for x in taken["signed_by"])
+        text = f"compiled on another machine, by a statement that {signed_by} signed"
+        return plain(f"{text}; there: {objects_text({'objects': objects})}")
+    compiled, cached = int(objects["compiled"]), int(objects["kept"])
+    imported = int(objects.get("imported", 0))
+    if not compiled and not cached and not imported:
+        return "no compiler was called through the object cache"
+    parts = [f"{log.count(compiled, 'object')} compiled in this build"]
+    if cached:
+        # a file that was copied into the cache leaves no trace there
+        parts.append(
+            f"{cached} taken from the object cache, compiled there before or copied into it"
+        )
+    if imported:
+        brought_by = ", ".join(str(x)[:19] + "…" for x in objects.get("manifests") or [])
+        parts.append(f"{imported} brought from another machine ({brought_by or 'no export named'})")
+    return plain("; ".join(parts) if len(parts) > 1 else f"{parts[0]}, none taken from before")
+
+
+@dataclass(frozen=True)
+class ToolchainPart:
+    """A wheel or .deb of a toolchain."""
+
+    image: str
+    pin: Pin
+    purl: str
+    urn: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """An image that trees were compiled in."""
+
+    plan: ImagePlan
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return self.plan.spec.name
+
+    @property
+    def purl(self) -> str:
+        return names.image_purl(self.name, self.digest, self.plan.architecture)
+
+    @property
+    def parts(self) -> list[ToolchainPart]:
+        pins = [(each.spec.name, pin) for each in self.plan.chain() for pin in each.lock.pins]
+        named = [(image, pin, _package_purl(pin, self.plan)) for image, pin in pins]
+        platform = self.plan.platform
+        return [ToolchainPart(*x, names.build_time_urn(self.name, platform, x[2])) for x in named]
+
+
+def trees_of(store: Store, built: Built) -> list[ImageTree]:
+    """The compiled trees of an image, each with the record of its making."""
+    return [
+        ImageTree(x.image, x.tree, x.layer, tree_record(store, x.tree, x.layer))
+        for x in placed_layers(built)
+        if x.tree is not None
+    ]
+
+
+def toolchains_of(trees: Sequence[ImageTree]) -> list[Toolchain]:
+    """The images that they were compiled in, each once."""
+    # by digest: after an upgrade of the builder one plan may have given two images
+    known = {tree.made.toolchain: tree.plan.toolchain for tree in trees}
+    return [Toolchain(plan, digest) for digest, plan in known.items()]
+
+
+def tree_record(store: Store, tree: TreePlan, layer: TitledLayer) -> CompiledTree:
+    """How a compiled tree of an image was made; the layer must be the one that came out."""
+    # loads what compiling needs, and most images hold no tree
+    from pipeline.source.compiled import read_tree
+
+    made, digest = read_tree(store, tree), layer.record.digest
+    if (made.key, made.layer) != (tree.key, digest):
+        message = f"the image holds {digest}, but {made.layer} was compiled"
+        raise StoreDamaged(f"{tree.title}: {message}")
+    return made
 
 
 @dataclass(frozen=True)
@@ -186,7 +293,7 @@ class Origin:
     package_sha256: str | None = None
     patches: tuple[str, ...] = ()
     own_files: tuple[str, ...] = ()  # that were put into the source it was compiled from
-    toolchain: str | None = None  # what it was compiled in
+    toolchain: str | None = None  # the image that it was compiled in
 
 
 def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:
@@ -196,20 +303,7 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
     tree = see(((x, store.contents(x.layer.record)) for x in layers), first_folders=True)
     name, links = locate({file: row for file, (_, row) in tree.items()}, built, path)
     placed, row = tree[name]
-    if placed.tree and row.owner == placed.tree.source.name:
-        return _compiled_origin(store, placed, placed.tree, row, links)
-    owned = [p for p in parts_of(built) if p.pin.name == row.owner]
-    # owners of a foreign base's files are not known
-    part = owned[0] if owned and not placed.base else None
-    patches: tuple[str, ...] = ()
-    if placed.layer.title == "patches":
-        ours = [f for f in own_files(checkout, built.plan) if f.patch and f.image == placed.image]
-        patches = tuple(
-            f"{f.path} {f.digest}"
-            for f in ours
-            if f.patch and any(name.endswith(f"/{p.path}") for p in f.patch.files)
-        )
-    return Origin(
+    found = Origin(
         path=f"/{name}",
         links=tuple(links),
         kind=row.kind,
@@ -217,57 +311,37 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
         sha256=row.sha256,
         layer=placed.layer.title,
         layer_digest=placed.layer.record.digest,
-        origin=_origin(placed, row, part is not None, bool(patches)),
-        package=part.purl if part else None,
-        package_sha256=part.pin.sha256 if part else None,
-        patches=patches,
+        origin=f"made by the builder for {placed.image}",
     )
-
-
-def _compiled_origin(
-    store: Store, placed: PlacedLayer, tree: TreePlan, row: FileRow, links: Sequence[str]
-) -> Origin:
-    pin, made = tree.lock.archive, tree_record(store, tree, placed.layer)
-    ours = source_files(tree)
-    return Origin(
-        path=f"/{row.path}",
-        links=tuple(links),
-        kind=row.kind,
-        size_bytes=row.size_bytes,
-        sha256=row.sha256,
-        layer=placed.layer.title,
-        layer_digest=placed.layer.record.digest,
-        origin=f"{tree.title}, compiled from {pin.file}",
-        package=archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256),
-        package_sha256=pin.sha256,
-        patches=tuple(f"{x.path} {x.digest}" for x in ours if x.patch),
-        own_files=tuple(f"{x.path} {x.digest}" for x in ours if not x.patch),
-        toolchain=f"{tree.toolchain.spec.name} {made.toolchain}",
-    )
-
-
-def tree_record(store: Store, tree: TreePlan, layer: TitledLayer) -> CompiledTree:
-    """How a compiled tree of an image was made; the layer must be the one that came out."""
-    # loads what compiling needs, and most images hold no tree
-    from pipeline.source.compiled import read_tree
-
-    made = read_tree(store, tree)
-    if (made.key, made.layer) != (tree.key, layer.record.digest):
-        raise StoreDamaged(
-            f"{tree.title}: the image holds {layer.record.digest}, but {made.layer} was compiled"
-        )
-    return made
-
-
-def _origin(placed: PlacedLayer, row: FileRow, is_packaged: bool, is_patched: bool) -> str:
     if placed.base:
-        return f"the base image {placed.base}"
-    if is_patched:
-        return f"{row.owner}, changed by a patch of {placed.image}"
-    if placed.layer.title == "patches":
-        return f"{row.owner}, its RECORD updated after a patch of {placed.image}"
-    if is_packaged:
-        return row.owner
+        # owners of a foreign base's files are not known
+        return replace(found, origin=f"the base image {placed.base}")
+    if placed.tree and row.owner == placed.tree.source.name:
+        plan, ours = placed.tree, source_files(placed.tree)
+        made = tree_record(store, plan, placed.layer)
+        return replace(
+            found,
+            origin=f"{plan.title}, compiled from {plan.lock.archive.file}",
+            package=_archive_purl(plan),
+            package_sha256=plan.lock.archive.sha256,
+            patches=tuple(f"{x.path} {x.digest}" for x in ours if x.patch),
+            own_files=tuple(f"{x.path} {x.digest}" for x in ours if not x.patch),
+            toolchain=f"{plan.toolchain.spec.name} {made.toolchain}",
+        )
     if row.owner == placed.image:
-        return f"a file of images/{placed.image}"
-    return f"made by the builder for {placed.image}"
+        found = replace(found, origin=f"a file of images/{placed.image}")
+    part = next((p for p in parts_of(built) if p.pin.name == row.owner), None)
+    if part:
+        sha256 = part.pin.sha256
+        found = replace(found, origin=row.owner, package=part.purl, package_sha256=sha256)
+    if placed.layer.title == "patches":
+        patches = tuple(
+            f"{f.path} {f.digest}"
+            for f in own_files(checkout, built.plan)
+            if f.patch and f.image == placed.image
+            if any(name.endswith(f"/{p.path}") for p in f.patch.files)
+        )
+        how = "changed by" if patches else "its RECORD updated after"
+        origin = f"{row.owner}, {how} a patch of {placed.image}"
+        found = replace(found, origin=origin, patches=patches)
+    return found

@@ -20,24 +20,17 @@ _LONGEST_NAME = 120
 _LONGEST_LIST = 2000
 # Spellings that can mean one licence only.
 _SPELLINGS = {
-    "apache 2.0": "Apache-2.0",
-    "apache license 2.0": "Apache-2.0",
-    "apache license, version 2.0": "Apache-2.0",
-    "apache license version 2.0": "Apache-2.0",
-    "apache software license 2.0": "Apache-2.0",
-    "apache 2": "Apache-2.0",
-    "apache 2.0 license": "Apache-2.0",
-    "mit license": "MIT",
-    "the mit license": "MIT",
-    "bsd 3-clause": "BSD-3-Clause",
-    "bsd 3-clause license": "BSD-3-Clause",
-    "bsd-3": "BSD-3-Clause",
-    "3-clause bsd": "BSD-3-Clause",
-    "3-clause bsd license": "BSD-3-Clause",
-    "bsd 2-clause": "BSD-2-Clause",
-    "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
-    "mpl 2.0": "MPL-2.0",
-    "psf license": "PSF-2.0",
+    spelling: licence
+    for licence, spellings in {
+        "Apache-2.0": "apache 2;apache 2.0;apache 2.0 license;apache license 2.0;"
+        "apache license version 2.0;apache license, version 2.0;apache software license 2.0",
+        "MIT": "mit license;the mit license",
+        "BSD-3-Clause": "3-clause bsd;3-clause bsd license;bsd 3-clause;bsd 3-clause license;bsd-3",
+        "BSD-2-Clause": "bsd 2-clause",
+        "MPL-2.0": "mozilla public license 2.0 (mpl 2.0);mpl 2.0",
+        "PSF-2.0": "psf license",
+    }.items()
+    for spelling in spellings.split(";")
 }
 _CLASSIFIERS = {
     "MIT License": "MIT",
@@ -74,20 +67,25 @@ def wheel_licence(metadata: bytes) -> Licence:
     """From a wheel's METADATA: the expression, else the free text, else the classifiers."""
     # without the description, which is long and says nothing here
     head = _BLANK_LINE.split(metadata, maxsplit=1)[0]
-    # what it cannot parse it leaves out: metadata of old wheels is often not quite valid
+    # it skips lines that it cannot parse: metadata of old wheels is often not quite valid
     fields, _ = parse_email(head)
     if declared := fields.get("license_expression"):
+        read = "METADATA License-Expression"
         if expression := _expression(declared):
-            return Licence(expression, reason="METADATA License-Expression")
-        return Licence(
-            name=_short(declared), reason="METADATA License-Expression, not SPDX's words"
-        )
+            return Licence(expression, reason=read)
+        return Licence(name=_short(declared), reason=f"{read}, not SPDX's words")
     text = (fields.get("license") or "").strip()
     if expression := _expression(text) or _SPELLINGS.get(text.lower()):
         return Licence(expression, reason="METADATA License")
-    if expression := _title(text):
-        return Licence(expression, reason="METADATA License, the title of its text")
-    named = [c.rpartition(" :: ")[2] for c in fields.get("classifiers", ()) if _is_licence(c)]
+    # the field may hold a whole licence text, known by the line it begins with
+    first, _, rest = text.partition("\n")
+    title = _SPELLINGS.get(first.strip().lower()) if rest else None
+    if re.match(r"Apache License\s+Version 2\.0\b", text):
+        title = "Apache-2.0"
+    if title:
+        return Licence(title, reason="METADATA License, the title of its text")
+    listed = [c for c in fields.get("classifiers", ()) if c.startswith("License :: ")]
+    named = [c.rpartition(" :: ")[2] for c in listed if c != "License :: OSI Approved"]
     certain = [_CLASSIFIERS[n] for n in named if n in _CLASSIFIERS]
     # "BSD License" names a family: with one such classifier the whole is uncertain
     if named and len(certain) == len(named):
@@ -105,18 +103,6 @@ def source_licence(text: str) -> Licence:
     if expression := _expression(text):
         return Licence(expression, reason=reason)
     return Licence(name=_short(text) or None, reason=reason)
-
-
-def _title(text: str) -> str | None:
-    """What a whole licence text in the field is, by the line it begins with."""
-    if re.match(r"Apache License\s+Version 2\.0\b", text):
-        return "Apache-2.0"
-    first, _, rest = text.partition("\n")
-    return _SPELLINGS.get(first.strip().lower()) if rest else None
-
-
-def _is_licence(classifier: str) -> bool:
-    return classifier.startswith("License :: ") and classifier != "License :: OSI Approved"
 
 
 def _expression(text: str) -> str | None:
@@ -161,18 +147,16 @@ def _debian_terms(line: str) -> str | None:
     """`GPL-2+ or Expat` as an SPDX expression; none where a term has no SPDX name."""
     alternatives = []
     for alternative in re.split(r"\s+or\s+", line):
-        terms = [_debian_name(t) for t in re.split(r",?\s+and\s+|,\s*", alternative) if t]
-        known = [t for t in terms if t]
-        if len(known) != len(terms):
-            return None
-        alternatives.append(_joined(known))
+        names = []
+        for name in (t for t in re.split(r",?\s+and\s+|,\s*", alternative) if t):
+            known = _DEBIAN.get(name.lower())
+            if known is None and (gnu := _GNU.match(name)):
+                kind, major, minor, plus = gnu.groups()
+                known = f"{kind}-{major}.{minor or 0}-{'or-later' if plus else 'only'}"
+            if known is None:
+                known = _expression(name) if " " not in name else None
+            if known is None:
+                return None
+            names.append(known)
+        alternatives.append(_joined(names))
     return " OR ".join(sorted(set(alternatives)))
-
-
-def _debian_name(name: str) -> str | None:
-    if known := _DEBIAN.get(name.lower()):
-        return known
-    if gnu := _GNU.match(name):
-        kind, major, minor, plus = gnu.groups()
-        return f"{kind}-{major}.{minor or 0}-{'or-later' if plus else 'only'}"
-    return _expression(name) if " " not in name else None

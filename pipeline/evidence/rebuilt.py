@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipeline import log
 from pipeline.assemble.image import Built, build_images
 from pipeline.assemble.layer import read_file
-from pipeline.assemble.plan import TreePlan
 from pipeline.attest.predicates import DeclaredDifference
 from pipeline.attest.strict import plain
 from pipeline.binary import elf
 from pipeline.errors import NotReproducible
 from pipeline.evidence.inventory import placed_layers
-from pipeline.oci.record import FileRow, Kind, TitledLayer
+from pipeline.oci.record import Kind, TitledLayer
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from pipeline.fetch.inputs import Fetcher
 
-_AROUND = "all layers are equal, the config or manifest differs"
+_COMPARED = ("kind", "mode", "size_bytes", "sha256", "target")
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,10 @@ def compare(
         if found.declared is None:
             raise NotReproducible(found.text)
         declared.append(DeclaredDifference(path=found.path, reason=plain(found.declared)))
-    # what is around the layers follows from them, and from nothing that a build declares
-    if not declared or _around(one, first) != _around(other, second):
-        raise NotReproducible(_AROUND)
+    # settings and annotations follow from the layers, and from nothing that a build declares
+    if not declared or _settings(one, first) != _settings(other, second):
+        raise NotReproducible("all layers are equal, the config or manifest differs")
     return tuple(declared)
-
-
-def difference(one: Store, first: Built, other: Store, second: Built) -> str:
-    """The first thing that is not the same: a file, a layer, or what is around them."""
-    found = next(_differences(one, first, other, second), None)
-    return found.text if found else _AROUND
 
 
 @dataclass(frozen=True)
@@ -81,79 +74,57 @@ class _Difference:
 
 
 def _differences(one: Store, first: Built, other: Store, second: Built) -> Iterator[_Difference]:
-    trees = _trees(first)
+    # paths whose bytes may differ, each with the reason, by the digest of the tree's layer
+    may_differ: dict[str, dict[str, str]] = {}
+    for placed in placed_layers(first) if first.plan.all_trees() else ():
+        if placed.tree:
+            build, folder = placed.tree.build, placed.tree.build.to.strip("/")
+            reasons = {f"{folder}/{path}": why for path, why in build.may_differ.items()}
+            may_differ[placed.layer.record.digest] = reasons
     # layers that only one of them has are counted below
     for layer, again in zip(first.layers, second.layers, strict=False):
         if layer.record.digest != again.record.digest:
-            allowed = _may_differ(trees.get(layer.record.digest))
+            allowed = may_differ.get(layer.record.digest, {})
             yield from _layer_differences(one, layer, other, again, allowed)
     if len(first.layers) != len(second.layers):
         yield _Difference(f"{len(first.layers)} layers against {len(second.layers)}")
 
 
-def _trees(built: Built) -> dict[str, TreePlan]:
-    """The compiled trees of an image by the digest of their layer."""
-    if not built.plan.all_trees():
-        return {}
-    return {x.layer.record.digest: x.tree for x in placed_layers(built) if x.tree}
-
-
-def _may_differ(tree: TreePlan | None) -> dict[str, str]:
-    """Paths in the image whose bytes may differ, each with the reason."""
-    if tree is None:
-        return {}
-    folder = tree.build.to.strip("/")
-    return {f"{folder}/{path}": reason for path, reason in tree.build.may_differ.items()}
-
-
 def _layer_differences(
-    one: Store,
-    layer: TitledLayer,
-    other: Store,
-    again: TitledLayer,
-    allowed: Mapping[str, str],
+    one: Store, layer: TitledLayer, other: Store, again: TitledLayer, allowed: Mapping[str, str]
 ) -> Iterator[_Difference]:
     before = {r.path: r for r in one.contents(layer.record)}
     after = {r.path: r for r in other.contents(again.record)}
     is_explained = False
     for path in sorted(before.keys() | after.keys()):
-        a, b = before.get(path), after.get(path)
-        if reason := _file_difference(a, b):
+        title, a, b = f"layer {layer.title!r}: /{path}", before.get(path), after.get(path)
+        if a is None or b is None:
             is_explained = True
-            title = f"layer {layer.title!r}: /{path}"
-            # other bytes are what a build declares: never another kind of file, mode or target
-            if a is None or b is None or (a.kind, a.mode, a.target) != (b.kind, b.mode, b.target):
-                yield _Difference(f"{title} {reason}", f"/{path}")
-            elif path in allowed:
-                yield _Difference(f"{title} {reason}", f"/{path}", allowed[path])
-            else:
-                where = _first_byte(one, layer, a, other, again, b)
-                yield _Difference(f"{title} {reason}{where}", f"/{path}")
+            yield _Difference(f"{title} is only in the {'first' if b is None else 'second'} build")
+            continue
+        differs = [f for f in _COMPARED if getattr(a, f) != getattr(b, f)]
+        if not differs:
+            continue
+        is_explained, field = True, differs[0]
+        text = f"{title} differs in {field}: {getattr(a, field)} against {getattr(b, field)}"
+        # other bytes are what a build declares: never another kind of file, mode or target
+        if (a.kind, a.mode, a.target) != (b.kind, b.mode, b.target):
+            yield _Difference(text, f"/{path}")
+        elif path in allowed:
+            yield _Difference(text, f"/{path}", allowed[path])
+        # the offsets of files in a foreign layer are not known
+        elif a.kind == Kind.FILE and not layer.record.is_foreign:
+            was = read_file(one.blob_path(layer.record.digest), a)
+            now = read_file(other.blob_path(again.record.digest), b)
+            at = first_difference(was, now)
+            shown = [f"0x{data[at]:02x}" if at < len(data) else "its end" for data in (was, now)]
+            where = f" ({section})" if (section := section_at(was, at)) else ""
+            text += f"; first at byte {at}{where}, {shown[0]} against {shown[1]}"
+            yield _Difference(text, f"/{path}")
+        else:
+            yield _Difference(text, f"/{path}")
     if not is_explained:
         yield _Difference(f"layer {layer.title!r}: the same files, packed differently")
-
-
-def _file_difference(a: FileRow | None, b: FileRow | None) -> str:
-    if a is None or b is None:
-        return "is only in the first build" if b is None else "is only in the second build"
-    for field in ("kind", "mode", "size_bytes", "sha256", "target"):
-        if getattr(a, field) != getattr(b, field):
-            return f"differs in {field}: {getattr(a, field)} against {getattr(b, field)}"
-    return ""
-
-
-def _first_byte(
-    one: Store, layer: TitledLayer, a: FileRow, other: Store, again: TitledLayer, b: FileRow
-) -> str:
-    # where the bytes of a foreign layer's files lie in it is not known
-    if a.kind != Kind.FILE or layer.record.is_foreign:
-        return ""
-    before = read_file(one.blob_path(layer.record.digest), a)
-    after = read_file(other.blob_path(again.record.digest), b)
-    at = first_difference(before, after)
-    shown = [f"0x{data[at]:02x}" if at < len(data) else "its end" for data in (before, after)]
-    where = section_at(before, at)
-    return f"; first at byte {at}{f' ({where})' if where else ''}, {shown[0]} against {shown[1]}"
 
 
 def first_difference(one: bytes, other: bytes) -> int:
@@ -170,7 +141,7 @@ def first_difference(one: bytes, other: bytes) -> int:
 
 
 def section_at(data: bytes, offset: int) -> str:
-    """What of an ELF file lies there; nothing where it is not one that can be read."""
+    """The part of an ELF file at an offset; empty where the file is none that can be read."""
     if not data.startswith(elf.MAGIC64):
         return ""
     if offset < elf.HEAD_BYTES:
@@ -187,9 +158,8 @@ def section_at(data: bytes, offset: int) -> str:
     return f"section {plain(inside[0])}" if inside else "between the sections of its ELF"
 
 
-def _around(store: Store, built: Built) -> list[Any]:
+def _settings(store: Store, built: Built) -> list[Any]:
     """An image's settings and annotations, without its layers."""
     config = json.loads(store.read_blob(built.record.config))
     manifest = json.loads(store.read_blob(built.digest))
-    settings = {k: v for k, v in config.items() if k != "rootfs"}
-    return [settings, manifest.get("annotations")]
+    return [{k: v for k, v in config.items() if k != "rootfs"}, manifest.get("annotations")]

@@ -2,7 +2,7 @@
 
 Two kinds of runs: that the image starts, which needs no GPU, and how far a recipe's server came up
 the smoke ladder. A failure is kept like a success. The latest run of a kind and recipe counts; only
-a shorter climb with the same recipe and weights in which nothing failed leaves the longer one.
+a shorter ladder with the same recipe and weights in which nothing failed keeps the longer one.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import ValidationError, model_validator
 
-from pipeline.assemble.image import Built
 from pipeline.errors import StoreDamaged
 from pipeline.files import write_bytes
 from pipeline.model import Digest, Frozen, Name, Platform
 from pipeline.store.store import Store, read_own
 
-# `address`: a climb of a server of which only the address is known, and no image
+if TYPE_CHECKING:
+    from pipeline.assemble.image import Built
+
+# `address`: a ladder of a server of which only the address is known, and no image
 RunKind: TypeAlias = Literal["start", "smoke", "address"]
-# `skipped`: this image or model does not have it; `unknown`: it has, and nobody could judge it.
+# `skipped`: this image or model does not have it; `unknown`: it has, and it could not be judged.
 TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
 RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
 FILE = "runs.json"
-RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a climb; other each time
+RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a ladder; other each time
 MARK = "sm120_run"  # the field of a statement that tells runs from gates
 
 
 class RunTest(Frozen):
-    """One thing that was looked at; of a ladder it is named `RUNG: CHECK`."""
+    """One check; of a ladder it is named `RUNG: CHECK`."""
 
     name: str
     verdict: TestVerdict
@@ -67,25 +69,20 @@ class Run(Frozen):
 
     @property
     def about(self) -> str:
-        """What it is called: a later run of the same name takes its place."""
+        """Its name: a later run of the same name takes its place."""
         return about_run(self.kind, self.recipe)
 
     def is_less_than(self, other: Run) -> bool:
-        """Whether it is a climb that saw nothing wrong and looked only at a part of the other's."""
-        return (
-            self.kind == "smoke"
-            and self.verdict != "failed"
-            and self._started_from == other._started_from
-            and self._judged < other._judged
+        """Whether it is a sound ladder from the same inputs that looked only at a part."""
+        if self.kind != "smoke" or self.verdict == "failed":
+            return False
+        mine, theirs = (
+            {k: v for k, v in run.inputs.items() if k not in OUTPUTS} for run in (self, other)
         )
-
-    @property
-    def _started_from(self) -> dict[str, Digest]:
-        return {name: digest for name, digest in self.inputs.items() if name not in OUTPUTS}
-
-    @property
-    def _judged(self) -> frozenset[str]:
-        return frozenset(test.name for test in self.tests if test.verdict != "skipped")
+        judged, before = (
+            {test.name for test in run.tests if test.verdict != "skipped"} for run in (self, other)
+        )
+        return mine == theirs and judged < before
 
     def summary(self) -> str:
         """How far the image was proved by it, for people."""
@@ -122,7 +119,7 @@ class ImageRuns(Frozen):
 
 
 def runs_path(store: Store, image: str, platform: str) -> Path:
-    """Where an image's runs lie."""
+    """The file of an image's runs."""
     return store.image_folder(image, platform) / FILE
 
 
@@ -130,31 +127,28 @@ def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Run]
     """The runs of this very image; those of other bytes say nothing about it."""
     path = runs_path(store, image, platform)
     try:
-        kept = ImageRuns.model_validate_json(read_own(path))
+        record = ImageRuns.model_validate_json(read_own(path))
     except FileNotFoundError:
         return []
     except (OSError, StoreDamaged, ValidationError) as error:
         hint = f"Run it again: `sm120 image test {image}`."
         raise StoreDamaged(f"{path}: the record of its runs cannot be read", hint) from error
-    return kept.runs if kept.image_digest == digest else []
+    return record.runs if record.image_digest == digest else []
 
 
 def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
     """Put runs in the place of older ones of the same name; all that count now."""
-    subject = (built.name, built.platform, built.digest)
+    name, platform, digest = built.name, built.platform, built.digest
     # a start proof and a ladder may end at the same time
-    with store.locked(f"runs-{built.name}-{built.platform.replace('/', '-')}"):
-        before: list[Run] = []
-        with suppress(StoreDamaged):  # what cannot be read is replaced
-            before = read_runs(store, *subject)
-        latest = {run.about: run for run in before}
+    with store.locked(f"runs-{name}-{platform.replace('/', '-')}"):
+        latest: dict[str, Run] = {}
+        with suppress(StoreDamaged):  # a file that cannot be read is replaced
+            latest = {run.about: run for run in read_runs(store, name, platform, digest)}
         for run in new:
             if run.about not in latest or not run.is_less_than(latest[run.about]):
                 latest[run.about] = run
         runs = [latest[about] for about in sorted(latest)]
-        name, platform, digest = subject
-        kept = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)
-        write_bytes(
-            runs_path(store, name, platform), (kept.model_dump_json(indent=1) + "\n").encode()
-        )
+        record = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)
+        data = (record.model_dump_json(indent=1) + "\n").encode()
+        write_bytes(runs_path(store, name, platform), data)
     return runs

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import uuid
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
 from pipeline.attest.names import BUILD_TIME, UNLISTED
 from pipeline.attest.strict import plain
-from pipeline.evidence.bill import Bill, BilledPart, BilledTree
-from pipeline.evidence.compiled import ImageTree
-from pipeline.evidence.inventory import BaseImage, OwnFile
+from pipeline.evidence.bill import Bill
+from pipeline.evidence.inventory import OwnFile
 from pipeline.evidence.licence import Licence
 from pipeline.model import canonical_json
 
@@ -22,42 +22,42 @@ _NAMESPACE = uuid.UUID("6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e")
 
 def cyclonedx(bill: Bill) -> dict[str, Any]:
     """The document. It holds no time, so that an image has one bill."""
-    parts = [_part(x, bill.root) for x in bill.parts]
-    files = [_own_file(x) for x in bill.files]
-    base = [_base(bill.base)] if bill.base else []
-    trees = [_tree(x, bill.root) for x in bill.trees]
-    build_time = _build_time(bill)
-    refs = sorted(x["bom-ref"] for x in [*base, *parts, *files, *trees])
+    tool = {"type": "application", "name": "sm120-pipeline", "version": __version__}
+    layers = [
+        (f"layer:{x.layer.record.digest}", f"{x.image}: {x.layer.title}") for x in bill.layers
+    ]
+    image = _component("container", bill.purl, bill.image, bill.version, bill.digest)
+    components = _in_the_image(bill)
+    refs: dict[str, Collection[str]] = {bill.purl: [x["bom-ref"] for x in components]}
+    # from each tree to its source and its toolchain, and from that to its packages
+    purls = {x.digest: x.purl for x in bill.toolchains}
+    for tree in (x.tree for x in bill.trees):
+        refs[tree.purl] = {tree.archive_purl, purls[tree.made.toolchain]}
+    refs |= {x.purl: {p.urn for p in x.parts} for x in bill.toolchains}
+    # the contents of a foreign base, and what the source of a tree vendors, are not listed
+    unlisted = [*([bill.base.purl] if bill.base else []), *(x.tree.purl for x in bill.trees)]
+    compositions = [
+        {"aggregate": "incomplete", "assemblies": [bill.purl]},
+        {"aggregate": "unknown", "assemblies": unlisted},
+    ]
+    if not unlisted:
+        # claimed because the image was assembled from nothing else
+        compositions = [{"aggregate": "complete", "assemblies": [bill.purl]}]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, bill.digest)}",
         "version": 1,
         "metadata": {
-            "tools": {
-                "components": [
-                    {"type": "application", "name": "sm120-pipeline", "version": __version__}
-                ]
-            },
-            "component": _image(bill),
+            "tools": {"components": [tool]},
+            "component": image | _properties([("platform", bill.platform), *layers]),
         },
-        "components": [*base, *parts, *files, *trees, *build_time],
-        "dependencies": [{"ref": bill.purl, "dependsOn": refs}, *_made_with(bill)],
-        "compositions": _compositions(bill),
+        "components": [*components, *_build_time(bill)],
+        "dependencies": [
+            {"ref": purl, "dependsOn": sorted(needed)} for purl, needed in refs.items()
+        ],
+        "compositions": compositions,
     }
-
-
-def _compositions(bill: Bill) -> list[dict[str, Any]]:
-    """How complete the list is: whole, unless a part holds what nobody listed."""
-    # of a foreign base the contents, of a compiled tree what its source vendors
-    unknown = [*([bill.base.purl] if bill.base else []), *(x.tree.purl for x in bill.trees)]
-    if not unknown:
-        # claimed because the image was assembled from nothing else
-        return [{"aggregate": "complete", "assemblies": [bill.purl]}]
-    return [
-        {"aggregate": "incomplete", "assemblies": [bill.purl]},
-        {"aggregate": "unknown", "assemblies": unknown},
-    ]
 
 
 def cyclonedx_bytes(bill: Bill) -> bytes:
@@ -65,197 +65,116 @@ def cyclonedx_bytes(bill: Bill) -> bytes:
     return canonical_json(cyclonedx(bill)) + b"\n"
 
 
-def _image(bill: Bill) -> dict[str, Any]:
-    layers = [
-        {"name": f"sm120:layer:{x.layer.record.digest}", "value": f"{x.image}: {x.layer.title}"}
-        for x in bill.layers
-    ]
-    return {
-        "type": "container",
-        "bom-ref": bill.purl,
-        "name": bill.image,
-        "version": bill.version,
-        "purl": bill.purl,
-        "hashes": [_hash(bill.digest)],
-        "properties": [{"name": "sm120:platform", "value": bill.platform}, *layers],
-    }
+def _component(kind: str, purl: str, name: str, version: str, digest: str) -> dict[str, Any]:
+    body = {"type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl}
+    return {**body, "hashes": _hashes(digest)}
 
 
-def _hash(digest: str) -> dict[str, str]:
-    return {"alg": "SHA-256", "content": digest.removeprefix("sha256:")}
+def _hashes(digest: str) -> list[dict[str, str]]:
+    return [{"alg": "SHA-256", "content": digest.removeprefix("sha256:")}]
 
 
-def _base(base: BaseImage) -> dict[str, Any]:
-    pin = base.pin
-    layers = [{"name": "sm120:layer", "value": layer.digest} for layer in pin.layers]
-    index = [{"name": "sm120:index", "value": pin.index.digest}] if pin.index else []
-    return {
-        "type": "container",
-        "bom-ref": base.purl,
-        "name": pin.repository,
-        "version": pin.manifest.digest,
-        "purl": base.purl,
-        "hashes": [_hash(pin.manifest.digest)],
-        "properties": [
-            {"name": "sm120:contents", "value": UNLISTED},
-            {"name": "sm120:licence:source", "value": "NOASSERTION: it is not known what it holds"},
-            *index,
-            *layers,
-        ],
-    }
+def _properties(values: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    return {"properties": [{"name": f"sm120:{name}", "value": value} for name, value in values]}
 
 
-def _part(billed: BilledPart, root: Path) -> dict[str, Any]:
-    part = billed.part
-    component: dict[str, Any] = {
-        "type": "library",
-        "bom-ref": part.purl,
-        "name": part.pin.name,
-        "version": part.pin.version,
-        "purl": part.purl,
-        "hashes": [_hash(part.pin.sha256)],
-        "properties": [
-            {"name": "sm120:file", "value": part.pin.file},
-            {"name": "sm120:layer", "value": part.layer.record.digest},
-            {"name": "sm120:layer:title", "value": part.layer.title},
-            {"name": "sm120:licence:source", "value": _source(billed.licence)},
-        ],
-    }
-    if licences := _licences(billed.licence):
-        component["licenses"] = licences
-    if billed.patches:
-        component["modified"] = True
-        component["pedigree"] = {"patches": [_patch(p, root) for p in billed.patches]}
-    return component
+def _in_the_image(bill: Bill) -> list[dict[str, Any]]:
+    components = []
+    if bill.base:
+        pin = bill.base.pin
+        notes = [
+            ("contents", UNLISTED),
+            ("licence:source", "NOASSERTION: it is not known what it holds"),
+            *([("index", pin.index.digest)] if pin.index else []),
+            *(("layer", layer.digest) for layer in pin.layers),
+        ]
+        digest = pin.manifest.digest
+        base = _component("container", bill.base.purl, pin.repository, digest, digest)
+        components.append(base | _properties(notes))
+    for billed in bill.parts:
+        part, layer = billed.part, billed.part.layer
+        notes = [
+            ("file", part.pin.file),
+            ("layer", layer.record.digest),
+            ("layer:title", layer.title),
+            ("licence:source", _licence_source(billed.licence)),
+        ]
+        body = _component(
+            "library", part.purl, part.pin.name, part.pin.version, part.pin.sha256
+        ) | _properties(notes)
+        if billed.patches:
+            body["pedigree"] = _patches(billed.patches, bill.root)
+            body["modified"] = True
+        components.append(body | _licences(billed.licence))
+    components += [_own_file(x) for x in bill.files]
+    for billed_tree in bill.trees:
+        tree, source = billed_tree.tree, billed_tree.tree.plan.source
+        notes = [
+            ("build", tree.plan.name),
+            ("layer", tree.layer.record.digest),
+            ("layer:title", tree.layer.title),
+            ("licence:source", _licence_source(billed_tree.licence)),
+            ("toolchain", tree.made.toolchain),
+            ("upstream", plain(source.upstream.repository)),
+        ]
+        commit, digest = source.upstream.commit, tree.layer.record.digest
+        body = _component("application", tree.purl, source.name, commit, digest)
+        body |= _properties(notes)
+        body["pedigree"] = {"commits": [{"uid": commit}]}
+        if billed_tree.patches:
+            body["pedigree"] |= _patches(billed_tree.patches, bill.root)
+            body["modified"] = True
+        components.append(body | _licences(billed_tree.licence))
+    return components
 
 
-def _source(licence: Licence) -> str:
+def _licence_source(licence: Licence) -> str:
     known = licence.expression or licence.name
     return licence.reason if known else f"NOASSERTION: {licence.reason}"
 
 
-def _licences(licence: Licence) -> list[dict[str, Any]]:
+def _licences(licence: Licence) -> dict[str, Any]:
     if licence.expression:
-        return [{"expression": licence.expression}]
-    return [{"license": {"name": licence.name}}] if licence.name else []
+        return {"licenses": [{"expression": licence.expression}]}
+    return {"licenses": [{"license": {"name": licence.name}}]} if licence.name else {}
 
 
-def _patch(file: OwnFile, root: Path) -> dict[str, Any]:
-    assert file.patch is not None
-    text = base64.b64encode((root / file.path).read_bytes()).decode()
-    return {
-        "type": "unofficial",
-        "diff": {"text": {"contentType": "text/x-diff", "encoding": "base64", "content": text}},
-        "resolves": [
-            {
-                "type": "defect",
-                "id": file.path,
-                "name": file.digest,
-                "description": plain(file.patch.why),
-                "references": list(file.patch.upstream),
-            }
-        ],
-    }
+def _patches(files: Sequence[OwnFile], root: Path) -> dict[str, Any]:
+    patches = []
+    for file, patch in ((file, file.patch) for file in files if file.patch):
+        content = base64.b64encode((root / file.path).read_bytes()).decode()
+        text = {"contentType": "text/x-diff", "encoding": "base64", "content": content}
+        issue = {"type": "defect", "id": file.path, "name": file.digest}
+        issue |= {"description": plain(patch.why), "references": list(patch.upstream)}
+        patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
+    return {"patches": patches}
 
 
 def _own_file(file: OwnFile) -> dict[str, Any]:
-    return {
-        "type": "file",
-        "bom-ref": file.urn,
-        "name": file.to,
-        "hashes": [_hash(file.digest)],
-        "properties": [
-            {"name": "sm120:file", "value": file.path},
-            {"name": "sm120:image", "value": file.image},
-        ],
-    }
-
-
-def _tree(billed: BilledTree, root: Path) -> dict[str, Any]:
-    tree, source = billed.tree, billed.tree.plan.source
-    component: dict[str, Any] = {
-        "type": "application",
-        "bom-ref": tree.purl,
-        "name": source.name,
-        "version": source.upstream.commit,
-        "purl": tree.purl,
-        "hashes": [_hash(tree.layer.record.digest)],
-        "properties": [
-            {"name": "sm120:build", "value": tree.plan.name},
-            {"name": "sm120:layer", "value": tree.layer.record.digest},
-            {"name": "sm120:layer:title", "value": tree.layer.title},
-            {"name": "sm120:licence:source", "value": _source(billed.licence)},
-            {"name": "sm120:toolchain", "value": tree.made.toolchain},
-            {"name": "sm120:upstream", "value": plain(source.upstream.repository)},
-        ],
-        "pedigree": {"commits": [{"uid": source.upstream.commit}]},
-    }
-    if licences := _licences(billed.licence):
-        component["licenses"] = licences
-    if billed.patches:
-        component["modified"] = True
-        component["pedigree"]["patches"] = [_patch(p, root) for p in billed.patches]
-    return component
+    body = {"type": "file", "bom-ref": file.urn, "name": file.to, "hashes": _hashes(file.digest)}
+    return body | _properties([("file", file.path), ("image", file.image)])
 
 
 def _build_time(bill: Bill) -> list[dict[str, Any]]:
-    """What trees were compiled from and in; CycloneDX calls excluded what is not shipped."""
-    archives = {x.tree.plan.source.name: x.tree for x in bill.trees}
-    components = [_archive(tree) for tree in archives.values()]
-    components += [
-        _excluded("container", x.purl, x.name, x.digest, x.digest, []) for x in bill.toolchains
-    ]
+    """Sources and toolchains of trees; CycloneDX calls excluded what is not shipped."""
+
+    def excluded(component: dict[str, Any], *notes: tuple[str, str]) -> dict[str, Any]:
+        return component | {"scope": "excluded"} | _properties([("use", BUILD_TIME), *notes])
+
+    components = []
+    for tree in (x.tree for x in bill.trees):
+        pin, lock = tree.plan.lock.archive, tree.plan.lock
+        version = pin.version or tree.plan.source.upstream.commit
+        body = _component("library", tree.archive_purl, pin.name, version, pin.sha256)
+        notes = ("file", pin.file), ("files:digest", lock.tree)
+        components.append(excluded(body, *notes))
     for x in bill.toolchains:
-        notes = [{"name": "sm120:toolchain", "value": x.name}]
-        components += [
-            {
-                **_excluded("library", p.purl, p.pin.name, p.pin.version, p.pin.sha256, notes),
-                # the image may hold the same package for itself
-                "bom-ref": p.urn,
-            }
-            for p in x.parts
-        ]
-    components += [{**_own_file(x), "name": x.path, "scope": "excluded"} for x in bill.build_files]
-    by_ref = {x["bom-ref"]: x for x in components}
-    return list(by_ref.values())
-
-
-def _archive(tree: ImageTree) -> dict[str, Any]:
-    pin, lock = tree.plan.lock.archive, tree.plan.lock
-    notes = [
-        {"name": "sm120:file", "value": pin.file},
-        {"name": "sm120:files:digest", "value": lock.tree},
-    ]
-    version = pin.version or tree.plan.source.upstream.commit
-    return _excluded("library", tree.archive_purl, pin.name, version, pin.sha256, notes)
-
-
-def _excluded(
-    kind: str, purl: str, name: str, version: str, digest: str, notes: list[dict[str, str]]
-) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "bom-ref": purl,
-        "name": name,
-        "version": version,
-        "purl": purl,
-        "scope": "excluded",
-        "hashes": [_hash(digest)],
-        "properties": [{"name": "sm120:use", "value": BUILD_TIME}, *notes],
-    }
-
-
-def _made_with(bill: Bill) -> list[dict[str, Any]]:
-    """From each tree to its source and its toolchain, and from that to its packages."""
-    purls = {x.digest: x.purl for x in bill.toolchains}
-    trees = [
-        {
-            "ref": x.tree.purl,
-            "dependsOn": sorted((x.tree.archive_purl, purls[x.tree.made.toolchain])),
-        }
-        for x in bill.trees
-    ]
-    toolchains = [
-        {"ref": x.purl, "dependsOn": sorted({p.urn for p in x.parts})} for x in bill.toolchains
-    ]
-    return [*trees, *toolchains]
+        components.append(excluded(_component("container", x.purl, x.name, x.digest, x.digest)))
+    for x in bill.toolchains:
+        for p in x.parts:
+            body = _component("library", p.purl, p.pin.name, p.pin.version, p.pin.sha256)
+            # the image may hold the same package for itself
+            components.append(excluded(body, ("toolchain", x.name)) | {"bom-ref": p.urn})
+    components += [_own_file(x) | {"name": x.path, "scope": "excluded"} for x in bill.build_files]
+    # two builds of one source have one archive
+    return list({x["bom-ref"]: x for x in components}.values())

@@ -6,7 +6,7 @@ a build with nothing to do states nothing. It is a cache, not evidence: no verif
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -17,19 +17,18 @@ from pydantic import ValidationError
 from pipeline import __version__
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.image import Built, code_digest
-from pipeline.attest.envelope import SUFFIX
+from pipeline.attest.envelope import SUFFIX, Envelope
+from pipeline.attest.statement import CLOCKS_APART, Statement, moment, read_stamp, stamp
 from pipeline.errors import StoreDamaged
-from pipeline.evidence.compiled import trees_of
-from pipeline.evidence.evidence_set import folder_of
+from pipeline.evidence.evidence_set import NAME, folder_of, readable, set_statement
+from pipeline.evidence.inventory import trees_of
 from pipeline.evidence.runs import FILE as RUNS
 from pipeline.model import Digest, Frozen, Stamp, canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, read_own
 
 if TYPE_CHECKING:
-    from pipeline.attest.envelope import Envelope
     from pipeline.attest.keys import Signer
-    from pipeline.attest.statement import Statement
 
 FILE = "stated.json"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # of a statement without a time
@@ -47,45 +46,38 @@ class Problem(Enum):
 
 
 class Stated(Frozen):
-    """The statements that lie beside an image."""
+    """The statements beside an image."""
 
     inputs: Digest  # all that they were made from
     statements: list[str]
     signed_by: list[Digest]  # the keys that signed every one of them
     latest: Stamp  # when the last of them was stated
 
-    def is_whole(self, folder: Path) -> bool:
-        # a memory that lists nothing must not pass for `all there`
-        return {"provenance", "evidence-set"} <= {*self.statements} and all(
-            (folder / f"{name}{SUFFIX}").is_file() for name in self.statements
-        )
-
 
 def find_stated(checkout: Checkout, store: Store, built: Built) -> Stated | None:
     """The statements beside an image, if all are there, of the same inputs, and not of the future.
 
-    What was stated while a clock was ahead is believed by nobody: the next build states it again.
+    No verifier believes what was stated while a clock was ahead: the next build states it again.
     """
-    from pipeline.attest.statement import CLOCKS_APART, read_stamp
-
     folder = folder_of(store, built)
     try:
         stated = Stated.model_validate_json(read_own(folder / FILE))
     except (OSError, StoreDamaged, ValidationError):
         return None
-    if read_stamp(stated.latest) > datetime.now(UTC) + CLOCKS_APART:
-        return None
-    if stated.inputs != _inputs(checkout, store, built) or not stated.is_whole(folder):
-        return None
-    return stated
+    is_past = read_stamp(stated.latest) <= datetime.now(UTC) + CLOCKS_APART
+    is_same = is_past and stated.inputs == _inputs(checkout, store, built)
+    # a memory that lists nothing must not pass for `all there`
+    is_whole = {"provenance", NAME} <= {*stated.statements} and all(
+        (folder / f"{name}{SUFFIX}").is_file() for name in stated.statements
+    )
+    return stated if is_same and is_whole else None
 
 
 def state_image(
     checkout: Checkout, store: Store, built: Built, signers: Sequence[Signer]
 ) -> Stated:
     """State and sign everything about an image; an equal statement that is there stays."""
-    from pipeline.attest.statement import moment
-    from pipeline.evidence.image import record_image
+    from pipeline.evidence.image import record_image  # slow to load; most builds state nothing
 
     # a bill in SPDX that was asked for once is stated again with the rest
     has_spdx = (folder_of(store, built) / f"sbom-spdx{SUFFIX}").is_file()
@@ -96,12 +88,12 @@ def state_image(
 def _remember(
     checkout: Checkout, store: Store, built: Built, recorded: Mapping[str, Envelope]
 ) -> Stated:
-    from pipeline.attest.statement import stamp
-
+    # the keys that every envelope names; the signatures are not checked
+    keys = [{s.key_id for s in e.signatures if s.key_id} for e in recorded.values()]
     stated = Stated(
         inputs=_inputs(checkout, store, built),
         statements=list(recorded),
-        signed_by=signed_by_all(recorded.values()),
+        signed_by=sorted(set.intersection(*keys)) if keys else [],
         latest=max(stamp(e.statement.recorded or _EPOCH) for e in recorded.values()),
     )
     data = canonical_json(stated.model_dump()) + b"\n"
@@ -109,21 +101,12 @@ def _remember(
     return stated
 
 
-def signed_by_all(envelopes: Iterable[Envelope]) -> list[str]:
-    """The keys that every envelope names as a signer; the signatures are not checked."""
-    keys = [{s.key_id for s in e.signatures if s.key_id} for e in envelopes]
-    return sorted(set.intersection(*keys)) if keys else []
-
-
 def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     """The digest of all that the statements of an image are made from."""
     label = f"{built.name}.{built.plan.architecture}"
     golden = read_golden(checkout.golden_path).images.get(label)
     specs = {
-        each.spec.name: [
-            each.spec.dumped(),
-            checkout.series(each.spec).model_dump(mode="json"),
-        ]
+        each.spec.name: [each.spec.dumped(), checkout.series(each.spec).model_dump(mode="json")]
         for each in built.plan.chain()
     }
     folder = store.image_folder(built.name, built.platform)
@@ -141,7 +124,7 @@ def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
 
 
 def _kept_digest(path: Path) -> str | None:
-    """Of results that lie beside the image; they may come later than the build."""
+    """The digest of results beside the image; they may come later than the build."""
     try:
         return sha256_of(read_own(path))
     except FileNotFoundError:
@@ -158,18 +141,16 @@ def sign_stated(
     Each that can be made again is compared with the kept one, all but the time. One that is
     wrong, or cannot be judged, keeps the others from being signed: the set is theirs together.
     """
-    from pipeline.attest.statement import moment, read_stamp
-    from pipeline.evidence.evidence_set import readable
     from pipeline.evidence.image import image_statements, keep_all
 
     folder = folder_of(store, built)
-    kept = readable(folder)
-    true = image_statements(checkout, store, built, spdx="sbom-spdx" in kept)
+    stored = readable(folder)
+    true = image_statements(checkout, store, built, spdx="sbom-spdx" in stored)
     when = moment()
-    wrong = _wrong(folder, built, kept, true, read_stamp(when.at))
+    wrong = _wrong(folder, built, stored, true, read_stamp(when.at))
     if not wrong:
         # the kept ones, with their own times: they were made then
-        statements = {name: e.statement for name, e in kept.items() if name in true}
+        statements = {name: e.statement for name, e in stored.items() if name in true}
         recorded = keep_all(store, built, statements, [signer], when)
         _remember(checkout, store, built, recorded)
     return wrong
@@ -178,26 +159,25 @@ def sign_stated(
 def _wrong(
     folder: Path,
     built: Built,
-    kept: Mapping[str, Envelope],
+    stored: Mapping[str, Envelope],
     true: Mapping[str, Statement],
     now: datetime,
 ) -> dict[str, Problem]:
     """Statements that do not match an image, or that cannot be checked."""
-    from pipeline.evidence.evidence_set import NAME, set_statement
-
-    problems = dict.fromkeys(sorted(true.keys() - kept.keys()), Problem.MISSING)
+    problems = dict.fromkeys(sorted(true.keys() - stored.keys()), Problem.MISSING)
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
-        if name not in kept:
+        is_ours = name in (*true, NAME)
+        if name not in stored:
             problems[name] = Problem.UNREADABLE
-        elif name in true and true[name].core() != kept[name].statement.core():
+        elif name in true and true[name].core() != stored[name].statement.core():
             problems[name] = Problem.OTHER
-        elif name in (*true, NAME) and not kept[name].statement.has_happened(now):
+        elif is_ours and not stored[name].statement.has_happened(now):
             problems[name] = Problem.AHEAD
-        # a rebuild by somebody else is signed; what nobody signed may be planted
-        elif name not in (*true, NAME) and not kept[name].signatures:
+        # a rebuild by another user is signed; an unsigned statement may be planted
+        elif not is_ours and not stored[name].signatures:
             problems[name] = Problem.UNSIGNED_FOREIGN
-    every = set_statement(built.name, built.platform, built.digest, kept.values())
-    if NAME in kept and kept[NAME].statement.core() != every.core():
+    every = set_statement(built.name, built.platform, built.digest, stored.values())
+    if NAME in stored and stored[NAME].statement.core() != every.core():
         problems[NAME] = Problem.OTHER_SET
     return problems

@@ -126,20 +126,28 @@ def attach(
     attached, unlisted = [], []
     for attachment in attachments:
         document = attachment.manifest(subject)
-        sent = sum(_bring(repository, content) for content in attachment.contents)
-        names = [document.digest, *([attachment.tag] if attachment.tag else [])]
-        answers = [repository.put_document(n, document) for n in names]
-        # a registry with the referrers API confirms it with this header
-        # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests-with-subject
-        is_listed = answers[0].header("OCI-Subject") == subject.digest
-        if not is_listed and attachment.is_referrer:
-            unlisted.append(document)
-        how = "referrers API" if is_listed else "fallback tag"
-        how = how if attachment.is_referrer else f"tag {attachment.tag}"
+        sent = 0
+        for content in attachment.contents:
+            digest, size_bytes = sha256_of(content.data), len(content.data)
+            if not repository.has_blob(digest, size_bytes):
+                push_blob(repository, LocalBlob(digest, size_bytes, data=content.data), NoBar())
+                sent += size_bytes
+        answer = repository.put_document(document.digest, document)
+        if attachment.tag:
+            repository.put_document(attachment.tag, document)
+        how, kind = f"tag {attachment.tag}", kind_of(document)
+        if attachment.is_referrer:
+            # a registry with the referrers API confirms it with this header
+            # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests-with-subject
+            is_listed = answer.header("OCI-Subject") == subject.digest
+            how = "referrers API" if is_listed else "fallback tag"
+            if not is_listed:
+                notes = {"artifact_type": kind, "annotations": document.annotations}
+                unlisted.append(document.descriptor.model_copy(update=notes))
         attached.append(
             AttachedArtifact(
                 digest=document.digest,
-                artifact_type=kind_of(document),
+                artifact_type=kind,
                 subject=subject.digest,
                 found_by=how,
                 predicate_type=document.annotations.get(PREDICATE_NOTE),
@@ -148,20 +156,5 @@ def attach(
         )
     if unlisted:
         # all at once: each change of that tag reads and writes a whole index
-        list_in_fallback_tag(repository, subject.digest, [_entry(d) for d in unlisted])
+        list_in_fallback_tag(repository, subject.digest, unlisted)
     return attached
-
-
-def _bring(repository: Repository, content: Content) -> int:
-    """The bytes that had to be sent."""
-    digest, size_bytes = sha256_of(content.data), len(content.data)
-    if repository.has_blob(digest, size_bytes):
-        return 0
-    push_blob(repository, LocalBlob(digest, size_bytes, data=content.data), NoBar())
-    return size_bytes
-
-
-def _entry(document: Document) -> Descriptor:
-    """How the fallback tag lists an artifact."""
-    changes = {"artifact_type": kind_of(document), "annotations": document.annotations}
-    return document.descriptor.model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""An image's evidence in the forms in which registries and cosign look for it.
+"""The evidence of a publish, in the forms in which registries and cosign look for it.
 
 Each signed statement and each bill of materials becomes a referrer of its own. cosign looks under
 tags instead: all statements together under `sha256-<hex>.att`, signatures of the digest under
@@ -8,33 +8,39 @@ https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from pipeline.attest.cosign import (
-    ENVELOPE_MEDIA,
-    SIGNATURE_MEDIA,
-    SIGNATURE_NOTE,
-    Content,
-    SignedName,
-    attestation_attachment,
-    read_payload,
-    signature_attachment,
-)
-from pipeline.attest.envelope import Envelope
+from pipeline.assemble.image import Built
+from pipeline.attest import cosign
+from pipeline.attest.envelope import Envelope, read_envelope
 from pipeline.attest.keys import Signer, is_valid_signature
-from pipeline.attest.names import BILL_MEDIA
-from pipeline.attest.statement import CLOCKS_APART
+from pipeline.attest.names import BILL_MEDIA, UNGATED
+from pipeline.attest.predicates import Ungated
+from pipeline.attest.statement import CLOCKS_APART, Moment, make_statement, moment, read_stamp
 from pipeline.attest.strict import read_base64
 from pipeline.errors import NotInRegistry, RecordInvalid, RegistryBroken
-from pipeline.evidence.evidence_set import is_set
+from pipeline.evidence.evidence_set import (
+    evidence_folder,
+    is_set,
+    keep,
+    keep_set,
+    kept,
+    read_set,
+    set_statement,
+)
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.document import OCI_CONFIG, Descriptor, Document
 from pipeline.publish.attachment import PREDICATE_NOTE, Attachment, described
+from pipeline.publish.gates import GateState
 from pipeline.registry.referrers import fallback_tag
 from pipeline.registry.repository import Repository
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store, read_own
 
+_Names = Sequence[cosign.SignedName]
 # a signature payload is below a kilobyte
 _MOST_PAYLOAD_BYTES = 1 << 16
 
@@ -48,75 +54,128 @@ class EvidenceBundle:
     now: datetime | None = None  # when the name is given
 
 
+def make_bundle(
+    checkout: Checkout,
+    store: Store,
+    built: Sequence[Built],
+    signer: Signer | None,
+    forced: Sequence[GateState],
+    reason: str,
+    reference: str,
+    *,
+    spdx: bool = False,
+) -> EvidenceBundle:
+    """All evidence for a publish; that gates did not pass is signed with the rest."""
+    when, signers = moment(), [signer] if signer else []
+    envelopes: dict[str, list[Envelope]] = {}
+    for image in built:
+        if signers:
+            # loads slowly: only who signs pays for it
+            from pipeline.evidence.image import record_image
+
+            # an equal statement with this signature stays as it is
+            record_image(checkout, store, image, signers, when, spdx=spdx)
+        envelopes[image.platform] = _signed_records(store, image)
+    for gates in forced if signers else ():
+        image = next(b for b in built if b.platform == gates.platform)
+        ungated = Ungated(
+            image=image.name,
+            platform=image.platform,
+            reference=reference,
+            gates=gates.message,
+            reason=reason,
+        )
+        known = envelopes[gates.platform]
+        envelopes[gates.platform] = _with_ungated(store, image, known, ungated, signers, when)
+    return EvidenceBundle(envelopes, signer, read_stamp(when.at))
+
+
+def _signed_records(store: Store, image: Built) -> list[Envelope]:
+    """The signed statements of an image, and all that a signed set names.
+
+    A damaged file is an error that names it.
+    """
+    paths = kept(store, image.name, image.platform, image.digest)
+    # an error, not a gap: a set would no longer match the published statements
+    envelopes = [read_envelope(read_own(path), path.name) for path in paths]
+    # a file that was copied into the folder from another image is left out
+    about = [e for e in envelopes if e.statement.is_about(image.digest)]
+    sets = [read_set(e.statement) for e in about if e.signatures and is_set(e)]
+    named = {each.payload for listed in sets for each in listed.statements}
+    return [e for e in about if e.signatures or sha256_of(e.payload) in named]
+
+
+def _with_ungated(
+    store: Store,
+    image: Built,
+    known: Sequence[Envelope],
+    ungated: Ungated,
+    signers: Sequence[Signer],
+    when: Moment,
+) -> list[Envelope]:
+    """An image's statements with the ungated one, and a set that lists all of them."""
+    # about one publish, not the image: it may be ungated in one registry and gated in another
+    place = sha256_of(ungated.reference.encode()).removeprefix("sha256:")[:16]
+    folder = evidence_folder(store, image.name, image.platform, image.digest) / "published" / place
+    statement = make_statement(image.name, image.digest, UNGATED, ungated.model_dump(), when)
+    every = [e for e in known if not is_set(e)]
+    every.append(keep(store, folder, "ungated", statement, signers))
+    subject = (image.name, image.platform, image.digest)
+    named = set_statement(*subject, every, ungated.reason, when)
+    return [*every, keep_set(store, folder, named, signers)]
+
+
 def statements_of(bundle: EvidenceBundle) -> list[Attachment]:
     """Statements and bills, each as an artifact of its own."""
-    return [
-        attachment
-        for platform, envelopes in bundle.envelopes.items()
-        for envelope in envelopes
-        for attachment in _attachments(envelope, platform)
-    ]
-
-
-def _attachments(envelope: Envelope, platform: str) -> list[Attachment]:
-    kind = envelope.statement.predicate_type
-    statement = Attachment(
-        artifact_type=ENVELOPE_MEDIA,
-        layers=(Content(envelope.dump(), ENVELOPE_MEDIA),),
-        annotations={PREDICATE_NOTE: kind},
-        platform=platform,
-    )
-    if (media := BILL_MEDIA.get(kind)) is None:
-        return [statement]
-    data = canonical_json(envelope.statement.predicate) + b"\n"
-    bill = Content(data, media)
-    return [statement, Attachment(artifact_type=media, layers=(bill,), platform=platform)]
+    attachments = []
+    for platform, envelope in ((p, e) for p, each in bundle.envelopes.items() for e in each):
+        kind, predicate = envelope.statement.predicate_type, envelope.statement.predicate
+        attachments.append(
+            Attachment(
+                artifact_type=cosign.ENVELOPE_MEDIA,
+                layers=(cosign.Content(envelope.dump(), cosign.ENVELOPE_MEDIA),),
+                annotations={PREDICATE_NOTE: kind},
+                platform=platform,
+            )
+        )
+        if media := BILL_MEDIA.get(kind):
+            bill = cosign.Content(canonical_json(predicate) + b"\n", media)
+            attachments.append(Attachment(artifact_type=media, layers=(bill,), platform=platform))
+    return attachments
 
 
 @dataclass(frozen=True)
 class CosignTags:
-    """What is under cosign's tags of one image already, read once."""
+    """The contents of cosign's tags of one image, read once."""
 
     statements: tuple[Descriptor, ...] = ()
     signatures: tuple[Descriptor, ...] = ()
-    names: tuple[SignedName, ...] = ()  # in those signatures that our own key made
+    names: tuple[cosign.SignedName, ...] = ()  # in those signatures that our own key made
 
 
 def read_cosign_tags(repository: Repository, digest: str, signer: Signer | None) -> CosignTags:
     """The layers under cosign's tags, and the names that this key has given the image."""
-    statements = _layers(repository, digest, "att", ENVELOPE_MEDIA)
-    signatures = _layers(repository, digest, "sig", SIGNATURE_MEDIA) if signer else ()
-    # other keys' signatures stay as they are and need not be read
-    names = tuple(_own_names(repository, signatures, signer)) if signer else ()
-    return CosignTags(statements, signatures, names)
 
+    def layers(suffix: str, media_type: str) -> tuple[Descriptor, ...]:
+        document = repository.find_manifest(f"{fallback_tag(digest)}.{suffix}")
+        # another image's manifest may have been pushed under this tag
+        if document is None or (document.subject and document.subject.digest != digest):
+            return ()
+        return tuple(layer for layer in document.layers if layer.media_type == media_type)
 
-def _layers(
-    repository: Repository, digest: str, suffix: str, media_type: str
-) -> tuple[Descriptor, ...]:
-    document = repository.find_manifest(f"{fallback_tag(digest)}.{suffix}")
-    # whoever can push could put another image's manifest under this tag
-    if document is None or (document.subject and document.subject.digest != digest):
-        return ()
-    return tuple(layer for layer in document.layers if layer.media_type == media_type)
-
-
-def _own_names(
-    repository: Repository, signatures: Sequence[Descriptor], signer: Signer
-) -> Iterator[SignedName]:
-    """Only payloads that this key signed are read; other keys' may say anything."""
-    for layer in signatures:
-        # not one of ours
-        if layer.size_bytes > _MOST_PAYLOAD_BYTES:
-            continue
-        try:
-            signature = read_base64(layer.annotations.get(SIGNATURE_NOTE, ""), "signature")
+    statements = layers("att", cosign.ENVELOPE_MEDIA)
+    signatures = layers("sig", cosign.SIGNATURE_MEDIA) if signer else ()
+    names = []
+    # larger ones are not ours
+    for layer in (x for x in signatures if signer and x.size_bytes <= _MOST_PAYLOAD_BYTES):
+        # a signature that cannot be read counts as none: the name is signed again
+        with suppress(RecordInvalid, RegistryBroken, NotInRegistry):
+            signature = read_base64(layer.annotations.get(cosign.SIGNATURE_NOTE, ""), "signature")
             data = repository.read_blob(layer, _MOST_PAYLOAD_BYTES)
-            if is_valid_signature(signer.public, signature, data):
-                yield read_payload(data)
-        except (RecordInvalid, RegistryBroken, NotInRegistry):
-            # a signature that cannot be read counts as none: the name is signed again
-            continue
+            # other keys' payloads may say anything
+            if signer and is_valid_signature(signer.public, signature, data):
+                names.append(cosign.read_payload(data))
+    return CosignTags(statements, signatures, tuple(names))
 
 
 @dataclass(frozen=True)
@@ -132,7 +191,7 @@ class Naming:
     # verifies believes the name that is not in the future by theirs
     later: datetime | None = None
 
-    def is_signed(self, digest: str, names: Sequence[SignedName], evidence_set: str | None) -> bool:
+    def is_signed(self, digest: str, names: _Names, evidence_set: str | None) -> bool:
         """Whether the key has signed this already; a tag that moves is always signed again.
 
         Only the last name counts: one that covers an older evidence set would hide the newer.
@@ -157,7 +216,7 @@ def plan_naming(
     root: Document,
     tag: str,
     bundle: EvidenceBundle,
-    names: Sequence[SignedName],
+    names: _Names,
 ) -> Naming | None:
     """The name that an image will get, dated later than every earlier name under this tag.
 
@@ -181,46 +240,43 @@ def plan_naming(
 
 
 def for_cosign(
-    subject: Document, envelopes: Sequence[Envelope], naming: Naming | None, there: CosignTags
+    subject: Document, envelopes: Sequence[Envelope], naming: Naming | None, found: CosignTags
 ) -> list[Attachment]:
     """An image's statements, and the signature of its name, where cosign looks for them."""
     attachments = []
     if envelopes:
-        statements = [attestation_attachment(e) for e in envelopes]
-        attachments.append(_under_tag(subject, "att", there.statements, statements))
+        statements = [cosign.attestation_attachment(e) for e in envelopes]
+        attachments.append(_under_tag(subject, "att", found.statements, statements))
     if naming is not None:
         evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
         new = []
-        if not naming.is_signed(subject.digest, there.names, evidence_set):
+        if not naming.is_signed(subject.digest, found.names, evidence_set):
             times = [naming.at, *([naming.later] if naming.later else [])]
             given = (evidence_set, naming.index_over(subject.digest))
             who = (subject.digest, naming.reference, naming.signer)
-            new = [signature_attachment(*who, at, *given) for at in times]
-        attachments.append(_under_tag(subject, "sig", there.signatures, new))
+            new = [cosign.signature_attachment(*who, at, *given) for at in times]
+        attachments.append(_under_tag(subject, "sig", found.signatures, new))
     return attachments
 
 
 def _under_tag(
-    subject: Document, suffix: str, there: Sequence[Descriptor], new: Sequence[Content]
+    subject: Document, suffix: str, found: Sequence[Descriptor], new: Sequence[cosign.Content]
 ) -> Attachment:
-    """An image as cosign stores things: layers that were there, then new ones."""
+    """An image as cosign stores things: layers that were found, then new ones."""
     # the annotation is the signature: the same payload by another key is another layer
-    known = [(d.digest, d.annotations) for d in there]
+    known = [(d.digest, d.annotations) for d in found]
     fresh = tuple(c for c in new if (sha256_of(c.data), c.annotations) not in known)
+    # the least config that cosign accepts
+    diff_ids = [x.digest for x in (*found, *map(described, fresh))]
+    rootfs = {"type": "layers", "diff_ids": diff_ids}
+    config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
     return Attachment(
         # cosign's own names for these, where it attaches them as referrers
         artifact_type=f"application/vnd.dev.cosign.artifact.{suffix}.v1+json",
-        kept=tuple(there),
+        kept=tuple(found),
         layers=fresh,
-        config=_config([*there, *map(described, fresh)]),
+        config=cosign.Content(canonical_json(config), OCI_CONFIG),
         tag=f"{fallback_tag(subject.digest)}.{suffix}",
         # statements are referrers already, each for itself
         is_referrer=suffix == "sig",
     )
-
-
-def _config(layers: Sequence[Descriptor]) -> Content:
-    """The least config that cosign accepts."""
-    rootfs = {"type": "layers", "diff_ids": [x.digest for x in layers]}
-    body = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
-    return Content(canonical_json(body), OCI_CONFIG)

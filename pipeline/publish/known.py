@@ -49,11 +49,11 @@ class KnownRepository:
 
     @property
     def manifests(self) -> list[str]:
-        """The manifests that were put there."""
+        """The manifests that were pushed."""
         return list(self._seen().manifests)
 
     def remember(self, *, blobs: Iterable[str] = (), manifests: Iterable[str] = ()) -> None:
-        """Add what was put there."""
+        """Add pushed blobs and manifests."""
         with self._store.locked("published"):
             before = self._seen()
             self._keep(sorted({*before.blobs, *blobs}), sorted({*before.manifests, *manifests}))

@@ -16,7 +16,7 @@ from pipeline.assemble.image import Built
 from pipeline.attest.cosign import UNGATED_MEDIA, Content
 from pipeline.errors import StoreDamaged
 from pipeline.model import Frozen, canonical_json
-from pipeline.oci.document import Descriptor, Document, index_json, read_document
+from pipeline.oci.document import Document, index_json, read_document
 from pipeline.publish.attachment import AttachedArtifact, Attachment, attach
 from pipeline.publish.evidence import (
     CosignTags,
@@ -26,9 +26,8 @@ from pipeline.publish.evidence import (
     read_cosign_tags,
     statements_of,
 )
-from pipeline.publish.gates import GateState
+from pipeline.publish.gates import GateState, Proof
 from pipeline.publish.known import KnownRepository
-from pipeline.publish.proof import Proof
 from pipeline.registry.repository import Repository
 from pipeline.registry.upload import LocalBlob, Way, push_blob
 from pipeline.store.store import Store
@@ -46,10 +45,6 @@ class Shipment:
     blobs: tuple[LocalBlob, ...]
 
     @property
-    def size_bytes(self) -> int:
-        return sum(b.size_bytes for b in self.blobs)
-
-    @property
     def documents(self) -> list[Document]:
         """In the order in which they may be pushed: images before an index over them."""
         return list({d.digest: d for d in [*self.images.values(), self.root]}.values())
@@ -60,33 +55,25 @@ def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> S
     images = {b.platform: read_document(store.read_blob(b.digest)) for b in built}
     root = next(iter(images.values()))
     if index or len(images) > 1:
-        root = read_document(_index(images))
-    blobs = {d.digest: (d, image) for image in images.values() for d in image.blobs}
-    local = tuple(_local(store, *each) for each in blobs.values())
-    return Shipment(built[0].name, images, root, local)
-
-
-def _local(store: Store, blob: Descriptor, image: Document) -> LocalBlob:
-    path, part = store.blob_path(blob.digest), image.part(blob.digest)
-    # seen before the first byte is sent; the digest is checked by the registry
-    if not path.is_file():
-        raise StoreDamaged(f"{part} is missing: there is no {path}")
-    if path.stat().st_size != blob.size_bytes:
-        size = path.stat().st_size
-        raise StoreDamaged(f"{part} is damaged: {path} has {size} bytes, not {blob.size_bytes}")
-    return LocalBlob(blob.digest, blob.size_bytes, path, part=part)
-
-
-def _index(images: dict[str, Document]) -> bytes:
-    """The same for the same images, whenever and wherever it is made."""
-    entries = [
-        image.descriptor.model_copy(update={"platform": platform})
-        for platform, image in sorted(images.items())
-    ]
-    first, *others = [image.annotations.items() for image in images.values()]
-    # what holds for one platform only must not stand in the index
-    shared = set(first).intersection(*others)
-    return index_json(entries, dict(shared))
+        # the same for the same images, whenever and wherever it is made
+        entries = [
+            image.descriptor.model_copy(update={"platform": platform})
+            for platform, image in sorted(images.items())
+        ]
+        first, *others = [image.annotations.items() for image in images.values()]
+        # an annotation of one platform only must not be in the index
+        root = read_document(index_json(entries, dict(set(first).intersection(*others))))
+    blobs = []
+    for blob, image in {d.digest: (d, i) for i in images.values() for d in i.blobs}.values():
+        path, part = store.blob_path(blob.digest), image.part(blob.digest)
+        # seen before the first byte is sent; the registry checks the digest
+        if not path.is_file():
+            raise StoreDamaged(f"{part} is missing: there is no {path}")
+        if (size := path.stat().st_size) != blob.size_bytes:
+            message = f"{path} has {size} bytes, not {blob.size_bytes}"
+            raise StoreDamaged(f"{part} is damaged: {message}")
+        blobs.append(LocalBlob(blob.digest, blob.size_bytes, path, part=part))
+    return Shipment(built[0].name, images, root, tuple(blobs))
 
 
 class Published(Frozen):
@@ -139,12 +126,22 @@ def publish(store: Store, order: Order) -> Published:
     known = KnownRepository(store, repository)
     with known.alone():
         missing = find_missing(order)
-        ways = _push_blobs(order, missing, known)
+        elsewhere = known.elsewhere() if missing else {}
+        total, blobs = sum(b.size_bytes for b in missing), shipment.blobs
+        title = f"Sending {len(missing)} of {len(blobs)} blobs, {log.size(total)}, to {repository}"
+        with log.step(title), log.progress("sent", total) as bar:
+            ways = repository.client.each(
+                order.jobs,
+                missing,
+                lambda b: push_blob(repository, b, bar, elsewhere.get(b.digest, "")),
+            )
+        # also those that were there: other repositories can mount them from this one
+        known.remember(blobs=[b.digest for b in blobs])
         # remembered before they are put: after a kill, clearing finds what no tag names
         known.remember(manifests=[d.digest for d in shipment.documents])
         for document in shipment.documents:
             repository.put_document(document.digest, document)
-        # before the tag moves: whoever pulls by tag finds evidence with it
+        # before the tag moves: a pull by tag then finds evidence with it
         attached = _attach(order)
         known.remember(manifests=[a.digest for a in attached])
         repository.put_document(order.tag, shipment.root)
@@ -163,91 +160,52 @@ def rehearse(order: Order) -> Published:
 def find_missing(order: Order) -> list[LocalBlob]:
     """The blobs that the registry lacks; the largest first, so that none is waited for last."""
     repository, blobs = order.repository, order.shipment.blobs
-    there = repository.client.each(
+    found = repository.client.each(
         order.jobs, blobs, lambda b: repository.has_blob(b.digest, b.size_bytes)
     )
-    missing = [blob for blob, is_there in zip(blobs, there, strict=True) if not is_there]
+    missing = [blob for blob, is_found in zip(blobs, found, strict=True) if not is_found]
     return sorted(missing, key=lambda b: -b.size_bytes)
 
 
-def _push_blobs(order: Order, missing: list[LocalBlob], known: KnownRepository) -> list[Way]:
-    repository, blobs = order.repository, order.shipment.blobs
-    elsewhere = known.elsewhere() if missing else {}
-    total = sum(b.size_bytes for b in missing)
-    title = f"Sending {len(missing)} of {len(blobs)} blobs, {log.size(total)}, to {repository}"
-    with log.step(title), log.progress("sent", total) as bar:
-        ways = repository.client.each(
-            order.jobs,
-            missing,
-            lambda b: push_blob(repository, b, bar, elsewhere.get(b.digest, "")),
-        )
-    # also those that were there: other repositories can mount them from this one
-    known.remember(blobs=[b.digest for b in blobs])
-    return ways
-
-
 def _attach(order: Order) -> list[AttachedArtifact]:
-    bundle = order.bundle or EvidenceBundle()
-    attachments = [*order.attachments, *_ungated(order), *statements_of(bundle)]
+    bundle, shipment = order.bundle or EvidenceBundle(), order.shipment
+    repository, attachments = order.repository, list(order.attachments)
+    for gates in order.gates if order.ungated_reason is not None else ():
+        # a note that stays with an image whose gates did not pass
+        if gates.state == "not passed":
+            image, reason = shipment.images[gates.platform].digest, str(order.ungated_reason)
+            note = canonical_json({"image": image, "gates": gates.message, "reason": reason})
+            attachments.append(
+                Attachment(
+                    artifact_type=UNGATED_MEDIA,
+                    layers=(Content(note, UNGATED_MEDIA),),
+                    annotations={"sm120.ungated": reason},
+                    platform=gates.platform,
+                )
+            )
+    attachments += statements_of(bundle)
     if not attachments and bundle.signer is None:
         return []
-    with log.step("Attaching evidence" if order.bundle else "Attaching files"):
-        return _attach_all(order, bundle, attachments)
-
-
-def _attach_all(
-    order: Order, bundle: EvidenceBundle, attachments: Sequence[Attachment]
-) -> list[AttachedArtifact]:
-    repository, shipment = order.repository, order.shipment
-    tags = _cosign_tags(order, bundle)
-    # also of each platform: the name of one may have been signed again with newer evidence
-    names = [name for each in tags.values() for name in each.names]
-    naming = plan_naming(repository, shipment.root, order.tag, bundle, names)
-    images = {image.digest for image in shipment.images.values()}
     attached: list[AttachedArtifact] = []
-    for platform, subject in [(None, shipment.root), *shipment.images.items()]:
-        chosen = [a for a in attachments if a.platform == platform]
-        envelopes = bundle.envelopes.get(platform or "", ())
-        # an image of one platform is the root as well: its name is signed once, with its evidence
-        name = None if platform is None and subject.digest in images else naming
-        chosen += for_cosign(subject, envelopes, name, tags.get(subject.digest, CosignTags()))
-        if chosen:
-            attached += attach(repository, subject, chosen)
+    with log.step("Attaching evidence" if order.bundle else "Attaching files"):
+        tags: dict[str, CosignTags] = {}
+        # without a signer and statements, two requests for each image are saved
+        if bundle.signer is not None or any(bundle.envelopes.values()):
+            digests = [document.digest for document in shipment.documents]
+            tags = {x: read_cosign_tags(repository, x, bundle.signer) for x in digests}
+        # also of each platform: the name of one may have been signed again with newer evidence
+        names = [name for each in tags.values() for name in each.names]
+        naming = plan_naming(repository, shipment.root, order.tag, bundle, names)
+        images = {image.digest for image in shipment.images.values()}
+        for platform, subject in [(None, shipment.root), *shipment.images.items()]:
+            chosen = [a for a in attachments if a.platform == platform]
+            envelopes = bundle.envelopes.get(platform or "", ())
+            # an image of one platform is the root as well: its name is signed once
+            name = None if platform is None and subject.digest in images else naming
+            chosen += for_cosign(subject, envelopes, name, tags.get(subject.digest, CosignTags()))
+            if chosen:
+                attached += attach(repository, subject, chosen)
     return attached
-
-
-def _cosign_tags(order: Order, bundle: EvidenceBundle) -> dict[str, CosignTags]:
-    """What cosign's tags hold, for each image that gets something under them."""
-    # saves two requests for each image
-    if bundle.signer is None and not any(bundle.envelopes.values()):
-        return {}
-    return {
-        document.digest: read_cosign_tags(order.repository, document.digest, bundle.signer)
-        for document in order.shipment.documents
-    }
-
-
-def _ungated(order: Order) -> list[Attachment]:
-    """A note that stays with an image whose gates did not pass."""
-    reason = order.ungated_reason
-    if reason is None:
-        return []
-    return [
-        Attachment(
-            artifact_type=UNGATED_MEDIA,
-            layers=(_ungated_note(order, gates, reason),),
-            annotations={"sm120.ungated": reason},
-            platform=gates.platform,
-        )
-        for gates in order.gates
-        if gates.state == "not passed"
-    ]
-
-
-def _ungated_note(order: Order, gates: GateState, reason: str) -> Content:
-    digest = order.shipment.images[gates.platform].digest
-    data = {"image": digest, "gates": gates.message, "reason": reason}
-    return Content(canonical_json(data), UNGATED_MEDIA)
 
 
 def _published(
@@ -259,6 +217,7 @@ def _published(
 ) -> Published:
     shipment = order.shipment
     is_forced = any(s.state == "not passed" for s in order.gates)
+    known, mounted = len(shipment.blobs) - len(ways), ways.count("mounted")
     return Published(
         image=shipment.name,
         reference=f"{order.repository}@{shipment.root.digest}",
@@ -268,12 +227,8 @@ def _published(
         gates=order.gates,
         proved=list(order.proved),
         ungated_reason=order.ungated_reason if is_forced else None,
-        blobs={
-            "there": len(shipment.blobs) - len(ways),
-            "mounted": ways.count("mounted"),
-            "sent": ways.count("sent"),
-        },
-        total_bytes=shipment.size_bytes,
+        blobs={"there": known, "mounted": mounted, "sent": ways.count("sent")},
+        total_bytes=sum(b.size_bytes for b in shipment.blobs),
         sent_bytes=sent_bytes,
         attached=list(attached),
         attached_bytes=sum(a.sent_bytes for a in attached),

@@ -24,7 +24,6 @@ from pipeline.oci.document import (
     OCI_MANIFEST,
     TITLE,
     Descriptor,
-    Document,
     descriptor_json,
     read_document,
 )
@@ -41,7 +40,7 @@ TREE_MEDIA = "application/vnd.sm120.tree.v1"
 
 
 class TreeStatement(Frozen):
-    """What is signed of a compiled tree."""
+    """The signed claims about a compiled tree."""
 
     tree: CompiledTree
     record: LayerRecord
@@ -49,7 +48,7 @@ class TreeStatement(Frozen):
 
 
 def tree_tag(plan: TreePlan) -> str:
-    """The tag under which a tree's layer is looked for."""
+    """The tag of a tree's layer."""
     # a name may hold a plus sign, a tag may not
     name = re.sub(r"[^a-z0-9_.-]", "_", f"{plan.source.name}-{plan.name}")[:80]
     return f"{name}-{plan.platform.partition('/')[2]}-{plan.key[7:19]}"
@@ -88,7 +87,22 @@ def order_tree(
         )
     if objection := golden_objection(golden, plan, tree):
         raise GoldenMismatch(f"{plan.title}: {objection}", "Nothing was sent: nobody could use it.")
-    manifest = _manifest(plan, record)
+    layer = Descriptor(
+        media_type=GZIP_LAYER,
+        digest=record.digest,
+        size_bytes=record.size_bytes,
+        annotations={TITLE: plan.title},
+    )
+    # the same for the same tree, on every machine
+    written = {
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "artifactType": TREE_MEDIA,
+        "config": descriptor_json(described(EMPTY)),
+        "layers": [descriptor_json(layer)],
+        "annotations": {TITLE: plan.title, "sm120.tree": plan.key},
+    }
+    manifest = read_document(canonical_json(written))
     attachments = []
     if not dry_run:
         stated = TreeStatement(
@@ -114,26 +128,4 @@ def order_tree(
         tag=tree_tag(plan),
         gates=[],
         attachments=attachments,
-    )
-
-
-def _manifest(plan: TreePlan, record: LayerRecord) -> Document:
-    """The same for the same tree, whoever publishes it."""
-    layer = Descriptor(
-        media_type=GZIP_LAYER,
-        digest=record.digest,
-        size_bytes=record.size_bytes,
-        annotations={TITLE: plan.title},
-    )
-    return read_document(
-        canonical_json(
-            {
-                "schemaVersion": 2,
-                "mediaType": OCI_MANIFEST,
-                "artifactType": TREE_MEDIA,
-                "config": descriptor_json(described(EMPTY)),
-                "layers": [descriptor_json(layer)],
-                "annotations": {TITLE: plan.title, "sm120.tree": plan.key},
-            }
-        )
     )

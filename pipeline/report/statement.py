@@ -1,8 +1,7 @@
-"""The statement about a page: the runs behind it, and every value of its data."""
+"""The statement about a page: its digest, and the runs that its numbers came from."""
 
 from __future__ import annotations
 
-from pipeline.attest.fields import fields_of
 from pipeline.attest.names import REPORT
 from pipeline.attest.predicates import Report
 from pipeline.attest.statement import Moment, Statement, make_statement
@@ -20,6 +19,6 @@ def report_statement(
         title=plain(data.title),
         runs=[run.digest for run in data.runs],
         data=data_digest(data),
-        fields=fields_of(data.model_dump(mode="json")),
     )
-    return make_statement(name, sha256_of(page), REPORT, claims.model_dump(mode="json"), when)
+    body = claims.model_dump(mode="json", exclude_unset=True)
+    return make_statement(name, sha256_of(page), REPORT, body, when)

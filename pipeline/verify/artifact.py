@@ -1,9 +1,10 @@
-"""What is verified: a file, or an image by its blobs. Bytes are read, claims are not believed."""
+"""The artifact to verify: a file, or an image by its blobs. Bytes are read, claims not believed."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,41 +70,67 @@ def open_file(path: Path) -> Artifact:
 
 
 def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = None) -> Artifact:
-    """An image whose blobs lie in a folder by digest."""
+    """An image whose blobs are in a folder, named by digest."""
     what = f"{title}: manifest"
-    manifest = _read(read_small(blobs, digest, size_bytes, what), what)
-    require_manifest(manifest, title)
-    assert manifest.config is not None
-    part = f"{title}: {manifest.part(manifest.config.digest)}"
-    config = read_small(blobs, manifest.config.digest, manifest.config.size_bytes, part)
-    artifact = make_artifact(title, manifest, config)
-    # last, as it takes longest: what contradicts itself is refused before
-    _require_blobs(blobs, manifest, title)
+    manifest = _document(read_small(blobs, digest, size_bytes, what), what)
+    config = require_manifest(manifest, title)
+    part = f"{title}: {manifest.part(config.digest)}"
+    settings = read_small(blobs, config.digest, config.size_bytes, part)
+    artifact = make_artifact(title, manifest, settings)
+    # last, as it takes longest: an image that contradicts itself is refused before
+    # an image may have one layer twice
+    layers = {x.digest: x for x in manifest.layers}
+    # the largest first: started last, it would be waited for alone
+    ranked = sorted(layers.values(), key=lambda x: x.size_bytes, reverse=True)
+    wrong: dict[str, str] = {}
+    with log.progress("read", sum(x.size_bytes for x in ranked)) as bar:
+
+        def require(layer: Descriptor) -> None:
+            digest, what = layer.digest, manifest.part(layer.digest)
+            try:
+                path = _blob(blobs, digest, what)
+                size = path.stat().st_size
+                _require_same(what, digest, layer.size_bytes, size, lambda: sha256_of_file(path))
+            except EvidenceBroken as error:
+                wrong[digest] = str(error)
+            bar.advance(layer.size_bytes)
+
+        on_all_cores(require, ranked)
+    if wrong:
+        named = [wrong[each] for each in layers if each in wrong]
+        more = f"; and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else ""
+        raise EvidenceBroken(f"{title}: {'; '.join(named[:_MOST_NAMED])}{more}", _GET_IT_AGAIN)
     return artifact
 
 
 def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     """An image in an OCI layout folder; every blob is read and compared with its name."""
+    blobs = folder / "blobs" / "sha256"
+    listed: list[Descriptor] = []
+    for entry in read_index(folder).manifests:
+        # `docker buildx` writes an index of platforms inside the index of the folder, no deeper
+        if entry.media_type == OCI_INDEX:
+            what = f"{folder.name}: index of platforms"
+            listed += _index(
+                read_small(blobs, entry.digest, entry.size_bytes, what), what
+            ).manifests
+        else:
+            listed.append(entry)
     # evidence that was pulled along has an artifact type, an image has none
-    listed = [d for d in _listed(folder) if d.artifact_type is None]
-    held = [d for d in listed if d.media_type == OCI_MANIFEST]
+    held = [d for d in listed if d.artifact_type is None and d.media_type == OCI_MANIFEST]
     images = [d for d in held if platform in (None, _without_variant(d.platform))]
     if len(images) != 1:
+        # --platform helps only where platforms differ
+        others = sorted({_without_variant(d.platform) for d in held if d.platform} - {platform})
+        hint = "Name a layout that holds one image for the platform."
+        if others and (platform or len(others) > 1):
+            hint = f"It holds images for {', '.join(others)}: choose one with --platform."
         which = f" for {platform}" if platform else ""
-        raise UnknownImage(f"{folder}: holds {len(images)} images{which}", _choice(held, platform))
+        raise UnknownImage(f"{folder}: holds {len(images)} images{which}", hint)
     (chosen,) = images
-    blobs = folder / "blobs" / "sha256"
     artifact = open_image(blobs, chosen.digest, folder.name, chosen.size_bytes)
     require_platform(artifact, chosen.platform)
     return artifact
-
-
-def _choice(held: list[Descriptor], platform: str | None) -> str:
-    """How to name one image of a layout; --platform helps only where platforms differ."""
-    others = sorted({_without_variant(d.platform) for d in held if d.platform} - {platform})
-    if others and (platform or len(others) > 1):
-        return f"It holds images for {', '.join(others)}: choose one with --platform."
-    return "Name a layout that holds one image for the platform."
 
 
 def read_index(folder: Path) -> Document:
@@ -111,23 +138,8 @@ def read_index(folder: Path) -> Document:
     # the index is the one file of a layout that no digest names
     if not os.path.lexists(folder / "index.json"):
         raise EvidenceBroken(f"{folder.name}: index.json is missing", _GET_IT_AGAIN)
-    require_inside(folder, folder / "index.json")
+    _require_inside(folder, folder / "index.json")
     return _index(read_bounded(folder / "index.json"), f"{folder.name}/index.json")
-
-
-def _listed(folder: Path) -> list[Descriptor]:
-    """What a layout's index lists, also through an index of platforms, but no deeper."""
-    listed: list[Descriptor] = []
-    for entry in read_index(folder).manifests:
-        # `docker buildx` writes an index of platforms inside the index of the folder
-        if entry.media_type == OCI_INDEX:
-            what = f"{folder.name}: index of platforms"
-            blobs = folder / "blobs" / "sha256"
-            data = read_small(blobs, entry.digest, entry.size_bytes, what)
-            listed += _index(data, what).manifests
-        else:
-            listed.append(entry)
-    return listed
 
 
 def _without_variant(platform: str | None) -> str:
@@ -135,25 +147,25 @@ def _without_variant(platform: str | None) -> str:
     return "/".join((platform or "").split("/")[:2])
 
 
-def _read(data: bytes, what: str) -> Document:
+def _document(data: bytes, what: str) -> Document:
     try:
         return read_document(data)
     except RegistryBroken as error:
-        # what it is called here, in place of the digest of whatever it holds
+        # its name here, in place of the digest of whatever it holds
         reason = str(error).partition(": ")[2]
         raise RecordInvalid(f"{what}: {reason}", _GET_IT_AGAIN) from error
 
 
 def _index(data: bytes, what: str) -> Document:
-    index = _read(data, what)
+    index = _document(data, what)
     if index.media_type != OCI_INDEX:
         raise RecordInvalid(f"{what}: is a {index.media_type}, not an OCI index")
     _require_closed(index, _INDEX_FIELDS, what)
     return index
 
 
-def require_manifest(document: Document, title: str) -> None:
-    """Refuse a document that is not a plain OCI image manifest without unknown fields."""
+def require_manifest(document: Document, title: str) -> Descriptor:
+    """The config of a plain OCI image manifest without unknown fields; refuses anything else."""
     what = f"{title}: manifest"
     if document.media_type != OCI_MANIFEST:
         raise RecordInvalid(f"{what}: is a {document.media_type}, not an OCI image manifest")
@@ -162,9 +174,12 @@ def require_manifest(document: Document, title: str) -> None:
         raise RecordInvalid(f"{what}: does not name its media type")
     if not 1 <= len(document.layers) <= _MOST_LAYERS:
         raise RecordInvalid(f"{what}: has {len(document.layers)} layers, not 1 to {_MOST_LAYERS}")
-    if document.config is None or document.config.media_type != OCI_CONFIG:
-        kind = document.config.media_type if document.config else "missing"
-        raise EvidenceBroken(f"{title}: its config is a {kind}")
+    config = document.config
+    if config is None or config.media_type != OCI_CONFIG:
+        raise EvidenceBroken(
+            f"{title}: its config is a {config.media_type if config else 'missing'}"
+        )
+    return config
 
 
 def _require_closed(document: Document, fields: frozenset[str], what: str) -> dict[str, Any]:
@@ -172,38 +187,37 @@ def _require_closed(document: Document, fields: frozenset[str], what: str) -> di
     descriptors = [*body.get("layers", []), *body.get("manifests", [])]
     descriptors += [body["config"]] if "config" in body else []
     platforms = [x["platform"] for x in descriptors if x.get("platform") is not None]
-    for values, known in ((body, fields), *((x, _DESCRIPTOR_FIELDS) for x in descriptors)):
-        _require_fields(values, known, what)
-    for platform in platforms:
-        _require_fields(platform, _PLATFORM_FIELDS, what)
+    checks = [(body, fields), *((x, _DESCRIPTOR_FIELDS) for x in descriptors)]
+    for values, known in (*checks, *((x, _PLATFORM_FIELDS) for x in platforms)):
+        if not isinstance(values, dict):
+            raise RecordInvalid(f"{what}: holds {str(values)[:40]!r} instead of an object")
+        if unknown := sorted(values.keys() - known):
+            raise RecordInvalid(f"{what}: has the unknown field {unknown[0]!r}")
     return body
-
-
-def _require_fields(values: Any, known: frozenset[str], what: str) -> None:
-    if not isinstance(values, dict):
-        raise RecordInvalid(f"{what}: holds {str(values)[:40]!r} instead of an object")
-    if unknown := sorted(values.keys() - known):
-        raise RecordInvalid(f"{what}: has the unknown field {unknown[0]!r}")
 
 
 def make_artifact(title: str, manifest: Document, config: bytes) -> Artifact:
     """An image whose manifest and config do not contradict each other."""
     settings = read_json(config, "config")
-    diff_ids = _diff_ids(settings, title)
-    if len(diff_ids) != len(manifest.layers):
-        raise EvidenceBroken(
-            f"{title}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
-        )
+    try:
+        diff_ids = tuple(settings["rootfs"]["diff_ids"])
+    except (KeyError, TypeError) as error:
+        raise RecordInvalid(f"{title}: its config names no diffIDs") from error
+    if not all(isinstance(x, str) and DIGEST.fullmatch(x) for x in diff_ids):
+        raise RecordInvalid(f"{title}: its config names a diffID that is not a digest")
+    layers = manifest.layers
+    if len(diff_ids) != len(layers):
+        raise EvidenceBroken(f"{title}: {len(layers)} layers, but {len(diff_ids)} in its config")
     # zstd and foreign layers are other people's: the builder writes none
-    for layer in manifest.layers:
+    for layer in layers:
         if layer.media_type not in (GZIP_LAYER, PLAIN_LAYER):
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
     return Artifact(
         title=title,
         digest=manifest.digest,
-        layers=tuple(x.digest for x in manifest.layers),
+        layers=tuple(x.digest for x in layers),
         diff_ids=diff_ids,
-        size_bytes=sum(layer.size_bytes for layer in manifest.layers),
+        size_bytes=sum(layer.size_bytes for layer in layers),
         annotations=manifest.annotations,
         platform=f"{settings.get('os')}/{settings.get('architecture')}",
     )
@@ -212,19 +226,8 @@ def make_artifact(title: str, manifest: Document, config: bytes) -> Artifact:
 def require_platform(artifact: Artifact, listed: str | None) -> None:
     """Refuse an image that an index lists for another platform than its own config names."""
     if listed is not None and _without_variant(listed) != artifact.platform:
-        raise EvidenceBroken(
-            f"{artifact.title}: is listed for {listed}, but is for {artifact.platform}"
-        )
-
-
-def _diff_ids(config: Any, title: str) -> tuple[str, ...]:
-    try:
-        diff_ids = tuple(config["rootfs"]["diff_ids"])
-    except (KeyError, TypeError) as error:
-        raise RecordInvalid(f"{title}: its config names no diffIDs") from error
-    if not all(isinstance(x, str) and DIGEST.fullmatch(x) for x in diff_ids):
-        raise RecordInvalid(f"{title}: its config names a diffID that is not a digest")
-    return diff_ids
+        message = f"{artifact.title}: is listed for {listed}, but is for {artifact.platform}"
+        raise EvidenceBroken(message)
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_MANIFEST_BYTES) -> bytes:
@@ -233,75 +236,41 @@ def read_bounded(path: Path, most_bytes: int = MOST_MANIFEST_BYTES) -> bytes:
 
 
 def read_small(
-    blobs: Path,
-    digest: str,
-    size_bytes: int | None,
-    what: str,
-    most_bytes: int = MOST_MANIFEST_BYTES,
+    blobs: Path, digest: str, size_bytes: int | None, what: str, most: int = MOST_MANIFEST_BYTES
 ) -> bytes:
-    """A small blob of a folder, compared with its name; `what` is what an error calls it."""
-    path = _blob(blobs, digest, what)
-    data = read_bounded(path, most_bytes)
-    if size_bytes is not None and len(data) != size_bytes:
-        raise _damaged(what, digest, f"has {len(data)} bytes instead of {size_bytes}")
-    if (got := sha256_of(data)) != digest:
-        raise _damaged(what, digest, f"is really {got}")
+    """A small blob of a folder, compared with its name; `what` is its name in an error."""
+    data = read_bounded(_blob(blobs, digest, what), most)
+    _require_same(what, digest, size_bytes, len(data), lambda: sha256_of(data))
     return data
 
 
-def _damaged(what: str, digest: str, difference: str) -> EvidenceBroken:
-    return EvidenceBroken(f"{what} is damaged: {digest} {difference}", _GET_IT_AGAIN)
-
-
-def _require_blobs(blobs: Path, manifest: Document, title: str) -> None:
-    """Read all layers on all cores, the largest first; what is wrong is named together."""
-    # one layer may stand in an image twice
-    layers = {x.digest: x for x in manifest.layers}
-    # the largest started last would be waited for alone
-    ranked = sorted(layers.values(), key=lambda x: x.size_bytes, reverse=True)
-    wrong: dict[str, str] = {}
-    with log.progress("read", sum(x.size_bytes for x in ranked)) as bar:
-
-        def require(layer: Descriptor) -> None:
-            try:
-                _require_blob(blobs, layer, manifest.part(layer.digest))
-            except EvidenceBroken as error:
-                wrong[layer.digest] = str(error)
-            bar.advance(layer.size_bytes)
-
-        on_all_cores(require, ranked)
-    if wrong:
-        named = [wrong[digest] for digest in layers if digest in wrong]
-        more = f"; and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else ""
-        raise EvidenceBroken(f"{title}: {'; '.join(named[:_MOST_NAMED])}{more}", _GET_IT_AGAIN)
-
-
-def _require_blob(blobs: Path, layer: Descriptor, what: str) -> None:
-    path = _blob(blobs, layer.digest, what)
-    size = path.stat().st_size
-    # a glance, where hashing would take minutes
-    if size != layer.size_bytes:
-        raise _damaged(what, layer.digest, f"has {size} bytes instead of {layer.size_bytes}")
-    if (got := sha256_of_file(path)) != layer.digest:
-        raise _damaged(what, layer.digest, f"is really {got}")
+def _require_same(
+    what: str, digest: str, want_bytes: int | None, got_bytes: int, hash_it: Callable[[], str]
+) -> None:
+    # the size first: a glance, where hashing may take minutes
+    difference = f"has {got_bytes} bytes instead of {want_bytes}"
+    if want_bytes in (None, got_bytes):
+        got = hash_it()
+        difference = f"is really {got}" if got != digest else ""
+    if difference:
+        raise EvidenceBroken(f"{what} is damaged: {digest} {difference}", _GET_IT_AGAIN)
 
 
 def _blob(blobs: Path, digest: str, what: str) -> Path:
     path = blobs / digest.removeprefix("sha256:")
     if not os.path.lexists(path):
         raise EvidenceBroken(f"{what} is missing: there is no {path}", _GET_IT_AGAIN)
-    require_inside(blobs.parent.parent, path)
+    _require_inside(blobs.parent.parent, path)
     return path
 
 
-def require_inside(root: Path, path: Path) -> None:
+def _require_inside(root: Path, path: Path) -> None:
     """Plain files and folders all the way: a link could show bytes from elsewhere."""
-    for each in [*reversed(path.relative_to(root).parents[:-1]), path.relative_to(root)]:
-        place = root / each
+    below = path.relative_to(root)
+    for place in (root / each for each in [*reversed(below.parents[:-1]), below]):
         try:
             mode = place.lstat().st_mode
         except OSError as error:
             raise EvidenceBroken(f"{place}: {error.strerror}") from error
-        is_right = stat.S_ISREG(mode) if place == path else stat.S_ISDIR(mode)
-        if not is_right:
+        if not (stat.S_ISREG(mode) if place == path else stat.S_ISDIR(mode)):
             raise EvidenceBroken(f"{place}: is a link or not a plain file")

@@ -1,7 +1,7 @@
-"""Collecting evidence: envelopes beside an artifact, and whatever is attached to an image.
+"""Collecting evidence: envelopes beside an artifact, and everything attached to an image.
 
-Anybody who may push can attach anything to an image. What is about another image, or of an unknown
-kind, is skipped and named; what is about this image and cannot be read breaks the chain.
+Every user who may push can attach anything to an image. Evidence of another image, or of an unknown
+kind, is skipped and named; evidence of this image that cannot be read breaks the chain.
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ def distinct(items: Sequence[EvidenceItem]) -> list[EvidenceItem]:
 
     A registry keeps a statement also as it was before a second key signed it.
     """
-    kept: list[EvidenceItem] = []
+
+    def is_less(one: EvidenceItem, other: EvidenceItem) -> bool:
+        a, b = one.envelope, other.envelope
+        if a is None or b is None or a.payload != b.payload:
+            return False
+        return set(a.signatures) <= set(b.signatures)
+
+    chosen: list[EvidenceItem] = []
     for each in items:
-        if any(_is_less(each, other) for other in kept):
-            continue
-        kept = [*(other for other in kept if not _is_less(other, each)), each]
-    return kept
-
-
-def _is_less(one: EvidenceItem, other: EvidenceItem) -> bool:
-    if one.envelope is None or other.envelope is None:
-        return False
-    same = one.envelope.payload == other.envelope.payload
-    return same and set(one.envelope.signatures) <= set(other.envelope.signatures)
+        if not any(is_less(each, other) for other in chosen):
+            chosen = [*(other for other in chosen if not is_less(other, each)), each]
+    return chosen
 
 
 def gather(places: Sequence[Path]) -> list[EvidenceItem]:
@@ -74,28 +73,22 @@ def gather(places: Sequence[Path]) -> list[EvidenceItem]:
             raise EvidenceBroken(f"{place}: there is no such evidence", hint)
     if len(paths) > MOST_FILES:
         raise RecordInvalid(f"{len(paths)} pieces of evidence, more than {MOST_FILES}")
-    return [_read(path) for path in paths]
-
-
-def _read(path: Path) -> EvidenceItem:
-    # a pipe would be waited for, and a link may lead out of the folder
-    if not stat.S_ISREG(path.lstat().st_mode):
-        return EvidenceItem(plain(path.name), None, "is a link or not a plain file")
-    return read_item(path.name, read_bounded(path, MAX_BYTES))
+    items = []
+    for path in paths:
+        # a pipe would be waited for, and a link may lead out of the folder
+        if stat.S_ISREG(path.lstat().st_mode):
+            items.append(read_item(path.name, read_bounded(path, MAX_BYTES)))
+        else:
+            items.append(EvidenceItem(plain(path.name), None, "is a link or not a plain file"))
+    return items
 
 
 def beside(artifact: Path) -> list[Path]:
-    """Where evidence of a file or folder is looked for unless it is named."""
-    # `evidence attest FILE` puts it there
-    places = [artifact.with_name(f"{artifact.name}{SUFFIX}")]
-    places += [artifact.with_name(f"{artifact.name}.records")]
+    """Finds the evidence of a file or folder where `evidence attest` writes it."""
+    places = [artifact.with_name(f"{artifact.name}{each}") for each in (SUFFIX, ".records")]
     if artifact.is_dir():
         places.append(artifact / "records")
     return [place for place in places if place.exists()]
-
-
-Read = Callable[[Descriptor], bytes]
-_UNREADABLE = (RegistryBroken, NotInRegistry, EvidenceBroken, RecordInvalid)
 
 
 @dataclass(frozen=True)
@@ -119,10 +112,15 @@ class AttachedEvidence:
     skipped: list[str] = field(default_factory=list)
 
 
-def read_attached(digest: str, documents: Iterable[Document], read: Read) -> AttachedEvidence:
-    """Read the evidence for one image; each blob once, whoever lists it."""
+def read_attached(
+    digest: str, documents: Iterable[Document], read: Callable[[Descriptor], bytes]
+) -> AttachedEvidence:
+    """Read the evidence for one image; each blob once, in whichever manifest it is listed."""
     attached = AttachedEvidence()
-    seen: set[tuple[str, str]] = set()
+    places = {SIGNATURE_MEDIA: attached.signatures, UNGATED_MEDIA: attached.notes}
+    places |= dict.fromkeys(BILL_MEDIA.values(), attached.bills)
+    # two keys sign the same payload: one blob, two signatures
+    layers: dict[tuple[str, str], Descriptor] = {}
     for document in documents:
         # cosign's tags hold manifests without a subject: the tag itself names the image
         subject = document.subject.digest if document.subject else digest
@@ -130,39 +128,29 @@ def read_attached(digest: str, documents: Iterable[Document], read: Read) -> Att
             attached.skipped.append(f"{document.digest} is about {subject}")
             continue
         for layer in document.layers:
-            # two keys sign the same payload: one blob, two signatures
-            key = layer.digest, layer.annotations.get(SIGNATURE_NOTE, "")
-            if key in seen:
-                continue
-            seen.add(key)
-            if len(seen) > MOST_FILES:
+            layers.setdefault((layer.digest, layer.annotations.get(SIGNATURE_NOTE, "")), layer)
+            if len(layers) > MOST_FILES:
                 raise RecordInvalid(f"more than {MOST_FILES} pieces of evidence for {digest}")
-            _take(attached, layer, read)
+    for (blob, signature), layer in layers.items():
+        kind, name = layer.media_type, f"{blob[:19]}…"
+        if kind != ENVELOPE_MEDIA and kind not in places:
+            # every artifact without content has the empty blob
+            if kind != OCI_EMPTY:
+                attached.skipped.append(f"{name} has an unknown media type: {plain(kind)[:80]}")
+            continue
+        try:
+            if layer.size_bytes > MAX_BYTES:
+                raise RecordInvalid(f"larger than {MAX_BYTES} bytes")
+            data = read(layer)
+        except (RegistryBroken, NotInRegistry, EvidenceBroken, RecordInvalid) as error:
+            # broken, not skipped: deleting the bytes of a failed gate must be noticed
+            attached.items.append(EvidenceItem(name, None, str(error)))
+            continue
+        if kind == ENVELOPE_MEDIA:
+            attached.items.append(read_item(name, data))
+        else:
+            places[kind].append(AttachedBlob(name, kind, data, signature))
     return attached
-
-
-def _take(attached: AttachedEvidence, layer: Descriptor, read: Read) -> None:
-    kind, name = layer.media_type, f"{layer.digest[:19]}…"
-    places = {SIGNATURE_MEDIA: attached.signatures, UNGATED_MEDIA: attached.notes}
-    places |= dict.fromkeys(BILL_MEDIA.values(), attached.bills)
-    if kind != ENVELOPE_MEDIA and kind not in places:
-        # every artifact without content has this blob
-        if kind != OCI_EMPTY:
-            attached.skipped.append(f"{name} has an unknown media type: {plain(kind)[:80]}")
-        return
-    try:
-        if layer.size_bytes > MAX_BYTES:
-            raise RecordInvalid(f"larger than {MAX_BYTES} bytes")
-        data = read(layer)
-    except _UNREADABLE as error:
-        # broken, not skipped: deleting the bytes of a failed gate must be noticed
-        attached.items.append(EvidenceItem(name, None, str(error)))
-        return
-    if kind == ENVELOPE_MEDIA:
-        attached.items.append(read_item(name, data))
-        return
-    signature = layer.annotations.get(SIGNATURE_NOTE, "")
-    places[kind].append(AttachedBlob(name, kind, data, signature))
 
 
 def attached_in(folder: Path, digest: str) -> AttachedEvidence:
@@ -173,7 +161,10 @@ def attached_in(folder: Path, digest: str) -> AttachedEvidence:
         if entry.artifact_type is None or entry.media_type != OCI_MANIFEST:
             continue
         what = f"{folder.name}: manifest of a statement"
-        document = _document(read_small(blobs, entry.digest, entry.size_bytes, what))
+        try:
+            document = read_document(read_small(blobs, entry.digest, entry.size_bytes, what))
+        except RegistryBroken as error:
+            raise EvidenceBroken(str(error)) from error
         if document.subject is None:
             strays.append(f"{entry.digest} is listed, but has no subject")
         else:
@@ -185,10 +176,3 @@ def attached_in(folder: Path, digest: str) -> AttachedEvidence:
     attached = read_attached(digest, documents, read)
     attached.skipped[:0] = strays
     return attached
-
-
-def _document(data: bytes) -> Document:
-    try:
-        return read_document(data)
-    except RegistryBroken as error:
-        raise EvidenceBroken(str(error)) from error

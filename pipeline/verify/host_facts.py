@@ -1,4 +1,4 @@
-"""Facts of the host behind a run: what is missing of them, and which command adds it."""
+"""Facts of the host of a run: which are missing, and which command adds them."""
 
 from __future__ import annotations
 

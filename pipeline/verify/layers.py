@@ -12,7 +12,7 @@ from pipeline.attest.envelope import Envelope
 from pipeline.attest.names import COMPILED_TREE
 from pipeline.attest.statement import RECORDED
 from pipeline.attest.strict import as_model
-from pipeline.attest.trust import Trust, TrustedKey
+from pipeline.attest.trust import Trust
 from pipeline.errors import LayerRefused, RecordInvalid
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.document import Descriptor
@@ -24,7 +24,7 @@ from pipeline.source.compiled import CompiledTree, TakenLayer, keep_taken
 from pipeline.store.store import Store
 from pipeline.verify.remote import RemoteImage, attached_to
 from pipeline.verify.signature import judge_signatures
-from pipeline.verify.verdict import Code, Node
+from pipeline.verify.verdict import Code
 
 _TRUST = "`sm120 evidence trust-key FILE.pub` trusts a key; without --layers-from it is compiled."
 
@@ -70,41 +70,34 @@ def find_layer(
         node, keys = judge_signatures(item.envelope, trust, now)
         is_strange |= node.code in (Code.STRANGER, Code.UNJUDGED_SIGNER)
         try:
-            stated = _believed(item.envelope, node, keys)
-            _require_tree(stated, plan, golden, document.layers[0])
+            # nothing in a statement counts before its signature
+            if not keys:
+                raise LayerRefused(node.message)
+            stated = _read(item.envelope, plan, golden, document.layers[0])
         except (LayerRefused, RecordInvalid) as error:
             problems.append(str(error))
             continue
-        taken = TakenLayer(
-            statement=sha256_of(item.envelope.payload), signed_by=[key.id for key in keys]
-        )
+        payload = sha256_of(item.envelope.payload)
+        taken = TakenLayer(statement=payload, signed_by=[key.id for key in keys])
         tree = stated.tree.model_copy(update={"taken": taken})
-        names = tuple(key.name for key in keys)
-        return OfferedLayer(repository, stated.record, tree, names)
+        return OfferedLayer(repository, stated.record, tree, tuple(key.name for key in keys))
     why = "; ".join(dict.fromkeys(problems)) or "nobody signed it"
     raise LayerRefused(f"{place}: {why}", _TRUST if is_strange else "")
 
 
-def _believed(envelope: Envelope, node: Node, keys: list[TrustedKey]) -> TreeStatement:
-    """What trusted keys say of a layer; nothing in a statement counts before its signature."""
-    if not keys:
-        raise LayerRefused(node.message)
+def _read(envelope: Envelope, plan: TreePlan, golden: Golden, layer: Descriptor) -> TreeStatement:
+    """A statement about this layer, and about the very tree that the checkout asks for."""
     statement = envelope.statement
     if statement.predicate_type != COMPILED_TREE:
         raise LayerRefused("its statement is not about a compiled tree")
     body = {k: v for k, v in statement.predicate.items() if k != RECORDED}
     stated = as_model(TreeStatement, body, "its statement", "the predicate")
-    if not statement.is_about(stated.record.digest) or stated.tree.layer != stated.record.digest:
-        raise LayerRefused("its statement names two different layers")
-    return stated
-
-
-def _require_tree(stated: TreeStatement, plan: TreePlan, golden: Golden, layer: Descriptor) -> None:
-    """The statement is about this layer, and about the very tree that the checkout asks for."""
     tree, record = stated.tree, stated.record
+    if not statement.is_about(record.digest) or tree.layer != record.digest:
+        raise LayerRefused("its statement names two different layers")
     if (layer.digest, layer.size_bytes) != (record.digest, record.size_bytes):
         raise LayerRefused(f"the tag names {layer.digest}, and {record.digest} was signed")
-    # by bytes: what was signed went through JSON
+    # by bytes: the signed inputs went through JSON
     want = {name: canonical_json(value) for name, value in plan.inputs.items()}
     got = {name: canonical_json(value) for name, value in stated.inputs.items()}
     if moved := sorted(k for k in {**want, **got} if want.get(k) != got.get(k)):
@@ -116,6 +109,7 @@ def _require_tree(stated: TreeStatement, plan: TreePlan, golden: Golden, layer: 
         raise LayerRefused("its signer did not compile it")
     if objection := golden_objection(golden, plan, tree):
         raise LayerRefused(objection)
+    return stated
 
 
 def take_layer(store: Store, plan: TreePlan, offered: OfferedLayer) -> LayerRecord:

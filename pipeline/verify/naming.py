@@ -7,6 +7,7 @@ So a tag that was seen on one image must not later be on one that was named earl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -16,12 +17,12 @@ from pipeline.attest.cosign import SignedName, read_payload
 from pipeline.attest.keys import is_valid_signature
 from pipeline.attest.names import IMAGE_SIGNATURE
 from pipeline.attest.strict import plain, read_base64
-from pipeline.attest.trust import Trust, TrustedKey
+from pipeline.attest.trust import Trust
 from pipeline.errors import RecordInvalid, StoreDamaged
 from pipeline.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.store.store import Store, read_own
 from pipeline.verify.evidence import AttachedBlob
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.verdict import Node, Verdict, broken, incomplete
 
 
 class TrustedName(SignedName):
@@ -47,32 +48,26 @@ def believed_names(
     skipped: list[str] = []
     for each in signatures:
         try:
-            # anybody may sign an image: a key that nobody here trusts is skipped, not broken
+            # anybody may sign an image: a key that is not trusted is skipped, not broken
             signed = read_payload(each.data)
-            key = _signer(each, trust)
+            signature = read_base64(each.signature, "signature")
+            # cosign's signatures name no key: each trusted one is tried
+            known = trust.keys if trust else ()
+            made = (key for key in known if is_valid_signature(key.key, signature, each.data))
+            if (key := next(made, None)) is None:
+                raise RecordInvalid("no key of the trust file made it")
+            if objection := key.objection(IMAGE_SIGNATURE, signed.at, now):
+                raise RecordInvalid(objection)
+            names.append(TrustedName(**dict(signed), key=key.name, key_id=key.id))
         except RecordInvalid as error:
             skipped.append(f"image signature {each.name}: {error}")
-            continue
-        if objection := key.objection(IMAGE_SIGNATURE, signed.at, now):
-            skipped.append(f"image signature {each.name}: {objection}")
-        else:
-            names.append(TrustedName(**dict(signed), key=key.name, key_id=key.id))
     return names, skipped
-
-
-def _signer(signature: AttachedBlob, trust: Trust | None) -> TrustedKey:
-    signed_bytes = read_base64(signature.signature, "signature")
-    # cosign's signatures name no key: each trusted one is tried
-    for key in trust.keys if trust else []:
-        if is_valid_signature(key.key, signed_bytes, signature.data):
-            return key
-    raise RecordInvalid("no key of the trust file made it")
 
 
 def judge_names(
     digest: str, names: Sequence[TrustedName], sets: Collection[str] = ()
 ) -> list[Node]:
-    """A trusted signature that is about another image was put here by somebody.
+    """A trusted signature that is about another image does not belong to this one.
 
     The last name that a key gave under a reference must have the set of evidence that it was given
     with; earlier ones were given with sets that may have been replaced since.
@@ -80,14 +75,17 @@ def judge_names(
     nodes = []
     for name in names:
         title = f"image signature by {name.key}"
+        # each key names for itself: a later name by another key replaces nothing
+        given = (name.key_id, name.reference, name.digest)
+        same = (n for n in names if (n.key_id, n.reference, n.digest) == given)
         # cosign, too, compares the digest in the payload with the image
         if name.digest != digest:
-            nodes.append(Node(title, Verdict.BROKEN, f"is about {name.digest}, not about this"))
-        elif name.evidence_set in (None, *sets) or _has_later(name, names):
+            nodes.append(broken(title, f"is about {name.digest}, not about this"))
+        elif name.evidence_set in (None, *sets) or any(n.is_later_than(name) for n in same):
             nodes.append(Node(title, message=f"as {plain(name.reference)}"))
         else:
-            message = "was signed with an evidence set that is missing"
-            nodes.append(Node(title, Verdict.BROKEN, f"{message}: {name.evidence_set}"))
+            message = f"was signed with an evidence set that is missing: {name.evidence_set}"
+            nodes.append(broken(title, message))
     return nodes
 
 
@@ -101,25 +99,14 @@ def judge_commitment(
     # without a set, or without any name, other checks say what is missing
     if not sets or not (names or is_named) or any(n.evidence_set in sets for n in names):
         return []
-    message = (
-        "no signed name covers its evidence set: the evidence may be older than what was published"
-    )
-    return [Node("image signature", Verdict.INCOMPLETE, message)]
+    message = "no signed name covers its evidence set"
+    why = f"{message}: the evidence may be older than what was published"
+    return [incomplete("image signature", why)]
 
 
-def _has_later(name: TrustedName, names: Sequence[TrustedName]) -> bool:
-    # each key names for itself: a later name by another key replaces nothing
-    same = [n for n in names if (n.key_id, n.reference) == (name.key_id, name.reference)]
-    return any(n.digest == name.digest and n.is_later_than(name) for n in same)
-
-
-def newest(names: Iterable[TrustedName]) -> TrustedName | None:
-    """The name that was given last."""
-    latest: TrustedName | None = None
-    for name in names:
-        if latest is None or name.is_later_than(latest):
-            latest = name
-    return latest
+def _newest(names: Iterable[TrustedName]) -> TrustedName | None:
+    """The name that was given last; one without a time may be as old as any."""
+    return max(names, key=lambda n: n.at.timestamp() if n.at else float("-inf"), default=None)
 
 
 def judge_tag(
@@ -131,39 +118,31 @@ def judge_tag(
     An image of an index has the tag's name, too, but the tag must be on the index.
     """
     title = f"tag {reference.rpartition(':')[2]}"
-    ours = [n for n in names if n.digest == digest]
-    ours_here = newest(n for n in ours if n.reference == reference and n.index is None)
-    if stripped := _put_back(reference, names, others):
-        return Node(title, Verdict.MOVED, stripped)
-    roots = [n for n in others if n.reference == reference and n.index is None]
-    other = newest(n for n in roots if n.digest != digest)
-    if ours_here is None and other is None:
-        # a signed copy from another registry, or under another tag, is the usual reason
-        signed_as = ", ".join(sorted({plain(n.reference) for n in ours})) or "nothing"
-        message = f"no trusted signature names {digest} (signed as {signed_as})"
-        return Node(title, Verdict.INCOMPLETE, message)
-    if other is not None and ours_here is None:
+    own_names = [n for n in names if n.reference == reference]
+    other_names = [n for n in others if n.reference == reference]
+    # the tag was seen on one of these images before, with newer evidence
+    for each in dict.fromkeys(n.digest for n in own_names):
+        latest = _newest(n for n in own_names if n.digest == each)
+        last = _newest(n for n in other_names if n.digest == each and n.evidence_set)
+        if latest and last and last.is_later_than(latest):
+            message = f"older evidence was put back: {last.key} gave {each} this name again"
+            less = f"{last.when}, with the set {last.evidence_set}; the registry has less"
+            return Node(title, Verdict.MOVED, message + less)
+    ours = _newest(n for n in own_names if n.digest == digest and n.index is None)
+    other = _newest(n for n in other_names if n.digest != digest and n.index is None)
+    if ours is None and other is not None:
         message = f"moved after signing: {other.key} signed {other.digest} under it"
         return Node(title, Verdict.MOVED, f"{message}, now it names {digest}")
+    if ours is None:
+        # a signed copy from another registry, or under another tag, is the usual reason
+        signed_as = sorted({plain(n.reference) for n in names if n.digest == digest})
+        message = f"(signed as {', '.join(signed_as) or 'nothing'})"
+        return incomplete(title, f"no trusted signature names {digest} {message}")
     # at one time only an index and its images get a name, and a tag that was on one stays there
-    if other is not None and ours_here is not None and not ours_here.is_later_than(other):
+    if other is not None and not ours.is_later_than(other):
         message = f"moved back: {other.key} signed {other.digest} under it{other.when}"
-        return Node(title, Verdict.MOVED, f"{message}, and {digest} only{ours_here.when}")
-    assert ours_here is not None
-    message = f"names the digest that {ours_here.key} signed under it{ours_here.when}"
-    return Node(title, message=message)
-
-
-def _put_back(reference: str, names: Sequence[TrustedName], seen: Sequence[TrustedName]) -> str:
-    """What was seen later: one of these images under the same tag, with newer evidence."""
-    for digest in dict.fromkeys(n.digest for n in names):
-        here = newest(n for n in names if (n.digest, n.reference) == (digest, reference))
-        again = [n for n in seen if (n.digest, n.reference) == (digest, reference)]
-        last = newest(n for n in again if n.evidence_set)
-        if here and last and last.is_later_than(here):
-            message = f"older evidence was put back: {last.key} gave {digest} this name again"
-            return f"{message}{last.when}, with the set {last.evidence_set}; the registry has less"
-    return ""
+        return Node(title, Verdict.MOVED, f"{message}, and {digest} only{ours.when}")
+    return Node(title, message=f"names the digest that {ours.key} signed under it{ours.when}")
 
 
 class _Name(Frozen):
@@ -205,34 +184,29 @@ class Memory:
 
         A name without a time could be replayed for ever, and is not kept.
         """
-        timed = [n for n in names if n.reference == reference and n.at]
+        timed = [(n, n.at) for n in names if n.reference == reference and n.at]
         if not timed or not self._is_kept:
             return
         # two verifiers at once must not forget each other's newer name
         with self._store.locked("verified"):
             before = self._read(reference)
-            newest_names, images = dict(before.names), {k: {**v} for k, v in before.images.items()}
-            for name in timed:
+            own, images = dict(before.names), {k: {**v} for k, v in before.images.items()}
+            for name, at in timed:
                 is_root = name.digest == digest and name.index is None
-                kept = newest_names if is_root else images.setdefault(name.digest, {})
-                last = kept.get(name.key_id)
-                if name.at and (last is None or last.at < name.at):
-                    kept[name.key_id] = _Name(
-                        digest=name.digest,
-                        at=name.at,
-                        evidence_set=name.evidence_set,
-                        # earlier publishers did not sign which index an image was named in
-                        index=None if is_root else name.index or digest,
-                    )
-            seen = _SeenTag(reference=reference, names=newest_names, images=images)
+                newest = own if is_root else images.setdefault(name.digest, {})
+                # earlier publishers did not sign which index an image was named in
+                index = None if is_root else name.index or digest
+                given = {"digest": name.digest, "at": at, "evidence_set": name.evidence_set}
+                if name.key_id not in newest or newest[name.key_id].at < at:
+                    newest[name.key_id] = _Name.model_validate({**given, "index": index})
+            seen = _SeenTag(reference=reference, names=own, images=images)
             data = canonical_json(seen.model_dump(mode="json"))
             self._store.write(self._path(reference), data)
 
     def _read(self, reference: str) -> _SeenTag:
-        try:
+        seen = _SeenTag(reference=reference)
+        with suppress(OSError, StoreDamaged, ValidationError):
             seen = _SeenTag.model_validate_json(read_own(self._path(reference)))
-        except (OSError, StoreDamaged, ValidationError):
-            return _SeenTag(reference=reference)
         # the file's name is a hash of the reference; its content says which
         return seen if seen.reference == reference else _SeenTag(reference=reference)
 

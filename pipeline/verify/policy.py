@@ -13,8 +13,8 @@ from pipeline.attest.names import PROVENANCE, Kind
 from pipeline.errors import RecordInvalid, SpecInvalid, TrustInvalid
 from pipeline.evidence.provenance import read_provenance
 from pipeline.model import Digest, Frozen, Name
-from pipeline.verify.signature import TrustedStatement
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.signature import Opened
+from pipeline.verify.verdict import Node, broken
 from pipeline.verify.walk import Walk
 from pipeline.yaml_file import read_yaml
 
@@ -22,7 +22,7 @@ Least = Literal["passed", "accepted"]
 
 
 class Policy(Frozen):
-    """A policy file. Only what it names is required."""
+    """A policy file. It requires only the evidence that it names."""
 
     schema_name: ClassVar[str] = "policy"
 
@@ -46,59 +46,51 @@ def read_policy(path: Path) -> Policy:
 def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:
     """What the policy asks for and did not get; the walk's own verdict counts besides."""
     # a policy may ask for two people: signatures by the same key count once
-    counted = [b for b in walked.believed if _keys(policy, b) >= policy.signatures]
-    nodes = [_required(kind, counted) for kind in policy.require]
+    counted = [
+        b
+        for b in walked.believed
+        if sum(policy.keys is None or key.id in policy.keys for key in b.keys) >= policy.signatures
+    ]
+    nodes = []
+    for kind in policy.require:
+        if any(b.kind == kind for b in counted):
+            nodes.append(Node(f"{kind} is there"))
+        else:
+            why = "is required, but missing or without enough signatures"
+            nodes.append(broken(kind, why))
     # the age that a statement claims: its signer's clock is all there is
-    nodes += [_young(policy, b, now) for b in counted if policy.max_age_days]
+    for each in counted if policy.max_age_days else ():
+        title, made_at = f"age of {each.name}", each.statement.recorded
+        days = policy.max_age_days or 0
+        if made_at is None:
+            nodes.append(broken(title, "it has no time"))
+        elif now - made_at > timedelta(days=days):
+            nodes.append(broken(title, f"made {made_at:%Y-%m-%d}, more than {days} days ago"))
+        else:
+            nodes.append(Node(title))
     nodes += [_gate(gate, least, counted) for gate, least in policy.gates.items()]
     return Node("policy", children=tuple(nodes))
 
 
-def _keys(policy: Policy, believed: TrustedStatement) -> int:
-    return sum(policy.keys is None or key.id in policy.keys for key in believed.keys)
-
-
-def _required(kind: str, counted: list[TrustedStatement]) -> Node:
-    if any(b.kind == kind for b in counted):
-        return Node(f"{kind} is there")
-    return Node(kind, Verdict.BROKEN, "is required, but missing or without enough signatures")
-
-
-def _young(policy: Policy, believed: TrustedStatement, now: datetime) -> Node:
-    title, made_at = f"age of {believed.name}", believed.statement.recorded
-    if made_at is None:
-        return Node(title, Verdict.BROKEN, "it has no time")
-    days = policy.max_age_days or 0
-    if now - made_at > timedelta(days=days):
-        message = f"made {made_at:%Y-%m-%d}, more than {days} days ago"
-        return Node(title, Verdict.BROKEN, message)
-    return Node(title)
-
-
-def _gate(gate: str, least: Least, counted: list[TrustedStatement]) -> Node:
-    cards = _cards(counted)
-    tests = [b.test for b in counted if b.test and b.test.gate == gate]
-    # a result for a card that the image is not for decides nothing, here as in the chain
+def _gate(gate: str, least: Least, counted: list[Opened]) -> Node:
+    # the cards that the image is for, by its provenance
+    cards: list[str] | None = None
+    for statement in (each.statement for each in counted):
+        if cards is None and statement.predicate_type == PROVENANCE:
+            with suppress(RecordInvalid):
+                external = read_provenance(statement.predicate).definition.external
+                cards = external.images[external.image].cards
+    title, tests = f"gate {gate}", [b.test for b in counted if b.test and b.test.gate == gate]
+    # a result for a card that the image is not for decides nothing
     results = [test for test in tests if cards is None or test.card in cards]
     enough = ("passed",) if least == "passed" else ("passed", "accepted")
     # every result counts: one that failed is not outweighed by one that passed
     for result in results:
         if result.verdict not in enough:
             message = f"{result.verdict} on {result.card}, {least} is required"
-            return Node(f"gate {gate}", Verdict.BROKEN, message)
+            return broken(title, message)
     if not results:
-        other = (
-            f" (for another card: {', '.join(sorted({t.card for t in tests}))})" if tests else ""
-        )
-        return Node(f"gate {gate}", Verdict.BROKEN, f"has no result that counts{other}")
-    return Node(f"gate {gate}", message=", ".join(f"{r.verdict} on {r.card}" for r in results))
-
-
-def _cards(counted: list[TrustedStatement]) -> list[str] | None:
-    """The cards that the image is for, by its provenance; none where that is not there."""
-    for each in counted:
-        if each.statement.predicate_type == PROVENANCE:
-            with suppress(RecordInvalid):
-                external = read_provenance(each.statement.predicate).definition.external
-                return external.images[external.image].cards
-    return None
+        others = ", ".join(sorted({t.card for t in tests}))
+        other = f" (for another card: {others})" if tests else ""
+        return broken(title, f"has no result that counts{other}")
+    return Node(title, message=", ".join(f"{r.verdict} on {r.card}" for r in results))

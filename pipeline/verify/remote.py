@@ -1,4 +1,4 @@
-"""An image in a registry and what is attached to it. Only the registry is asked, nothing else."""
+"""An image in a registry and its attached evidence. Only this registry is asked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from pipeline import log
 from pipeline.attest.cosign import SIGNATURE_MEDIA
 from pipeline.attest.strict import MAX_BYTES
 from pipeline.attest.trust import Trust
-from pipeline.errors import (
-    EvidenceBroken,
-    NotInRegistry,
-    RecordInvalid,
-    RegistryBroken,
-)
+from pipeline.errors import EvidenceBroken, NotInRegistry, RecordInvalid, RegistryBroken
 from pipeline.oci.document import MOST_MANIFEST_BYTES, Document
 from pipeline.oci.reference import Reference
 from pipeline.registry.pull import check_blob, plan_pull
@@ -71,17 +66,15 @@ def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs:
     artifact = make_artifact(title, image, config)
     listed = (d.platform for d in remote.root.manifests if d.digest == image.digest)
     require_platform(artifact, next(listed, None))
-    # one layer may stand in an image twice
+    # an image may have one layer twice
     layers = list({d.digest: d for d in image.layers}.values())
     if not deep:
-        there = repository.client.each(
+        found = repository.client.each(
             jobs, layers, lambda b: repository.has_blob(b.digest, b.size_bytes)
         )
-        for layer, is_there in zip(layers, there, strict=True):
-            if not is_there:
-                raise EvidenceBroken(
-                    f"{title}: its layer {layer.digest} is missing from the registry"
-                )
+        for missing in (x for x, is_found in zip(layers, found, strict=True) if not is_found):
+            message = f"its layer {missing.digest} is missing from the registry"
+            raise EvidenceBroken(f"{title}: {message}")
         return artifact
     total = sum(b.size_bytes for b in layers)
     with (
@@ -126,23 +119,17 @@ def named_elsewhere(
     tags = [t for t in tags if t != f"{fallback_tag(own)}.sig"][:_MOST_OTHERS]
 
     def names(tag: str) -> list[TrustedName]:
+        digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
         try:
-            return _names_under(repository, tag, trust, now)
+            document = repository.find_manifest(tag)
+            layers = document.layers if document else ()
+            if document is None or all(x.media_type != SIGNATURE_MEDIA for x in layers):
+                return []
+            found = read_attached(digest, [document], lambda d: repository.read_blob(d, MAX_BYTES))
         except (RegistryBroken, EvidenceBroken, RecordInvalid):
             # who can push can also delete it: an unreadable signature proves as little as none
             return []
+        believed, _ = believed_names(found.signatures, trust, now)
+        return [n for n in believed if n.digest == digest]
 
     return [n for batch in repository.client.each(jobs, tags, names) for n in batch]
-
-
-def _names_under(
-    repository: Repository, tag: str, trust: Trust | None, now: datetime
-) -> list[TrustedName]:
-    document = repository.find_manifest(tag)
-    digest = "sha256:" + tag.removeprefix("sha256-").removesuffix(".sig")
-    layers = document.layers if document else ()
-    wanted = [x for x in layers if x.media_type == SIGNATURE_MEDIA]
-    if document is None or not wanted:
-        return []
-    attached = read_attached(digest, [document], lambda d: repository.read_blob(d, MAX_BYTES))
-    return [n for n in believed_names(attached.signatures, trust, now)[0] if n.digest == digest]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic import TypeAdapter
 
@@ -17,19 +18,31 @@ from pipeline.assemble.plan import BUILD_HINTS, plan_image
 from pipeline.attest.names import file_urn, layer_urn, source_urn, toolchain_urn, tree_urn
 from pipeline.attest.strict import plain
 from pipeline.errors import LockEdited, LockMissing, PipelineError
-from pipeline.evidence.compiled import objects_text
+from pipeline.evidence.inventory import objects_text
 from pipeline.evidence.provenance import Provenance, Resource, source_spec
-from pipeline.lock.model import read_lock
-from pipeline.lock.source import SourceLock, read_source_lock
+from pipeline.lock.model import DebPin, Pin, read_lock
+from pipeline.lock.source import read_source_lock
 from pipeline.model import Name, Platform, canonical_json, sha256_of
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import Artifact
-from pipeline.verify.pinned import judge_pin
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.verify.verdict import Node, broken, incomplete, stale
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _PLATFORM: TypeAdapter[str] = TypeAdapter(Platform)
 _MOST_IMAGES = 20  # that stand on each other; far above any chain of ours
+
+
+def judge_pin(resource: Resource, pin: Pin, purl: str) -> Node:
+    """A package is recorded with the name, version and size of its pin."""
+    kind = "deb/debian" if isinstance(pin, DebPin) else "pypi"
+    # qualifiers of a package URL repeat the rest
+    recorded = [resource.name, unquote(purl.partition("?")[0])]
+    recorded.append(str(resource.annotations.get("sizeBytes")))
+    want = [pin.file, f"pkg:{kind}/{pin.name}@{pin.version}", str(pin.size_bytes)]
+    for got, wanted in zip(recorded, want, strict=True):
+        if got != wanted:
+            return broken(pin.file, f"is recorded as {got}, but locked as {wanted}")
+    return Node(resource.name)
 
 
 def judge_trees(
@@ -40,11 +53,15 @@ def judge_trees(
     try:
         if not _wanted(provenance) and not recorded and not provenance.build_time:
             return []
-        return [_bound(provenance, artifact), *_TreeJudge(provenance, artifact, checkout).judge()]
-    # of unknown origin: what is not there, or not of its kind, proves nothing
+        # all inputs of the image, put together again, give the digest that its manifest names
+        named, title = artifact.annotations.get("sm120.inputs"), "inputs in the manifest"
+        bound = Node(title, message="spec, locks, files and compiled trees, as recorded")
+        if recorded_key(provenance) != named:
+            bound = broken(title, f"is {named}, but other inputs were recorded")
+        return [bound, *_TreeJudge(provenance, artifact, checkout).judge()]
+    # of unknown origin: a value that is missing, or not of its kind, proves nothing
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        message = f"their record lacks {plain(str(error))[:80]!r}"
-        return [Node("compiled trees", Verdict.BROKEN, message)]
+        return [broken("compiled trees", f"their record lacks {plain(str(error))[:80]!r}")]
 
 
 def _wanted(provenance: Provenance) -> list[tuple[str, str, str]]:
@@ -56,21 +73,18 @@ def _wanted(provenance: Provenance) -> list[tuple[str, str, str]]:
     ]
 
 
-def _bound(provenance: Provenance, artifact: Artifact) -> Node:
-    """All inputs of the image, put together again, give the digest that its manifest names."""
-    title = "inputs in the manifest"
-    named = artifact.annotations.get("sm120.inputs")
-    if recorded_key(provenance) != named:
-        return Node(title, Verdict.BROKEN, f"is {named}, but other inputs were recorded")
-    return Node(title, message="spec, locks, files and compiled trees, as recorded")
-
-
 def recorded_key(provenance: Provenance) -> str:
     """The digest of everything that decides the image, from its provenance alone."""
     external, key = provenance.definition.external, None
     files = _file_digests(provenance)
     trees = {tree.uri: tree for tree in provenance.trees}
-    for name in _chain(provenance):
+    # the images from the root to the one that was built
+    chain: list[str] = []
+    current: object = external.image
+    while isinstance(current, str) and current in external.images and len(chain) < _MOST_IMAGES:
+        chain.insert(0, current)
+        current = external.images[current].spec.get("base")
+    for name in chain:
         spec, series = external.images[name].spec, external.images[name].series
         folder = f"images/{name}"
         patch_folder = f"{folder}/{spec['patches']}".rpartition("/")[0] if spec["patches"] else ""
@@ -88,17 +102,6 @@ def recorded_key(provenance: Provenance) -> str:
             inputs["compiled"] = [trees[urn].annotations["key"] for urn in urns]
         key = sha256_of(canonical_json(inputs))
     return key or ""
-
-
-def _chain(provenance: Provenance) -> list[str]:
-    """The images from the root to the one that was built."""
-    images, names = provenance.definition.external.images, list[str]()
-    name: str | None = provenance.definition.external.image
-    while name in images and len(names) < _MOST_IMAGES:
-        names.append(str(name))
-        base = images[str(name)].spec.get("base")
-        name = base if isinstance(base, str) else None
-    return names[::-1]
 
 
 def _file_digests(provenance: Provenance) -> dict[str, str]:
@@ -132,38 +135,38 @@ class _TreeJudge:
         self._trees = {x.uri: x for x in provenance.trees}
 
     def judge(self) -> list[Node]:
-        wanted = _wanted(self._provenance)
+        wanted, made = _wanted(self._provenance), self._provenance
         nodes = [self._tree(*each) for each in wanted]
-        nodes += self._unasked({tree_urn(source, build) for _, source, build in wanted})
-        builds: dict[str, set[str]] = {}
-        for _, source, build in wanted:
-            builds.setdefault(source, set()).add(build)
-        nodes += [self._source(name, names) for name, names in builds.items()]
-        nodes += [self._toolchain(x) for x in self._provenance.toolchains]
-        return nodes
-
-    def _unasked(self, wanted: Collection[str]) -> list[Node]:
-        """What is recorded of trees that no spec asks for."""
-        trees = [x for x in self._provenance.trees if x.uri in wanted]
+        # records of trees that no spec asks for
+        urns = {tree_urn(source, build) for _, source, build in wanted}
+        trees = [x for x in made.trees if x.uri in urns]
         sources = {source_urn(str(x.annotations["source"])) for x in trees}
         digests = {str(x.annotations["toolchain"]) for x in trees}
-        toolchains = {x.name for x in self._provenance.toolchains}
-        extra = [x for x in self._provenance.trees if x.uri not in wanted]
-        extra += [x for x in self._provenance.archives if x.uri not in sources]
-        extra += [x for x in self._provenance.toolchains if f"sha256:{x.sha256}" not in digests]
-        extra += [
-            x for x in self._provenance.build_time if x.annotations["toolchain"] not in toolchains
-        ]
+        names = {x.name for x in made.toolchains}
+        extra = [x for x in made.trees if x.uri not in urns]
+        extra += [x for x in made.archives if x.uri not in sources]
+        extra += [x for x in made.toolchains if f"sha256:{x.sha256}" not in digests]
+        extra += [x for x in made.build_time if x.annotations["toolchain"] not in names]
         message = "is recorded, but no image's spec asks for it"
-        return [Node(plain(x.name), Verdict.BROKEN, message) for x in extra]
+        nodes += [broken(plain(x.name), message) for x in extra]
+        for name in dict.fromkeys(source for _, source, _ in wanted):
+            builds = {build for _, source, build in wanted if source == name}
+            nodes.append(self._source(name, builds))
+        return nodes + [self._toolchain(x) for x in made.toolchains]
 
     def _tree(self, image: str, source: str, build: str) -> Node:
         title = f"compiled {source} ({build})"
         tree = self._trees.get(tree_urn(source, build))
         if tree is None:
-            return Node(title, Verdict.BROKEN, "is in the spec, but its record is missing")
+            return broken(title, "is in the spec, but its record is missing")
+        digest, urn, layer = f"sha256:{tree.sha256}", layer_urn(image, tree.name), Node("layer")
+        recorded = [x.sha256 for x in self._provenance.layers if x.uri == urn]
+        if recorded != [tree.sha256] or tree.annotations["image"] != image:
+            layer = broken("layer", f"{digest} is not the image's layer of it")
+        elif digest not in (self._artifact.layers or ()):
+            layer = broken("layer", f"{digest} is missing from the image")
         children = (
-            self._layer(tree, image),
+            layer,
             self._inputs(tree, source, build),
             self._made_from(tree, source),
             self._made_in(tree, source, build),
@@ -171,20 +174,11 @@ class _TreeJudge:
         )
         return Node(title, message=f"layer sha256:{tree.sha256[:12]}…", children=children)
 
-    def _layer(self, tree: Resource, image: str) -> Node:
-        urn, digest = layer_urn(image, tree.name), f"sha256:{tree.sha256}"
-        recorded = [x.sha256 for x in self._provenance.layers if x.uri == urn]
-        if recorded != [tree.sha256] or tree.annotations["image"] != image:
-            return Node("layer", Verdict.BROKEN, f"{digest} is not the image's layer of it")
-        if digest not in (self._artifact.layers or ()):
-            return Node("layer", Verdict.BROKEN, f"{digest} is missing from the image")
-        return Node("layer")
-
     def _inputs(self, tree: Resource, source: str, build: str) -> Node:
         """The key covers the inputs, and the inputs are those of the recorded source.yaml."""
         inputs, spec = tree.annotations["inputs"], self._external.sources[source].spec
         if sha256_of(canonical_json(inputs)) != tree.annotations["key"]:
-            return Node("inputs", Verdict.BROKEN, "its key is not the digest of its inputs")
+            return broken("inputs", "its key is not the digest of its inputs")
         steps = {k: v for k, v in spec["builds"][build].items() if k not in BUILD_HINTS}
         wanted = {
             "platform": self._external.platform,
@@ -194,7 +188,7 @@ class _TreeJudge:
         }
         for name, value in wanted.items():
             if inputs[name] != value:
-                return Node("inputs", Verdict.BROKEN, f"{name}: not as in the recorded source.yaml")
+                return broken("inputs", f"{name}: not as in the recorded source.yaml")
         names = ", ".join(step["name"] for step in steps["steps"])
         return Node("inputs", message=plain(f"steps: {names}"))
 
@@ -203,20 +197,20 @@ class _TreeJudge:
         title, inputs = "source", tree.annotations["inputs"]
         archive = self._archive(source)
         if archive is None:
-            return Node(title, Verdict.BROKEN, "the provenance names no source archive")
+            return broken(title, "the provenance names no source archive")
         if archive.annotations["tree"] != inputs["tree"]:
-            return Node(title, Verdict.BROKEN, f"was compiled from other files: {inputs['tree']}")
+            return broken(title, f"was compiled from other files: {inputs['tree']}")
         spec = self._external.sources[source].spec
         names = [*(x["from"] for x in spec["files"]), *(x["file"] for x in spec["patches"])]
         paths = [f"images/sources/{source}/{name}" for name in names]
         for path in paths:
             if path not in self._files:
-                return Node(title, Verdict.BROKEN, plain(f"{path} is missing from the provenance"))
+                return broken(title, plain(f"{path} is missing from the provenance"))
         if [self._files[path] for path in paths] != inputs["own"]:
-            return Node(title, Verdict.BROKEN, "was compiled with other files or patches of ours")
+            return broken(title, "was compiled with other files or patches of ours")
         ours = [x.name for x in self._provenance.files if x.annotations.get("source") == source]
         if extra := sorted(set(ours) - set(paths)):
-            return Node(title, Verdict.BROKEN, plain(f"{extra[0]} is not part of its source.yaml"))
+            return broken(title, plain(f"{extra[0]} is not part of its source.yaml"))
         patches = log.count(len(spec["patches"]), "patch", "patches")
         files = log.count(len(spec["files"]), "file")
         return Node(title, message=plain(f"{archive.name}, {files} of ours, {patches}"))
@@ -234,11 +228,11 @@ class _TreeJudge:
         toolchain = next((x for x in self._provenance.toolchains if x.uri == urn), None)
         title = f"toolchain {name}"
         if toolchain is None or f"sha256:{toolchain.sha256}" != digest:
-            return Node(title, Verdict.BROKEN, f"was {digest}, which is missing")
+            return broken(title, f"was {digest}, which is missing")
         if toolchain.annotations["platform"] != (runs_on or self._external.platform):
-            return Node(title, Verdict.BROKEN, "it runs on another platform than the build's")
+            return broken(title, "it runs on another platform than the build's")
         if _chain_key(toolchain) != tree.annotations["inputs"]["toolchain"]:
-            return Node(title, Verdict.BROKEN, "it was compiled in one of other inputs")
+            return broken(title, "it was compiled in one of other inputs")
         return Node(title, message=digest)
 
     def _source(self, name: str, builds: Collection[str]) -> Node:
@@ -246,26 +240,36 @@ class _TreeJudge:
         title = f"images/sources/{name}/source.yaml"
         material, archive = self._external.sources[name], self._archive(name)
         if archive is None:
-            return Node(title, Verdict.BROKEN, "the provenance names no source archive")
+            return broken(title, "the provenance names no source archive")
+        notes = archive.annotations
         stated = [material.spec["licence"], material.spec["upstream"]]
-        if [archive.annotations["licence"], archive.annotations["upstream"]] != stated:
-            return Node(title, Verdict.BROKEN, "names another licence or commit than its archive")
+        if [notes["licence"], notes["upstream"]] != stated:
+            return broken(title, "names another licence or commit than its archive")
+        commit = f"{notes['upstream']['repository']} {notes['upstream']['commit']}"
+        origin = plain(f"{archive.name}: {commit}, {notes['licence']}")
         if self._checkout is None:
-            return Node(title, message=_origin(archive))
+            return Node(title, message=origin)
         try:
             after = source_spec(self._checkout.source(name), builds)
             lock = read_source_lock(self._checkout.source_lock_path(name))
         except PipelineError as error:
-            return Node(title, Verdict.INCOMPLETE, str(error))
-        if problem := _locked_otherwise(archive, lock):
-            return Node(title, Verdict.BROKEN, plain(problem))
+            return incomplete(title, str(error))
+        if lock.seal == notes["lock"]:
+            # the very lock that the provenance names: no later change of it explains a difference
+            pin = lock.archive
+            recorded = [archive.name, archive.sha256, notes["sizeBytes"], notes["kind"]]
+            recorded += [notes["tree"], notes["files"]]
+            locked = [pin.file, pin.sha256, pin.size_bytes, pin.kind, lock.tree, lock.files]
+            for got, want in zip(recorded, locked, strict=True):
+                if got != want:
+                    return broken(title, plain(f"is recorded as {got}, but locked as {want}"))
         before = material.spec
         moved = sorted(k for k in {**before, **after} if before.get(k) != after.get(k))
         if moved:
-            return Node(title, Verdict.STALE, f"has changed since: {', '.join(moved)}")
-        if lock.seal != archive.annotations["lock"]:
-            return Node(title, Verdict.STALE, f"another archive is locked now: {lock.archive.file}")
-        return Node(title, message=_origin(archive))
+            return stale(title, f"has changed since: {', '.join(moved)}")
+        if lock.seal != notes["lock"]:
+            return stale(title, f"another archive is locked now: {lock.archive.file}")
+        return Node(title, message=origin)
 
     def _toolchain(self, toolchain: Resource) -> Node:
         """Everything in a toolchain, and whether the checkout would give the same one now."""
@@ -280,7 +284,7 @@ class _TreeJudge:
                 digests = [self._files.get(path, "missing") for path in each[kind]]
                 if digests != each["inputs"][kind]:
                     message = f"{kind} of {plain(str(each['name']))}: not all of them are recorded"
-                    return Node(title, Verdict.BROKEN, message)
+                    return broken(title, message)
         if self._checkout is None:
             return Node(title, message=f"sha256:{toolchain.sha256}")
         children = [self._golden(toolchain, self._checkout)]
@@ -295,18 +299,18 @@ class _TreeJudge:
             now = plan_image(checkout, toolchain.name, platform)
             golden = read_golden(checkout.golden_path).images.get(label)
         except PipelineError as error:
-            return Node(title, Verdict.INCOMPLETE, str(error))
+            return incomplete(title, str(error))
         inputs = toolchain.annotations["chain"][-1]["inputs"]
         if golden is not None and golden.inputs == inputs:
             if golden.digest != f"sha256:{toolchain.sha256}":
                 message = f"these inputs give {golden.digest}, not sha256:{toolchain.sha256}"
-                return Node(title, Verdict.BROKEN, message)
+                return broken(title, message)
             if now.key == _chain_key(toolchain):
                 return Node(title)
         if now.key != _chain_key(toolchain):
             moved = [k for k in {**inputs, **now.inputs} if inputs.get(k) != now.inputs.get(k)]
-            return Node(title, Verdict.STALE, f"has changed since: {', '.join(sorted(moved))}")
-        return Node(title, Verdict.INCOMPLETE, f"none is committed for {label}")
+            return stale(title, f"has changed since: {', '.join(sorted(moved))}")
+        return incomplete(title, f"none is committed for {label}")
 
     def _packages(self, toolchain: Resource, image: Mapping[str, Any], checkout: Checkout) -> Node:
         """Each package of a toolchain's image is locked, and each locked one is recorded."""
@@ -315,9 +319,9 @@ class _TreeJudge:
         try:
             lock = read_lock(checkout.lock_path(name, platform))
         except (LockMissing, LockEdited) as error:
-            return Node(plain(name), Verdict.INCOMPLETE, str(error))
+            return incomplete(plain(name), str(error))
         if lock.seal != seal:
-            return Node(plain(name), Verdict.STALE, "is locked otherwise now")
+            return stale(plain(name), "is locked otherwise now")
         notes = {"toolchain": toolchain.name, "platform": platform, "image": name}
         recorded = {
             x.sha256: x
@@ -329,11 +333,11 @@ class _TreeJudge:
             resource = recorded.pop(pin.sha256, None)
             if resource is None:
                 message = "is locked, but missing from the provenance"
-                nodes.append(Node(pin.file, Verdict.BROKEN, message))
+                nodes.append(broken(pin.file, message))
             else:
                 nodes.append(judge_pin(resource, pin, str(resource.annotations["purl"])))
         extra = "is not in the lock that the provenance names"
-        nodes += [Node(plain(x.name), Verdict.BROKEN, extra) for x in recorded.values()]
+        nodes += [broken(plain(x.name), extra) for x in recorded.values()]
         title = f"{plain(name)}: {log.count(len(nodes), 'package')} at build time"
         return Node(title, children=tuple(nodes), is_folded=True)
 
@@ -346,24 +350,3 @@ def _chain_key(toolchain: Resource) -> str:
             return ""
         key = sha256_of(canonical_json(image["inputs"]))
     return key or ""
-
-
-def _locked_otherwise(archive: Resource, lock: SourceLock) -> str:
-    """What contradicts the very lock that the provenance names; a later lock explains it."""
-    if lock.seal != archive.annotations["lock"]:
-        return ""
-    pin, notes = lock.archive, archive.annotations
-    recorded = [archive.name, archive.sha256, notes["sizeBytes"], notes["kind"]]
-    recorded += [notes["tree"], notes["files"]]
-    locked = [pin.file, pin.sha256, pin.size_bytes, pin.kind, lock.tree, lock.files]
-    for got, want in zip(recorded, locked, strict=True):
-        if got != want:
-            return f"is recorded as {got}, but locked as {want}"
-    return ""
-
-
-def _origin(archive: Resource) -> str:
-    upstream, notes = archive.annotations["upstream"], archive.annotations
-    return plain(
-        f"{archive.name}: {upstream['repository']} {upstream['commit']}, {notes['licence']}"
-    )

@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pipeline import log
-from pipeline.errors import (
-    EvidenceBroken,
-    EvidenceIncomplete,
-    EvidenceStale,
-    EvidenceUnsigned,
-    NumberChanged,
-    PipelineError,
-    TagMoved,
-)
+from pipeline import errors, log
 
 
 class Verdict(Enum):
@@ -44,13 +35,13 @@ class Code(Enum):
 
 # the order of the class, so that there is one place to change it
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
-_ERRORS: dict[Verdict, type[PipelineError]] = {
-    Verdict.STALE: EvidenceStale,
-    Verdict.INCOMPLETE: EvidenceIncomplete,
-    Verdict.UNSIGNED: EvidenceUnsigned,
-    Verdict.MOVED: TagMoved,
-    Verdict.CHANGED: NumberChanged,
-    Verdict.BROKEN: EvidenceBroken,
+_ERRORS: dict[Verdict, type[errors.PipelineError]] = {
+    Verdict.STALE: errors.EvidenceStale,
+    Verdict.INCOMPLETE: errors.EvidenceIncomplete,
+    Verdict.UNSIGNED: errors.EvidenceUnsigned,
+    Verdict.MOVED: errors.TagMoved,
+    Verdict.CHANGED: errors.NumberChanged,
+    Verdict.BROKEN: errors.EvidenceBroken,
 }
 
 
@@ -99,29 +90,42 @@ class Node:
         return body
 
 
+def broken(title: str, message: str) -> Node:
+    """A check that contradicts the evidence."""
+    return Node(title, Verdict.BROKEN, message)
+
+
+def incomplete(title: str, message: str) -> Node:
+    """A check that could not be made, or found something missing."""
+    return Node(title, Verdict.INCOMPLETE, message)
+
+
+def stale(title: str, message: str) -> Node:
+    """A check whose evidence holds, but of which something has changed since."""
+    return Node(title, Verdict.STALE, message)
+
+
+def changed(title: str, message: str) -> Node:
+    """A number, or the file that holds it, that is not what was signed or computed."""
+    return Node(title, Verdict.CHANGED, message)
+
+
 def show(node: Node, *, everything: bool = False) -> str:
     """The tree as text."""
-    return "\n".join([_line(node), *_below(node, "", everything)])
+
+    def lines(node: Node, first: str, margin: str) -> Iterator[str]:
+        line = f"{first}{node.title}  {log.coloured(node.verdict.value)}"
+        yield f"{line}: {node.message}" if node.message else line
+        is_whole = everything or not node.is_folded
+        shown = [c for c in node.children if is_whole or c.verdict is not Verdict.VALID]
+        for child in shown:
+            branch, below = ("└─ ", "   ") if child is shown[-1] else ("├─ ", "│  ")
+            yield from lines(child, margin + branch, margin + below)
+
+    return "\n".join(lines(node, "", ""))
 
 
-def _line(node: Node) -> str:
-    mark = log.coloured(node.verdict.value)
-    return f"{node.title}  {mark}" + (f": {node.message}" if node.message else "")
-
-
-def _below(node: Node, margin: str, everything: bool) -> Iterator[str]:
-    shown = [
-        child
-        for child in node.children
-        if everything or not node.is_folded or child.verdict is not Verdict.VALID
-    ]
-    for child in shown:
-        is_last = child is shown[-1]
-        yield f"{margin}{'└─ ' if is_last else '├─ '}{_line(child)}"
-        yield from _below(child, margin + ("   " if is_last else "│  "), everything)
-
-
-def error_of(node: Node) -> PipelineError | None:
+def error_of(node: Node) -> errors.PipelineError | None:
     """The error that belongs to a verdict; none where all is valid."""
     kind = _ERRORS.get(node.verdict)
     if kind is None:

@@ -1,4 +1,4 @@
-"""A weights set on a disk: its lock, its files, and what was signed of them."""
+"""A weights set on a disk: its lock, its files, and the signatures over them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from pathlib import Path
 from pipeline import log
 from pipeline.attest.names import WEIGHTS
 from pipeline.attest.trust import judges_strangers
-from pipeline.errors import (
-    LocksDisagree,
-    LockStale,
-    ModelSignatureInvalid,
-    PipelineError,
-)
-from pipeline.spec.checkout import Checkout
+from pipeline.errors import LocksDisagree, LockStale, ModelSignatureInvalid, PipelineError
 from pipeline.verify.artifact import Artifact
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import EvidenceItem
-from pipeline.verify.verdict import Code, Node, Verdict
+from pipeline.verify.verdict import Code, Node, Verdict, broken, incomplete, stale
 from pipeline.verify.walk import Walk, walk
 from pipeline.verify.weights_backing import signer_of
 from pipeline.weights.check.backing import checkout_backing
@@ -29,7 +23,7 @@ from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
 from pipeline.weights.sign.record import set_digest
 
-SIGNATURE = "model signature"
+_SIGNATURE = "model signature"
 
 
 def judge_weights(
@@ -38,52 +32,48 @@ def judge_weights(
     """Files against the lock, then signature and records against both."""
     lock = place.lock
     artifact = Artifact(lock.name, set_digest(lock), size_bytes=lock.size_bytes)
-    nodes = [_lock(place, judge.checkout), _files(place, neighbours, deep=judge.deep)]
+    nodes = [_lock(place, judge), _files(place, neighbours, deep=judge.deep)]
     signature = signing.default_signature(place)
+    is_vouched = False
     if signature.exists():
         nodes.append(_signature(place, signature, judge))
+        is_vouched = nodes[-1].verdict is Verdict.VALID
+    walked = Walk(Node(artifact.title))
     if items:
-        given = (judge.trust, judge.checkout, judge.now)
-        walked = walk(artifact, items, *given, only=WEIGHTS)
-        # the model signature was judged last, if there is one
-        vouched = nodes[-1].title == SIGNATURE and nodes[-1].verdict is Verdict.VALID
-        nodes += [_covered(x) if vouched else x for x in walked.node.children]
-    else:
-        walked = Walk(Node(artifact.title), ())
+        walked = walk(artifact, items, judge.trust, judge.checkout, judge.now, only=WEIGHTS)
+    for node in walked.node.children:
+        # a statement that `fetch` or `verify` made without a key takes nothing from a signed set
+        if is_vouched and node.verdict is Verdict.UNSIGNED:
+            node = Node(node.title, message="unsigned; the model signature vouches for the set")
+        nodes.append(node)
     if not items and not signature.exists():
-        nodes.append(
-            Node("signature", Verdict.UNSIGNED, "neither the set nor a record of it is signed")
-        )
+        message = "neither the set nor a record of it is signed"
+        nodes.append(Node("signature", Verdict.UNSIGNED, message))
     return replace(walked, node=Node(f"{lock.name} {artifact.digest}", children=tuple(nodes)))
 
 
-def _covered(node: Node) -> Node:
-    """A statement that `fetch` or `verify` left unsigned takes nothing from a signed set."""
-    if node.verdict is not Verdict.UNSIGNED:
-        return node
-    return Node(node.title, message="unsigned; the model signature vouches for the set")
-
-
-def _lock(place: Place, checkout: Checkout | None) -> Node:
+def _lock(place: Place, judge: Judge) -> Node:
     """The lock beside the files; a checkout may have a newer one."""
-    lock = place.lock
+    lock, title = place.lock, "lock"
     message = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
     try:
-        backing = checkout_backing(place, checkout)
+        if checkout_backing(place, judge.checkout).vouched_by:
+            message += ", as in the checkout"
     # the most telling first: they are all PipelineErrors
     except LockStale as error:
-        return Node("lock", Verdict.STALE, str(error))
+        return stale(title, str(error))
     except LocksDisagree as error:
-        return Node("lock", Verdict.BROKEN, str(error))
+        return broken(title, str(error))
     except PipelineError as error:
-        return Node("lock", Verdict.INCOMPLETE, str(error))
-    return Node("lock", message=f"{message}, as in the checkout" if backing.vouched_by else message)
+        return incomplete(title, str(error))
+    return Node(title, message=message)
 
 
 def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
+    title, unknown = "files", 0
     if deep:
         report = verify(place, VerifyOptions(full=True), neighbours).report
-        damage, unknown = report.damage, 0
+        damage = report.damage
         message = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
     else:
         # reading a large model again takes long; the receipt knows each file by size and times
@@ -93,29 +83,28 @@ def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
         message = f"{len(seen.proved)} as the receipt saw them, not read (--deep reads them)"
     if damage:
         first = damage[0]
-        return Node("files", Verdict.BROKEN, f"{first.path}: {first.kind} {first.detail}".rstrip())
+        return broken(title, f"{first.path}: {first.kind} {first.detail}".rstrip())
     if unknown:
-        message = f"{unknown} have no receipt; --deep reads them"
-        return Node("files", Verdict.INCOMPLETE, message)
-    return Node("files", message=message)
+        return incomplete(title, f"{unknown} have no receipt; --deep reads them")
+    return Node(title, message=message)
 
 
 def _signature(place: Place, path: Path, judge: Judge) -> Node:
-    title = SIGNATURE
     try:
         key = signer_of(path, judge.trust.keys if judge.trust else ())
     except ModelSignatureInvalid as error:
         if judges_strangers(judge.trust):
-            return Node(title, Verdict.BROKEN, str(error))
+            return broken(_SIGNATURE, str(error))
         message = "no key that is trusted here made it"
-        return Node(title, Verdict.INCOMPLETE, message, code=Code.UNJUDGED_SIGNER)
+        return Node(_SIGNATURE, Verdict.INCOMPLETE, message, code=Code.UNJUDGED_SIGNER)
     try:
         # files that the receipt proves unchanged are not hashed again
         known = {p.path: p.sha256 for p in check_by_receipt(place).proved if p.sha256}
         done = signing.check(place.snapshot, path, key.key, {} if judge.deep else known)
     except ModelSignatureInvalid as error:
-        return Node(title, Verdict.BROKEN, str(error))
+        return broken(_SIGNATURE, str(error))
     # a bundle without a transparency log has no time
     if objection := key.objection(WEIGHTS, None, judge.now):
-        return Node(title, Verdict.BROKEN, objection)
-    return Node(title, message=f"by {key.name}, over {done.files} files, {done.files_read} read")
+        return broken(_SIGNATURE, objection)
+    message = f"by {key.name}, over {done.files} files, {done.files_read} read"
+    return Node(_SIGNATURE, message=message)

@@ -1,4 +1,4 @@
-"""Whose signature beside a weights set vouches for its lock."""
+"""Whose signature beside a weights set vouches for its lock; loads no code of images."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from pipeline.weights.sign import signing
 from pipeline.weights.sign.record import record_path
 from pipeline.weights.sign.signing import locked_digests
 
+_HINT = (
+    "Nothing was judged. If the set was changed on purpose, sign it anew;"
+    " `--lock FILE` chooses another lock to judge by."
+)
+
 
 def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
     """The trusted key that made a model signature."""
@@ -37,14 +42,8 @@ def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
     raise ModelSignatureInvalid(f"{path.name}: no key of the trust file made it")
 
 
-_HINT = (
-    "Nothing was judged. If the set was changed on purpose, sign it anew;"
-    " `--lock FILE` chooses another lock to judge by."
-)
-
-
 def signed_backing(place: Place, backing: Backing, trust: Trust, now: datetime) -> Backing:
-    """Who else vouches for the lock; raises where somebody trusted signed another one.
+    """Who else vouches for the lock; raises where a trusted key signed another one.
 
     A signature by an untrusted key decides nothing, either way. A record is made of every
     verify, so it shows whether the lock was exchanged since, and does not vouch for it.
@@ -60,16 +59,14 @@ def _by_record(place: Place, trust: Trust, now: datetime) -> str:
     if (envelope := read_kept(path)) is None:
         return ""
     _, keys = judge_signatures(envelope, trust, now)
-    statement = envelope.statement
-    subjects = {s.name: f"sha256:{s.digest.sha256}" for s in statement.subject}
-    # a record of another commit was left by an earlier set in this folder
+    subjects = {s.name: f"sha256:{s.digest.sha256}" for s in envelope.statement.subject}
+    # a record of another commit is of an earlier set in this folder
     is_of_this = f"{lock.repository}@{lock.commit}" in subjects
-    if not keys or statement.predicate_type != WEIGHTS or not is_of_this:
+    if not keys or envelope.statement.predicate_type != WEIGHTS or not is_of_this:
         return ""
     if sha256_of(dump(lock).encode()) not in subjects.values():
-        raise LockEdited(
-            f"{place.lock_file} is not the lock that {keys[0].name} signed in {path.name}", _HINT
-        )
+        message = f"is not the lock that {keys[0].name} signed in {path.name}"
+        raise LockEdited(f"{place.lock_file} {message}", _HINT)
     return keys[0].name
 
 
@@ -87,9 +84,7 @@ def _by_signature(place: Place, trust: Trust, now: datetime) -> str:
     # a small file that is not as locked has none: then the signature covers too little
     digests = {p: d for p, d in locked_digests(place, listed).items() if isinstance(d, str)}
     if wrong := sorted(p for p, digest in digests.items() if digest != signed.files[p]):
-        raise ModelSignatureInvalid(
-            f"{place.lock_file} contradicts what {key.name} signed in {path.name}: {some(wrong)}",
-            _HINT,
-        )
+        message = f"contradicts what {key.name} signed in {path.name}: {some(wrong)}"
+        raise ModelSignatureInvalid(f"{place.lock_file} {message}", _HINT)
     covered = {pin.path for pin in lock.files if not signed.ignores(pin.path)}
     return f"the signature of {key.name}" if covered <= digests.keys() else ""

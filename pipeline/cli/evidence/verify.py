@@ -55,8 +55,14 @@ from pipeline.registry.access import Access
 from pipeline.report.head import is_report
 from pipeline.store.store import Store
 from pipeline.verify.artifact import Artifact, open_file, open_image, open_layout
-from pipeline.verify.chain import Chain, Judge, judge_attached, judge_remote, judge_statement
-from pipeline.verify.climbs import judge_climb
+from pipeline.verify.chain import (
+    Chain,
+    Judge,
+    judge_attached,
+    judge_climb,
+    judge_remote,
+    judge_statement,
+)
 from pipeline.verify.evidence import EvidenceItem, attached_in, beside, gather
 from pipeline.verify.host_facts import how_to_add_facts
 from pipeline.verify.naming import Memory
@@ -300,8 +306,8 @@ def _report(
 ) -> Chain:
     """A page, and the runs that it shows."""
     # loaded for results alone, with the rooms that they come from: a third of all that verify needs
-    from pipeline.verify.behind import Behind
     from pipeline.verify.reports import judge_report
+    from pipeline.verify.runs import Behind
 
     walked = judge_report(path, items, judge, Behind(store_to_read(context), folders))
     return Chain(walked.node, (walked,))
@@ -315,8 +321,7 @@ def _run(
     judge: Judge,
 ) -> Chain:
     """A benchmark, by the folder of its result."""
-    from pipeline.verify.behind import Behind
-    from pipeline.verify.runs import judge_run
+    from pipeline.verify.runs import Behind, judge_run
 
     items = gather(places or beside(folder / RUN_FILE))
     behind = Behind(store_to_read(context), (*folders, folder, folder.parent))

@@ -17,9 +17,8 @@ from pipeline.cli.registry.look import open_registry
 from pipeline.errors import PublishRefused, ReferenceInvalid
 from pipeline.oci.reference import parse_reference
 from pipeline.publish.attachment import file_attachment
-from pipeline.publish.bundle import make_bundle
-from pipeline.publish.gates import GateState, gate_state, require_gates
-from pipeline.publish.proof import how_far
+from pipeline.publish.evidence import make_bundle
+from pipeline.publish.gates import GateState, gate_state, how_far, require_gates
 from pipeline.publish.publish import Order, Published, make_shipment, rehearse
 from pipeline.publish.publish import publish as publish_image
 from pipeline.registry.access import Access

@@ -19,7 +19,7 @@ from pipeline.cli.images import find_image
 from pipeline.cli.signing import Signing
 from pipeline.cli.smoke.recipe_server import RecipeServer
 from pipeline.errors import UnknownImage
-from pipeline.evidence.run_result import run_predicate
+from pipeline.evidence.results import run_predicate
 from pipeline.evidence.runs import OUTPUTS, RESULT
 from pipeline.files import sha256_of_file
 from pipeline.known import Unknown

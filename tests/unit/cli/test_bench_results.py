@@ -118,7 +118,7 @@ def test_results_of_others_are_put_beside_without_a_winner(sm120: Command, run: 
 
 
 @pytest.mark.usefixtures("key")
-def test_a_run_is_signed_and_verified_and_a_changed_digit_is_named(
+def test_a_run_is_signed_and_verified_and_a_changed_file_and_digit_are_named(
     sm120: Command, run: Path
 ) -> None:
     signed = sm120("bench", "attest", run)
@@ -134,8 +134,9 @@ def test_a_run_is_signed_and_verified_and_a_changed_digit_is_named(
     for named in (run, run / RUN_FILE, run / f"{RUN_FILE}{SUFFIX}"):
         changed = sm120("verify", named)
         assert (changed.code, changed.error) == (77, "NumberChanged")
-        assert f"{PLACE} (cell c1)  changed: is 0.5, signed as {was.p99}" in changed.out
-        assert f"is 0.5, by its requests and samples it is {was.p99}" in changed.out
+        assert "result  changed: bench.json has sha256:" in changed.out
+        why = f"is 0.5, by its requests and samples it is {was.p99}"
+        assert f"{PLACE} (cell c1)  changed: {why}" in changed.out
 
 
 @pytest.mark.usefixtures("key")
@@ -177,8 +178,9 @@ def test_one_changed_digit_in_a_reports_data_is_named(sm120: Command, run: Path)
     page.write_text(text.replace(f'"mean":{mean}', f'"mean":9{mean[1:]}', 1))
     changed = sm120("verify", page, "--json")
     assert (changed.code, changed.error) == (77, "NumberChanged")
-    assert "/numbers/output_tok_s/mean" in changed.err
-    assert f"signed as {mean}" in changed.err
+    assert f"{page} sha256:" in changed.err
+    assert "which was not signed" in changed.err
+    assert "/numbers/output_tok_s/mean" in changed.out
 
 
 @pytest.mark.parametrize("damage", ["number", "requests", "cut"])

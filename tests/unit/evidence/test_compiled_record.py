@@ -14,9 +14,8 @@ from pipeline.assemble.image import Built, code_digest
 from pipeline.attest.names import BUILD_TIME
 from pipeline.errors import StoreDamaged, UnknownSource
 from pipeline.evidence.bill import Bill, bill_of
-from pipeline.evidence.compiled import objects_text, trees_of
 from pipeline.evidence.image import image_statements
-from pipeline.evidence.inventory import explain, placed_layers
+from pipeline.evidence.inventory import explain, objects_text, placed_layers, trees_of
 from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
 from pipeline.evidence.stated import find_stated, state_image

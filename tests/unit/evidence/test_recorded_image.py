@@ -28,11 +28,11 @@ from pipeline.evidence.evidence_set import (
     readable,
     set_statement,
 )
-from pipeline.evidence.gate_result import gate_predicate, gate_statements
 from pipeline.evidence.image import image_statements, keep_all, record_image, record_rebuild
 from pipeline.evidence.inventory import parts_of, placed_layers
 from pipeline.evidence.licence import Licence
 from pipeline.evidence.provenance import image_provenance
+from pipeline.evidence.results import gate_predicate, gate_statements
 from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
 from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
 from pipeline.gate.evidence import Evidence, EvidenceRow, ImageGates

@@ -13,7 +13,7 @@ from pipeline.attest.keys import LocalSigner, new_key
 from pipeline.errors import RecordInvalid, StoreDamaged
 from pipeline.evidence.evidence_set import NAME, folder_of, read_set, readable, verdict_of
 from pipeline.evidence.image import image_statements
-from pipeline.evidence.run_result import read_run_result, run_predicate, run_statements
+from pipeline.evidence.results import read_run_result, run_predicate, run_statements
 from pipeline.evidence.runs import Run, RunTest, TestVerdict, keep_runs, read_runs, runs_path
 from pipeline.evidence.stated import Problem, find_stated, sign_stated, state_image
 from tests.unit.verify.world import World, make_world

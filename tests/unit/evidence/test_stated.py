@@ -131,7 +131,7 @@ def test_what_was_stated_while_the_clock_was_ahead_is_stated_again(
     given = (world.checkout, world.store, world.built)
     ahead = moment(datetime.now(UTC) + timedelta(days=20))
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.attest.statement.moment", lambda: ahead)
+        patch.setattr("pipeline.evidence.stated.moment", lambda: ahead)
         stated = state_image(*given, [signer])
     record_rebuild(world.store, world.built, signer, "", ahead)
     assert stated.latest >= ahead.at

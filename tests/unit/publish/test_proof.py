@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.evidence.runs import keep_runs, runs_path
-from pipeline.publish.gates import GateState
-from pipeline.publish.proof import how_far
+from pipeline.publish.gates import GateState, how_far
 from pipeline.store.store import Store
 from tests.makers import built_image
 from tests.unit.evidence.test_runs import a_ladder, a_start

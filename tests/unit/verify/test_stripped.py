@@ -23,7 +23,7 @@ from pipeline.attest.names import UNGATED
 from pipeline.attest.predicates import Ungated
 from pipeline.attest.statement import Moment, make_statement
 from pipeline.evidence.evidence_set import NAME as SET
-from pipeline.evidence.gate_result import gate_statements
+from pipeline.evidence.results import gate_statements
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.verdict import CaseVerdict
 from pipeline.model import canonical_json, sha256_of

@@ -1,4 +1,4 @@
-"""A benchmark's numbers walked back: a changed digit is named, a missing link is missing."""
+"""A benchmark's numbers walked back: a changed file is named, a missing link is missing."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from pipeline.errors import NumberChanged
 from pipeline.model import canonical_json, sha256_of
 from pipeline.oci.layout import export_layout
 from pipeline.recipe import tiny
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import gather
 from pipeline.verify.host_facts import how_to_add_facts
-from pipeline.verify.runs import judge_run
+from pipeline.verify.runs import Behind, judge_run
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
@@ -88,7 +87,7 @@ def _edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_an_untouched_run_is_as_signed_and_its_numbers_follow(folder: Path, world: World) -> None:
     node = _judged(folder, world)
     assert _find(node, "benchmark-run").verdict is Verdict.VALID
-    assert _find(node, "result").message.endswith("each as signed")
+    assert _find(node, "result").message == "every byte as signed"
     assert _find(node, "numbers").message == "the same again from 36 requests of 6 trials"
     assert _find(node, "workload example").verdict is Verdict.VALID
 
@@ -178,7 +177,7 @@ def _put(place: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(("place", "value", "cell"), PLACES)
-def test_a_changed_number_is_named_with_what_was_signed_and_what_follows(
+def test_a_changed_number_is_named_with_what_follows_and_its_file_is_not_as_signed(
     place: str, value: Any, cell: str, folder: Path, world: World
 ) -> None:
     before = json.loads((folder / RUN_FILE).read_text())
@@ -188,10 +187,9 @@ def test_a_changed_number_is_named_with_what_was_signed_and_what_follows(
     error = error_of(node)
     assert isinstance(error, NumberChanged)
     assert error.exit_code == 77
-    assert f"{place} (cell {cell})" in str(error)
-    assert "signed as" in str(error)
+    assert re.search(r"bench.json has sha256:\w+, which was not signed", str(error))
     assert before != json.loads((folder / RUN_FILE).read_text())
-    again = _find(_find(node, "recomputed"), f"{place} ")
+    again = _find(_find(node, "recomputed"), f"{place} (cell {cell})")
     assert re.search(r"is .*, by its requests and samples it is ", again.message)
 
 
@@ -208,7 +206,7 @@ def test_what_no_request_tells_is_still_as_signed_or_changed(
     _edit(folder, _put(place, value))
     node = _judged(folder, world)
     assert node.verdict is Verdict.CHANGED
-    assert _find(_find(node, "result"), place).own is Verdict.CHANGED
+    assert _find(node, "result").own is Verdict.CHANGED
 
 
 def test_without_a_statement_the_requests_still_tell(folder: Path, world: World) -> None:
@@ -220,7 +218,7 @@ def test_without_a_statement_the_requests_still_tell(folder: Path, world: World)
     assert _find(node, "/cells/0/trials/1/metrics/ttft_ms/p99").message.startswith("is 0.5, by its")
 
 
-def test_a_changed_request_is_found_and_counted(folder: Path, world: World) -> None:
+def test_the_trial_of_a_changed_request_is_named(folder: Path, world: World) -> None:
     path = folder / REQUESTS_FILE
     lines = path.read_bytes().splitlines(keepends=True)
     lines[8] = lines[8].replace(b'"gaps_us":[1', b'"gaps_us":[2', 1)
@@ -229,7 +227,7 @@ def test_a_changed_request_is_found_and_counted(folder: Path, world: World) -> N
     assert node.verdict is Verdict.CHANGED
     # the ninth line is the third request of the second trial
     changed = _find(node, "/cells/0/trials/1/requests")
-    assert "changed since it was signed: 1 request (2)" in changed.message
+    assert re.search(r"the requests have sha256:\w+, the run names sha256:", changed.message)
     assert _find(_find(node, "recomputed"), "/cells/0/trials/1/metrics").own is Verdict.CHANGED
 
 
@@ -285,7 +283,7 @@ def test_the_same_values_in_other_bytes_are_noticed(folder: Path, world: World) 
     (folder / RUN_FILE).write_text(json.dumps(body, indent=1))
     node = _judged(folder, world)
     assert node.verdict is Verdict.CHANGED
-    assert "each value is the same" in _find(node, "result").message
+    assert "which was not signed" in _find(node, "result").message
 
 
 def test_a_workload_that_is_not_the_one_it_names_is_changed(folder: Path, world: World) -> None:

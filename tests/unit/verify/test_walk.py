@@ -15,16 +15,15 @@ from pipeline.attest.keys import LocalSigner, key_id
 from pipeline.attest.names import REPORT, WEIGHTS
 from pipeline.attest.statement import make_statement
 from pipeline.attest.trust import OwnKeys
-from pipeline.evidence.gate_result import gate_predicate, gate_statements, read_test_result
+from pipeline.evidence.results import gate_predicate, gate_statements, read_test_result
 from pipeline.gate.evidence import ImageGates
 from pipeline.gate.verdict import CaseVerdict
 from pipeline.lock.model import read_lock, sealed, write_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.verify.artifact import open_file
 from pipeline.verify.evidence import distinct, read_item
-from pipeline.verify.results import judge_tests
 from pipeline.verify.verdict import Code, Node, Verdict, show
-from pipeline.verify.walk import walk
+from pipeline.verify.walk import judge_tests, walk
 from tests.makers import AMD64
 from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
 

@@ -26,10 +26,10 @@ from pipeline.report.page import render_page
 from pipeline.report.statement import report_statement
 from pipeline.serve.run import recipe_digest
 from pipeline.store.store import Store
-from pipeline.verify.behind import Behind
 from pipeline.verify.chain import Judge
 from pipeline.verify.evidence import beside, gather
 from pipeline.verify.reports import judge_report
+from pipeline.verify.runs import Behind
 from pipeline.verify.verdict import Node, Verdict, error_of, show
 from pipeline.weights.sign import signing
 from tests.makers import AMD64
