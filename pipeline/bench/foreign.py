@@ -200,11 +200,13 @@ def _aiperf_cell(summary: dict[str, Any]) -> ForeignCell:
         if by_server and difference == _AIPERF_TOKENS:
             difference = ""
         for each in _STATISTICS if has_spread else ("avg",):
-            value = block.get(each)
-            if _is_number(value) and has_spread:
+            value: Any = block.get(each)
+            if not _is_number(value):
+                continue
+            if has_spread:
                 scaled, metric = float(value) * (factor or 1.0), _quantile(like, each)
                 numbers.append(_number(f"{name}.{each}", scaled, metric, difference))
-            elif _is_number(value):
+            else:
                 numbers.append(_number(name, float(value), like, difference))
     # where these two stand differs by version, so that the end of their path counts
     ends = {path.rpartition(".")[2]: value for path, value in reversed(flat.items())}

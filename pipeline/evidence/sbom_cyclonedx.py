@@ -144,7 +144,7 @@ def _patches(files: Sequence[OwnFile], root: Path) -> dict[str, Any]:
     for file, patch in ((file, file.patch) for file in files if file.patch):
         content = base64.b64encode((root / file.path).read_bytes()).decode()
         text = {"contentType": "text/x-diff", "encoding": "base64", "content": content}
-        issue = {"type": "defect", "id": file.path, "name": file.digest}
+        issue: dict[str, Any] = {"type": "defect", "id": file.path, "name": file.digest}
         issue |= {"description": plain(patch.why), "references": list(patch.upstream)}
         patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
     return {"patches": patches}

@@ -98,10 +98,11 @@ class Connections:
             # Pools whose connections tell us of their sockets. They know us only weakly: with the
             # last use of a client its connections close.
             me = weakref.ref(self)
-            manager.pool_classes_by_scheme = {
+            pools: dict[str, Any] = {
                 "http": partial(_new_pool, HTTPConnectionPool, partial(_Plain, me)),
                 "https": partial(_new_pool, HTTPSConnectionPool, partial(_Secure, me)),
             }
+            manager.pool_classes_by_scheme = pools
             self._managers[scheme, proxy] = manager
             return manager
 

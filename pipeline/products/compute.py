@@ -247,11 +247,18 @@ _SGLANG_JIT = "sglang.kernels.ops.gemm.fp8_blockwise_gemm"
 _Prepare = TypeVar("_Prepare", bound=Callable[[Any, Any], Any])
 
 
-def _route(*place: Any, is_grouped: bool = False) -> Callable[[_Prepare], _Prepare]:
+def _route(
+    name: str,
+    engines: str,
+    formats: tuple[str, ...],
+    module: str,
+    attribute: str,
+    is_grouped: bool = False,
+) -> Callable[[_Prepare], _Prepare]:
     """Registers the function that prepares a call: what it returns is run several times."""
 
     def register(prepare: _Prepare) -> _Prepare:
-        ROUTES.append(Route(*place, prepare, is_grouped))
+        ROUTES.append(Route(name, engines, formats, module, attribute, prepare, is_grouped))
         return prepare
 
     return register

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline import log
 from pipeline.errors import AlreadyServed, PreflightFailed, StartFailed
@@ -127,7 +128,7 @@ def program_arguments(order: Order, image: str) -> ContainerArguments:
     # as text: the image's user need not be able to read this checkout
     words = ["-c", _PROGRAM.read_text(encoding="utf-8"), json.dumps(job)]
     # no label of a server, so that no other command finds it
-    bare = {"mounts": [], "labels": {}, "port": None}
+    bare: dict[str, Any] = {"mounts": [], "labels": {}, "port": None}
     name = f"{recipes_own.name}-products"
     changes = {"name": name, "entrypoint": _PYTHON, "arguments": words, **bare}
     return recipes_own.model_copy(update=changes)

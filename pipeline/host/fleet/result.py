@@ -61,8 +61,9 @@ class HostResult(Frozen):
         """How many rows have this verdict."""
         return self._verdicts().count(verdict)
 
-    def _verdicts(self) -> list[str]:
-        return [r.verdict for r in (*self.rows, *self.rules, *self.functions)]
+    def _verdicts(self) -> list[Verdict]:
+        rows = [r.verdict for r in self.rows]
+        return rows + [r.verdict for r in self.rules] + [r.verdict for r in self.functions]
 
 
 class FleetResult(Frozen):

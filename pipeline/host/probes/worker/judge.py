@@ -110,8 +110,8 @@ def judge_reduce(
         rows.append(row("bandwidth", subject, NOT_APPLICABLE, why))
     elif "bandwidth" in results[0].steps:
         steps = [r.steps["bandwidth"] for r in results]
-        names = ("gb_per_s", "bus_gb_per_s")
-        measured = {n: round(min(step[n] for step in steps), 3) for n in names}
+        rates = ("gb_per_s", "bus_gb_per_s")
+        measured = {n: round(min(step[n] for step in steps), 3) for n in rates}
         least, rate = floors["all_reduce_bus_gb_per_s"], measured["bus_gb_per_s"]
         verdict, why = PASSED, ""
         if rate < least:
