@@ -131,11 +131,11 @@ def test_a_file_that_arrived_wrong_comes_from_one_source_at_a_time() -> None:
         router.gave(route, PIN)
     assert router.arrived_wrong(PIN, is_all_new=True)
     for alone in ("one", "other", "hub"):
-        route = router.pick(PIN, 0)
-        assert route.name == alone
-        router.opened(route, 1)
+        picked = router.pick(PIN, 0)
+        assert picked.name == alone
+        router.opened(picked, 1)
         assert router.pick(PIN, 0).name == alone
-        router.gave(route, PIN)
+        router.gave(picked, PIN)
         assert router.arrived_wrong(PIN, is_all_new=True) == (alone != "hub")
 
 
