@@ -12,7 +12,7 @@ from pipeline.store.mark import MARK, OWN, is_store
 from pipeline.store.store import Store
 from pipeline.store.upkeep import OWN_NAME, stats_below
 
-# Beside the folders; see pipeline/cli/signing.py for the second.
+# Beside the folders; see pipeline/app/signing.py for the second.
 _FILES = (MARK, "key-offered")
 # Folders of files that are named by hashes: a file of any other name is somebody's own.
 _OWN = re.compile(rf"{OWN_NAME.pattern}|\.new-\w+")  # a kill leaves the second

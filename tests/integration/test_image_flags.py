@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.errors import SandboxUnavailable
 from pipeline.recipe.parser_flags import ParserFlags, read_parser_flags
 from pipeline.source.box import find_way

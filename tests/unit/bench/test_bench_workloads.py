@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pipeline.app.bench import changed
 from pipeline.bench.plan import Job, cells_of, sessions
 from pipeline.bench.prompts import Scale, arrivals, draw, fit_scale, read_prompts, words
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
 from pipeline.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
-from pipeline.cli.bench import changed
 from pipeline.errors import WorkloadInvalid
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cli.report_evidence import evidence_links
+from pipeline.app.report import evidence_links
 from pipeline.report.model import EvidenceLink
 from pipeline.verify.host_facts import HOST, how_to_add_facts
 from pipeline.verify.verdict import Code, Node, Verdict
