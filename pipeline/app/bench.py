@@ -26,7 +26,8 @@ from pipeline.bench.metrics import DEFINITIONS
 from pipeline.bench.model import Inputs, Run
 from pipeline.bench.place import RUN_FILE, runs_in
 from pipeline.bench.plan import cells_of
-from pipeline.bench.record import read_run, workload_digest
+from pipeline.bench.record import read_run as read_run
+from pipeline.bench.record import workload_digest
 from pipeline.bench.results.compare import Comparison
 from pipeline.bench.results.compare import compare as compare_sides
 from pipeline.bench.results.gate import GATED, GateRow, judge
