@@ -102,7 +102,11 @@ def measure(workspace: Workspace, request: BenchRequest, on_run: OnRun | None = 
         else:
             with _server_of(workspace, recipe, request.target, request.engine, on) as found:
                 server, served = found
-                begun = _begun(workspace, served)
+                begun = None
+                if served:
+                    # the serve that started it: what it rests on, by digest
+                    attempts = attempts_of(workspace.store_to_read()).read().attempts
+                    begun = next((a.begun for a in attempts if a.begun.id == served.attempt), None)
                 speculates = None
                 if request.no_speculation:
                     speculates = False
@@ -237,18 +241,13 @@ def _server_of(
         yield Server(address, url, api_headers()), served
 
 
-def _begun(workspace: Workspace, served: ServedStatus | None) -> Begun | None:
-    """The serve that started it: what stood behind it, by digest."""
-    if served is None:
-        return None
-    attempts = attempts_of(workspace.store_to_read()).read().attempts
-    return next((each.begun for each in attempts if each.begun.id == served.attempt), None)
-
-
 def _inputs(
     workload: Workload, recipe: Recipe | None, begun: Begun | None, host_facts: Path | None
 ) -> Inputs:
-    digests: dict[str, Digest | None] = {"host": _facts_digest(host_facts)}
+    digests: dict[str, Digest | None] = {"host": None}
+    if host_facts:
+        read_facts(host_facts)  # any other file's digest would say nothing of a host
+        digests["host"] = sha256_of_file(host_facts)
     if begun:
         digests |= {
             "image": begun.image_digest,
@@ -258,14 +257,6 @@ def _inputs(
     return Inputs(
         workload=workload_digest(workload), recipe_name=recipe.name if recipe else None, **digests
     )
-
-
-def _facts_digest(path: Path | None) -> Digest | None:
-    """Of a file of facts; any other file's digest would say nothing of a host."""
-    if path is None:
-        return None
-    read_facts(path)
-    return sha256_of_file(path)
 
 
 def changed(
@@ -281,8 +272,16 @@ def changed(
 ) -> Workload:
     """A workload with what was typed in place of its own; its digest is another then."""
     values: dict[str, Any] = {}
-    if concurrency or rate or requests:
-        values["loads"] = _loads(workload, concurrency, rate, requests)
+    if concurrency and rate:
+        raise WorkloadInvalid("--concurrency and --rate: name one of them")
+    if concurrency:
+        values["loads"] = [Load(concurrency=n, requests=requests or 4 * n) for n in concurrency]
+    elif rate:
+        # a minute of each
+        counts = {each: requests or max(1, round(60 * each)) for each in rate}
+        values["loads"] = [Load(rate_per_s=each, requests=counts[each]) for each in rate]
+    elif requests:
+        values["loads"] = [x.model_copy(update={"requests": requests}) for x in workload.loads]
     if input_tokens:
         values["input"] = Fixed(tokens=input_tokens)
     if output_tokens:
@@ -305,19 +304,6 @@ def changed(
     if own and any(load.input or load.output for load in workload.loads):
         raise WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
     return Workload.model_validate({**workload.model_dump(), **values})
-
-
-def _loads(
-    workload: Workload, concurrency: list[int] | None, rate: list[float] | None, count: int | None
-) -> list[Load]:
-    if concurrency and rate:
-        raise WorkloadInvalid("--concurrency and --rate: name one of them")
-    if concurrency:
-        return [Load(concurrency=each, requests=count or 4 * each) for each in concurrency]
-    if rate:
-        # a minute of each
-        return [Load(rate_per_s=each, requests=count or max(1, round(60 * each))) for each in rate]
-    return [load.model_copy(update={"requests": count} if count else {}) for load in workload.loads]
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,11 @@ def diagnose(
 ) -> Diagnosis:
     """Recognise known issues in logs and in the facts of this machine."""
     reader = TracebackReader()
-    matches = [_match_log(path, reader) for path in logs]
+    matches = []
+    for path in logs:
+        with _opened(path) as lines:
+            name = "stdin" if path == _STDIN else path.name
+            matches.append(match_lines(name, reader.watch(lines)))
     if machine:
         capture = read_capture(root)
         # either may be closed to users, or already have dropped the line
@@ -222,15 +226,16 @@ def _begins() -> bool:
     return False
 
 
-def _match_log(path: Path, reader: TracebackReader) -> dict[str, list[str]]:
-    name = "stdin" if path == _STDIN else path.name
-    with _opened(path) as lines:
-        return match_lines(name, reader.watch(lines))
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[str]]:
-    _require_text(path)
+    # a pipe (`<(docker logs NAME)`) can be read only once
+    if path.is_file():
+        with path.open("rb") as file:
+            program = _UNPACKERS.get(file.read(3))
+        if program:
+            # no line of a compressed log is known; to find nothing in it would mislead
+            hint = f"Unpack it on the way: `{program} {path} | sm120 doctor -`."
+            raise SpecInvalid(f"{path}: is compressed", hint)
     # line by line, and whatever its encoding: engines write logs of gigabytes
     if path == _STDIN:
         log.say("Reading the log from standard input, to its end")
@@ -239,15 +244,3 @@ def _opened(path: Path) -> Iterator[Iterable[str]]:
     else:
         with opened_log(path, _PATIENCE_S) as file:
             yield bounded_lines(file)
-
-
-def _require_text(path: Path) -> None:
-    """A compressed log has no line that is known; to find nothing in it would mislead."""
-    # a pipe (`<(docker logs NAME)`) can be read only once
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        program = _UNPACKERS.get(file.read(3))
-    if program:
-        hint = f"Unpack it on the way: `{program} {path} | sm120 doctor -`."
-        raise SpecInvalid(f"{path}: is compressed", hint)

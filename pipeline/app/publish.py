@@ -100,12 +100,8 @@ def publish(workspace: Workspace, request: PublishRequest) -> Published:
                 jobs=request.jobs,
             )
             done = rehearse(order) if request.dry_run else publish_image(store, order)
-    if not request.dry_run:
-        _say_evidence(name, done)
-    return done
-
-
-def _say_evidence(name: str, done: Published) -> None:
+    if request.dry_run:
+        return done
     if done.evidence == "left out":
         log.say(f"{name} is published without evidence, as asked")
     elif done.evidence == "none":
@@ -113,3 +109,4 @@ def _say_evidence(name: str, done: Published) -> None:
         log.say("`sm120 evidence new-key NAME` makes a key that signs them")
     elif done.evidence != "signed":
         log.say(f"no key was given: the tag of {name} is not signed (--key FILE signs it)")
+    return done

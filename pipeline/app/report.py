@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -22,7 +22,7 @@ from pipeline.report.findings import WRONG
 from pipeline.report.from_foreign import read_foreign_data
 from pipeline.report.from_host import with_host
 from pipeline.report.from_run import read_run_data
-from pipeline.report.model import EvidenceLink, Reference, ReportData, RunData
+from pipeline.report.model import EvidenceLink, ReportData, RunData
 from pipeline.report.page import render_page
 from pipeline.report.pdf import print_pdf
 from pipeline.report.redact import redact
@@ -84,9 +84,13 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
         read = [with_host(run, facts) if _is_host_of(run, digest) else run for run in read]
     else:
         read = [_with_known_host(run, path, behind) for run, path in zip(read, named, strict=True)]
+    names = request.references
+    references = [named_reference(name) for name in names if name not in ("none", "all")]
+    if not names or "all" in names:
+        references = list(all_references()) if names else fitting(read)
     data = report_data(
         read,
-        _chosen(request.references, read),
+        references,
         attempts_of(store).read().attempts if read and store else [],
         made=stamp(datetime.now(UTC)),
         title=request.title,
@@ -123,14 +127,6 @@ def _with_known_host(run: RunData, path: Path, behind: Behind) -> RunData:
             if is_small and sha256_of_file(file) == named:
                 return with_host(run, read_facts(file))
     return run
-
-
-def _chosen(names: Sequence[str], runs: Sequence[RunData]) -> list[Reference]:
-    if not names:
-        return fitting(runs)
-    if "all" in names:
-        return list(all_references())
-    return [named_reference(name) for name in names if name != "none"]
 
 
 def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> RunData:

@@ -74,7 +74,8 @@ class Signing:
         if not keys:
             # why, so that nobody wonders what became of the key
             return f"unsigned ({self.reason})" if self.reason else "unsigned"
-        names = [_own_name(self._environment, key) or f"{key[:19]}…" for key in keys]
+        own = {public_id(path): path.stem for path in own_public_keys(self._environment)}
+        names = [own.get(key) or f"{key[:19]}…" for key in keys]
         return f"signed by {', '.join(names)}"
 
     def offer_key(self, store: Store, is_unsigned: bool) -> None:
@@ -87,10 +88,6 @@ class Signing:
             "This evidence is unsigned. `sm120 evidence new-key NAME` makes a key that signs it"
         )
         log.say("and all that follows. A key is optional; this note is shown once.")
-
-
-def _own_name(environment: Mapping[str, str], key_id: str) -> str | None:
-    return next((p.stem for p in own_public_keys(environment) if public_id(p) == key_id), None)
 
 
 def signer_of(key_path: Path | None) -> Signer:

@@ -375,7 +375,12 @@ def lock_sources(
             old = read_source_lock(path)
         except (LockMissing, LockEdited):
             old = None
-        rows += _changes(old, new)
+        before, after = _facts(old) if old else {}, _facts(new)
+        rows += [
+            {"source": name, "what": what, "before": before.get(what), "after": value}
+            for what, value in after.items()
+            if before.get(what) != value
+        ]
         if not dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_source_lock(path, new)
@@ -405,25 +410,8 @@ def _outside(store: Store) -> Any:
     )
 
 
-def _changes(old: SourceLock | None, new: SourceLock) -> list[dict[str, str | None]]:
-    """What a lock would change: the archive, its files, the spec that it answers."""
-
-    def facts(lock: SourceLock | None) -> dict[str, str | None]:
-        if lock is None:
-            return {}
-        pin = lock.archive
-        return {
-            "archive": pin.file,
-            "version": pin.version,
-            "sha256": pin.sha256[:12],
-            "files": str(lock.files),
-            "tree": lock.tree,
-            "spec": lock.spec,
-        }
-
-    before, after = facts(old), facts(new)
-    return [
-        {"source": new.source, "what": what, "before": before.get(what), "after": after[what]}
-        for what in after
-        if before.get(what) != after[what]
-    ]
+def _facts(lock: SourceLock) -> dict[str, str | None]:
+    """What a lock can change: the archive, its files, the spec that it answers."""
+    pin = lock.archive
+    facts = {"archive": pin.file, "version": pin.version, "sha256": pin.sha256[:12]}
+    return {**facts, "files": str(lock.files), "tree": lock.tree, "spec": lock.spec}

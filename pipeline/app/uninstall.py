@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +74,16 @@ class Inventory:
 def take_inventory(workspace: Workspace, *, keys: bool = False) -> Inventory:
     """List what can be removed; keys and the trust file go only with `keys`."""
     store, checkout, loaded = Store(workspace.store_root()), workspace.checkout_or_none(), _loaded()
-    items = [*_tag_items(loaded, store.loaded_tags())]
+    items, noted = [], store.loaded_tags()
+    for each in loaded:
+        for tag in each.tags:
+            # Docker may be shared: only what this store loaded goes; Podman is the user's own
+            is_own = each.what == "Podman tag" or tag.tag in noted
+            why = "" if is_own else "kept (loaded by another user, or by an older version)"
+            size = tag.size_bytes
+            items.append(
+                Item(what=each.what, where=tag.tag, size_bytes=size, goes=is_own, kept_for=why)
+            )
     if own_parts(store.root):
         size = total_bytes(store.root)
         items.append(Item(what="store", where=str(store.root), size_bytes=size))
@@ -94,7 +103,7 @@ def remove(inventory: Inventory) -> None:
         names = ", ".join(inventory.served)
         raise AlreadyServed(f"nothing was removed: {names} is served", _STOP_FIRST)
     with log.watched(f"Removing {log.count(len(inventory.going), 'thing')}"):
-        _remove(inventory.going, inventory.store, inventory.loaded)
+        _remove(inventory)
 
 
 def _loaded() -> list[Loaded]:
@@ -129,20 +138,6 @@ def _in_podman() -> Loaded:
     may_run = [f for f in podman.containers() if f.running or f.status == "created"]
     served = [facts.labels[RECIPE_LABEL] for facts in may_run]
     return Loaded("Podman tag", tags, served, [], podman.untag)
-
-
-def _tag_items(loaded: list[Loaded], noted: Set[str]) -> list[Item]:
-    """Docker may be shared: only what this store loaded into it goes. Podman is the user's own."""
-    items = []
-    for each in loaded:
-        for tag in each.tags:
-            is_own = each.what == "Podman tag" or tag.tag in noted
-            why = "" if is_own else "kept (loaded by another user, or by an older version)"
-            size = tag.size_bytes
-            items.append(
-                Item(what=each.what, where=tag.tag, size_bytes=size, goes=is_own, kept_for=why)
-            )
-    return items
 
 
 def _key_items(*, goes: bool) -> list[Item]:
@@ -198,31 +193,28 @@ def _what_stays(items: list[Item], checkout: Checkout | None) -> list[str]:
     return lines
 
 
-def _remove(going: list[Item], store: Store, loaded: list[Loaded]) -> None:
-    untag = {each.what: each.untag for each in loaded}
+def _remove(inventory: Inventory) -> None:
+    untag = {each.what: each.untag for each in inventory.loaded}
     refused = []
-    for item in going:
+    for item in inventory.going:
+        path = Path(item.where)
         if item.what in untag and (why := untag[item.what](item.where)):
             refused.append(f"{item.where}: {why}")
         # the store knows which tags are ours, and is needed again where one was refused
         elif item.what == "store" and not refused:
-            for path in remove_store(store):
-                log.say(f"{path}: is not the store's own, and stays")
+            for foreign in remove_store(inventory.store):
+                log.say(f"{foreign}: is not the store's own, and stays")
         elif item.what in PRECIOUS:
-            _remove_file(Path(item.where))
+            with os_errors_explained(path):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # the rest of the folder is not ours
+                path.parent.rmdir()
         # this command may be in one of them, and is needed again
         elif item.what == "environment" and not refused:
-            remove_tree(Path(item.where))
+            remove_tree(path)
     if refused:
         raise DockerUnavailable(
             f"in use, and kept: {'; '.join(refused)}",
             "The store and the environments are kept, too. `sm120 recipe stop RECIPE` ends a"
             " container; then try again.",
         )
-
-
-def _remove_file(path: Path) -> None:
-    with os_errors_explained(path):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):  # the rest of the folder is not ours
-        path.parent.rmdir()

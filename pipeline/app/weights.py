@@ -128,10 +128,16 @@ def verify(
     """
     signing = Signing()
     request = VerifyOptions(only=only, exclude=exclude, full=full, jobs=jobs or cores())
-    places = _places(workspace, folder, lock_file)
     if lock_file is None:
+        try:
+            places = places_in(workspace, folder)
+        # only `verify` takes a lock from elsewhere, so only its hint names the option
+        except WeightsUnknown as error:
+            hint = f"{error.hint} --lock names a lock that is elsewhere."
+            raise WeightsUnknown(str(error), hint) from error
         backings = [signed_backing_of(workspace, place, trust_path) for place in places]
     else:
+        places = [lock_place(folder, read_lock(lock_file, edited=_NO_LOCK))]
         # the user vouches for a lock by naming it
         backings = [Backing(lock_from="given") for _ in places]
     checked = [_verified(place, request, places) for place in places]
@@ -164,17 +170,6 @@ def verify(
     tried = f"{_NO_SOURCE}{', or leave out --offline' if offline else ''}."
     hint = tried if repair and not dry_run else ""
     return VerifiedWeights(reports, backings, repaired, stated, hint)
-
-
-def _places(workspace: Workspace, folder: Path, lock_file: Path | None) -> list[Place]:
-    if lock_file is None:
-        try:
-            return places_in(workspace, folder)
-        # only `verify` takes a lock from elsewhere, so only its hint names the option
-        except WeightsUnknown as error:
-            hint = f"{error.hint} --lock names a lock that is elsewhere."
-            raise WeightsUnknown(str(error), hint) from error
-    return [lock_place(folder, read_lock(lock_file, edited=_NO_LOCK))]
 
 
 def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Checked:

@@ -23,6 +23,7 @@ from pipeline.cli.options import (
     EXISTING_FOLDER,
     RATES,
     engine_option,
+    flag,
     json_option,
     on_options,
     recipes_option,
@@ -68,17 +69,15 @@ _RESULT = click.Path(exists=True, path_type=Path)
 @click.option("--output", "output_tokens", type=click.IntRange(1), help="Answer tokens.")
 @click.option("--repeats", type=click.IntRange(1), help="Trials of each cell.")
 @click.option("--model", help="Name of the model [default: the first that the server has].")
-@click.option(
-    "--no-speculation", is_flag=True, help="The server does not speculate, though it does not say."
-)
-@click.option("--allow-loops", is_flag=True, help="Mark answers that loop, and count them.")
+@flag("--no-speculation", help="The server does not speculate, though it does not say.")
+@flag("--allow-loops", help="Mark answers that loop, and count them.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Client processes [as needed].")
 @click.option(
     "--host-facts",
     type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them.",
 )
-@click.option("--no-self-test", is_flag=True, help="Do not measure the client first.")
+@flag("--no-self-test", help="Do not measure the client first.")
 @click.option(
     "--weights",
     type=EXISTING_FOLDER,
@@ -89,7 +88,7 @@ _RESULT = click.Path(exists=True, path_type=Path)
     type=ANY_PATH,
     help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be asked, and ask nothing.")
+@flag("--dry-run", help="Show what would be asked, and ask nothing.")
 @engine_option
 @on_options
 @json_option
@@ -203,9 +202,7 @@ def list_workloads(as_json: bool) -> None:
 @click.command("compare")
 @click.argument("first")
 @click.argument("second")
-@click.option(
-    "--live", is_flag=True, help="FIRST and SECOND are servers: measure them now, in turns."
-)
+@flag("--live", help="FIRST and SECOND are servers: measure them now, in turns.")
 @click.option(
     "--workload", "workload_name", default="quick", show_default=True, help="With --live."
 )
@@ -229,8 +226,8 @@ def list_workloads(as_json: bool) -> None:
     help="Percent that a winner must surely be ahead"
     f" [default: {LEAST:g}; {LEAST_IN_TURNS:g} where both were measured in turns].",
 )
-@click.option("--all", "everything", is_flag=True, help="Show every number.")
-@click.option("--gate", is_flag=True, help="Fail where SECOND is worse than FIRST, the baseline.")
+@flag("--all", "everything", help="Show every number.")
+@flag("--gate", help="Fail where SECOND is worse than FIRST, the baseline.")
 @click.option(
     "--allow",
     type=click.FloatRange(0, 100),

@@ -14,6 +14,7 @@ from pipeline.attest.names import KINDS
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
+    flag,
     json_option,
     key_option,
     platform_option,
@@ -25,8 +26,8 @@ from pipeline.cli.output import say_bytes, say_json
 @click.command()
 @click.argument("name", metavar="IMAGE")
 @key_option
-@click.option("--unsigned", is_flag=True, help="Make the statements without a signature.")
-@click.option("--spdx", is_flag=True, help="Add the bill of materials as SPDX 2.3.")
+@flag("--unsigned", help="Make the statements without a signature.")
+@flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
 @platform_option
 @json_option
 @click.pass_obj
@@ -102,9 +103,7 @@ def sbom(workspace: Workspace, **options: Any) -> None:
     type=ANY_PATH,
     help="Folder for the key [default: your own keys].",
 )
-@click.option(
-    "--passphrase", "ask", is_flag=True, help="Ask for a passphrase [SM120_KEY_PASSPHRASE]."
-)
+@flag("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
 @click.pass_obj
 def new_key(workspace: Workspace, name: str, folder: Path | None, ask: bool) -> None:
     """Make a key (ECDSA P-256) that only you can read. An old key is never overwritten.

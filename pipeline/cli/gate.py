@@ -11,6 +11,7 @@ from pipeline import app, log
 from pipeline.app.workspace import Workspace
 from pipeline.cli.gate_tables import show_kernels, show_numbers, show_objects, show_unreached
 from pipeline.cli.options import (
+    flag,
     json_option,
     mirror_option,
     offline_option,
@@ -52,12 +53,12 @@ series_option = click.option(
     metavar="sm_NNN",
     help="Architecture of the target card [default: those that image.yaml names].",
 )
-@click.option("--unpatched", is_flag=True, help="Judge the engine as published, without patches.")
+@flag("--unpatched", help="Judge the engine as published, without patches.")
 @series_option
-@click.option("--only-failed", is_flag=True, help="Show only what failed or could not be judged.")
-@click.option("--all", "show_all", is_flag=True, help="List every case, also those that passed.")
-@click.option("--discover", is_flag=True, help="List the kernels that no case reaches yet.")
-@click.option("--dry-run", is_flag=True, help="Show what would be judged and fetched.")
+@flag("--only-failed", help="Show only what failed or could not be judged.")
+@flag("--all", "show_all", help="List every case, also those that passed.")
+@flag("--discover", help="List the kernels that no case reaches yet.")
+@flag("--dry-run", help="Show what would be judged and fetched.")
 @platform_option
 @mirror_option
 @offline_option
@@ -219,10 +220,8 @@ def _cases_text(cases: list[FoundCase]) -> str:
     metavar="VERSION",
     help="Judge against another engine version or range, such as >=0.5.9.",
 )
-@click.option(
-    "--without-sandbox",
-    is_flag=True,
-    help="With --against, run the other version although there is no sandbox.",
+@flag(
+    "--without-sandbox", help="With --against, run the other version although there is no sandbox."
 )
 @series_option
 @arch_option

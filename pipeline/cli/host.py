@@ -14,7 +14,7 @@ import click
 from pipeline import app, log
 from pipeline.app.workspace import Workspace
 from pipeline.cli.hosts import show_fix, show_fixes
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, json_option
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, json_option
 from pipeline.cli.output import own_name, say_json
 from pipeline.errors import IssueFound
 from pipeline.host.fleet.result import FleetResult
@@ -39,9 +39,7 @@ root_option = click.option(
     help="Read a copied file tree or a capture (host/facts/capture.py) instead of this machine.",
 )
 # for bug reports: serial numbers and UUIDs identify an owner
-redact_option = click.option(
-    "--redact", is_flag=True, help="Leave out serial numbers, UUIDs and names."
-)
+redact_option = flag("--redact", help="Leave out serial numbers, UUIDs and names.")
 
 
 def _probe_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,12 +73,7 @@ def _probe_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("facts")
 @click.option("--name", help="Name of this host [default: a digest of its machine id].")
-@click.option(
-    "--capture",
-    "as_capture",
-    is_flag=True,
-    help="Print what was read, as JSON, without judging it.",
-)
+@flag("--capture", "as_capture", help="Print what was read, as JSON, without judging it.")
 @root_option
 @redact_option
 @json_option
@@ -194,8 +187,8 @@ def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -
 
 
 @click.command("check")
-@click.option("--facts", "only_facts", is_flag=True, help="Judge the rules over facts only.")
-@click.option("--functions", "only_functions", is_flag=True, help="Run the function tests only.")
+@flag("--facts", "only_facts", help="Judge the rules over facts only.")
+@flag("--functions", "only_functions", help="Run the function tests only.")
 @click.option("--cuda", metavar="13.x", help="CUDA branch of the images that this host will run.")
 @click.option("--ranks", type=int, help="Number of GPUs that must be there and are tested.")
 @click.option(
@@ -288,7 +281,7 @@ def _checked(floors: str | None) -> str | None:
     help="Fewest and most concurrent requests.",
 )
 @click.option("--graph-file", help="NCCL_GRAPH_FILE to try, too.")
-@click.option("--full", is_flag=True, help="Try all combinations, not one setting at a time.")
+@flag("--full", help="Try all combinations, not one setting at a time.")
 @click.option("--rounds", type=int, default=50, show_default=True, help="Rounds of each size.")
 @_probe_options
 @json_option
@@ -332,7 +325,7 @@ def _show_tuning(tuning: Tuning) -> None:
 
 @click.command("doctor")
 @click.argument("logs", nargs=-1, type=_LOG)
-@click.option("--no-facts", is_flag=True, help="Read the logs only, not this machine.")
+@flag("--no-facts", help="Read the logs only, not this machine.")
 @root_option
 @json_option
 @click.pass_obj

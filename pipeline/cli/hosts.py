@@ -16,6 +16,7 @@ from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     EXISTING_FILE,
     all_of,
+    flag,
     jobs_option,
     json_option,
     key_option,
@@ -61,15 +62,15 @@ _FLEET: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--vault-id", "vault_ids", multiple=True, help="Vault identity, as in Ansible. Repeatable."
     ),
-    click.option("-J", "--ask-vault-pass", is_flag=True, help="Ask for the vault password once."),
-    click.option("-k", "--ask-pass", is_flag=True, help="Ask for the SSH password once."),
+    flag("-J", "--ask-vault-pass", help="Ask for the vault password once."),
+    flag("-k", "--ask-pass", help="Ask for the SSH password once."),
     click.option(
         "--connection-password-file",
         type=EXISTING_FILE,
         envvar="ANSIBLE_CONNECTION_PASSWORD_FILE",
         help="File with the SSH password.",
     ),
-    click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password once."),
+    flag("-K", "--ask-become-pass", help="Ask for the sudo password once."),
     click.option(
         "--become-password-file",
         type=EXISTING_FILE,
@@ -89,20 +90,15 @@ fleet_options = all_of(_FLEET)
 _play_options = all_of(
     [
         fleet_options,
-        click.option(
+        flag(
             "-C",
-            "--check",  # the name that users of Ansible know
+            "--check",
             "--dry-run",
             "dry_run",
-            is_flag=True,
             help="Show what would change and change nothing.",
         ),
-        click.option("-D", "--diff", is_flag=True, help="Show the differences in files."),
-        click.option(
-            "--even-if-busy",
-            is_flag=True,
-            help="Reboot and restart Docker even while the GPUs are in use.",
-        ),
+        flag("-D", "--diff", help="Show the differences in files."),
+        flag("--even-if-busy", help="Reboot and restart Docker even while the GPUs are in use."),
         click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE OPTIONS]..."),
         click.pass_obj,
     ]
@@ -290,9 +286,7 @@ def attest(files: tuple[Path, ...], key_path: Path | None) -> None:
     metavar="ROLE",
     help="Check this role only. Repeatable.",
 )
-@click.option(
-    "--facts", "rules", is_flag=True, help="Judge the rules over the facts of each host, too."
-)
+@flag("--facts", "rules", help="Judge the rules over the facts of each host, too.")
 @click.option(
     "--functions",
     "image",
@@ -306,7 +300,7 @@ def attest(files: tuple[Path, ...], key_path: Path | None) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Save the facts of each host here, for `host outliers` and `host drift`.",
 )
-@click.option("--brief", is_flag=True, help="Show only the rows that did not pass.")
+@flag("--brief", help="Show only the rows that did not pass.")
 @json_option
 @click.pass_obj
 def verify(

@@ -14,6 +14,7 @@ from pipeline.assemble.plan import TreePlan, Work, layer_bytes_guess
 from pipeline.cli.options import (
     access_options,
     base_options,
+    flag,
     json_option,
     key_option,
     layers_options,
@@ -129,21 +130,13 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
 @click.command()
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @platform_option
-@click.option(
+@flag(
     "--accept",
-    is_flag=True,
     help="Take the result as expected: write its golden digest and the hashes of edited patches.",
 )
-@click.option("--keep-inputs", is_flag=True, help="Keep wheels after they became layers.")
-@click.option(
-    "--gate",
-    "gated",
-    is_flag=True,
-    help="Then run the gates: shared memory, numerics, patches, machine code.",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Show what would be fetched and built, as `sm120 plan` does."
-)
+@flag("--keep-inputs", help="Keep wheels after they became layers.")
+@flag("--gate", "gated", help="Then run the gates: shared memory, numerics, patches, machine code.")
+@flag("--dry-run", help="Show what would be fetched and built, as `sm120 plan` does.")
 @mirror_option
 @layers_options
 @offline_option
@@ -291,13 +284,9 @@ def _stage_table(done: BuildResult) -> str:
 
 @click.command()
 @click.argument("name", metavar="IMAGE")
-@click.option("--attest", is_flag=True, help="Sign and keep the result, good or bad.")
-@click.option(
-    "--keep-objects",
-    is_flag=True,
-    help="Take compiled objects from the store, and only link again.",
-)
-@click.option("--dry-run", is_flag=True, help="Show what would be fetched and built again.")
+@flag("--attest", help="Sign and keep the result, good or bad.")
+@flag("--keep-objects", help="Take compiled objects from the store, and only link again.")
+@flag("--dry-run", help="Show what would be fetched and built again.")
 @key_option
 @platform_option
 @mirror_option

@@ -21,6 +21,7 @@ from pipeline.cli.options import (
     EXISTING_FILE,
     PLATFORM,
     base_options,
+    flag,
     json_option,
     lock_check_option,
     locking_dry_run_option,
@@ -172,7 +173,7 @@ def lock(
 @click.argument("name", metavar="IMAGE")
 @click.option("--tag", "tags", multiple=True, help="Name of the image in Docker. Repeatable.")
 @platform_option
-@click.option("--dry-run", is_flag=True, help="Show what would be loaded and load nothing.")
+@flag("--dry-run", help="Show what would be loaded and load nothing.")
 @json_option
 @click.pass_obj
 def load(workspace: Workspace, name: str, as_json: bool, dry_run: bool, **options: Any) -> None:
@@ -199,7 +200,7 @@ def load(workspace: Workspace, name: str, as_json: bool, dry_run: bool, **option
 @click.argument("name", metavar="IMAGE")
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
 @platform_option
-@click.option("--dry-run", is_flag=True, help="Show what would be written and write nothing.")
+@flag("--dry-run", help="Show what would be written and write nothing.")
 @click.pass_obj
 def export(workspace: Workspace, folder: Path, dry_run: bool, **options: Any) -> None:
     """Write a built image and its evidence to a new folder, as an OCI layout.
@@ -216,7 +217,7 @@ def export(workspace: Workspace, folder: Path, dry_run: bool, **options: Any) ->
 @click.command()
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
-@click.option("--tool", is_flag=True, help="Collect this tool's own wheels, too, into DIR/tool.")
+@flag("--tool", help="Collect this tool's own wheels, too, into DIR/tool.")
 @click.option(
     "--tool-platform",
     type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
@@ -230,7 +231,7 @@ def export(workspace: Workspace, folder: Path, dry_run: bool, **options: Any) ->
     help="Python that the tool will run with [default: the one that runs this].",
 )
 @platform_option
-@click.option("--dry-run", is_flag=True, help="Show how much would be collected; fetch nothing.")
+@flag("--dry-run", help="Show how much would be collected; fetch nothing.")
 @mirror_option
 @base_options
 @json_option

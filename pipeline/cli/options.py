@@ -117,7 +117,13 @@ class _Mirror(click.Path):
         return value
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def flag(*names: str, help: str) -> Callable[[Any], Any]:
+    """An option that is on or off."""
+    option: Callable[[Any], Any] = click.option(*names, is_flag=True, help=help)
+    return option
+
+
+json_option = flag("--json", "as_json", help="Print the result as JSON.")
 offline_option = click.option(
     "--offline",
     is_flag=True,
@@ -162,12 +168,10 @@ look_in_option = click.option(
     type=EXISTING_FOLDER,
     help="Folder of runs, weights, host facts, recipes or a layout, for a benchmark. Repeatable.",
 )
-locking_dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Show what would change and write nothing."
-)
+locking_dry_run_option = flag("--dry-run", help="Show what would change and write nothing.")
 # for CI: fails when somebody edited a spec and forgot to lock
-lock_check_option = click.option(
-    "--check", is_flag=True, help="Only check that locks match their specs; needs no network."
+lock_check_option = flag(
+    "--check", help="Only check that locks match their specs; needs no network."
 )
 
 
@@ -250,7 +254,7 @@ def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=EXISTING_FILE,
         help="CA of the registry, besides the system's and Docker's certs.d.",
     )
-    @click.option("--insecure-http", is_flag=True, help="Use plain HTTP for the registry.")
+    @flag("--insecure-http", help="Use plain HTTP for the registry.")
     @functools.wraps(command)
     def packed(*args: Any, ca: Path | None, insecure_http: bool, **rest: Any) -> Any:
         access = Access(ca_file=ca, insecure_http=insecure_http)

@@ -14,6 +14,7 @@ from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
     engine_option,
+    flag,
     gpus_option,
     json_option,
     override_options,
@@ -100,13 +101,10 @@ def show(workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bo
 @click.option(
     "--node", default="127.0.0.1", show_default=True, help="Address of the server, for --as env."
 )
-@click.option("--lan", is_flag=True, help="Let other machines connect, too.")
-@click.option(
-    "--detach", is_flag=True, help="Start the container in the background (docker, podman)."
-)
-@click.option(
+@flag("--lan", help="Let other machines connect, too.")
+@flag("--detach", help="Start the container in the background (docker, podman).")
+@flag(
     "--no-cdi",
-    is_flag=True,
     help="Ask for the cards with --gpus, for a Docker without CDI (docker, systemd, compose).",
 )
 @click.option("--claim", help="PersistentVolumeClaim with the weights, for --as kubernetes.")
@@ -144,8 +142,8 @@ def render(workspace: Workspace, out: Path | None, as_json: bool, **options: Any
 @click.command()
 @click.argument("image")
 @platform_option
-@click.option("--read", "again", is_flag=True, help="Read the built image, not its committed file.")
-@click.option("--accept", is_flag=True, help="Read the built image and write its committed file.")
+@flag("--read", "again", help="Read the built image, not its committed file.")
+@flag("--accept", help="Read the built image and write its committed file.")
 @click.option(
     "--program",
     type=EXISTING_FILE,
@@ -215,7 +213,7 @@ def _value(flag: FlagSpec) -> list[str]:
     show_default=True,
     help="Seconds that it may take.",
 )
-@click.option("--dry-run", is_flag=True, help="Show the products; needs no GPU and no image.")
+@flag("--dry-run", help="Show the products; needs no GPU and no image.")
 @json_option
 @click.pass_obj
 def products(

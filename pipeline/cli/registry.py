@@ -12,6 +12,7 @@ from pipeline.app.workspace import Workspace
 from pipeline.attest.names import kind_of
 from pipeline.cli.options import (
     ANY_PATH,
+    flag,
     json_option,
     key_option,
     platform_option,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.argument("image", metavar="IMAGE")
 @click.argument("place", metavar="REGISTRY/REPO[:TAG]")
 @platform_option
-@click.option("--index", is_flag=True, help="Make an image index even for a single platform.")
+@flag("--index", help="Make an image index even for a single platform.")
 @click.option(
     "--attach",
     "attachments",
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     help="Publish although gates did not pass; the reason stays with the image.",
 )
 @key_option
-@click.option("--spdx", is_flag=True, help="Add the bill of materials as SPDX 2.3.")
-@click.option("--no-evidence", is_flag=True, help="Attach no statements and sign nothing.")
-@click.option("--dry-run", is_flag=True, help="Show what would be sent and send nothing.")
+@flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
+@flag("--no-evidence", help="Attach no statements and sign nothing.")
+@flag("--dry-run", help="Show what would be sent and send nothing.")
 @registry_options
 @json_option
 @click.pass_obj
@@ -94,7 +95,7 @@ def _published_text(done: Published) -> str:
 @click.argument("place", metavar="REGISTRY/REPO@DIGEST")
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
 @platform_option
-@click.option("--evidence", is_flag=True, help="Fetch what is attached to the image, too.")
+@flag("--evidence", help="Fetch what is attached to the image, too.")
 @click.option(
     # a reference may name anything: it is refused before the disk is full
     "--max-gb",
@@ -103,7 +104,7 @@ def _published_text(done: Published) -> str:
     show_default=True,
     help="Refuse an image that is larger.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be fetched; fetch no layers.")
+@flag("--dry-run", help="Show what would be fetched; fetch no layers.")
 @registry_options
 @json_option
 def pull(
@@ -158,7 +159,7 @@ def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
     help="Tags to keep, as a shell pattern such as 'v*'. Repeatable.",
 )
 # what is deleted in a registry cannot be brought back
-@click.option("--yes", is_flag=True, help="Delete; without it, only show what would go.")
+@flag("--yes", help="Delete; without it, only show what would go.")
 @registry_options
 @json_option
 @click.pass_obj

@@ -12,6 +12,7 @@ from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
+    flag,
     json_option,
     look_in_option,
     own_recipes_option,
@@ -55,7 +56,7 @@ class _Target(click.ParamType[Path]):
     metavar="NAME|none|all",
     help="Published tables to draw beside [default: those of the same workload]. Repeatable.",
 )
-@click.option("--list-references", is_flag=True, help="List the published tables, and stop.")
+@flag("--list-references", help="List the published tables, and stop.")
 @click.option("--title", help="Title of the report.")
 @click.option(
     "--log",
@@ -69,10 +70,9 @@ class _Target(click.ParamType[Path]):
     type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them.",
 )
-@click.option(
+@flag(
     "--redact",
     "is_redacted",
-    is_flag=True,
     help="Leave out host names, addresses, paths, serial numbers and user names.",
 )
 @look_in_option

@@ -13,6 +13,7 @@ from pipeline.cli.options import (
     ANY_PATH,
     COUNTS,
     engine_option,
+    flag,
     gpus_option,
     json_option,
     on_options,
@@ -41,7 +42,7 @@ _SHORT_FAILURE = 60
 @click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights.")
 @override_options
 @gpus_option
-@click.option("--lan", is_flag=True, help="Let other machines connect, too.")
+@flag("--lan", help="Let other machines connect, too.")
 @click.option(
     "--host-nccl",
     type=click.Choice(["settings", "patched"]),
@@ -66,9 +67,8 @@ _SHORT_FAILURE = 60
     metavar="CHECK",
     help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
 )
-@click.option(
+@flag(
     "--context-ladder",
-    is_flag=True,
     help="Start with one context after the other, test each, and keep the last good one.",
 )
 @click.option(
@@ -76,10 +76,8 @@ _SHORT_FAILURE = 60
     type=COUNTS,
     help="Contexts of --context-ladder [default: the recipe's, else 65536,98304,131072,262144].",
 )
-@click.option("--with-fallback", is_flag=True, help="Where it fails, try the recipe's fallback.")
-@click.option(
-    "--dry-run", is_flag=True, help="Check the machine and show the container; start nothing."
-)
+@flag("--with-fallback", help="Where it fails, try the recipe's fallback.")
+@flag("--dry-run", help="Check the machine and show the container; start nothing.")
 @json_option
 @click.pass_obj
 def serve(
@@ -182,7 +180,7 @@ def _row(row: ServedStatus) -> tuple[object, ...]:
 
 @click.command()
 @click.argument("recipe", metavar="RECIPE")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the engine ends.")
+@flag("--follow", "-f", help="Go on until the engine ends.")
 @click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
 @engine_option
 @on_options
@@ -195,7 +193,7 @@ def logs(workspace: Workspace, **options: Any) -> None:
 
 @click.command()
 @click.argument("recipes", metavar="RECIPE...", nargs=-1)
-@click.option("--all", "stop_all", is_flag=True, help="Everything that is served here.")
+@flag("--all", "stop_all", help="Everything that is served here.")
 @click.option(
     "--timeout",
     "timeout_s",

@@ -19,6 +19,7 @@ from pipeline.cli.options import (
     EXISTING_FILE,
     all_of,
     engine_option,
+    flag,
     json_option,
     on_options,
     recipes_option,
@@ -28,16 +29,15 @@ from pipeline.smoke.model import SmokeResult
 
 _OPTIONS = (
     click.option("--model", help="Name of the model [default: the first that the server has]."),
-    click.option(
+    flag(
         "--no-quality",
-        is_flag=True,
         help="Judge only what any sound server guarantees, for a model that cannot think.",
     ),
-    click.option("--no-tools", is_flag=True, help="Expect no tool calls."),
-    click.option("--reasoning", is_flag=True, help="Expect a model that thinks before it answers."),
-    click.option("--vision", is_flag=True, help="Expect a model that sees pictures."),
-    click.option("--text-only", is_flag=True, help="Leave pictures out, also if the model sees."),
-    click.option("--quick", is_flag=True, help="Climb in small steps, for a slow machine."),
+    flag("--no-tools", help="Expect no tool calls."),
+    flag("--reasoning", help="Expect a model that thinks before it answers."),
+    flag("--vision", help="Expect a model that sees pictures."),
+    flag("--text-only", help="Leave pictures out, also if the model sees."),
+    flag("--quick", help="Climb in small steps, for a slow machine."),
     click.option("--streams", type=COUNTS, help="Concurrent requests, such as 1,2,8,64."),
     click.option("--contexts", type=COUNTS, help="Prompt lengths to walk, in tokens."),
     click.option(
@@ -77,14 +77,10 @@ def _expectation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--recipe", "expected", metavar="NAME", help="Of a URL: expect what a recipe says.")
 @recipes_option
 @_expectation_options
-@click.option("--serve", "is_started", is_flag=True, help="Start the recipe first, stop it last.")
+@flag("--serve", "is_started", help="Start the recipe first, stop it last.")
 @click.option("--weights", type=ANY_PATH, help="With --serve: folder of the weights.")
 @click.option("--draft", type=ANY_PATH, help="With --serve: the draft model's weights.")
-@click.option(
-    "--restart",
-    is_flag=True,
-    help="Restart the recipe's running server for the tests that need it.",
-)
+@flag("--restart", help="Restart the recipe's running server for the tests that need it.")
 @click.option("--no-restart", is_flag=True, hidden=True, help="Answers with the new name.")
 @engine_option
 @on_options
@@ -99,7 +95,7 @@ def _expectation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
-@click.option("--dry-run", is_flag=True, help="Show what would be asked, and ask nothing.")
+@flag("--dry-run", help="Show what would be asked, and ask nothing.")
 @json_option
 @click.pass_obj
 def smoke(

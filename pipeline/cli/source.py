@@ -10,6 +10,7 @@ import click
 from pipeline import app, log
 from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
+    flag,
     json_option,
     key_option,
     locking_dry_run_option,
@@ -85,7 +86,7 @@ def lock(workspace: Workspace, dry_run: bool, as_json: bool, **options: Any) -> 
     help="What the steps run in.",
     show_default=True,
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be compiled and fetched.")
+@flag("--dry-run", help="Show what would be compiled and fetched.")
 @mirror_option
 @offline_option
 @json_option
@@ -189,7 +190,7 @@ def export(workspace: Workspace, folder: Path, as_json: bool, **options: Any) ->
 @click.argument("place", metavar="REGISTRY/REPO")
 @platform_option
 @key_option
-@click.option("--dry-run", is_flag=True, help="Show what would be sent and send nothing.")
+@flag("--dry-run", help="Show what would be sent and send nothing.")
 @registry_options
 @json_option
 @click.pass_obj
@@ -265,7 +266,7 @@ def export_to(workspace: Workspace, folder: Path, as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Trust file to judge the signature by [lockfiles/trust.yaml and your own keys].",
 )
-@click.option("--unsigned", is_flag=True, help="Take objects that no trusted key vouches for.")
+@flag("--unsigned", help="Take objects that no trusted key vouches for.")
 @json_option
 @click.pass_obj
 def import_from(

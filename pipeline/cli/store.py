@@ -9,7 +9,7 @@ import click
 
 from pipeline import app, log
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import json_option
+from pipeline.cli.options import flag, json_option
 from pipeline.cli.output import say_json
 from pipeline.errors import StoreDamaged
 
@@ -31,9 +31,7 @@ def show(workspace: Workspace, as_json: bool) -> None:
 
 
 @click.command()
-@click.option(
-    "--repair", is_flag=True, help="Remove damaged files; the next build makes them again."
-)
+@flag("--repair", help="Remove damaged files; the next build makes them again.")
 @json_option
 @click.pass_obj
 def check(workspace: Workspace, repair: bool, as_json: bool) -> None:
@@ -52,7 +50,7 @@ def check(workspace: Workspace, repair: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Remove; without it, only show what would go.")
+@flag("--yes", help="Remove; without it, only show what would go.")
 @click.pass_obj
 def trim(workspace: Workspace, yes: bool) -> None:
     """Remove what no built image needs: old layers, kept inputs, stale downloads.
@@ -72,9 +70,9 @@ def trim(workspace: Workspace, yes: bool) -> None:
 
 
 @click.command()
-@click.option("--keys", is_flag=True, help="Remove your keys and your own trust file, too.")
-@click.option("--yes", is_flag=True, help="Remove without asking.")
-@click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
+@flag("--keys", help="Remove your keys and your own trust file, too.")
+@flag("--yes", help="Remove without asking.")
+@flag("--dry-run", help="List what would be removed, and remove nothing.")
 @json_option
 @click.pass_obj
 def uninstall(workspace: Workspace, keys: bool, yes: bool, dry_run: bool, as_json: bool) -> None:

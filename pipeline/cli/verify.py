@@ -12,6 +12,7 @@ from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
+    flag,
     json_option,
     look_in_option,
     own_recipes_option,
@@ -46,10 +47,8 @@ from pipeline.verify.verdict import show
 @click.option(
     "--policy", "policy_path", type=ANY_PATH, help="File of what the evidence must hold, for CI."
 )
-@click.option("--deep", is_flag=True, help="Read every layer in a registry and every weights file.")
-@click.option(
-    "--all", "everything", is_flag=True, help="Show every package, not only what is wrong."
-)
+@flag("--deep", help="Read every layer in a registry and every weights file.")
+@flag("--all", "everything", help="Show every package, not only what is wrong.")
 @own_recipes_option
 @platform_option
 @registry_options

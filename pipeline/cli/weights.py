@@ -19,6 +19,7 @@ from pipeline.cli.options import (
     EXISTING_FOLDER,
     PLAIN_SIZE,
     RATE,
+    flag,
     jobs_option,
     json_option,
     key_option,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _folder = click.argument("folder", metavar="DIR", type=EXISTING_FOLDER)
 _set = click.option("--set", "name", help="Name of the set, where a Hub cache holds several.")
-_full = click.option("--full", is_flag=True, help="Read every file again, even with a receipt.")
+_full = flag("--full", help="Read every file again, even with a receipt.")
 _signature = click.option(
     "--signature",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -198,9 +199,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 @click.command("fetch")
 @click.argument("name", metavar="NAME|ORG/MODEL[@REVISION]")
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
-@click.option(
-    "--hub-cache", is_flag=True, help="Use the layout of the Hub's own cache; --to is that cache."
-)
+@flag("--hub-cache", help="Use the layout of the Hub's own cache; --to is that cache.")
 @click.option(
     "--from",
     "neighbours",
@@ -221,7 +220,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 @click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be fetched, and write nothing.")
+@flag("--dry-run", help="Show what would be fetched, and write nothing.")
 @offline_option
 @json_option
 @click.pass_obj
@@ -295,11 +294,9 @@ def _show_fetch(plan: FetchPlan, as_json: bool) -> None:
 @click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
 )
-@click.option("--full", is_flag=True, help="Read every file again, even with a receipt.")
-@click.option(
-    "--repair", "wants_repair", is_flag=True, help="Download what is damaged, and only that."
-)
-@click.option("--dry-run", is_flag=True, help="Only show what --repair would download.")
+@flag("--full", help="Read every file again, even with a receipt.")
+@flag("--repair", "wants_repair", help="Download what is damaged, and only that.")
+@flag("--dry-run", help="Only show what --repair would download.")
 @click.option(
     "--from",
     "neighbours",
