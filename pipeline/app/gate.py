@@ -308,10 +308,7 @@ def _fetch_text(context: GateContext, fetch: list[Pin] | None) -> str:
 
 
 def open_image_gate(
-    context: GateContext,
-    name: str,
-    platform: str | None,
-    series: str | None = None,
+    context: GateContext, name: str, platform: str | None, series: str | None = None
 ) -> ImageGate:
     """An image with its cases, its patches and the environment that compiles its kernels."""
     return open_gate(context, _plan_of(context, name, platform), series)

@@ -319,11 +319,7 @@ def _smoke_address(
 
 
 def _smoke_recipe(
-    request: SmokeRequest,
-    recipes: Recipes,
-    signing: Signing,
-    server: RecipeServer,
-    show: OnResult,
+    request: SmokeRequest, recipes: Recipes, signing: Signing, server: RecipeServer, show: OnResult
 ) -> SmokeResult | Baseline:
     """Test a recipe's server, state the result, and take back a draft model that does not hold."""
     plan = request.expectations.plan(server.recipe)

@@ -22,10 +22,7 @@ Results = dict[Built, Run]
 
 
 def prove_starts(
-    workspace: Workspace,
-    names: Sequence[str],
-    platform: str | None = None,
-    wanted: Wanted = "auto",
+    workspace: Workspace, names: Sequence[str], platform: str | None = None, wanted: Wanted = "auto"
 ) -> Results:
     """Run each image without a GPU, and state what of it works and what does not."""
     checkout, store, signing = workspace.checkout(), workspace.store(), Signing()

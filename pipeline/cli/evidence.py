@@ -97,12 +97,7 @@ def sbom(workspace: Workspace, **options: Any) -> None:
 
 @click.command("new-key")
 @click.argument("name")
-@click.option(
-    "--to",
-    "folder",
-    type=ANY_PATH,
-    help="Folder for the key [default: your own keys].",
-)
+@click.option("--to", "folder", type=ANY_PATH, help="Folder for the key [default: your own keys].")
 @flag("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
 @click.pass_obj
 def new_key(workspace: Workspace, name: str, folder: Path | None, ask: bool) -> None:

@@ -73,10 +73,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     help="Engine [default: the recipe's, else sglang; ik_llama for GGUF files].",
 )
 @click.option(
-    "--mem-fraction",
-    type=_SHARE,
-    callback=_finite,
-    help="Value of --mem-fraction-static (sglang).",
+    "--mem-fraction", type=_SHARE, callback=_finite, help="Value of --mem-fraction-static (sglang)."
 )
 @click.option(
     "--gpu-util", type=_SHARE, callback=_finite, help="Value of --gpu-memory-utilization (vLLM)."

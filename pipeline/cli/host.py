@@ -330,11 +330,7 @@ def _show_tuning(tuning: Tuning) -> None:
 @json_option
 @click.pass_obj
 def doctor(
-    workspace: Workspace,
-    logs: tuple[Path, ...],
-    no_facts: bool,
-    root: Path | None,
-    as_json: bool,
+    workspace: Workspace, logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: bool
 ) -> None:
     """Recognise known issues in logs and in the facts of this machine; name cause and fix.
 

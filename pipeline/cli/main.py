@@ -58,9 +58,7 @@ class _Door(VerbGroup):
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no steps and no progress.")
 @click.option(
-    "--checkout",
-    type=click.Path(path_type=Path),
-    help="Folder that holds images/ and lockfiles/.",
+    "--checkout", type=click.Path(path_type=Path), help="Folder that holds images/ and lockfiles/."
 )
 @click.option(
     "--store",
@@ -70,11 +68,7 @@ class _Door(VerbGroup):
 )
 @click.pass_context
 def cli(
-    context: click.Context,
-    debug: bool,
-    quiet: bool,
-    checkout: Path | None,
-    store_root: Path | None,
+    context: click.Context, debug: bool, quiet: bool, checkout: Path | None, store_root: Path | None
 ) -> None:
     """Engine images for SM120 GPUs from hash-locked parts, bit for bit reproducible."""
     log.set_quiet(quiet)

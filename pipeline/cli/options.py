@@ -144,9 +144,7 @@ mirror_option = click.option(
 # no other platform has NVIDIA wheels for Linux
 PLATFORM = click.Choice(["linux/amd64", "linux/arm64", "host"])
 platform_option = click.option(
-    "--platform",
-    type=PLATFORM,
-    help="Platform of the image; `host` is that of this machine.",
+    "--platform", type=PLATFORM, help="Platform of the image; `host` is that of this machine."
 )
 key_option = click.option(
     "--key",

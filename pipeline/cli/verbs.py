@@ -391,9 +391,7 @@ GROUPS = (
         epilog=_HOST_EPILOG,
     ),
     VerbGroup(
-        "evidence",
-        verbs=EVIDENCE,
-        help="Make, sign and check statements about what was built.",
+        "evidence", verbs=EVIDENCE, help="Make, sign and check statements about what was built."
     ),
     VerbGroup("registry", verbs=REGISTRY, help="Publish, pull and clean up images in a registry."),
     VerbGroup("store", verbs=STORE, help="Show, check and trim the store of layers and downloads."),

@@ -207,11 +207,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
     metavar="FOLDER|URL",
     help="Folder, or `weights serve` of another machine, to ask first. Repeatable: all are used.",
 )
-@click.option(
-    "--limit-rate",
-    type=RATE,
-    help="Most bandwidth of all connections, such as 200MB/s.",
-)
+@click.option("--limit-rate", type=RATE, help="Most bandwidth of all connections, such as 200MB/s.")
 # as JOBS of pipeline.weights.transfer.fetch, which would load the HTTP client
 @jobs_option("Parallel transfers.", most=64, default=8)
 @click.option(
