@@ -51,9 +51,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> ModuleType:
     """Load a module of this package when it is first named."""
-    if name.startswith("_"):
-        raise AttributeError(name)
     try:
         return import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
+        # a library that is not installed keeps its own error
+        if error.name != f"{__name__}.{name}":
+            raise
         raise AttributeError(name) from error

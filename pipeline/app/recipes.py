@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -304,10 +304,10 @@ class RenderRequest:
 
 
 class Rendered(NamedTuple):
-    """A recipe as text, and what all formats are made of."""
+    """What all formats are made of, and the text of the one that was asked for."""
 
-    text: str
     body: dict[str, Any]
+    text: Callable[[], str]
 
 
 def render(workspace: Workspace, request: RenderRequest) -> Rendered:
@@ -323,7 +323,7 @@ def render(workspace: Workspace, request: RenderRequest) -> Rendered:
     if form == "env":
         model = overrides.served_model_name or recipe.model.name
         settings = client_settings(model, overrides.port or recipe.port, request.node)
-        return Rendered(render_env(settings), dict(settings))
+        return Rendered(dict(settings), lambda: render_env(settings))
     reference = parse_reference(request.registry) if request.registry else None
     contained, digest = form in CONTAINED, None
     if contained and recipe.image:
@@ -347,8 +347,9 @@ def render(workspace: Workspace, request: RenderRequest) -> Rendered:
         image = default_tag(recipe.image, digest)
         if reference:
             image = str(reference.model_copy(update={"tag": None, "digest": digest}))
-    target = Target.model_validate(
-        {
+
+    def text() -> str:
+        body = {
             "image": image,
             "gpus": request.gpus,
             "nccl": request.host_nccl,
@@ -358,8 +359,9 @@ def render(workspace: Workspace, request: RenderRequest) -> Rendered:
             "detached": request.detach,
             "claim": request.claim,
         }
-    )
-    return Rendered(render_launch(launch, target, form), launch.model_dump(mode="json"))
+        return render_launch(launch, Target.model_validate(body), form)
+
+    return Rendered(launch.model_dump(mode="json"), text)
 
 
 def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:

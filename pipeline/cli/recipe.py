@@ -134,8 +134,8 @@ def render(workspace: Workspace, out: Path | None, as_json: bool, **options: Any
     if as_json:
         return say_json(done.body)
     if out is None:
-        return click.echo(done.text, nl=False)
-    write_bytes(out, done.text.encode())
+        return click.echo(done.text(), nl=False)
+    write_bytes(out, done.text().encode())
     log.say(f"wrote {out}")
 
 
