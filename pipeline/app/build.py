@@ -127,7 +127,7 @@ def build(
         # a damaged record of gates is an error, unless gates run now and replace it
         with suppress(*([StoreDamaged] if request.gated else [])):
             statements = state_images(checkout, store, built, signing)
-    stages = {}
+    stages: dict[Built, Staged] = {}
     if request.gated:
         # after the image is stated and kept: a failed gate must not cost the build
         stages = _judge(workspace, built, request, on_judged)
@@ -167,7 +167,8 @@ def _judge(
     from pipeline.app.gate import make_gate_context
     from pipeline.gate.stage import judge_built
 
-    context, stages = make_gate_context(workspace, request.mirrors, request.offline), {}
+    context = make_gate_context(workspace, request.mirrors, request.offline)
+    stages: dict[Built, Staged] = {}
     for image in built:
         if not context.checkout.spec(image.name).gates:
             continue

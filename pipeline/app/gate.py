@@ -185,7 +185,7 @@ def run_gates(
                 runs += _judge_objects(context, request, built, signing)
                 platform = pick_platform(spec, request.platform)
                 arch_spec = read_arch_spec(checkout, name, platform)
-    error = None
+    error: PipelineError | None = None
     # every gate has run by now, also after one that failed
     for each in runs:
         if request.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):

@@ -237,7 +237,8 @@ def smoke(
 def plan_smoke(workspace: Workspace, request: SmokeRequest) -> PlannedSmoke:
     """Which checks a test would make, as far as the recipe alone tells; asks no server."""
     Signing()  # refuses a key that cannot be read, as the test would
-    notes, name = [], request.target
+    notes: list[str] = []
+    name = request.target
     if is_address(name):
         expected = request.expected
         recipe = recipes_of(workspace, request.folders).read(expected) if expected else None
