@@ -59,8 +59,13 @@ def show_kernels(
         f"{result.image} on {result.card.arch}: {summary} in {log.seconds(result.seconds)}"
         f"{_kept(result.cases)}"
     )
-    if counts["passed"]:
-        lines.append(_unchecked(result, counts["passed"]))
+    # how much of what fits was also seen to compute the right thing
+    if (passed := counts["passed"]) and result.numerics is None:
+        cases = log.count(passed, "passed case")
+        lines.append(f"The numerics of {cases} were not checked (--only numerics)")
+    elif passed:
+        unchecked = len(result.without_numbers)
+        lines.append(f"Passed cases without a check of their numerics: {unchecked} of {passed}")
     return "\n".join(lines)
 
 
@@ -90,15 +95,6 @@ def _kept(cases: Sequence[_Judged]) -> str:
     if not number:
         return ""
     return f", {'all' if number == len(cases) else number} judged before"
-
-
-def _unchecked(result: GateResult, passed: int) -> str:
-    """How much of what fits was also seen to compute the right thing."""
-    if result.numerics is None:
-        cases = log.count(passed, "passed case")
-        return f"The numerics of {cases} were not checked (--only numerics)"
-    unchecked = len(result.without_numbers)
-    return f"Passed cases without a check of their numerics: {unchecked} of {passed}"
 
 
 def _case_row(case: CaseResult, limit: int) -> list[str]:

@@ -347,7 +347,10 @@ def show_result(result: FleetResult, asked: VerifyOptions, brief: bool = False) 
         click.echo(log.table(["host", "verdict", "role", "promise", "reason"], rows))
     for host in result.hosts:
         show_fixes(host)
-        _show_drift(host)
+        if host.drift:
+            click.echo("")
+        for difference in host.drift or []:
+            click.echo(_change_line(host.host, difference))
     click.echo("")
     for host in result.hosts:
         click.echo(_summary(host))
@@ -384,13 +387,6 @@ def show_fixes(host: HostResult) -> None:
     for each in host.findings:
         click.echo(f"\n{host.host}, {each.issue.id}: {each.issue.title}")
         show_fix(each)
-
-
-def _show_drift(host: HostResult) -> None:
-    if host.drift:
-        click.echo("")
-    for difference in host.drift or []:
-        click.echo(_change_line(host.host, difference))
 
 
 def _change_line(host: str, difference: Difference) -> str:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pipeline.app.serve import RemoteHost
     from pipeline.serve.attempts import Attempt
     from pipeline.serve.find_engine import Wanted
-    from pipeline.serve.status import ServedStatus
 
 _SHORT_FAILURE = 60
 
@@ -158,7 +157,11 @@ def status(workspace: Workspace, engine: Wanted, on: RemoteHost | None, as_json:
         say_json([row.model_dump() for row in rows])
     elif rows:
         head = ("recipe", "status", "answers", "port", "model", "image", "as built")
-        click.echo(log.table(head, map(_row, rows)))
+        table = []
+        for r in rows:
+            answers, image = "yes" if r.healthy else "no", f"{r.image}@{r.digest[:19]}"
+            table.append([r.recipe, r.status, answers, r.port, r.model, image, r.built])
+        click.echo(log.table(head, table))
     else:
         click.echo(f"nothing is served in {engines}")
     for row in rows:
@@ -171,11 +174,6 @@ def status(workspace: Workspace, engine: Wanted, on: RemoteHost | None, as_json:
             )
         if row.built == "other":
             raise ImageDiffers(f"{row.container}: {row.why}")
-
-
-def _row(row: ServedStatus) -> tuple[object, ...]:
-    answers, image = "yes" if row.healthy else "no", f"{row.image}@{row.digest[:19]}"
-    return row.recipe, row.status, answers, row.port, row.model, image, row.built
 
 
 @click.command()
@@ -230,7 +228,18 @@ def attempts(workspace: Workspace, host: str | None, as_json: bool) -> None:
     """Show what was served and tried, oldest first, and how it went."""
     tried = app.serve.attempts(workspace, host)
     if as_json:
-        return say_json([_attempt_json(each) for each in tried])
+        return say_json(
+            [
+                {
+                    **each.begun.model_dump(exclude={"event"}),
+                    "outcome": each.outcome,
+                    "failure": each.failure,
+                    "seconds": each.seconds,
+                    "ends": [end.model_dump(exclude={"event", "id"}) for end in each.ends],
+                }
+                for each in tried
+            ]
+        )
     if not tried:
         return click.echo("nothing was tried yet")
     head = ("attempt", "kind", "recipe", "host", "image", "outcome", "time", "failure")
@@ -244,13 +253,3 @@ def _attempt_row(attempt: Attempt) -> tuple[object, ...]:
     failure = attempt.failure[:_SHORT_FAILURE] or None
     place = begun.host or "here"
     return begun.id, begun.kind, begun.recipe, place, image, attempt.outcome, time, failure
-
-
-def _attempt_json(attempt: Attempt) -> dict[str, object]:
-    return {
-        **attempt.begun.model_dump(exclude={"event"}),
-        "outcome": attempt.outcome,
-        "failure": attempt.failure,
-        "seconds": attempt.seconds,
-        "ends": [end.model_dump(exclude={"event", "id"}) for end in attempt.ends],
-    }

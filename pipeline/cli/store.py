@@ -86,7 +86,10 @@ def uninstall(workspace: Workspace, keys: bool, yes: bool, dry_run: bool, as_jso
     if not as_json:
         _show_inventory(found)
     going, is_done = found.going, False
-    if going and not dry_run and (yes or (not as_json and _agrees(len(going)))):
+    # a script cannot answer, and silence is no yes
+    may_ask = not yes and not as_json and sys.stdin.isatty()
+    question = f"\nRemove {log.count(len(going), 'thing')}?"
+    if going and not dry_run and (yes or (may_ask and click.confirm(question, err=True))):
         app.uninstall.remove(found)
         is_done = True
     if as_json:
@@ -114,10 +117,3 @@ def _show_inventory(found: Inventory) -> None:
         for item in found.items
     ]
     click.echo("\n".join([log.table(["what", "where", "size", ""], rows), "", *found.stays]))
-
-
-def _agrees(count: int) -> bool:
-    # a script cannot answer, and silence is no yes
-    if not sys.stdin.isatty():
-        return False
-    return click.confirm(f"\nRemove {log.count(count, 'thing')}?", err=True)
