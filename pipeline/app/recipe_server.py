@@ -8,10 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.app.serve import (
-    ServeContext,
-    make_job,
-)
+from pipeline.app.serve import ServeContext, make_job
 from pipeline.errors import (
     ImageDiffers,
     NothingServed,
@@ -26,14 +23,7 @@ from pipeline.serve.attempts import Begun, new_id, stamp
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.options import ServeOptions
 from pipeline.serve.restart import STOP_S, restart
-from pipeline.serve.run import (
-    attempts_of,
-    find_served,
-    new_attempt,
-    recipe_digest,
-    serve,
-    stop,
-)
+from pipeline.serve.run import attempts_of, find_served, new_attempt, recipe_digest, serve, stop
 from pipeline.serve.status import ServedStatus, status_of
 from pipeline.smoke.client import Gone
 from pipeline.smoke.session import Session

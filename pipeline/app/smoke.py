@@ -28,13 +28,7 @@ from pipeline.app.recipe_server import (
     stop_recipe,
 )
 from pipeline.app.recipes import all_overrides, is_address, recipes_of, say_contrary
-from pipeline.app.serve import (
-    RemoteHost,
-    ServeContext,
-    ServeRequest,
-    folder_on,
-    machine_on,
-)
+from pipeline.app.serve import RemoteHost, ServeContext, ServeRequest, folder_on, machine_on
 from pipeline.app.signing import Signing
 from pipeline.app.statements import keep_statement
 from pipeline.app.workspace import Workspace
@@ -65,12 +59,7 @@ from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.facts import require_own
 from pipeline.serve.find_engine import Wanted
 from pipeline.serve.options import ServeOptions
-from pipeline.serve.run import (
-    attempts_of,
-    find_served,
-    kept,
-    recipe_digest,
-)
+from pipeline.serve.run import attempts_of, find_served, kept, recipe_digest
 from pipeline.serve.site import HERE
 from pipeline.smoke.baseline import Baseline, baseline_questions, read_baseline, write_baseline
 from pipeline.smoke.client import Client, Unsound
