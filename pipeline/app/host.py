@@ -197,7 +197,9 @@ def diagnose(
     if checkout is None:
         return Diagnosis(findings(matches), [(each, None) for each in overruns])
     store = workspace.store_to_read()
-    known = [(each, known_kernels(checkout, store, each)) for each in overruns]
+    known: list[tuple[Overrun, list[KnownKernel] | None]] = [
+        (each, known_kernels(checkout, store, each)) for each in overruns
+    ]
     return Diagnosis(findings(matches), known)
 
 

@@ -269,7 +269,8 @@ def compare(
         paths = app.bench.measure_two((first, second), workload_name, repeats, out)
     else:
         paths = [_RESULT.convert(each, None, None) for each in (first, second)]
-    comparison, rows = app.bench.compare(*paths, gate=gate, metrics=metrics, **options)
+    one, two = paths
+    comparison, rows = app.bench.compare(one, two, gate=gate, metrics=metrics, **options)
     if as_json:
         say_json({**comparison.model_dump(), "gate": [row.model_dump() for row in rows]})
     else:

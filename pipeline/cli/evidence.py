@@ -31,7 +31,7 @@ from pipeline.cli.output import say_bytes, say_json
 @platform_option
 @json_option
 @click.pass_obj
-def make(workspace: Workspace, name: str, as_json: bool, **options: Any) -> None:
+def make(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
     """State and sign what a built image is made of, how it was built, and its gates' results.
 
     The statements are kept beside the image in the store. Another key adds its signature.
@@ -89,7 +89,7 @@ def attest(artifact: Path, kind: str, predicate: Path, key_path: Path | None) ->
 )
 @platform_option
 @click.pass_obj
-def sbom(workspace: Workspace, **options: Any) -> None:
+def sbom(workspace: Workspace, /, **options: Any) -> None:
     """Print a built image's bill of materials: every wheel, .deb, file and patch, by layer."""
     # as a file it ends with a newline already; another would change its digest
     say_bytes(app.evidence.bill_of_materials(workspace, **options))

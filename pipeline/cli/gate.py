@@ -66,6 +66,7 @@ series_option = click.option(
 @click.pass_obj
 def run(
     workspace: Workspace,
+    /,
     only_failed: bool,
     show_all: bool,
     discover: bool,
@@ -230,7 +231,7 @@ def _cases_text(cases: list[FoundCase]) -> str:
 @offline_option
 @json_option
 @click.pass_obj
-def patches(workspace: Workspace, name: str, as_json: bool, **options: Any) -> None:
+def patches(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
     """Judge each patch: needed, upstreamed, superseded, inert or in conflict.
 
     At a version older than the locked one a patch may also be not needed yet. One that says under
@@ -282,6 +283,7 @@ def patches(workspace: Workspace, name: str, as_json: bool, **options: Any) -> N
 @click.pass_obj
 def tune(
     workspace: Workspace,
+    /,
     name: str,
     case: str,
     warps: str,

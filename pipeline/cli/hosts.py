@@ -170,6 +170,7 @@ def _output_of(program: Path) -> bytes:
 @click.pass_obj
 def lock(
     workspace: Workspace,
+    /,
     target: str | None,
     dry_run: bool,
     check: bool,

@@ -59,7 +59,7 @@ def list_images(workspace: Workspace, as_json: bool) -> None:
 @access_options
 @json_option
 @click.pass_obj
-def plan(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def plan(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Show what a build would fetch, what is cached and how much disk it needs.
 
     Nothing is fetched. Without IMAGE, all images are planned. With --layers-from, the registry is
@@ -143,7 +143,7 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
 @base_options
 @json_option
 @click.pass_obj
-def build(workspace: Workspace, dry_run: bool, as_json: bool, **options: Any) -> None:
+def build(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Build images into the store; without IMAGE, all that need no compiling first.
 
     Needs no Docker, no root and no emulation. It can be interrupted: run again, it continues. A
@@ -271,7 +271,7 @@ def _stage_table(done: BuildResult) -> str:
     rows = []
     for image, staged in done.stages.items():
         for gate in staged.gates.results:
-            verdicts = [row.verdict for row in gate.rows]
+            verdicts: list[str] = [row.verdict for row in gate.rows]
             kinds = ("passed", "accepted", "failed", "unknown")
             counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
             # a result for another card may be kept from an earlier run: it took no time now
@@ -296,6 +296,7 @@ def _stage_table(done: BuildResult) -> str:
 @click.pass_obj
 def rebuild(
     workspace: Workspace,
+    /,
     name: str,
     attest: bool,
     keep_objects: bool,
@@ -380,7 +381,7 @@ def _show_rebuild(
 )
 @json_option
 @click.pass_obj
-def test_images(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def test_images(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Prove that built images start. No GPU and no network are needed.
 
     Each image is run as its own user, with its own variables. The engine's modules must import and
@@ -414,7 +415,7 @@ def test_images(workspace: Workspace, as_json: bool, **options: Any) -> None:
     ]
     click.echo(log.table(["image", "verdict", "test", "message"], rows) + "\n")
     for image, run in results.items():
-        verdicts = [test.verdict for test in run.tests]
+        verdicts: list[str] = [test.verdict for test in run.tests]
         kinds = ("passed", "failed", "unknown", "skipped")
         counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
         click.echo(f"{image.name} for {image.platform} {run.summary()}: {counts}")

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 )
 @click.pass_obj
 def new(
-    workspace: Workspace, name: str, base: str | None, like: str | None, **options: Any
+    workspace: Workspace, /, name: str, base: str | None, like: str | None, **options: Any
 ) -> None:
     """Write images/IMAGE/image.yaml for an image of your own.
 
@@ -102,7 +102,7 @@ def new(
 @click.option("--no-gate", metavar="REASON", help="Why no gate can judge it.")
 @platform_option
 @click.pass_obj
-def add_patch(workspace: Workspace, name: str, **options: Any) -> None:
+def add_patch(workspace: Workspace, /, name: str, **options: Any) -> None:
     """Add a patch to an image: FILE is a diff, or an edited copy of the file that --of names.
 
     Writes the patch, its entry in series.yaml with the hashes before and after, and `patches` in
@@ -136,6 +136,7 @@ def add_patch(workspace: Workspace, name: str, **options: Any) -> None:
 @click.pass_obj
 def lock(
     workspace: Workspace,
+    /,
     names: tuple[str, ...],
     platform: str | None,
     dry_run: bool,
@@ -176,7 +177,7 @@ def lock(
 @flag("--dry-run", help="Show what would be loaded and load nothing.")
 @json_option
 @click.pass_obj
-def load(workspace: Workspace, name: str, as_json: bool, dry_run: bool, **options: Any) -> None:
+def load(workspace: Workspace, /, name: str, as_json: bool, dry_run: bool, **options: Any) -> None:
     """Load a built image into the Docker daemon that DOCKER_HOST names.
 
     Without --tag it gets two names: sm120/IMAGE:DIGEST, which never moves, with the first twelve
@@ -202,7 +203,7 @@ def load(workspace: Workspace, name: str, as_json: bool, dry_run: bool, **option
 @platform_option
 @flag("--dry-run", help="Show what would be written and write nothing.")
 @click.pass_obj
-def export(workspace: Workspace, folder: Path, dry_run: bool, **options: Any) -> None:
+def export(workspace: Workspace, /, folder: Path, dry_run: bool, **options: Any) -> None:
     """Write a built image and its evidence to a new folder, as an OCI layout.
 
     Where the disk allows, the files are hard links to those of the store: do not edit them.
@@ -238,6 +239,7 @@ def export(workspace: Workspace, folder: Path, dry_run: bool, **options: Any) ->
 @click.pass_obj
 def collect(
     workspace: Workspace,
+    /,
     names: tuple[str, ...],
     folder: Path,
     tool: bool,
@@ -278,7 +280,7 @@ def collect(
 @platform_option
 @json_option
 @click.pass_obj
-def explain(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def explain(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Show where a file of a built image comes from: which wheel, .deb, source or patch.
 
     FILE is a path in the image, such as /usr/bin/python3, or of an installed Python file.
@@ -310,7 +312,7 @@ def explain(workspace: Workspace, as_json: bool, **options: Any) -> None:
 @platform_option
 @json_option
 @click.pass_obj
-def files(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def files(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """List the files of a built image: those of a folder, or all that a pattern matches.
 
     FOLDER is a path in the image, or that of an installed Python package, such as vllm/attention.
@@ -342,7 +344,7 @@ def _shown(path: str) -> str:
 @click.argument("path", metavar="FILE")
 @platform_option
 @click.pass_obj
-def cat(workspace: Workspace, **options: Any) -> None:
+def cat(workspace: Workspace, /, **options: Any) -> None:
     """Print a file of a built image, as a container sees it.
 
     FILE is a path in the image, or the path of an installed Python file, such as vllm/version.py.

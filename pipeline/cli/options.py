@@ -117,10 +117,9 @@ class _Mirror(click.Path):
         return value
 
 
-def flag(*names: str, help: str) -> Callable[[Any], Any]:
+def flag(*names: str, help: str) -> Callable[[Command], Command]:
     """An option that is on or off."""
-    option: Callable[[Any], Any] = click.option(*names, is_flag=True, help=help)
-    return option
+    return click.option(*names, is_flag=True, help=help)
 
 
 json_option = flag("--json", "as_json", help="Print the result as JSON.")

@@ -114,7 +114,7 @@ def show(workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bo
 @click.option("--out", type=ANY_PATH, help="File to write, instead of standard output.")
 @json_option
 @click.pass_obj
-def render(workspace: Workspace, out: Path | None, as_json: bool, **options: Any) -> None:
+def render(workspace: Workspace, /, out: Path | None, as_json: bool, **options: Any) -> None:
     """Print a recipe as a command, a unit, a Compose file, Kubernetes objects or settings.
 
     The image is named by its digest, the weights are mounted read-only, and the engine runs as a
@@ -162,7 +162,7 @@ def render(workspace: Workspace, out: Path | None, as_json: bool, **options: Any
 @click.option("--inside", metavar="IMAGE", help="A built image that this machine can run.")
 @json_option
 @click.pass_obj
-def flags(workspace: Workspace, image: str, as_json: bool, **options: Any) -> None:
+def flags(workspace: Workspace, /, image: str, as_json: bool, **options: Any) -> None:
     """Show the flags that the engine of IMAGE accepts, and its own variables.
 
     They are read by running the engine's own argument parser in a sandbox, without network and
@@ -218,6 +218,7 @@ def _value(flag: FlagSpec) -> list[str]:
 @click.pass_obj
 def products(
     workspace: Workspace,
+    /,
     name: str,
     folders: tuple[Path, ...],
     weights: Path | None,

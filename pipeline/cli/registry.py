@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @registry_options
 @json_option
 @click.pass_obj
-def publish(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def publish(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Push a built image to a registry: the bytes in the store, never a rebuild.
 
     Without --platform, every platform that was built; one that never was is named and left out.
@@ -165,6 +165,7 @@ def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
 @click.pass_obj
 def clean(
     workspace: Workspace,
+    /,
     places: tuple[str, ...],
     patterns: tuple[str, ...],
     yes: bool,

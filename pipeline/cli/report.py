@@ -82,6 +82,7 @@ class _Target(click.ParamType[Path]):
 @click.pass_obj
 def report(
     workspace: Workspace,
+    /,
     list_references: bool,
     folders: tuple[Path, ...],
     own_recipes: tuple[Path, ...],
@@ -98,8 +99,8 @@ def report(
     --reference names.
     """
     if list_references:
-        rows = [(r.name, len(r.series), r.title) for r in all_references()]
-        return click.echo(log.table(("name", "tables", "title"), rows))
+        tables = [(r.name, len(r.series), r.title) for r in all_references()]
+        return click.echo(log.table(("name", "tables", "title"), tables))
     request = app.report.ReportRequest(folders=(*folders, *own_recipes), **options)
     if not request.runs and not request.references:
         raise click.UsageError("Name a RUN, or published tables with --reference.")

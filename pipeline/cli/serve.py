@@ -81,6 +81,7 @@ _SHORT_FAILURE = 60
 @click.pass_obj
 def serve(
     workspace: Workspace,
+    /,
     name: str,
     gpus: tuple[int, ...] | None,
     on: RemoteHost | None,
@@ -183,7 +184,7 @@ def status(workspace: Workspace, engine: Wanted, on: RemoteHost | None, as_json:
 @engine_option
 @on_options
 @click.pass_obj
-def logs(workspace: Workspace, **options: Any) -> None:
+def logs(workspace: Workspace, /, **options: Any) -> None:
     """Print the log of a served recipe."""
     for piece in app.serve.read_log(workspace, **options):
         say_bytes(piece)
@@ -205,7 +206,7 @@ def logs(workspace: Workspace, **options: Any) -> None:
 @json_option
 @click.pass_obj
 def stop(
-    workspace: Workspace, recipes: tuple[str, ...], stop_all: bool, as_json: bool, **options: Any
+    workspace: Workspace, /, recipes: tuple[str, ...], stop_all: bool, as_json: bool, **options: Any
 ) -> None:
     """End served recipes, and remove their containers.
 

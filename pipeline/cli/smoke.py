@@ -100,6 +100,7 @@ def _expectation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_obj
 def smoke(
     workspace: Workspace,
+    /,
     target: str,
     is_started: bool,
     no_restart: bool,

@@ -54,7 +54,7 @@ def list_sources(workspace: Workspace, as_json: bool) -> None:
 @locking_dry_run_option
 @json_option
 @click.pass_obj
-def lock(workspace: Workspace, dry_run: bool, as_json: bool, **options: Any) -> None:
+def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Look up archives of sources and the digest of their files, and write their locks.
 
     Without SOURCE, of all. A lock names an archive by its hash and its files by one digest: the
@@ -93,6 +93,7 @@ def lock(workspace: Workspace, dry_run: bool, as_json: bool, **options: Any) -> 
 @click.pass_obj
 def build_source(
     workspace: Workspace,
+    /,
     name: str,
     build: str,
     platform: str | None,
@@ -158,7 +159,7 @@ def _show_plan(
 @platform_option
 @json_option
 @click.pass_obj
-def export(workspace: Workspace, folder: Path, as_json: bool, **options: Any) -> None:
+def export(workspace: Workspace, /, folder: Path, as_json: bool, **options: Any) -> None:
     """Write the files of a compiled source into a folder, each with a signed statement.
 
     They are the same bytes as in images that include the source: `nccl_patched_library` of the
@@ -196,6 +197,7 @@ def export(workspace: Workspace, folder: Path, as_json: bool, **options: Any) ->
 @click.pass_obj
 def publish(
     workspace: Workspace,
+    /,
     name: str,
     build: str,
     place: str,

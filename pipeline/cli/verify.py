@@ -56,6 +56,7 @@ from pipeline.verify.verdict import show
 @click.pass_obj
 def verify(
     workspace: Workspace,
+    /,
     folders: tuple[Path, ...],
     own_recipes: tuple[Path, ...],
     everything: bool,

@@ -181,8 +181,8 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
         log.say(f"warning: {warning}")
     rows = []
     for m in moves:
-        size = m.after_bytes if m.after_bytes is not None else m.before_bytes or 0
-        shown = "-" if m.kind == "commit" else log.size(size)
+        n_bytes = m.after_bytes if m.after_bytes is not None else m.before_bytes or 0
+        shown = "-" if m.kind == "commit" else log.size(n_bytes)
         # as short as git and the Hub show a commit
         rows.append([m.kind, m.path or "-", (m.before or "-")[:12], (m.after or "-")[:12], shown])
     if rows:
@@ -221,7 +221,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 @json_option
 @click.pass_obj
 def fetch_set(
-    workspace: Workspace, name: str, dry_run: bool, as_json: bool, **options: Any
+    workspace: Workspace, /, name: str, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
     """Download locked weights to a folder. A file appears there only when its hash is right.
 
@@ -307,6 +307,7 @@ def _show_fetch(plan: FetchPlan, as_json: bool) -> None:
 @click.pass_obj
 def verify(
     workspace: Workspace,
+    /,
     wants_repair: bool,
     dry_run: bool,
     neighbours: tuple[str, ...],
@@ -377,7 +378,7 @@ def _show_findings(findings: Sequence[FileFinding]) -> None:
 @click.option("--budget", type=PLAIN_SIZE, help="Begin no file after this much was read (500G).")
 @json_option
 @click.pass_obj
-def scrub(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def scrub(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Read a part of the files from the disk, so that all are read every N days.
 
     Meant for a nightly timer: it runs at low priority and remembers what it has read.
@@ -416,7 +417,7 @@ def scrub(workspace: Workspace, as_json: bool, **options: Any) -> None:
 @click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate, PEM.")
 @json_option
 @click.pass_obj
-def serve(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def serve(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Serve folders of locked weights as a read-only Hub, until Ctrl-C.
 
     Clients set HF_ENDPOINT to the printed address. Only files of the locks are served, and each
@@ -460,7 +461,7 @@ def serve(workspace: Workspace, as_json: bool, **options: Any) -> None:
 @_full
 @json_option
 @click.pass_obj
-def sign(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def sign(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Sign a whole set in the OpenSSF model-signing format.
 
     Files that a receipt vouches for are not read again. The stock tool accepts the signature:
@@ -493,7 +494,7 @@ def sign(workspace: Workspace, as_json: bool, **options: Any) -> None:
 @_full
 @json_option
 @click.pass_obj
-def check_signature(workspace: Workspace, as_json: bool, **options: Any) -> None:
+def check_signature(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Check a folder against a model-signing signature, whoever made it."""
     done = app.weights.check_signature(workspace, **options)
     if as_json:
