@@ -11,7 +11,7 @@ import pytest
 from pipeline import app
 from pipeline.app.workspace import Workspace, named_platform, pick_platform, platforms_of
 from pipeline.cli.main import cli
-from pipeline.errors import SpecInvalid, UnknownImage
+from pipeline.errors import EvidenceUnsigned, SpecInvalid, UnknownImage
 from pipeline.weights.transfer.fetch import JOBS
 from tests.unit.support import AMD64, ARM64, ROOT, make_checkout, make_wheel
 
@@ -34,8 +34,7 @@ def test_an_image_is_built_stated_and_verified_without_a_word_on_stdout(
     assert done.statements[image].stated.statements
     assert app.build.plan_build(workspace, request).work.missing == ()
     verified = app.verify.verify(workspace, app.verify.VerifyRequest("tiny"))
-    assert type(verified.error).__name__ == "EvidenceUnsigned"
-    with pytest.raises(type(verified.error)):
+    with pytest.raises(EvidenceUnsigned):
         verified.require_valid()
     assert capsys.readouterr().out == ""
 
