@@ -16,6 +16,7 @@ from typing import Any, TextIO, cast
 import click
 
 from pipeline import __version__, log
+from pipeline.app.workspace import Workspace
 from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
 from pipeline.errors import Interrupted, MissingTool, PipelineError, StoreUnwritable
 from pipeline.files import explained
@@ -40,7 +41,7 @@ class _Door(VerbGroup):
         # groups are loaded already, so they name no module
         **{str(each.name): Verb("", str(each.help)) for each in GROUPS},
         "completion": Verb("completion:completion", "Print completion for bash, zsh or fish."),
-        "uninstall": Verb("uninstall:uninstall", "Remove what this command made on this machine."),
+        "uninstall": Verb("store:uninstall", "Remove what this command made on this machine."),
     },
     parts={
         "Daily commands": list(DAILY),
@@ -57,9 +58,7 @@ class _Door(VerbGroup):
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no steps and no progress.")
 @click.option(
-    "--checkout",
-    type=click.Path(path_type=Path),
-    help="Folder that holds images/ and lockfiles/.",
+    "--checkout", type=click.Path(path_type=Path), help="Folder that holds images/ and lockfiles/."
 )
 @click.option(
     "--store",
@@ -69,15 +68,11 @@ class _Door(VerbGroup):
 )
 @click.pass_context
 def cli(
-    context: click.Context,
-    debug: bool,
-    quiet: bool,
-    checkout: Path | None,
-    store_root: Path | None,
+    context: click.Context, debug: bool, quiet: bool, checkout: Path | None, store_root: Path | None
 ) -> None:
     """Engine images for SM120 GPUs from hash-locked parts, bit for bit reproducible."""
     log.set_quiet(quiet)
-    context.obj = {"debug": debug, "checkout": checkout, "store": store_root}
+    context.obj = Workspace(checkout, store_root)
 
 
 for _group in GROUPS:

@@ -29,22 +29,13 @@ def complete_names(kind: Kind, context: click.Context, incomplete: str) -> list[
 
 
 def _names(kind: Kind, context: click.Context) -> Iterator[str]:
-    root = _checkout(context)
+    # the checkout of --checkout, else the one around the current folder
+    start = Path(context.find_root().params.get("checkout") or Path.cwd())
+    root = checkout_above(start.resolve())
     if kind == "image":
         yield from (p.parent.name for p in root.glob("images/*/image.yaml")) if root else ()
         return
-    folders = _own_recipes(context) + ([root / "recipes"] if root else [])
+    # the folders of --recipes, else of its variable
+    typed = context.params.get("folders") or os.environ.get("SM120_RECIPES", "").split(os.pathsep)
+    folders = [Path(folder) for folder in typed if folder] + ([root / "recipes"] if root else [])
     yield from (path.stem for folder in folders for path in folder.glob("*.yaml"))
-
-
-def _checkout(context: click.Context) -> Path | None:
-    """The one of --checkout, else the one around the current folder."""
-    start = Path(context.find_root().params.get("checkout") or Path.cwd())
-    return checkout_above(start.resolve())
-
-
-def _own_recipes(context: click.Context) -> list[Path]:
-    """The folders of --recipes, else of its variable."""
-    typed = context.params.get("folders") or ()
-    named = os.environ.get("SM120_RECIPES", "").split(os.pathsep)
-    return [Path(folder) for folder in typed or named if folder]

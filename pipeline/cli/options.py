@@ -5,26 +5,18 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from pipeline import app
 from pipeline.fetch.base_settings import BaseSettings
 from pipeline.fit.units import read_card_size, read_size, read_tokens
-from pipeline.oci.reference import Reference, parse_repository
+from pipeline.oci.reference import parse_repository
 from pipeline.registry.access import Access
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class LayerSettings:
-    """Where compiled layers may be taken from, and whose signature counts."""
-
-    repository: Reference
-    trust_path: Path | None
 
 
 class _AnyPath(click.Path):
@@ -48,85 +40,71 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ANY_PATH = _AnyPath(path_type=Path)
 
 
-class Size(click.ParamType[int]):
-    """An amount of bytes such as 96GiB; where it is `bare`, a plain number will do."""
+class _Read(click.ParamType[Any]):
+    """A value that a function reads from text; a ValueError becomes a usage error."""
 
-    name = "size"
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
 
-    def __init__(self, *, bare: bool = False) -> None:
-        self._bare = bare
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Bytes."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value; one that was read before stays."""
         try:
-            return read_size(str(value), bare=self._bare)
+            return self._read(str(value)) if not isinstance(value, list | tuple) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class CardSize(Size):
-    """A card's memory such as 96GB, which is how 96 GiB are sold."""
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Bytes."""
-        try:
-            return read_card_size(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _rate(text: str) -> int:
+    try:
+        return read_size(text.removesuffix("/s"), bare=True)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a rate; write it like 200MB/s") from error
 
 
-class Tokens(click.ParamType[int]):
-    """A number of tokens such as 131072 or 128k."""
-
-    name = "tokens"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Tokens."""
-        try:
-            return read_tokens(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+SIZE = _Read("size", read_size)  # an amount of bytes such as 96GiB
+PLAIN_SIZE = _Read("size", functools.partial(read_size, bare=True))  # a plain number will do, too
+CARD_SIZE = _Read("size", read_card_size)  # such as 96GB, which is how 96 GiB are sold
+TOKENS = _Read("tokens", read_tokens)  # such as 131072 or 128k
+RATE = _Read("rate", _rate)  # bytes a second, such as 200MB/s
 
 
-class Rate(Size):
-    """A bandwidth such as 200MB/s."""
-
-    name = "rate"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Bytes a second."""
-        try:
-            return super().convert(str(value).removesuffix("/s"), param, ctx)
-        except click.BadParameter:
-            self.fail(f"{value!r} is not a rate; write it like 200MB/s", param, ctx)
+def read_numbers(
+    text: str, example: str, name: str = "numbers", kind: type[int] | type[float] = int
+) -> list[Any]:
+    """Numbers with commas, in the order that was typed."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a list of {name} such as {example}") from error
 
 
-class Numbers(click.ParamType[list[int]]):
-    """Numbers such as 1,2,8."""
+def _counts(text: str) -> list[int]:
+    found = read_numbers(text, "1,2,8")
+    if min(found) < 1:
+        raise ValueError("must be 1 or more")
+    return found
 
-    name = "numbers"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        """In the order that was typed."""
-        if isinstance(value, list):
-            return value
-        try:
-            numbers = [int(part) for part in str(value).split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 1,2,8", param, ctx)
-        if min(numbers) < 1:
-            self.fail("must be 1 or more", param, ctx)
-        return numbers
+def _rates(text: str) -> list[float]:
+    found = read_numbers(text, "0.5,1,2", "rates", float)
+    if not all(each > 0 for each in found):
+        raise ValueError("must be more than 0")
+    return found
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    from pipeline.recipe.container import MOST_GPUS
+
+    found = read_numbers(text, "0,1")
+    if len({*found}) != len(found) or min(found) < 0 or max(found) >= MOST_GPUS:
+        raise ValueError(f"name different GPUs, each below {MOST_GPUS}")
+    return tuple(found)
+
+
+COUNTS = _Read("numbers", _counts)
+RATES = _Read("rates", _rates)
+GPUS = _Read("gpus", _gpus)
 
 
 class _Mirror(click.Path):
@@ -139,12 +117,12 @@ class _Mirror(click.Path):
         return value
 
 
-def is_address(target: str) -> bool:
-    """Whether a RECIPE|URL is a server's address: names of recipes have neither sign."""
-    return ":" in target or "/" in target
+def flag(*names: str, help: str) -> Callable[[Command], Command]:
+    """An option that is on or off."""
+    return click.option(*names, is_flag=True, help=help)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+json_option = flag("--json", "as_json", help="Print the result as JSON.")
 offline_option = click.option(
     "--offline",
     is_flag=True,
@@ -165,9 +143,7 @@ mirror_option = click.option(
 # no other platform has NVIDIA wheels for Linux
 PLATFORM = click.Choice(["linux/amd64", "linux/arm64", "host"])
 platform_option = click.option(
-    "--platform",
-    type=PLATFORM,
-    help="Platform of the image; `host` is that of this machine.",
+    "--platform", type=PLATFORM, help="Platform of the image; `host` is that of this machine."
 )
 key_option = click.option(
     "--key",
@@ -189,12 +165,10 @@ look_in_option = click.option(
     type=EXISTING_FOLDER,
     help="Folder of runs, weights, host facts, recipes or a layout, for a benchmark. Repeatable.",
 )
-locking_dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Show what would change and write nothing."
-)
+locking_dry_run_option = flag("--dry-run", help="Show what would change and write nothing.")
 # for CI: fails when somebody edited a spec and forgot to lock
-lock_check_option = click.option(
-    "--check", is_flag=True, help="Only check that locks match their specs; needs no network."
+lock_check_option = flag(
+    "--check", help="Only check that locks match their specs; needs no network."
 )
 
 
@@ -244,7 +218,7 @@ def layers_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def packed(*args: Any, place: str | None, trust_path: Path | None, **rest: Any) -> Any:
         # an unset variable of a CI job is empty
-        layers = LayerSettings(parse_repository(place), trust_path) if place else None
+        layers = app.sources.LayerSettings(parse_repository(place), trust_path) if place else None
         return command(*args, layers=layers, **rest)
 
     return packed
@@ -277,10 +251,99 @@ def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=EXISTING_FILE,
         help="CA of the registry, besides the system's and Docker's certs.d.",
     )
-    @click.option("--insecure-http", is_flag=True, help="Use plain HTTP for the registry.")
+    @flag("--insecure-http", help="Use plain HTTP for the registry.")
     @functools.wraps(command)
     def packed(*args: Any, ca: Path | None, insecure_http: bool, **rest: Any) -> Any:
         access = Access(ca_file=ca, insecure_http=insecure_http)
         return command(*args, access=access, **rest)
+
+    return packed
+
+
+recipes_option = click.option(
+    "--recipes",
+    "folders",
+    type=EXISTING_FOLDER,
+    multiple=True,
+    envvar="SM120_RECIPES",
+    help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
+)
+# where `folders` are those to look for evidence in
+own_recipes_option = click.option(
+    "--recipes",
+    "own_recipes",
+    type=EXISTING_FOLDER,
+    multiple=True,
+    envvar="SM120_RECIPES",
+    help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
+)
+gpus_option = click.option(
+    "--gpus", type=GPUS, metavar="N,N", help="GPUs to use, by number [default: all]."
+)
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["auto", "docker", "podman"]),
+    default="auto",
+    help="Container engine; auto starts in Docker where it answers, else in Podman, and finds what"
+    " is served in either.",
+)
+_OVERRIDES = (
+    click.option("--model-path", metavar="PATH", help="Model in place of the recipe's."),
+    click.option("--served-model-name", metavar="NAME", help="Name that clients ask for."),
+    click.option("--max-model-len", type=int, metavar="N", help="Context, in tokens."),
+    click.option(
+        "--gpu-memory-utilization", type=float, metavar="F", help="Share of each GPU's memory."
+    ),
+    click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Port to serve on."),
+    click.option(
+        "--enable-eagle3/--disable-eagle3",
+        "--eagle3/--no-eagle3",
+        "enable_eagle3",
+        default=None,
+        help="Speculate with a draft model.",
+    ),
+    click.option("--eagle3-model", metavar="PATH", help="Draft model in place of the recipe's."),
+)
+
+
+def override_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a user changes for one start; the command gets it as `overrides`, to be completed."""
+
+    @all_of(_OVERRIDES)
+    @functools.wraps(command)
+    def packed(*args: Any, **rest: Any) -> Any:
+        from pipeline.recipe.launch import Overrides
+
+        given = {name: rest.pop(name) for name in Overrides.model_fields}
+        # values are checked when the recipe is known, with those of the environment
+        return command(*args, overrides=Overrides.model_construct(**given), **rest)
+
+    return packed
+
+
+def on_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which machine; the command gets it as `on`, none for this one."""
+
+    @click.option(
+        "--on",
+        metavar="HOST",
+        help="Another host, over SSH: user@host, or a name of the inventory.",
+    )
+    @click.option(
+        "-i",
+        "--inventory",
+        "inventories",
+        multiple=True,
+        help="Ansible inventory that names HOST. Repeatable.",
+    )
+    @functools.wraps(command)
+    def packed(*args: Any, on: str | None, inventories: tuple[str, ...], **rest: Any) -> Any:
+        if inventories and not on:
+            raise click.UsageError("-i names the inventory of a host: add --on HOST")
+        folders = {f"--{name}": rest.get(name) for name in ("weights", "draft")}
+        for option, folder in folders.items() if on else ():
+            if folder and not folder.is_absolute():
+                raise click.UsageError(f"{option}: write the whole path of a folder of {on}")
+        return command(*args, on=app.serve.RemoteHost(on, inventories) if on else None, **rest)
 
     return packed

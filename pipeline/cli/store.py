@@ -1,49 +1,42 @@
-"""`sm120 store`: how much it holds, whether it is undamaged, and what can go."""
+"""`sm120 store` and `sm120 uninstall`: what this command keeps on a machine."""
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
-from pipeline import log
-from pipeline.cli.context import say_json, store_of, store_to_read
-from pipeline.cli.options import json_option
+from pipeline import app, log
+from pipeline.app.workspace import Workspace
+from pipeline.cli.options import flag, json_option
+from pipeline.cli.output import say_json
 from pipeline.errors import StoreDamaged
-from pipeline.gate import upkeep as gate_upkeep
-from pipeline.source.upkeep import source_leftovers, source_sections
-from pipeline.store import upkeep
-from pipeline.store.upkeep import sections
+
+if TYPE_CHECKING:
+    from pipeline.app.uninstall import Inventory
 
 
 @click.command()
 @json_option
-@click.pass_context
-def show(context: click.Context, as_json: bool) -> None:
+@click.pass_obj
+def show(workspace: Workspace, as_json: bool) -> None:
     """Show how much the store holds, and where it is."""
-    store = store_to_read(context)
-    parts = [*sections(store), *source_sections(store), *gate_upkeep.gate_sections(store)]
+    root, parts = app.store.sections_of(workspace)
     if as_json:
-        return say_json({"root": str(store.root), "sections": [p.model_dump() for p in parts]})
+        return say_json({"root": str(root), "sections": [p.model_dump() for p in parts]})
     rows = [[p.name, p.files, log.size(p.size_bytes)] for p in parts]
     click.echo(log.table(["part", "files", "size"], rows))
-    click.echo(f"\n{store.root}")
+    click.echo(f"\n{root}")
 
 
 @click.command()
-@click.option(
-    "--repair", is_flag=True, help="Remove damaged files; the next build makes them again."
-)
+@flag("--repair", help="Remove damaged files; the next build makes them again.")
 @json_option
-@click.pass_context
-def check(context: click.Context, repair: bool, as_json: bool) -> None:
+@click.pass_obj
+def check(workspace: Workspace, repair: bool, as_json: bool) -> None:
     """Read every file of the store again and compare it with the hash in its name."""
-    store = store_of(context) if repair else store_to_read(context)
-    # only removing needs the store alone; reading may go on beside a build
-    with store.alone() if repair else store.in_use():
-        total = upkeep.total_bytes(store)
-        with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
-            bad = upkeep.damaged(store, bar.advance)
-        if repair:
-            upkeep.repair(bad)
+    bad = app.store.check(workspace, repair=repair)
     if as_json:
         say_json({"damaged": [str(p) for p in bad], "repaired": repair})
     else:
@@ -57,27 +50,70 @@ def check(context: click.Context, repair: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Remove; without it, only show what would go.")
-@click.pass_context
-def trim(context: click.Context, yes: bool) -> None:
+@flag("--yes", help="Remove; without it, only show what would go.")
+@click.pass_obj
+def trim(workspace: Workspace, yes: bool) -> None:
     """Remove what no built image needs: old layers, kept inputs, stale downloads.
 
     What gates and compiling leave goes, too, where nothing has used it for a month: environments,
     engines and results of gates, unpacked toolchains, compiled objects. Without --yes nothing is
     removed.
     """
-    store = store_of(context)
-    # a build that runs now may be about to use what looks unneeded
-    with store.alone():
-        left = [*gate_upkeep.gate_leftovers(store), *source_leftovers(store)]
-        if yes:
-            click.echo(f"{log.size(upkeep.trim(store) + gate_upkeep.remove(left))} freed")
-            return
-        paths = upkeep.unreachable(store)
-        total = sum(p.lstat().st_size for p in paths)
-        left_bytes = sum(map(gate_upkeep.size_of, left))
+    if yes:
+        return click.echo(f"{log.size(app.store.trim(workspace))} freed")
+    found = app.store.trimmable(workspace)
     click.echo(
-        f"{log.count(len(paths), 'file')} ({log.size(total)}) and"
-        f" {log.count(len(left), 'leftover')} of gates and compiling ({log.size(left_bytes)})"
-        " can go; `sm120 store trim --yes` removes them"
+        f"{log.count(found.files, 'file')} ({log.size(found.file_bytes)}) and"
+        f" {log.count(found.leftovers, 'leftover')} of gates and compiling"
+        f" ({log.size(found.leftover_bytes)}) can go; `sm120 store trim --yes` removes them"
     )
+
+
+@click.command()
+@flag("--keys", help="Remove your keys and your own trust file, too.")
+@flag("--yes", help="Remove without asking.")
+@flag("--dry-run", help="List what would be removed, and remove nothing.")
+@json_option
+@click.pass_obj
+def uninstall(workspace: Workspace, keys: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove what this command made: the store, tags in Docker and Podman, environments.
+
+    All of it is listed first, and you are asked. Keys and your own trust file go only with --keys:
+    what a lost key signed cannot be signed again. Nothing else is touched: weights, results,
+    images under names that you chose and the checkout itself stay where they are.
+    """
+    found = app.uninstall.take_inventory(workspace, keys=keys)
+    if not as_json:
+        _show_inventory(found)
+    going, is_done = found.going, False
+    # a script cannot answer, and silence is no yes
+    may_ask = not yes and not as_json and sys.stdin.isatty()
+    question = f"\nRemove {log.count(len(going), 'thing')}?"
+    if going and not dry_run and (yes or (may_ask and click.confirm(question, err=True))):
+        app.uninstall.remove(found)
+        is_done = True
+    if as_json:
+        rows = [item.model_dump(mode="json") for item in found.items]
+        return say_json({"removed": is_done, "items": rows, "stays": found.stays})
+    if is_done:
+        click.echo(f"\n{log.count(len(going), 'thing')} removed")
+    elif found.items:
+        options = "--yes" if going else "--keys --yes"
+        can_go = any(i.goes or i.what in app.uninstall.PRECIOUS for i in found.items)
+        more = f"; `{options}` removes it" if can_go and not dry_run else ""
+        click.echo(f"\nnothing was removed{more}")
+
+
+def _show_inventory(found: Inventory) -> None:
+    if not found.items:
+        return click.echo("nothing of this command is here")
+    rows = [
+        [
+            item.what,
+            item.where,
+            log.size(item.size_bytes),
+            "" if item.goes else item.kept_for or "kept (--keys)",
+        ]
+        for item in found.items
+    ]
+    click.echo("\n".join([log.table(["what", "where", "size", ""], rows), "", *found.stays]))

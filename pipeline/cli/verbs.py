@@ -28,20 +28,14 @@ class Verb(NamedTuple):
     begins: str = ""  # said before its module is loaded, where that takes seconds
 
 
-_PLAN = Verb(
-    "image.plan:plan", "Show what a build would fetch and how much disk it needs.", "image"
-)
-_BUILD = Verb("image.build:build", "Build images into the store: no Docker, no root.", "image")
-_LOAD = Verb("image.deliver:load", "Load a built image into Docker.", "image")
-_RENDER = Verb(
-    "recipe.render:render", "Print a recipe as the command or unit that runs it.", "recipe"
-)
-_PUBLISH = Verb(
-    "registry.publish:publish", "Push a built image and its evidence to a registry.", "image"
-)
-_VERIFY = Verb("evidence.verify:verify", "Check the evidence of an image, a file or weights.")
-_SERVE = Verb("serve.serve:serve", "Start a recipe's engine and wait until it answers.", "recipe")
-_DOCTOR = Verb("host.doctor:doctor", "Recognise known problems in logs and on this host.")
+_PLAN = Verb("image:plan", "Show what a build would fetch and how much disk it needs.", "image")
+_BUILD = Verb("image:build", "Build images into the store: no Docker, no root.", "image")
+_LOAD = Verb("image_files:load", "Load a built image into Docker.", "image")
+_RENDER = Verb("recipe:render", "Print a recipe as the command or unit that runs it.", "recipe")
+_PUBLISH = Verb("registry:publish", "Push a built image and its evidence to a registry.", "image")
+_VERIFY = Verb("verify:verify", "Check the evidence of an image, a file or weights.")
+_SERVE = Verb("serve:serve", "Start a recipe's engine and wait until it answers.", "recipe")
+_DOCTOR = Verb("host:doctor", "Recognise known problems in logs and on this host.")
 
 # in the order of a first day
 DAILY = {
@@ -50,9 +44,7 @@ DAILY = {
     "load": _LOAD,
     "render": _RENDER,
     "serve": _SERVE,
-    "smoke": Verb(
-        "smoke.smoke:smoke", "Prove what a served model answers, rung by rung.", "recipe"
-    ),
+    "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung.", "recipe"),
     "report": Verb("report:report", "Show benchmark results as a page, PDF, Markdown or CSV."),
     "verify": _VERIFY,
     "publish": _PUBLISH,
@@ -60,73 +52,67 @@ DAILY = {
 }
 
 IMAGE = {
-    "list": Verb("image.plan:list_images", "List the images, and which are locked and built."),
-    "new": Verb("image.new:new", "Write the spec of an image of your own."),
+    "list": Verb("image:list_images", "List the images, and which are locked and built."),
+    "new": Verb("image_files:new", "Write the spec of an image of your own."),
     "add-patch": Verb(
-        "image.new:add_patch", "Add a patch, from a diff or an edited file.", "image"
+        "image_files:add_patch", "Add a patch, from a diff or an edited file.", "image"
     ),
     "plan": _PLAN,
     "build": _BUILD,
-    "test": Verb("image.start:test_images", "Prove that images start, without a GPU.", "image"),
+    "test": Verb("image:test_images", "Prove that images start, without a GPU.", "image"),
     "load": _LOAD,
-    "export": Verb("image.deliver:export", "Write a built image as an OCI layout folder.", "image"),
+    "export": Verb("image_files:export", "Write a built image as an OCI layout folder.", "image"),
     "collect": Verb(
-        "image.deliver:collect", "Download all inputs for a machine without network.", "image"
+        "image_files:collect", "Download all inputs for a machine without network.", "image"
     ),
-    "lock": Verb("image.lock:lock", "Resolve exact versions and hashes; write the locks.", "image"),
-    "rebuild": Verb(
-        "image.rebuild:rebuild", "Build again from nothing and compare every byte.", "image"
+    "lock": Verb(
+        "image_files:lock", "Resolve exact versions and hashes; write the locks.", "image"
     ),
+    "rebuild": Verb("image:rebuild", "Build again from nothing and compare every byte.", "image"),
     "explain": Verb(
-        "image.explain:explain", "Show which package or patch a file comes from.", "image"
+        "image_files:explain", "Show which package or patch a file comes from.", "image"
     ),
-    "files": Verb("image.explain:files", "List the files of a built image.", "image"),
-    "cat": Verb("image.explain:cat", "Print a file of a built image.", "image"),
-    "sources": Verb("image.explain:sources", "Show where this machine downloads files from."),
-    "schema": Verb("image.explain:schema", "Print the JSON schema of a file or statement."),
+    "files": Verb("image_files:files", "List the files of a built image.", "image"),
+    "cat": Verb("image_files:cat", "Print a file of a built image.", "image"),
+    "sources": Verb("image_files:sources", "Show where this machine downloads files from."),
+    "schema": Verb("image_files:schema", "Print the JSON schema of a file or statement."),
 }
 SOURCE = {
-    "list": Verb("source.sources:list_sources", "List the sources, their builds and times."),
-    "lock": Verb("source.sources:lock", "Look up archives of sources; write their locks."),
-    "build": Verb("source.compile:build_source", "Compile a source into the store."),
-    "export": Verb("source.export:export", "Write a compiled source's files into a folder."),
-    "publish": Verb("source.publish:publish", "Push a compiled source's layer to a registry."),
+    "list": Verb("source:list_sources", "List the sources, their builds and times."),
+    "lock": Verb("source:lock", "Look up archives of sources; write their locks."),
+    "build": Verb("source:build_source", "Compile a source into the store."),
+    "export": Verb("source:export", "Write a compiled source's files into a folder."),
+    "publish": Verb("source:publish", "Push a compiled source's layer to a registry."),
 }
 GATE = {
-    "run": Verb("gate.run:run", "Judge an image: shared memory, numerics, machine code.", "image"),
-    "find": Verb("gate.find:find", "Find the case of a kernel, by name or by a traceback."),
-    "patches": Verb(
-        "gate.patches:patches", "Judge whether each patch of an image is needed.", "image"
-    ),
-    "tune": Verb("gate.patches:tune", "Rank other launch parameters for one gate case.", "image"),
+    "run": Verb("gate:run", "Judge an image: shared memory, numerics, machine code.", "image"),
+    "find": Verb("gate:find", "Find the case of a kernel, by name or by a traceback."),
+    "patches": Verb("gate:patches", "Judge whether each patch of an image is needed.", "image"),
+    "tune": Verb("gate:tune", "Rank other launch parameters for one gate case.", "image"),
 }
 WEIGHTS = {
-    "list": Verb("weights.lock:list_sets", "List the weights that this checkout knows."),
-    "fit": Verb("weights.fit:fit", "Calculate whether a model fits your GPUs."),
-    "lock": Verb("weights.lock:lock_sets", "Look up the size and hash of every file."),
-    "fetch": Verb("weights.fetch:fetch_set", "Download locked weights and check every byte."),
-    "verify": Verb("weights.check:verify", "Check files against their lock; repair them."),
-    "scrub": Verb("weights.check:scrub", "Read some files again, for a nightly timer."),
-    "serve": Verb("weights.serve:serve", "Serve weights to other machines as a Hub."),
-    "sign": Verb("weights.sign:sign", "Sign a set in the model-signing format."),
-    "check-signature": Verb("weights.sign:check_signature", "Check a model-signing signature."),
-    "attest": Verb("weights.sign:attest", "State what a set is and how it was verified."),
+    "list": Verb("weights:list_sets", "List the weights that this checkout knows."),
+    "fit": Verb("fit:fit", "Calculate whether a model fits your GPUs."),
+    "lock": Verb("weights:lock_sets", "Look up the size and hash of every file."),
+    "fetch": Verb("weights:fetch_set", "Download locked weights and check every byte."),
+    "verify": Verb("weights:verify", "Check files against their lock; repair them."),
+    "scrub": Verb("weights:scrub", "Read some files again, for a nightly timer."),
+    "serve": Verb("weights:serve", "Serve weights to other machines as a Hub."),
+    "sign": Verb("weights:sign", "Sign a set in the model-signing format."),
+    "check-signature": Verb("weights:check_signature", "Check a model-signing signature."),
+    "attest": Verb("weights:attest", "State what a set is and how it was verified."),
 }
 RECIPE = {
-    "list": Verb("recipe.show:list_recipes", "List the recipes and what each rests on."),
-    "show": Verb("recipe.show:show", "Show a recipe with all that it extends.", "recipe"),
+    "list": Verb("recipe:list_recipes", "List the recipes and what each rests on."),
+    "show": Verb("recipe:show", "Show a recipe with all that it extends.", "recipe"),
     "render": _RENDER,
-    "flags": Verb(
-        "recipe.flags:flags", "Show the flags that the engine of an image accepts.", "image"
-    ),
-    "products": Verb(
-        "recipe.products:products", "Check FP4 and FP8 matrix products on a GPU.", "recipe"
-    ),
+    "flags": Verb("recipe:flags", "Show the flags that the engine of an image accepts.", "image"),
+    "products": Verb("recipe:products", "Check FP4 and FP8 matrix products on a GPU.", "recipe"),
     "serve": _SERVE,
-    "status": Verb("serve.served:status", "Show what is served, and whether it is as built."),
-    "logs": Verb("serve.served:logs", "Print the log of a served recipe.", "recipe"),
-    "stop": Verb("serve.served:stop", "End a served recipe and remove its container.", "recipe"),
-    "attempts": Verb("serve.served:attempts", "Show what was tried, and how it went."),
+    "status": Verb("serve:status", "Show what is served, and whether it is as built."),
+    "logs": Verb("serve:logs", "Print the log of a served recipe.", "recipe"),
+    "stop": Verb("serve:stop", "End a served recipe and remove its container.", "recipe"),
+    "attempts": Verb("serve:attempts", "Show what was tried, and how it went."),
 }
 BENCH = {
     "run": Verb(
@@ -136,38 +122,38 @@ BENCH = {
         "Preparing to measure",
     ),
     "list": Verb("bench:list_workloads", "List the workloads that are shipped."),
-    "compare": Verb("bench_results:compare", "Compare two results; a gate for CI."),
-    "attest": Verb("bench_results:attest", "State and sign the results of benchmarks."),
+    "compare": Verb("bench:compare", "Compare two results; a gate for CI."),
+    "attest": Verb("bench:attest", "State and sign the results of benchmarks."),
 }
 HOST = {
-    "lock": Verb("host.lock:lock", "Look up the exact packages that hosts get."),
-    "provision": Verb("host.provision:provision", "Bring the hosts of an inventory to the lock."),
-    "verify": Verb("host.verify:verify", "Prove that hosts have what their roles promise."),
-    "rollback": Verb("host.provision:rollback", "Bring back the driver that worked last."),
-    "facts": Verb("host.facts:facts", "Show what this host is: GPUs, driver, bus, kernel."),
-    "check": Verb("host.check:check", "Judge this host and test what its GPUs do."),
+    "lock": Verb("hosts:lock", "Look up the exact packages that hosts get."),
+    "provision": Verb("hosts:provision", "Bring the hosts of an inventory to the lock."),
+    "verify": Verb("hosts:verify", "Prove that hosts have what their roles promise."),
+    "rollback": Verb("hosts:rollback", "Bring back the driver that worked last."),
+    "facts": Verb("host:facts", "Show what this host is: GPUs, driver, bus, kernel."),
+    "check": Verb("host:check", "Judge this host and test what its GPUs do."),
     "doctor": _DOCTOR,
-    "tune-nccl": Verb("host.check:tune_nccl", "Measure NCCL settings and keep the best."),
-    "drift": Verb("host.facts:drift", "Compare a host with its recorded facts."),
-    "outliers": Verb("host.facts:outliers", "Find the host or GPU that differs from the rest."),
-    "attest": Verb("host.provision:attest", "Sign recorded facts of hosts."),
+    "tune-nccl": Verb("host:tune_nccl", "Measure NCCL settings and keep the best."),
+    "drift": Verb("host:drift", "Compare a host with its recorded facts."),
+    "outliers": Verb("host:outliers", "Find the host or GPU that differs from the rest."),
+    "attest": Verb("hosts:attest", "Sign recorded facts of hosts."),
 }
 EVIDENCE = {
     "verify": _VERIFY,
-    "make": Verb("evidence.make:make", "State and sign what a built image is made of.", "image"),
-    "attest": Verb("evidence.make:attest", "Sign a statement about any file."),
-    "sbom": Verb("evidence.make:sbom", "Print the bill of materials of a built image.", "image"),
-    "new-key": Verb("evidence.keys:new_key", "Make a key that signs evidence."),
-    "list-keys": Verb("evidence.keys:list_keys", "List the trusted keys and what they may sign."),
-    "show-key": Verb("evidence.keys:show_key", "Print a key's entry for a trust file."),
-    "trust-key": Verb("evidence.keys:trust_key", "Believe somebody's public key from now on."),
-    "untrust-key": Verb("evidence.keys:untrust_key", "Take a key out of a trust file again."),
+    "make": Verb("evidence:make", "State and sign what a built image is made of.", "image"),
+    "attest": Verb("evidence:attest", "Sign a statement about any file."),
+    "sbom": Verb("evidence:sbom", "Print the bill of materials of a built image.", "image"),
+    "new-key": Verb("evidence:new_key", "Make a key that signs evidence."),
+    "list-keys": Verb("evidence:list_keys", "List the trusted keys and what they may sign."),
+    "show-key": Verb("evidence:show_key", "Print a key's entry for a trust file."),
+    "trust-key": Verb("evidence:trust_key", "Believe somebody's public key from now on."),
+    "untrust-key": Verb("evidence:untrust_key", "Take a key out of a trust file again."),
 }
 REGISTRY = {
     "publish": _PUBLISH,
-    "pull": Verb("registry.look:pull", "Fetch an image by digest into an OCI layout folder."),
-    "tags": Verb("registry.look:tags", "List the tags of a repository."),
-    "clean": Verb("registry.look:clean", "Delete what no kept tag needs."),
+    "pull": Verb("registry:pull", "Fetch an image by digest into an OCI layout folder."),
+    "tags": Verb("registry:tags", "List the tags of a repository."),
+    "clean": Verb("registry:clean", "Delete what no kept tag needs."),
 }
 STORE = {
     "show": Verb("store:show", "Show how much the store holds."),
@@ -411,9 +397,7 @@ GROUPS = (
         epilog=_HOST_EPILOG,
     ),
     VerbGroup(
-        "evidence",
-        verbs=EVIDENCE,
-        help="Make, sign and check statements about what was built.",
+        "evidence", verbs=EVIDENCE, help="Make, sign and check statements about what was built."
     ),
     VerbGroup("registry", verbs=REGISTRY, help="Publish, pull and clean up images in a registry."),
     VerbGroup("store", verbs=STORE, help="Show, check and trim the store of layers and downloads."),

@@ -11,7 +11,7 @@ from pipeline.files import os_errors_explained, remove_tree
 from pipeline.store.store import MARK, OWN, Store, is_store
 from pipeline.store.upkeep import OWN_NAME, stats_below
 
-# Beside the folders; see pipeline/cli/signing.py for the second.
+# Beside the folders; see pipeline/app/signing.py for the second.
 _FILES = (MARK, "key-offered")
 # Folders of files that are named by hashes: a file of any other name is foreign.
 _OWN = re.compile(rf"{OWN_NAME.pattern}|\.new-\w+")  # a kill leaves the second

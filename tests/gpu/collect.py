@@ -13,8 +13,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from pipeline.app.workspace import host_platform
 from pipeline.assemble.plan import plan_image
-from pipeline.cli.context import host_platform
 from pipeline.fetch.http import Client
 from pipeline.fetch.settings import read_settings
 from pipeline.fetch.transport import make_fetcher

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.context import host_platform
-from pipeline.cli.registry.look import open_registry
+from pipeline.app.registry import open_registry
+from pipeline.app.workspace import host_platform
 from pipeline.errors import EvidenceBroken, EvidenceIncomplete, RecordInvalid, TagMoved
 from pipeline.oci.reference import parse_repository
 from pipeline.registry.access import Access

@@ -14,7 +14,7 @@ import docker
 import pytest
 import yaml
 
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.errors import EvidenceIncomplete, RegistryUnreachable, ResolveFailed, UnknownImage
 from tests.integration.built import NO_SOURCE, Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon

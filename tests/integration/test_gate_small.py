@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import log
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics import NumericsSpec, check_numbers, numeric
 from pipeline.gate.smem.cases import GateFile, Gates

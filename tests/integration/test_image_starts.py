@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from tests.integration.built import ROOT, build_image, need_sandbox, run_sm120
 from tests.testbed.dockerd import DockerDaemon
 

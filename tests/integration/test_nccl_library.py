@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.context import host_platform
-from pipeline.cli.images import find_image
+from pipeline.app.images import find_image
+from pipeline.app.workspace import host_platform
 from pipeline.oci.config import read_config
 from pipeline.source.box import Box, Limits, Namespaces, run_step
 from pipeline.source.toolchain import unpacked

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from pipeline.app.registry import open_registry
+from pipeline.app.workspace import host_platform
 from pipeline.attest.cosign import Content
-from pipeline.cli.context import host_platform
-from pipeline.cli.registry.look import open_registry
 from pipeline.errors import (
     DeleteDisabled,
     NotInRegistry,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import requests
 
+from pipeline.app.workspace import host_platform
 from pipeline.attest.cosign import Content, attestation_attachment, signature_attachment
 from pipeline.attest.envelope import enclose, read_envelope
 from pipeline.attest.keys import LocalSigner, new_key, public_pem, write_key
 from pipeline.attest.names import HOST_FACTS, PROVENANCE
 from pipeline.attest.statement import make_statement, moment
-from pipeline.cli.context import host_platform
 from pipeline.errors import EvidenceBroken
 from pipeline.model import canonical_json, sha256_of
 from tests.integration.built import Built, build_image, run_sm120, sm120

@@ -14,7 +14,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.oci.docker import default_tag
 from pipeline.recipe.launch import Launch, Mount
 from pipeline.recipe.model import ContainerSpec

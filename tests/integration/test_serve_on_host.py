@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.errors import (
     AlreadyServed,
     DockerUnavailable,

@@ -21,7 +21,7 @@ import docker
 import pytest
 import yaml
 
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.errors import (
     AlreadyServed,
     BackendDiffers,

@@ -23,7 +23,7 @@ from typing import IO
 from isal import igzip
 
 from pipeline import log
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import Store, open_store

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from pipeline import log
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.store.store import Store, open_store
 from tests.perf.dockerfile import docker
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.app.workspace import host_platform
 from pipeline.assemble.image import Built
 from pipeline.assemble.plan import TreePlan, plan_tree
-from pipeline.cli.context import host_platform
 from pipeline.lock.source import write_source_lock
 from pipeline.oci.record import LayerRecord
 from pipeline.source.box import Way, find_way

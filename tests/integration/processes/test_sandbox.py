@@ -372,7 +372,7 @@ def test_network_and_files_are_enough_to_run_it() -> None:
 def test_patches_against_another_version_is_refused_where_nothing_isolates(
     sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.gate.patches.find_sandbox", lambda: NO_SANDBOX)
+    monkeypatch.setattr("pipeline.app.gate.find_sandbox", lambda: NO_SANDBOX)
     ended = sm120("gate", "patches", "sglang-k2", "--against", "0.5.9")
     assert ended.error == "GateEnvironment"
     assert "--without-sandbox" in ended.err

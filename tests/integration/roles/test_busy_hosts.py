@@ -18,7 +18,7 @@ ROLES = ROOT / "ansible" / "roles"
 CONTAINERS = {
     "a": '[{"Driver":"","Count":-1,"Capabilities":[["gpu"]]}] [] runc|/sglang',
     "b": '[{"Driver":"cdi","DeviceIDs":["nvidia.com/gpu=all"]}] [] runc|/by-cdi',
-    "c": '[] [{"PathOnHost":"/dev/nvidia0"}] runc|/by-device',
+    "c": '[] [{"PathRemoteHost":"/dev/nvidia0"}] runc|/by-device',
     "d": "null null nvidia|/by-runtime",
     "e": "null null runc|/nvidia-exporter",
 }

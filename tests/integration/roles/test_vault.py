@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.host.fleet import fleet_of
+from pipeline.cli.hosts import fleet_of
 from pipeline.errors import FleetUnready
 from pipeline.host.fleet.playbook import ansible_program, promises_of
 from pipeline.spec.checkout import Checkout

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cli.host.verify import ROLES
+from pipeline.app.hosts import ROLES
 from pipeline.host.fleet.promised import Roles
 from pipeline.host.promises.owned import LEFT, OWNED
 from pipeline.host.promises.run import MODULES, checks_in

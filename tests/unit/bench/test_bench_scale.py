@@ -11,10 +11,10 @@ from statistics import fmean
 
 import pytest
 
+from pipeline.app.bench import changed
 from pipeline.bench.plan import Job, Scale, cells_of, sessions
 from pipeline.bench.server import Server
 from pipeline.bench.shipped import read_workload
-from pipeline.cli.bench import changed
 from pipeline.errors import BenchUnanswered
 from pipeline.smoke.wire import Address
 

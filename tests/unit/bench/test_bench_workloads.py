@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pipeline.app.bench import changed
 from pipeline.bench.plan import (
     Job,
     Scale,
@@ -23,7 +24,6 @@ from pipeline.bench.plan import (
 )
 from pipeline.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
 from pipeline.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
-from pipeline.cli.bench import changed
 from pipeline.errors import WorkloadInvalid
 from pipeline.model import sha256_of
 from pipeline.recipe.find import Recipes

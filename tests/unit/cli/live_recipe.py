@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
-from pipeline.cli.serve import job as job_module
-from pipeline.cli.serve import on_host as on_host_module
+from pipeline.app import serve as job_module
+from pipeline.app import serve as on_host_module
 from pipeline.recipe.container import ContainerArguments
 from pipeline.serve import start as start_module
 from pipeline.serve.facts import ImageFacts
@@ -142,7 +142,7 @@ def live_recipe(
     monkeypatch.setattr(on_host_module, "find_engine", lambda wanted: engine)
     monkeypatch.setattr(on_host_module, "find_engines", lambda wanted: [engine])
     monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
-    monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
+    monkeypatch.setattr("pipeline.app.images.pick_platform", lambda spec, chosen: AMD64)
     monkeypatch.setattr(start_module, "_POLL_S", 0.01)
     monkeypatch.setattr(start_module, "_AFTERMATH_S", 0.1)
     weights = tmp_path / "weights"

@@ -175,8 +175,8 @@ def test_after_a_build_the_ways_with_and_without_docker_are_named(
     assert with_docker.startswith("Next: sm120 load tiny ")
     assert without.startswith("sm120 image export tiny DIR ")
     assert "without Docker" in without
-    for module in ("context", "image.build"):
-        monkeypatch.setattr(f"pipeline.cli.{module}.host_platform", lambda: AMD64)
+    for module in ("app.workspace", "cli.image"):
+        monkeypatch.setattr(f"pipeline.{module}.host_platform", lambda: AMD64)
     (checkout.root / "recipes").mkdir()
     # as editors leave them
     (checkout.root / "recipes" / ".#mine.yaml").symlink_to("nowhere")
@@ -190,8 +190,8 @@ def test_after_a_build_the_ways_with_and_without_docker_are_named(
     wheels = read_lock(checkout.lock_path("tiny", AMD64)).wheels
     for platform in (AMD64, "linux/arm64"):
         lock_to(checkout, "tiny", wheels, platform)
-    for module in ("context", "image.build"):
-        monkeypatch.setattr(f"pipeline.cli.{module}.host_platform", lambda: "linux/arm64")
+    for module in ("app.workspace", "cli.image"):
+        monkeypatch.setattr(f"pipeline.{module}.host_platform", lambda: "linux/arm64")
     # for a machine that is not this one
     assert lines("--platform", AMD64)[0].startswith(f"Next: sm120 load tiny --platform {AMD64} ")
     assert lines()[0].startswith("Next: sm120 load tiny  "), "of both, the one for this machine"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.images import plans_of
+from pipeline.app.images import plans_of
 from pipeline.source.box import Box, Running
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root
@@ -43,7 +43,7 @@ class Desk:
         builds = source_spec()["builds"]
         builds = {name: {**x, "may_differ": {"notes": WHY}} for name, x in builds.items()}
         self.checkout = compiled_checkout(place, builds=builds)
-        monkeypatch.setattr("pipeline.cli.source.compile.find_way", lambda _: self.way)
+        monkeypatch.setattr("pipeline.app.sources.find_way", lambda _: self.way)
         monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "x86_64")
 
     def __call__(self, *words: str) -> Ended:
@@ -216,7 +216,7 @@ def test_where_every_image_is_compiled_first_one_must_be_named(
     def engine_alone(checkout: Checkout, names: Sequence[str], platform: str | None) -> Any:
         return plans_of(checkout, ("engine",), platform)
 
-    monkeypatch.setattr("pipeline.cli.image.build.plans_of", engine_alone)
+    monkeypatch.setattr("pipeline.app.build.plans_of", engine_alone)
     ended = desk.offline("build")
     assert (ended.error, ended.code) == ("UnknownImage", 41)
     assert "there is no image to build that is not compiled first" in ended.err

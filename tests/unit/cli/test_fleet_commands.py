@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.host.fleet import fleet_of
+from pipeline.cli.hosts import fleet_of
 from pipeline.host.fleet.playbook import Played, ansible_program
 from pipeline.host.fleet.promised import Promised
 from pipeline.spec.checkout import Checkout
@@ -102,7 +102,7 @@ def test_records_lie_beside_the_inventory_and_never_inside_one(tmp_path: Path) -
     (tmp_path / "hosts.yml").touch()
     for inventory, name in (("site", "site-records"), ("hosts.yml", "records")):
         given = {**NO_OPTIONS, "inventories": (str(tmp_path / inventory),)}
-        assert fleet_of(given).records == tmp_path / name
+        assert fleet_of(given).records_folder == tmp_path / name
 
 
 def test_an_inventory_is_required(sm120: Command) -> None:
@@ -143,7 +143,7 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
         played.append([name, *arguments])
         return Played(0 if len(played) < 3 else 2, ["n1"], [], ["n2", "n3"])
 
-    monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", play)
+    monkeypatch.setattr("pipeline.app.hosts.stream_playbook", play)
     inventory = tmp_path / "hosts.yml"
     inventory.touch()
     asked = ("--checkout", ROOT, "host", "rollback", "-i", inventory)
@@ -201,8 +201,8 @@ def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
         seen.extend(arguments)
         return Played(2, ["n1"], [], [])
 
-    monkeypatch.setattr("pipeline.cli.host.provision.stream_playbook", stream)
-    monkeypatch.setattr("pipeline.cli.host.provision._require_lock", lambda _: None)
+    monkeypatch.setattr("pipeline.app.hosts.stream_playbook", stream)
+    monkeypatch.setattr("pipeline.app.hosts.current_host_lock", lambda path, spec: None)
     (tmp_path / "hosts.yml").touch()
     options = ["--even-if-busy"] if busy else []
     ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *options)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import click
 import pytest
 
-from pipeline.cli.context import say_bytes
 from pipeline.cli.main import cli
+from pipeline.cli.output import say_bytes
 from pipeline.cli.verbs import VerbGroup, _paths
 from pipeline.log import Screen
 from tests.unit.cli.test_foreign_text import ACTS, ODD, require_harmless

@@ -15,8 +15,8 @@ RUN = ("--checkout", ROOT, "gate", "run")
 @pytest.fixture(autouse=True)
 def amd64(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that this runs on, whatever it is."""
-    for module in ("context", "gate.context"):
-        monkeypatch.setattr(f"pipeline.cli.{module}.host_platform", lambda: AMD64)
+    for module in ("workspace", "gate"):
+        monkeypatch.setattr(f"pipeline.app.{module}.host_platform", lambda: AMD64)
 
 
 def plan(sm120: Command, *words: str) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import log
-from pipeline.cli.context import own_name
-from pipeline.cli.weights.fit_text import _gib_text
+from pipeline.cli.fit import _gib_text
+from pipeline.cli.output import own_name
 from pipeline.lock.model import read_lock
 from pipeline.spec.checkout import Checkout
 from pipeline.store.store import default_root
@@ -260,7 +260,7 @@ def test_an_image_that_is_built_for_another_platform_says_so(
     write_spec(checkout, tiny_spec(platforms=[AMD64, ARM64]))
     for platform in (AMD64, ARM64):
         lock_to(checkout, "tiny", wheels, platform)
-    monkeypatch.setattr("pipeline.cli.context.host_platform", lambda: ARM64)
+    monkeypatch.setattr("pipeline.app.workspace.host_platform", lambda: ARM64)
     assert hint(sm120, *verb, "tiny") == f"Run `sm120 build tiny --platform {ARM64}` first."
     build_tiny(sm120, "--accept", "--platform", AMD64)
     assert hint(sm120, *verb, "tiny") == (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.image import start
+from pipeline.app import starts as start
 from pipeline.evidence.evidence_set import evidence_folder
 from pipeline.evidence.runs import Run, TestVerdict, read_runs
 from pipeline.spec.checkout import Checkout

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.image.run_lines import run_lines
+from pipeline.app.recipes import run_lines
 from pipeline.oci import docker
 from pipeline.recipe.find import Recipes
 from pipeline.spec.checkout import Checkout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cli.context import host_platform
+from pipeline.app.workspace import host_platform
 from pipeline.spec.checkout import Checkout
 from tests.unit.support import AMD64, Command, build_tiny
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cli.recipe import products as products_module
+from pipeline.app import products as products_module
 from pipeline.known import unknown
 from pipeline.products.model import Card, Computed, Measured
 from tests.unit.serve.fake_engine import FakeEngine
@@ -75,7 +75,7 @@ def with_a_card(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(products_module, "read_capture", lambda folder: unknown("a test"))
     monkeypatch.setattr(products_module, "find_engine", lambda wanted: FakeEngine())
     monkeypatch.setattr(products_module, "compute", lambda engine, store, order: computed)
-    monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
+    monkeypatch.setattr("pipeline.app.images.pick_platform", lambda spec, chosen: AMD64)
 
 
 def test_a_dry_run_shows_the_shapes_of_one_card(served: Command) -> None:

@@ -62,5 +62,5 @@ def test_a_file_that_is_not_the_images_is_refused(arguments: list[str]) -> None:
 def test_nothing_is_guessed_where_no_file_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.recipe.flags.flags_folder", lambda _: tmp_path)
+    monkeypatch.setattr("pipeline.app.recipes.flags_folder", lambda _: tmp_path)
     assert isinstance(flags("vllm").exception, RecipeInvalid)

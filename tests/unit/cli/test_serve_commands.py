@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from pipeline.cli.serve import job as job_module
-from pipeline.cli.serve import on_host as on_host_module
+from pipeline.app import serve as job_module
+from pipeline.app import serve as on_host_module
 from pipeline.errors import StartFailed
 from pipeline.host.fleet.tunnel import Tunnel
 from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
@@ -39,7 +39,7 @@ class World:
         monkeypatch.setattr(on_host_module, "find_engine", lambda wanted: self.engine)
         monkeypatch.setattr(on_host_module, "find_engines", lambda wanted: [self.engine])
         monkeypatch.setattr(job_module, "pick_platform", lambda spec, chosen: AMD64)
-        monkeypatch.setattr("pipeline.cli.images.pick_platform", lambda spec, chosen: AMD64)
+        monkeypatch.setattr("pipeline.app.images.pick_platform", lambda spec, chosen: AMD64)
         monkeypatch.setattr(run_module, "start_engine", self.start)
 
     def start(self, engine: Any, store: Any, start: Any) -> Served:

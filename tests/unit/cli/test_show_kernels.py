@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.gate.kernels import show_kernels, show_numbers
+from pipeline.cli.gate_tables import show_kernels, show_numbers
 from pipeline.gate.smem.results import CaseResult, GateResult
 from pipeline.gate.verdict import CaseVerdict
 from tests.unit.cli.test_show_numbers import result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cli.gate.kernels import show_numbers
+from pipeline.cli.gate_tables import show_numbers
 from pipeline.gate.smem.limits import card_for
 from pipeline.gate.smem.results import GateResult, NumericsResults
 from tests.unit.gate.numerics.test_numerics import computed, judged, results

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.serve import on_host
+from pipeline.app import serve as on_host
 from pipeline.smoke import client
 from pipeline.smoke.ladder import LADDER
 from pipeline.store.store import default_root

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.app import bench as bench_module
+from pipeline.app import serve as job_module
+from pipeline.app.serve import RemoteHost
 from pipeline.bench.record import read_run
 from pipeline.bench.stub import Pacing
-from pipeline.cli import bench as bench_module
-from pipeline.cli.serve import job as job_module
-from pipeline.cli.serve.on_host import OnHost
 from pipeline.evidence.runs import ImageRuns, Run
 from pipeline.serve.site import Site
 from tests.testbed.bench_faults import FaultyConnection
@@ -297,7 +297,7 @@ def test_a_benchmark_of_a_recipe_on_another_host_goes_through_its_connection(
     running = asyncio.run_coroutine_threadsafe(making, loop).result(30)
 
     @contextmanager
-    def near(context: object, on: OnHost | None, wanted: object) -> Iterator[object]:
+    def near(context: object, on: RemoteHost | None, wanted: object) -> Iterator[object]:
         assert on is not None
         yield NearSite(socket, live.port), [world.engine]
 

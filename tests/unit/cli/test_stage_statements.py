@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.app.signing import Signing
 from pipeline.assemble.image import Built
 from pipeline.attest.envelope import Envelope, enclose, read_envelope
 from pipeline.attest.keys import new_key, write_key
-from pipeline.cli.signing import Signing
 from pipeline.errors import GateFailed
 from pipeline.evidence.evidence_set import evidence_folder
 from pipeline.gate.evidence import Evidence, EvidenceRow, keep_evidence

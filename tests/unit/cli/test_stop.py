@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from pipeline.cli.registry.look import open_registry
+from pipeline.app.registry import open_registry
 from pipeline.errors import Interrupted
 from pipeline.oci.reference import parse_repository
 from pipeline.registry.access import Access

@@ -15,7 +15,7 @@ import pytest
 from docker.errors import APIError, ImageNotFound
 
 from pipeline import proc
-from pipeline.cli import uninstall as verb
+from pipeline.app import uninstall as verb
 from pipeline.errors import DockerUnavailable
 from pipeline.serve.facts import own_name
 from pipeline.serve.podman import Podman

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.app.hosts import Played, record_changes
+from pipeline.app.signing import Signing
+from pipeline.app.statements import state_host
 from pipeline.attest.envelope import Envelope, countersigned, read_envelope
 from pipeline.attest.keys import LocalSigner, new_key, write_key
-from pipeline.cli.file_statements import leave_host_statement
-from pipeline.cli.host.provision import show_changes
-from pipeline.cli.signing import Signing
+from pipeline.cli.hosts import _show_played
 from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path
 from tests.testbed.locked_set import SMALL, make_set
@@ -108,10 +109,10 @@ def test_junk_in_the_place_of_a_statement_is_replaced(
 def test_a_host_is_stated_beside_its_record(tmp_path: Path, sm120: Command) -> None:
     record = tmp_path / "n1.json"
     record.write_text(facts(blackwell(2), name="n1").model_dump_json())
-    assert leave_host_statement(record, Signing()).state == "unsigned"
+    assert state_host(record, Signing()).state == "unsigned"
     assert sm120("verify", record).error == "EvidenceUnsigned"
     sm120("evidence", "new-key", "fleet")
-    assert leave_host_statement(record, Signing()).state == "signed by fleet"
+    assert state_host(record, Signing()).state == "signed by fleet"
     assert sm120("verify", record).code == 0
     record.write_text(record.read_text().replace("n1", "n2", 1))
     assert sm120("verify", record).error == "EvidenceBroken"
@@ -123,7 +124,7 @@ def test_statements_beside_host_records_are_not_taken_for_records(
     for name in ("n1", "n2"):
         record = tmp_path / f"{name}.json"
         record.write_text(facts(blackwell(2), name=name).model_dump_json())
-        leave_host_statement(record, Signing())
+        state_host(record, Signing())
     files = sorted(tmp_path.glob("*.json"))
     assert len(files) == 4
     assert sm120("host", "outliers", *files).error in ("", "HostOutlier")
@@ -140,7 +141,7 @@ def test_a_provisioning_run_states_each_host_that_came_to_its_end(
     for name in ("n1.before", "n1.after", "n2.before"):
         text = blackwell(2).model_dump_json(exclude_none=True)
         (captures / f"{name}.json").write_text(text)
-    show_changes(tmp_path / "records", Signing())
+    _show_played(Played(record_changes(tmp_path / "records", Signing()), None))
     output = capfd.readouterr().out
     assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in output
     assert "n2" not in output

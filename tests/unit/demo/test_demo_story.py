@@ -193,7 +193,7 @@ def test_an_edited_patch_is_noticed_by_the_next_build_and_taken_back(
     image = makers.wheel_image(IMAGE, [wheel], patches="patches/series.yaml")
     makers.make_checkout(here.checkout, root, makers.Image(image.spec, image.wheels, files=files))
     monkeypatch.setenv("SM120_MIRRORS", str(mirror))
-    monkeypatch.setattr("pipeline.cli.context.host_platform", lambda: makers.AMD64)
+    monkeypatch.setattr("pipeline.app.workspace.host_platform", lambda: makers.AMD64)
     here.overview.records.append(StepRecord("x"))
     build = ("build", IMAGE, "--offline", "--platform", "host", "--accept")
     here.image = here.shell.sm120(*build).out

@@ -83,9 +83,9 @@ def compiler(sm120: Command, door: Door, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """A machine that compiled a small source, with a key that signs, and a registry."""
     sm120.cwd = compiled_checkout(tmp_path).root
     monkeypatch.setenv("SM120_MIRRORS", str(tmp_path / "mirror"))
-    monkeypatch.setattr("pipeline.cli.source.compile.find_way", lambda _: COPYING)
+    monkeypatch.setattr("pipeline.app.sources.find_way", lambda _: COPYING)
     monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "x86_64")
-    monkeypatch.setattr("pipeline.cli.source.publish.host_platform", lambda: makers.AMD64)
+    monkeypatch.setattr("pipeline.app.sources.host_platform", lambda: makers.AMD64)
     for name in ("tools", "engine"):
         assert sm120("build", name, "--accept").code == 0
     sm120("evidence", "new-key", "builder")
@@ -112,8 +112,8 @@ def used(demo: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     def refuse() -> None:
         raise DockerUnavailable("Docker does not answer")
 
-    monkeypatch.setattr("pipeline.cli.uninstall.connect", refuse)
-    monkeypatch.setattr("pipeline.cli.uninstall.Podman.is_there", lambda: False)
+    monkeypatch.setattr("pipeline.app.uninstall.connect", refuse)
+    monkeypatch.setattr("pipeline.app.uninstall.Podman.is_there", lambda: False)
     demo.sm120("build", "demo", "--mirror", "parts", "--offline", "--accept")
     demo.sm120("evidence", "new-key", "me")
     (tmp_path / "lockfiles" / "tool").mkdir()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.host.verify import require_verified, show_result
+from pipeline.app.hosts import require_verified
+from pipeline.cli.hosts import show_result
 from pipeline.errors import (
     FleetUnready,
     HostDrifted,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from pipeline.app.recipes import images_alike
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.plan import plan_image
-from pipeline.cli.recipe.flags import images_alike
 from pipeline.errors import RecipeInvalid
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags

@@ -132,4 +132,4 @@ def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """`scrub` runs in our process here: what gave way once would give way to all tests after it."""
-    monkeypatch.setattr("pipeline.cli.weights.check.lower_priority", lambda: None)
+    monkeypatch.setattr("pipeline.app.weights.lower_priority", lambda: None)

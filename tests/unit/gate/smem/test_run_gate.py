@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.gate.kernels import show_kernels
+from pipeline.cli.gate_tables import show_kernels
 from pipeline.errors import GateInvalid
 from pipeline.gate.files import EngineSetup
 from pipeline.gate.numerics import add_numbers

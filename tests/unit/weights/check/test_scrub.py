@@ -188,7 +188,7 @@ def test_a_clock_that_was_put_back_stops_nothing(ten: DiskSet) -> None:
 def humble(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     """The command runs in our process, and what gives way cannot come back."""
     instead = mock.Mock()
-    monkeypatch.setattr("pipeline.cli.weights.check.lower_priority", instead)
+    monkeypatch.setattr("pipeline.app.weights.lower_priority", instead)
     return instead
 
 

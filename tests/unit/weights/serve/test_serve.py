@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
-from pipeline.cli.weights import serve as weights_serve
+from pipeline.app import weights_hub as weights_serve
 from pipeline.errors import AddressUnusable, LockEdited
 from pipeline.files import remove_tree
 from pipeline.weights.disk.proof import identity, open_pin

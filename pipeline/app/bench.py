@@ -1,0 +1,450 @@
+"""Benchmarks: measure a served recipe or any server, compare results, and state them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline import log
+from pipeline.app.recipes import is_address, recipes_of
+from pipeline.app.serve import (
+    RemoteHost,
+    ServeContext,
+    folder_on,
+    machine_of_all,
+    machine_on,
+    make_job,
+)
+from pipeline.app.signing import Signing
+from pipeline.app.smoke import api_headers
+from pipeline.app.statements import FileStatement, state_benchmark
+from pipeline.app.workspace import Workspace
+from pipeline.bench.metrics import DEFINITIONS
+from pipeline.bench.model import Inputs, Run
+from pipeline.bench.place import RUN_FILE, runs_in
+from pipeline.bench.plan import cells_of
+from pipeline.bench.record import read_run as read_run
+from pipeline.bench.record import workload_digest
+from pipeline.bench.results.compare import GATED, Comparison, GateRow, judge, read_side
+from pipeline.bench.results.compare import compare as compare_sides
+from pipeline.bench.results.recompute import require_as_measured
+from pipeline.bench.runner import Bench, Settings, measure_in_turns
+from pipeline.bench.server import Server
+from pipeline.bench.shipped import prompt_file, read_workload
+from pipeline.bench.starts import Started, Starter, measure_starts
+from pipeline.bench.workload import Conversations, Fixed, Lengths, Load, Workload
+from pipeline.errors import (
+    BenchUndecided,
+    BenchVoid,
+    BenchWorse,
+    InputInvalid,
+    NothingServed,
+    RunInvalid,
+    WorkloadInvalid,
+)
+from pipeline.files import sha256_of_file
+from pipeline.host.facts.drift import read_facts
+from pipeline.model import Digest
+from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import Begun, ServeOptions
+from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.find_engine import Wanted
+from pipeline.serve.run import (
+    Job,
+    ServedStatus,
+    attempts_of,
+    find_served,
+    new_attempt,
+    serve,
+    status_of,
+    stop,
+)
+from pipeline.serve.start import STOP_S
+from pipeline.smoke.wire import Address
+
+_DEFAULT, _TINY = "quick", "tiny"
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to measure, by which workloads, and where the results go."""
+
+    target: str  # a recipe or an address
+    folders: tuple[Path, ...] = ()  # recipes of the user's own
+    names: tuple[str, ...] = ()  # workloads; none: what the recipe names
+    changes: dict[str, Any] = field(default_factory=dict)  # see `changed`
+    model: str | None = None
+    no_speculation: bool = False
+    workers: int | None = None
+    no_self_test: bool = False
+    weights: Path | None = None
+    host_facts: Path | None = None
+    out: Path = Path("bench")
+    engine: Wanted = "auto"
+    on: RemoteHost | None = None
+
+
+OnRun = Callable[[Run, Path, FileStatement], None]
+
+
+def measure(workspace: Workspace, request: BenchRequest, on_run: OnRun | None = None) -> list[Run]:
+    """Measure a server by each workload, and state each run.
+
+    `on_run` gets each run with its folder and its statement as soon as it is measured.
+    """
+    signing = Signing()  # first: a key that cannot be read must not be found out after an hour
+    recipe, workloads = chosen_workloads(workspace, request)
+    on, runs = request.on, []
+    for name, workload in workloads.items():
+        folder = request.out / workload.name
+        if workload.starts:
+            with _recipe_starter(workspace, _require_recipe(recipe), request) as (starter, begun):
+                inputs = _inputs(workload, recipe, begun, request.host_facts)
+                runs.append(measure_starts(workload, starter, folder, inputs))
+        else:
+            with _server_of(workspace, recipe, request.target, request.engine, on) as found:
+                server, served = found
+                begun = None
+                if served:
+                    # the serve that started it: what it rests on, by digest
+                    attempts = attempts_of(workspace.store_to_read()).read().attempts
+                    begun = next((a.begun for a in attempts if a.begun.id == served.attempt), None)
+                speculates = None
+                if request.no_speculation:
+                    speculates = False
+                elif recipe:
+                    speculates = bool(recipe.speculation and recipe.speculation.enabled)
+                bench = Bench(
+                    server=server,
+                    workload=workload,
+                    folder=folder,
+                    inputs=_inputs(workload, recipe, begun, request.host_facts),
+                    settings=Settings(
+                        workers=request.workers,
+                        self_test=not request.no_self_test,
+                        prompt_file=prompt_file(name, workload),
+                    ),
+                    model=request.model or (served.model if served else None),
+                    speculates=speculates,
+                )
+                runs.append(bench.run())
+        stated = state_benchmark(folder, signing)
+        if on_run:
+            on_run(runs[-1], folder, stated)
+    return runs
+
+
+def require_good(runs: Sequence[Run]) -> None:
+    """Raise BenchVoid where a cell is void."""
+    void = [
+        f"{run.workload.name} {cell.cell.name}"
+        for run in runs
+        for cell in run.cells
+        if cell.state == "void"
+    ]
+    if not void:
+        return
+    trials = [t for run in runs for cell in run.cells for t in cell.trials if t.void]
+    hint = ""
+    # only where nothing but repeated text is the reason
+    if all(trial.metrics.looping and not trial.metrics.failed for trial in trials):
+        hint = (
+            "The model repeats itself. --allow-loops counts such answers and marks them; for a"
+            " model that can only recite, --workload tiny does so too."
+        )
+    raise BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}", hint)
+
+
+def plan_bench(workspace: Workspace, request: BenchRequest) -> list[dict[str, Any]]:
+    """Every cell that a benchmark would measure; asks no server, and writes nothing."""
+    Signing()
+    recipe, workloads = chosen_workloads(workspace, request)
+    # what a run refuses before it asks anything is refused here, too
+    if recipe is None:
+        Address.read(request.target)
+    if any(workload.starts for workload in workloads.values()):
+        _require_recipe(recipe)
+    rows = []
+    for workload in workloads.values():
+        done = _done(workload, request.out / workload.name)
+        # a conversation is a request for each of its turns
+        prompts = workload.prompts
+        turns = len(prompts.each_turn()) if isinstance(prompts, Conversations) else 1
+        rows += [
+            {
+                "workload": workload.name,
+                "cell": cell.name,
+                "requests": cell.requests * turns,
+                "trials": workload.repeats,
+                "starts": cell.start is not None,
+                "done": min(done.get(cell.name, 0), workload.repeats),
+                "input": _lengths(cell.input),
+                "output": _lengths(cell.output),
+            }
+            for cell in cells_of(workload)
+        ]
+    return rows
+
+
+def _done(workload: Workload, folder: Path) -> dict[str, int]:
+    """The good trials of each cell, where an earlier run would be gone on with."""
+    if workload.starts or not (folder / RUN_FILE).exists():
+        return {}
+    run = read_run(folder)
+    if run.workload != workload:
+        raise RunInvalid(
+            f"{folder}: holds a run of another workload", "Name another folder with --out."
+        )
+    return {each.cell.name: len(each.good_trials) for each in run.cells}
+
+
+def _lengths(lengths: Lengths | None) -> str | None:
+    if lengths is None:
+        return None
+    return str(lengths.tokens) if isinstance(lengths, Fixed) else f"{lengths.least}–{lengths.most}"
+
+
+def chosen_workloads(
+    workspace: Workspace, request: BenchRequest
+) -> tuple[Recipe | None, dict[str, Workload]]:
+    """The recipe, none for an address, and the workloads with what was changed of them."""
+    recipe = None
+    if not is_address(request.target):
+        recipe = recipes_of(workspace, request.folders).read(request.target)
+    named: Sequence[str] = request.names or [_DEFAULT]
+    if recipe and not request.names:
+        named = recipe.bench or [_TINY if recipe.model.tiny else _DEFAULT]
+    return recipe, {name: changed(read_workload(name), **request.changes) for name in named}
+
+
+@contextmanager
+def _server_of(
+    workspace: Workspace, recipe: Recipe | None, target: str, engine: Wanted, on: RemoteHost | None
+) -> Iterator[tuple[Server, ServedStatus | None]]:
+    """The server to measure for as long as the block lasts: an address, or a recipe's."""
+    if recipe is None:
+        yield Server(Address.read(target), target, api_headers()), None
+        return
+    with machine_of_all(workspace, on, engine) as (site, engines):
+        store = workspace.store_to_read()
+        found = [row for each in engines for row in status_of(each, store, site)]
+        served = next((row for row in found if row.recipe == recipe.name and row.healthy), None)
+        if served is None or served.port is None:
+            where = on.host if on else "this machine"
+            raise NothingServed(f"{recipe.name}: is not served on {where}, or does not answer")
+        url, door = f"http://127.0.0.1:{served.port}", site.door(served.port)
+        address = Address.read(url)
+        if isinstance(door, Path):
+            address, url = replace(address, socket=door), f"{url} on {site.host}, through SSH"
+            log.say(
+                f"Requests go through the SSH connection to {site.host}, which adds to each"
+                " latency: serve with --lan and measure the address to leave SSH out."
+            )
+        yield Server(address, url, api_headers()), served
+
+
+def _inputs(
+    workload: Workload, recipe: Recipe | None, begun: Begun | None, host_facts: Path | None
+) -> Inputs:
+    digests: dict[str, Digest | None] = {"host": None}
+    if host_facts:
+        read_facts(host_facts)  # any other file's digest would say nothing of a host
+        digests["host"] = sha256_of_file(host_facts)
+    if begun:
+        digests |= {
+            "image": begun.image_digest,
+            "weights": begun.weights_digest,
+            "recipe": begun.recipe_digest,
+        }
+    return Inputs(
+        workload=workload_digest(workload), recipe_name=recipe.name if recipe else None, **digests
+    )
+
+
+def changed(
+    workload: Workload,
+    *,
+    concurrency: list[int] | None = None,
+    rate: list[float] | None = None,
+    requests: int | None = None,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    repeats: int | None = None,
+    allow_loops: bool = False,
+) -> Workload:
+    """A workload with what was typed in place of its own; its digest is another then."""
+    values: dict[str, Any] = {}
+    if concurrency and rate:
+        raise WorkloadInvalid("--concurrency and --rate: name one of them")
+    if concurrency:
+        values["loads"] = [Load(concurrency=n, requests=requests or 4 * n) for n in concurrency]
+    elif rate:
+        # a minute of each
+        counts = {each: requests or max(1, round(60 * each)) for each in rate}
+        values["loads"] = [Load(rate_per_s=each, requests=counts[each]) for each in rate]
+    elif requests:
+        values["loads"] = [x.model_copy(update={"requests": requests}) for x in workload.loads]
+    if input_tokens:
+        values["input"] = Fixed(tokens=input_tokens)
+    if output_tokens:
+        values["output"] = Fixed(tokens=output_tokens)
+    values |= {"repeats": repeats} if repeats else {}
+    values |= {"looping": "mark"} if allow_loops else {}
+    if not values:
+        return workload
+    own = [name for name in ("input", "output") if name in values]
+    if own or concurrency or rate:
+        # the shipped text about lengths and loads is not true any more
+        now = {name: values.get(name) or getattr(workload, name) for name in ("input", "output")}
+        words = [f"{n}: {each.model_dump_json()}" for n, each in now.items() if each]
+        fixed = {n: each.tokens for n, each in now.items() if isinstance(each, Fixed)}
+        if len(fixed) == 2:
+            words = [f"{fixed['input']} tokens in and {fixed['output']} out"]
+        words += [f"concurrency {', '.join(map(str, concurrency))}"] if concurrency else []
+        words += [f"{', '.join(f'{each:g}' for each in rate)} requests a second"] if rate else []
+        values["summary"] = f"{workload.name} with {', '.join(words)}"
+    if own and any(load.input or load.output for load in workload.loads):
+        raise WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
+    return Workload.model_validate({**workload.model_dump(), **values})
+
+
+@dataclass(frozen=True)
+class RecipeStarts:
+    """The engine of a recipe on this machine, as `sm120 serve` would start it."""
+
+    engine: ContainerEngine
+    context: ServeContext
+    job: Job
+
+    def start(self) -> Started:
+        """Until it answers; an attempt as any other."""
+        store = self.context.store
+        with store.in_use():
+            served = serve(self.engine, store, self.job, new_attempt(self.job))
+        url = served.url.removesuffix("/v1")
+        server = Server(Address.read(url), url, api_headers())
+        return Started(server, served.model, served.seconds)
+
+    def stop(self) -> None:
+        """Stop it, where it is served."""
+        with suppress(NothingServed):
+            facts = find_served(self.engine, self.job.recipe.name)
+            stop(self.engine, self.context.store, facts, STOP_S)
+
+    def is_served(self) -> bool:
+        """Whether it runs, so that people may use it."""
+        with suppress(NothingServed):
+            return find_served(self.engine, self.job.recipe.name).running
+        return False
+
+
+def _require_recipe(recipe: Recipe | None) -> Recipe:
+    if recipe is None:
+        raise WorkloadInvalid(
+            "how long a start takes can be measured of a recipe alone",
+            "Name the recipe in place of the address.",
+        )
+    return recipe
+
+
+@contextmanager
+def _recipe_starter(
+    workspace: Workspace, recipe: Recipe, request: BenchRequest
+) -> Iterator[tuple[Starter, Begun]]:
+    """Starts of a recipe, and what each rests on; the machine ends as it was found."""
+    options, name = ServeOptions(weights=folder_on(None, request.weights, "--weights")), recipe.name
+    with machine_on(workspace, None, request.engine, name) as (site, containers):
+        context = ServeContext(workspace.checkout(), workspace.store(), options, site)
+        job = make_job(context, recipe)
+        if job.weights is None:
+            raise WorkloadInvalid(
+                f"{name}: its weights are in no folder that is known here",
+                "--weights DIR names it: a cold start reads them from the disk again.",
+            )
+        starts = RecipeStarts(containers, context, job)
+        was_served = starts.is_served()
+        if was_served:
+            log.say(f"{name} is served now: it is ended, as its start is to be measured")
+        try:
+            yield Starter(starts.start, starts.stop, job.weights.folder), new_attempt(job)
+        finally:
+            if not was_served:
+                starts.stop()
+            elif starts.is_served():
+                log.say(
+                    f"{name} is served again, as the recipe says and without options that it was"
+                    f" served with before; `sm120 recipe stop {name}` ends it"
+                )
+            else:
+                log.say(f"{name} is not served any more; `sm120 serve {name}` starts it")
+
+
+def measure_two(
+    urls: tuple[str, str], workload_name: str = "quick", repeats: int = 8, out: Path = Path("bench")
+) -> list[Path]:
+    """Measure two servers in turns, one trial each; returns the folders of both runs, stated."""
+    signing = Signing()
+    workload = read_workload(workload_name).model_copy(update={"repeats": repeats})
+    first, second = (
+        Bench(
+            server=Server(Address.read(url), url, api_headers()),
+            workload=workload,
+            folder=out / side / workload.name,
+            inputs=Inputs(workload=workload_digest(workload)),
+            settings=Settings(prompt_file=prompt_file(workload_name, workload)),
+        )
+        for side, url in zip(("first", "second"), urls, strict=True)
+    )
+    measure_in_turns(first, second)
+    for bench in (first, second):
+        state_benchmark(bench.folder, signing)
+    return [first.folder, second.folder]
+
+
+def compare(
+    first: Path,
+    second: Path,
+    least: float | None = None,
+    *,
+    gate: bool = False,
+    allow: float = 5.0,
+    metrics: Sequence[str] = (),
+) -> tuple[Comparison, list[GateRow]]:
+    """What changed between two results; with `gate`, a verdict on each judged number."""
+    comparison = compare_sides(read_side(first), read_side(second), least)
+    return comparison, judge(comparison, allow, metrics or GATED) if gate else []
+
+
+def require_metrics(names: Sequence[str]) -> None:
+    """Refuse a number that can be neither better nor worse."""
+    for name in names:
+        definition = DEFINITIONS.get(name.partition(".")[0])
+        if definition is None or definition.better == "none":
+            raise InputInvalid(
+                f"{name}: is no number that can be better or worse",
+                "Write it as output_tok_s, ttft_ms.mean or tpot_ms.p99.",
+            )
+
+
+def require_no_worse(comparison: Comparison, rows: Sequence[GateRow]) -> None:
+    """Raise BenchWorse or BenchUndecided where the gate did not pass."""
+    where = f"{comparison.second} against {comparison.first}"
+    for verdict, error in (("worse", BenchWorse), ("undecided", BenchUndecided)):
+        found = [row for row in rows if row.verdict == verdict]
+        if found or (verdict == "undecided" and not rows):
+            first = f"{found[0].cell} {found[0].number}: {found[0].message}" if found else "no cell"
+            raise error(f"{where}: {first}")
+
+
+def attest(runs: Sequence[Path]) -> list[FileStatement]:
+    """State and sign results that were measured without a key."""
+    signing, stated = Signing(), []
+    # a path without a run goes on as it is: its error says what is missing
+    for folder in (each for path in runs for each in runs_in(path) or [path]):
+        # what does not follow from its requests is not signed
+        require_as_measured(folder, read_run(folder))
+        stated.append(state_benchmark(folder, signing, must_write=True))
+    return stated

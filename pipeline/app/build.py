@@ -1,0 +1,312 @@
+"""Build images into the store: plan, build, state, gate; and build again to compare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline import log
+from pipeline.app.image_statements import ImageStatements, state_images
+from pipeline.app.images import find_image, plans_of
+from pipeline.app.signing import Signing, signer_of
+from pipeline.app.sources import (
+    LayerSettings,
+    compile_missing,
+    missing_archives,
+    missing_trees,
+    offered_layers,
+)
+from pipeline.app.workspace import Workspace
+from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.plan import ImagePlan, TreePlan, Work, work_for
+from pipeline.errors import NotReproducible, OfflineMiss, StoreDamaged, UnknownImage
+from pipeline.fetch.base_settings import BaseSettings
+from pipeline.registry.access import Access
+from pipeline.source.toolchain import why_not_here
+from pipeline.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from pipeline.attest.keys import Signer
+    from pipeline.evidence.rebuilt import Rebuilt
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.gate.stage import Staged
+    from pipeline.lock.model import Pin
+    from pipeline.verify.layers import OfferedLayer
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Images to build, and from where their parts may come."""
+
+    names: tuple[str, ...] = ()  # none: all that need no compiling first
+    platform: str | None = None
+    accept: bool = False  # write golden digests and the hashes of edited patches
+    keep_inputs: bool = False
+    gated: bool = False
+    mirrors: tuple[str, ...] = ()
+    layers: LayerSettings | None = None
+    offline: bool = False
+    bases: BaseSettings = field(default_factory=BaseSettings)
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """The built images, their statements, and the results of their gates."""
+
+    built: list[Built]
+    statements: dict[Built, ImageStatements]
+    stages: dict[Built, Staged]
+    seconds: float
+    store: Store
+
+    def require_passed(self) -> None:
+        """Raise the error of the first image whose gates failed; the store keeps the images."""
+        for staged in self.stages.values():
+            if staged.error:
+                raise staged.error
+
+    def offer_key(self) -> None:
+        """Mention once, for each store, how evidence gets signed."""
+        is_unsigned = any(not each.stated.signed_by for each in self.statements.values())
+        Signing().offer_key(self.store, is_unsigned)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What building images would take."""
+
+    plans: list[ImagePlan]
+    work: Work
+    compiled: list[TreePlan]  # compiled on this machine first
+    taken: list[tuple[TreePlan, OfferedLayer]]  # from a registry
+    not_here: list[str]  # why this machine cannot compile some of them
+    store: Store
+
+    @property
+    def taken_bytes(self) -> int:
+        return sum(layer.record.size_bytes for _, layer in self.taken)
+
+
+OnJudged = Callable[["Staged"], None]
+
+
+def build(
+    workspace: Workspace, request: BuildRequest, on_judged: OnJudged | None = None
+) -> BuildResult:
+    """Build images, state what they are made of, and with `gated` run their gates.
+
+    `on_judged` gets the results of each image's gates as soon as they are known.
+    """
+    start = time.monotonic()
+    checkout, signing, store = workspace.checkout(), Signing(), workspace.store()
+    plans, offered = _plans(workspace, request, store)
+    if not plans:
+        message = "there is no image to build that is not compiled first"
+        raise UnknownImage(message, "Name those to compile and build: `sm120 build IMAGE`.")
+
+    # a function: a build with nothing to fetch reads no settings and runs no pip
+    def fetcher() -> Fetcher:
+        from pipeline.fetch.transport import make_fetcher  # slow; often nothing is fetched
+
+        return make_fetcher(store, request.mirrors, request.offline, request.bases)
+
+    with store.in_use():
+        compile_missing(checkout, store, plans, fetcher, offered)
+        built = build_images(
+            checkout,
+            store,
+            plans,
+            fetcher,
+            keep_inputs=request.keep_inputs,
+            accept=request.accept,
+        )
+        # a damaged record of gates is an error, unless gates run now and replace it
+        with suppress(*([StoreDamaged] if request.gated else [])):
+            statements = state_images(checkout, store, built, signing)
+    stages: dict[Built, Staged] = {}
+    if request.gated:
+        # after the image is stated and kept: a failed gate must not cost the build
+        stages = _judge(workspace, built, request, on_judged)
+        with store.in_use():
+            statements = state_images(checkout, store, built, signing)
+    return BuildResult(built, statements, stages, time.monotonic() - start, store)
+
+
+def _plans(
+    workspace: Workspace, request: BuildRequest, store: Store
+) -> tuple[list[ImagePlan], dict[str, OfferedLayer]]:
+    """The images to build, and the compiled layers that a registry offers for them."""
+    plans = plans_of(workspace.checkout(), request.names, request.platform)
+    trees, access = missing_trees(store, plans), request.bases.access
+    offered = offered_layers(workspace, trees, request.layers, access, offline=request.offline)
+    if request.names:
+        return plans, offered
+    ready: list[ImagePlan] = []
+    for plan in plans:
+        missing = [x for x in missing_trees(store, [plan]) if x.key not in offered]
+        if not missing:
+            ready.append(plan)
+            continue
+        name, minutes = plan.spec.name, sum(tree.build.cpu_minutes for tree in missing)
+        log.say(
+            f"{name} for {plan.platform} is left out: it is compiled first, {minutes} CPU-minutes."
+            f" `sm120 build {name}` does it."
+        )
+    return ready, offered
+
+
+def _judge(
+    workspace: Workspace, built: list[Built], request: BuildRequest, on_judged: OnJudged | None
+) -> dict[Built, Staged]:
+    """Every image's gates, one after the other; a failure waits until all were judged."""
+    # slow to import, and most builds are not judged
+    from pipeline.app.gate import make_gate_context
+    from pipeline.gate.stage import judge_built
+
+    context = make_gate_context(workspace, request.mirrors, request.offline)
+    stages: dict[Built, Staged] = {}
+    for image in built:
+        if not context.checkout.spec(image.name).gates:
+            continue
+        with context.store.in_use(), log.step(f"Judging {image.name}"):
+            staged = judge_built(context, image)
+        if staged:
+            stages[image] = staged
+            if on_judged:
+                on_judged(staged)
+    return stages
+
+
+def plan_build(workspace: Workspace, request: BuildRequest) -> BuildPlan:
+    """What a build would take: the same images as `build`; fetches and writes nothing."""
+    Signing()  # refuses a key that cannot be read, as the build would
+    store = workspace.store_to_read()
+    return _build_plan(store, *_plans(workspace, request, store))
+
+
+def plan_images(
+    workspace: Workspace,
+    names: tuple[str, ...] = (),
+    platform: str | None = None,
+    layers: LayerSettings | None = None,
+    access: Access | None = None,
+) -> BuildPlan:
+    """What building images would take, of all where none is named."""
+    store = workspace.store_to_read()
+    plans = plans_of(workspace.checkout(), names, platform)
+    offered = offered_layers(workspace, missing_trees(store, plans), layers, access)
+    return _build_plan(store, plans, offered)
+
+
+def _build_plan(
+    store: Store, plans: list[ImagePlan], offered: Mapping[str, OfferedLayer]
+) -> BuildPlan:
+    work, trees = _work_of(plans, store, offered)
+    missing = missing_trees(store, plans)
+    taken = [(tree, offered[tree.key]) for tree in missing if tree.key in offered]
+    reasons = {tree.title: why for tree in trees if (why := why_not_here(tree))}
+    return BuildPlan(plans, work, trees, taken, [*reasons.values()], store)
+
+
+def _work_of(
+    plans: list[ImagePlan], store: Store, offered: Collection[str] = ()
+) -> tuple[Work, list[TreePlan]]:
+    """What a store lacks for images, and the trees that are compiled for them first."""
+    trees = [tree for tree in missing_trees(store, plans) if tree.key not in offered]
+    # what compiles them is built first, where it is missing
+    work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
+    return replace(work, fetch=(*work.fetch, *missing_archives(store, trees))), trees
+
+
+class RebuildPlan(NamedTuple):
+    """What a rebuild would make again, and what it would fetch for that."""
+
+    first: Built
+    work: Work
+    compiled: list[TreePlan]
+    near: list[Pin]  # inputs that the store still has
+    disk_bytes: int
+
+
+def plan_rebuild(workspace: Workspace, name: str, platform: str | None = None) -> RebuildPlan:
+    """The work of a build in an empty store; makes nothing, not even that store."""
+    store = workspace.store_to_read()
+    first = find_image(workspace.checkout(), store, name, platform)
+    # a name that no store has, where nothing that was built before is found
+    work, trees = _work_of([first.plan], Store(store.tmp / "no-store"))
+    disk_bytes = work.disk_bytes
+    # inputs and the layers of a foreign base that the store has are not fetched again
+    near = [pin for pin in work.fetch if store.has_input(pin.sha256, pin.size_bytes)]
+    known = work_for([first.plan], store)
+    work = replace(
+        work,
+        fetch=tuple(pin for pin in work.fetch if pin not in near),
+        bases=known.bases,
+        base_bytes=known.base_bytes,
+    )
+    return RebuildPlan(first, work, trees, near, disk_bytes)
+
+
+def rebuild(
+    workspace: Workspace,
+    name: str,
+    *,
+    attest: bool = False,
+    keep_objects: bool = False,
+    key_path: Path | None = None,
+    platform: str | None = None,
+    mirrors: tuple[str, ...] = (),
+    offline: bool = False,
+    bases: BaseSettings | None = None,
+) -> Rebuilt:
+    """Build an image again in an empty store, and compare every byte with the first build."""
+    from pipeline.evidence.rebuilt import rebuild as build_again
+    from pipeline.fetch.transport import make_fetcher
+    from pipeline.source.objects import objects_folder
+
+    checkout, signer = workspace.checkout(), signer_of(key_path) if attest else None
+    store = workspace.store()
+    with store.in_use(), store.scratch() as folder:
+        first = find_image(checkout, store, name, platform)
+        # nothing that was built before can leak into the second build
+        empty = open_store(folder / "store")
+        # inputs that the store has, and the layers of a foreign base, need not travel again
+        near = (str(store.root / "inputs"), str(store.root / "oci"))
+        fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases or BaseSettings())
+        if keep_objects:
+            objects_folder(store).mkdir(exist_ok=True)
+            objects_folder(empty).symlink_to(objects_folder(store))
+        with _attested(store, first, signer) as ended:
+            try:
+                compile_missing(checkout, empty, [first.plan], lambda: fetcher)
+                ended.append(build_again(checkout, first, store, empty, fetcher))
+            except OfflineMiss as error:
+                # the store lacks it after another run, too: a rebuild keeps no inputs
+                fix = f"`sm120 image collect {name} --to DIR` fills a folder for --mirror DIR."
+                raise OfflineMiss(str(error), f"Leave --offline out. {fix}") from error
+    (rebuilt,) = ended
+    return rebuilt
+
+
+@contextmanager
+def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[list[Rebuilt]]:
+    """State how a rebuild ended, where there is a signer; a difference is stated, too."""
+    from pipeline.attest.statement import moment
+    from pipeline.evidence.image import record_rebuild
+
+    ended: list[Rebuilt] = []
+    try:
+        yield ended
+    except NotReproducible as error:
+        if signer is not None:
+            record_rebuild(store, first, signer, str(error), moment())
+        which = f"{first.name} for {first.platform}"
+        raise NotReproducible(f"{which}: {error}", error.hint) from error
+    if signer is not None:
+        declared = ended[0].declared
+        text = f"{log.count(len(declared), 'file')} with declared differences" if declared else ""
+        record_rebuild(store, first, signer, text, moment(), declared)

@@ -1,0 +1,134 @@
+"""Bring images elsewhere: into Docker, into a folder, or their inputs to a machine offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline import log
+from pipeline.app.images import find_image
+from pipeline.app.workspace import Workspace, named_platform, platforms_of
+from pipeline.assemble.image import Built
+from pipeline.bootstrap import FOLDER
+from pipeline.evidence.evidence_set import kept
+from pipeline.fetch.base_settings import BaseSettings
+from pipeline.fetch.inputs import collect as collect_files
+from pipeline.fetch.inputs import collect_base
+from pipeline.fetch.tool import ToolTarget, collect_tool, own_python
+from pipeline.fetch.transport import make_fetcher
+from pipeline.files import need_space_for_copies
+from pipeline.lock.model import current_lock
+from pipeline.oci.layout import export_layout, require_new
+
+
+class Loaded(NamedTuple):
+    """An image in Docker; without an id where nothing was loaded."""
+
+    built: Built
+    tags: list[str]
+    id: str | None
+
+
+class Exported(NamedTuple):
+    """An image that is written as an OCI layout, and its statements."""
+
+    built: Built
+    statements: int
+
+
+class Collected(NamedTuple):
+    """Files in a folder, and their bytes."""
+
+    files: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{log.count(self.files, 'file')}, {log.size(self.size_bytes)}"
+
+
+def load_image(
+    workspace: Workspace,
+    name: str,
+    tags: Sequence[str] = (),
+    platform: str | None = None,
+    *,
+    dry_run: bool = False,
+) -> Loaded:
+    """Load a built image into the Docker daemon that DOCKER_HOST names."""
+    # loads Docker's library, which nothing else in this module needs
+    from pipeline.oci.docker import default_tag, load, moving_tag
+
+    checkout, store = workspace.checkout(), workspace.store_to_read()
+    with store.in_use():
+        built = find_image(checkout, store, name, platform)
+        # by digest first, so that a later image does not take its name away
+        names = list(tags) or [default_tag(name, built.digest), moving_tag(name)]
+        if dry_run:
+            return Loaded(built, names, None)
+        image_id = load(store, name, built.digest, names)
+        store.note_loaded(names)
+    return Loaded(built, names, image_id)
+
+
+def export_image(
+    workspace: Workspace,
+    name: str,
+    folder: Path,
+    platform: str | None = None,
+    *,
+    dry_run: bool = False,
+) -> Exported:
+    """Write a built image and its evidence to a new folder, as an OCI layout."""
+    checkout, store = workspace.checkout(), workspace.store_to_read()
+    with store.in_use():
+        built = find_image(checkout, store, name, platform)
+        evidence = kept(store, name, built.platform, built.digest)
+        if dry_run:
+            require_new(folder)
+            need_space_for_copies(store.root, folder, built.size_bytes)
+        else:
+            export_layout(store, built.record, folder, evidence)
+    return Exported(built, len(evidence))
+
+
+def collect_images(
+    workspace: Workspace,
+    names: Sequence[str],
+    folder: Path,
+    platform: str | None = None,
+    *,
+    dry_run: bool = False,
+    mirrors: tuple[str, ...] = (),
+    bases: BaseSettings | None = None,
+) -> Collected:
+    """Download every locked file of images into a folder."""
+    checkout = workspace.checkout()
+    pins, foreign = {}, {}
+    for name in names:
+        # platforms of the image, not of its base, which may have more
+        for each in platforms_of(checkout.spec(name), platform):
+            for spec in checkout.chain(name, each):
+                lock = current_lock(checkout, spec, each)
+                # by hash: images of one chain share most of their wheels
+                pins.update({p.sha256: p for p in lock.pins})
+                if lock.base_image:
+                    foreign[str(lock.base_image)] = lock.base_image
+    if dry_run:
+        sizes = [p.size_bytes for p in pins.values()]
+        sizes += [b.size_bytes for base in foreign.values() for b in base.blobs]
+        return Collected(len(sizes), sum(sizes))
+    store = workspace.store()
+    with store.in_use():
+        fetcher = make_fetcher(store, mirrors, False, bases)
+        total = collect_files(store, fetcher, list(pins.values()), folder)
+        sizes = [n for pin in foreign.values() for n in collect_base(store, fetcher, pin, folder)]
+    return Collected(len(pins) + len(sizes), total + sum(sizes))
+
+
+def collect_own_tool(
+    workspace: Workspace, folder: Path, platform: str = "host", python: str | None = None
+) -> Collected:
+    """Download the wheels that this tool itself is installed from."""
+    target = ToolTarget(platform=named_platform(platform) or "", python=python or own_python())
+    return Collected(*collect_tool(workspace.checkout().root, target, folder / FOLDER))

@@ -1,0 +1,47 @@
+"""Whether a model fits: where its shape is read, and the recipe that serves it."""
+
+from __future__ import annotations
+
+from pipeline.app.workspace import Workspace
+from pipeline.fit.engine import Question, shown_bytes
+from pipeline.fit.shape import Architecture
+from pipeline.fit.source import HubModel, Source, find_source
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.model import merged_flags
+from pipeline.serve.fits import Room, question_of
+
+
+def find_model(workspace: Workspace, model: str) -> Source:
+    """A model by the name of its weights, its repository, its folder or its file."""
+
+    def ask_hub(repository: str, revision: str) -> HubModel:
+        # late: most models are read from a disk, which needs no HTTP client
+        from pipeline.app.weights_hub import ask_hub
+
+        return ask_hub(repository, revision)
+
+    return find_source(model, workspace.checkout, ask_hub)
+
+
+def as_served(
+    workspace: Workspace, source: Source, name: str, *, gpus: int, vram: int, ctx: int
+) -> tuple[str, Question] | None:
+    """The recipe that serves a model on such cards, and what it asks of them."""
+    checkout = workspace.checkout_or_none()
+    if checkout is None or not isinstance(source.model, Architecture):
+        return None
+    recipes = Recipes([checkout.root / "recipes"])
+    fitting = [
+        recipe
+        for recipe in map(recipes.read, recipes.names())
+        if recipe.model.weights == name
+        and (recipe.hardware.cards, recipe.hardware.card) == (gpus, "rtx-pro-6000")
+        and recipe.hardware.processor is None
+    ]
+    # the first one to try names what to try next
+    for recipe in sorted(fitting, key=lambda r: (r.fallback is None, r.image is None)):
+        room = Room(gpus, shown_bytes(vram))
+        question = question_of(merged_flags(recipe), source.model, room)
+        if isinstance(question, Question):
+            return recipe.name, question.model_copy(update={"context": ctx})
+    return None

@@ -1,0 +1,443 @@
+"""Gates: judge without a GPU whether an image runs on its card, and its patches are needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import log
+from pipeline.app.image_statements import state_gates
+from pipeline.app.images import find_image
+from pipeline.app.signing import Signing
+from pipeline.app.workspace import Workspace, host_platform, pick_platform
+from pipeline.assemble.image import Built, find_built
+from pipeline.assemble.plan import ImagePlan, plan_image
+from pipeline.errors import CaseNotFound, GateUnknown, PatchUnproved, PipelineError, UnknownImage
+from pipeline.fetch.http import Client
+from pipeline.fetch.settings import read_settings
+from pipeline.fetch.transport import make_fetcher
+from pipeline.files import bounded_lines, opened_log
+from pipeline.gate.arch import ArchSpec, read_arch_spec
+from pipeline.gate.evidence import error_of, keep_evidence
+from pipeline.gate.files import has_cases, read_setup
+from pipeline.gate.numerics import read_numeric_cases
+from pipeline.gate.patches import (
+    PatchVerdict,
+    judge_against,
+    judge_patches,
+    unproved,
+    versions_against,
+    without_gate,
+)
+from pipeline.gate.smem.cases import Gates, read_gates
+from pipeline.gate.smem.context import GateContext, WheelFinder
+from pipeline.gate.smem.engine import engine_pin, engine_work
+from pipeline.gate.smem.environment import EnvironmentFacts, environment_work
+from pipeline.gate.smem.image_gate import (
+    CaseTuning,
+    ImageGate,
+    chosen_cases,
+    chosen_series,
+    find_case,
+    open_gate,
+)
+from pipeline.gate.smem.image_gate import tune as sweep
+from pipeline.gate.smem.limits import Card, card_for
+from pipeline.gate.stage import GateRun, run_arch, run_numerics, run_smem
+from pipeline.gate.tracebacks import (
+    FoundCase,
+    TracebackReader,
+    find_by_name,
+    find_by_traceback,
+    why_not_judged,
+)
+from pipeline.lock.model import Pin
+from pipeline.sandbox.sandbox import find_sandbox, require_isolation
+
+_PATIENCE_S = 10.0  # for the first bytes of a named pipe
+# Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
+_SECONDS = {"smem": 6.0, "numerics": 2.5}
+
+
+@dataclass(frozen=True)
+class GateRequest:
+    """Which gates of an image to run, on what of it, and for which card."""
+
+    image: str
+    platform: str | None = None
+    only: tuple[str, ...] = ()
+    case: str | None = None
+    arch: str | None = None
+    unpatched: bool = False
+    series: str | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the image is judged as it is built, with all of its cases."""
+        return not (self.case or self.unpatched or self.series)
+
+    def wants_kernels(self, gates: list[str]) -> bool:
+        if self.only:
+            return bool({"smem", "numerics"} & {*self.only})
+        # an image that names no gate gets the error that it has no cases
+        return "smem" in gates or "arch" not in gates
+
+    def wants_objects(self, gates: list[str]) -> bool:
+        # chosen cases or other patches say nothing about the objects of the built image
+        return "arch" in self.only if self.only else "arch" in gates and self.is_own
+
+    def asks_for(self, gate: str) -> bool:
+        """Whether a gate runs and its result is shown."""
+        return not self.only or gate in self.only
+
+
+@dataclass(frozen=True)
+class PlannedGate:
+    """One gate that would run: for which card, on what."""
+
+    gate: str
+    arch: str
+    cases: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """The gates of an image as they would run, and what they would fetch."""
+
+    platform: str
+    gates: list[PlannedGate]
+    fetch: list[Pin] | None  # none where an index must be asked first
+    fetch_text: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Every gate that ran, and the error that follows from the first that failed."""
+
+    runs: list[GateRun]
+    built: Built | None  # the image whose objects were judged
+    arch_spec: ArchSpec | None
+    error: PipelineError | None
+
+    def require_passed(self) -> None:
+        """Raise the error, where a gate failed or could not judge."""
+        if self.error:
+            raise self.error
+
+
+def make_gate_context(
+    workspace: Workspace,
+    mirrors: tuple[str, ...] = (),
+    offline: bool = False,
+    *,
+    reading: bool = False,
+) -> GateContext:
+    """What gates need to make environments; clients only when a gate downloads something."""
+    store = workspace.store_to_read() if reading else workspace.store()
+    return GateContext(
+        workspace.checkout(),
+        store,
+        host_platform(),
+        # made when they are first needed: most gates find everything in the store
+        lambda: make_fetcher(store, mirrors, offline),
+        # reading pip's settings starts a process
+        lambda: WheelFinder(Client(read_settings(mirrors))),
+    )
+
+
+def chosen_card(
+    gate_context: GateContext, name: str, platform: str | None, arch: str | None
+) -> Card:
+    """The card that --arch names, else the one that the image is for."""
+    if arch is not None:
+        return card_for(arch)
+    spec = gate_context.checkout.spec(name)
+    return card_for(spec.on(pick_platform(spec, platform)).main_arch)
+
+
+def _plan_of(context: GateContext, name: str, platform: str | None) -> ImagePlan:
+    checkout = context.checkout
+    return plan_image(checkout, name, pick_platform(checkout.spec(name), platform))
+
+
+def run_gates(
+    workspace: Workspace,
+    request: GateRequest,
+    *,
+    kernels_only: bool = False,
+    mirrors: tuple[str, ...] = (),
+    offline: bool = False,
+) -> Judged:
+    """Judge whether an image runs on its card, and state the result; no GPU is needed."""
+    signing, built, arch_spec = Signing(), None, None
+    runs: list[GateRun] = []
+    context = make_gate_context(workspace, mirrors, offline)
+    checkout, name = context.checkout, request.image
+    spec = checkout.spec(name)
+    with context.store.in_use():
+        if request.wants_kernels(spec.gates):
+            runs += _judge_kernels(context, request, signing)
+        if request.wants_objects(spec.gates) and not kernels_only:
+            built = _built(context, request)
+            if built:
+                runs += _judge_objects(context, request, built, signing)
+                platform = pick_platform(spec, request.platform)
+                arch_spec = read_arch_spec(checkout, name, platform)
+    error: PipelineError | None = None
+    # every gate has run by now, also after one that failed
+    for each in runs:
+        if request.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):
+            if request.unpatched and checkout.series(spec).patches:
+                error.hint = "The image is built with patches: leave --unpatched out to judge them."
+            break
+    return Judged(runs, built, arch_spec, error)
+
+
+def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing) -> list[GateRun]:
+    name, unpatched, only = request.image, request.unpatched, request.case
+    card = chosen_card(context, name, request.platform, request.arch)
+    plan, gates = _plan_of(context, name, request.platform), read_gates(context.checkout, name)
+    planned = _plan_kernels(context, request, plan, gates)
+    cores = len(os.sched_getaffinity(0))
+    seconds = sum(len(p.cases) * _SECONDS[p.gate] for p in planned) / cores
+    counts = " and ".join(f"{log.count(len(p.cases), 'case')} of {p.gate}" for p in planned)
+    log.say(
+        f"{name}: {counts}, {_fetch_text(context, _to_fetch(context, plan, gates))}; about"
+        f" {max(1, round(seconds / 60))} min on {log.count(cores, 'core')}, less for cases that"
+        " were judged before"
+    )
+    opened = open_image_gate(context, name, request.platform, request.series)
+    runs: list[GateRun] = []
+    asked = {each.gate for each in planned}
+    with log.step(f"Judging {name} for {card.arch}"):
+        if "smem" in asked:
+            runs.append(run_smem(opened, card, unpatched=unpatched, only=only))
+        if "numerics" in asked:
+            smem = runs[0].result if runs else None
+            runs.append(run_numerics(opened, card, smem, unpatched=unpatched, only=only))
+    if runs and runs[0].result and (digest := runs[0].result.image_digest):
+        store, evidence = context.store, [run.evidence for run in runs]
+        keep_evidence(store, name, opened.plan.platform, digest, evidence)
+        state_gates(context.checkout, store, opened.plan, signing)
+    return runs
+
+
+def _built(context: GateContext, request: GateRequest) -> Built | None:
+    try:
+        return find_image(context.checkout, context.store, request.image, request.platform)
+    except UnknownImage as error:
+        # kernels can be judged before the image is built, machine code cannot
+        if request.only:
+            raise
+        log.say(f"{error}: its machine code was not judged")
+        return None
+
+
+def _judge_objects(
+    context: GateContext, request: GateRequest, built: Built, signing: Signing
+) -> list[GateRun]:
+    promised = built.plan.spec.promised_archs
+    runs = run_arch(context, built, [request.arch] if request.arch else promised)
+    # a card that the image does not promise is judged for the user alone
+    kept = [run.evidence for run in runs if run.evidence.arch in promised]
+    keep_evidence(context.store, built.name, built.platform, built.digest, kept)
+    state_gates(context.checkout, context.store, built.plan, signing)
+    return runs
+
+
+def plan_gates(workspace: Workspace, request: GateRequest) -> GatePlan:
+    """The gates of an image as they would run; makes, fetches and compiles nothing."""
+    context = make_gate_context(workspace, reading=True)
+    spec = context.checkout.spec(request.image)
+    plan = _plan_of(context, request.image, request.platform)
+    planned: list[PlannedGate] = []
+    fetch: list[Pin] | None = []
+    if request.wants_kernels(spec.gates):
+        gates = read_gates(context.checkout, request.image)
+        planned += _plan_kernels(context, request, plan, gates)
+        fetch = _to_fetch(context, plan, gates)
+    if request.wants_objects(spec.gates):
+        built = find_built(context.store, plan)
+        note = "not judged: it is not built"
+        if built:
+            note = f"{built.digest}, {log.size(built.size_bytes)}"
+        archs = [request.arch] if request.arch else plan.spec.promised_archs
+        planned += [PlannedGate("arch", arch, note=note) for arch in archs]
+    return GatePlan(plan.platform, planned, fetch, _fetch_text(context, fetch))
+
+
+def _plan_kernels(
+    context: GateContext, request: GateRequest, plan: ImagePlan, gates: Gates
+) -> list[PlannedGate]:
+    arch = chosen_card(context, request.image, request.platform, request.arch).arch
+    pin = engine_pin(context, plan, gates.setup.package, None)
+    series = chosen_series(context, plan, request.series)
+    count = log.count(len(series.patches), "patch", "patches")
+    note = f"{pin.name} {pin.version} {'unpatched' if request.unpatched else f'with {count}'}"
+    asked = {
+        "smem": gates.cases(),
+        "numerics": read_numeric_cases(context.checkout, request.image, gates),
+    }
+    asked = {gate: cases for gate, cases in asked.items() if request.asks_for(gate)}
+    # numerics has cases of its own: a pattern is wrong only where neither has one
+    chosen = {c.name for c in chosen_cases([c for cs in asked.values() for c in cs], request.case)}
+    names = {g: tuple(c.name for c in cases if c.name in chosen) for g, cases in asked.items()}
+    return [PlannedGate(gate, arch, cases, note) for gate, cases in names.items() if cases]
+
+
+def _to_fetch(context: GateContext, plan: ImagePlan, gates: Gates) -> list[Pin] | None:
+    """Wheels that the gate would fetch, each once; none where an index must be asked first."""
+    made = environment_work(context, plan, gates.setup.wheels)
+    if made is None:
+        return None
+    engine = engine_work(context, plan, engine_pin(context, plan, gates.setup.package, None))
+    return list({pin.sha256: pin for pin in (*made.fetch, *engine.fetch)}.values())
+
+
+def _fetch_text(context: GateContext, fetch: list[Pin] | None) -> str:
+    if fetch is None:
+        return f"wheels for {context.host}, this machine, would be looked up in the index"
+    n_bytes = sum(pin.size_bytes for pin in fetch)
+    return (
+        f"{log.count(len(fetch), 'file')} to fetch, {log.size(n_bytes)}"
+        if fetch
+        else "nothing to fetch"
+    )
+
+
+def open_image_gate(
+    context: GateContext, name: str, platform: str | None, series: str | None = None
+) -> ImageGate:
+    """An image with its cases, its patches and the environment that compiles its kernels."""
+    return open_gate(context, _plan_of(context, name, platform), series)
+
+
+@dataclass(frozen=True)
+class JudgedPatches:
+    """A verdict on each patch, what judged them, and the error that follows."""
+
+    verdicts: list[PatchVerdict]
+    environment: EnvironmentFacts | None  # none where no patch is for a gate
+    missing: str  # what the sandbox lacks on this machine
+    error: PipelineError | None
+
+
+def judge_all_patches(
+    workspace: Workspace,
+    name: str,
+    *,
+    against: str | None = None,
+    without_sandbox: bool = False,
+    series: str | None = None,
+    arch: str | None = None,
+    platform: str | None = None,
+    mirrors: tuple[str, ...] = (),
+    offline: bool = False,
+) -> JudgedPatches:
+    """Judge each patch of an image, at the locked version of its engine or `against` others."""
+    if against is None and series is None:
+        checkout = workspace.checkout()
+        plan = plan_image(checkout, name, pick_platform(checkout.spec(name), platform))
+        specs = checkout.series(plan.spec).patches
+        # where no patch is for a gate, no engine is needed to list them
+        if specs and not any(spec.gate for spec in specs):
+            known = [without_gate(spec, spec.applies_to.rpartition("==")[2]) for spec in specs]
+            return JudgedPatches(known, None, "", None)
+    sandbox = find_sandbox()
+    # a person chose the locked version, the others are only on an index
+    if against is not None and not without_sandbox:
+        require_isolation(sandbox)
+    context = make_gate_context(workspace, mirrors, offline)
+    card = chosen_card(context, name, platform, arch)
+    with context.store.in_use():
+        # an answer from an index is small; what opening an image's gates fetches is not
+        versions = []
+        if against is not None:
+            package = read_setup(context.checkout, name).package
+            locked = engine_pin(context, _plan_of(context, name, platform), package, None)
+            versions = versions_against(context, locked, against)
+        opened = open_image_gate(context, name, platform, series)
+        if against is None:
+            with log.step(f"Judging the patches of {name} for {card.arch}"):
+                verdicts = judge_patches(opened, card)
+        else:
+            verdicts = judge_against(opened, card, versions, log.say)
+    error: PipelineError | None = None
+    unknown = [v for v in verdicts if v.state == "unknown"]
+    if against is not None and unknown:
+        named = ", ".join(f"{v.patch} at {v.version}" for v in unknown[:4])
+        error = GateUnknown(
+            f"{name}: {log.count(len(unknown), 'verdict is', 'verdicts are')} unknown: {named}"
+        )
+    elif against is None and unproved(verdicts):
+        named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(verdicts))
+        error = PatchUnproved(f"{name}: {named}")
+    missing = sandbox.sentence() if sandbox.missing else ""
+    return JudgedPatches(verdicts, opened.environment.facts, missing, error)
+
+
+def tune(
+    workspace: Workspace,
+    name: str,
+    case: str,
+    warps: Sequence[int],
+    stages: Sequence[int],
+    *,
+    arch: str | None = None,
+    platform: str | None = None,
+) -> tuple[CaseTuning, Card]:
+    """Try other block sizes, warps and stages for one case, and rank them."""
+    context = make_gate_context(workspace)
+    card = chosen_card(context, name, platform, arch)
+    # before gigabytes are downloaded
+    chosen = find_case(read_gates(context.checkout, name), case)
+    with context.store.in_use():
+        opened = open_image_gate(context, name, platform)
+        with log.step(f"Trying other launch parameters for {case}"):
+            return sweep(opened, card, chosen, list(warps), list(stages)), card
+
+
+def find_cases(
+    workspace: Workspace,
+    kernels: Sequence[str],
+    traceback: Path | None = None,
+    image: str | None = None,
+) -> tuple[list[FoundCase], CaseNotFound | None]:
+    """The gate cases that judge kernels, by name or by a log's tracebacks; and what is missing."""
+    checkout = workspace.checkout()
+    if image is not None:
+        checkout.spec(image)  # an error that lists the images, where there is none of this name
+    names = [image] if image else [n for n in checkout.images() if has_cases(checkout, n)]
+    gates = {name: read_gates(checkout, name) for name in names}
+    found = {name: find_by_name(gates, name) for name in kernels}
+    if traceback is not None:
+        found["the traceback"] = _in_log(gates, traceback)
+    cases = list({(f.image, f.case): f for each in found.values() for f in each}.values())
+    missing = [name for name, each in found.items() if not each]
+    if not missing:
+        return cases, None
+    message = f"{', '.join(missing)}: no case of {', '.join(gates) or 'this checkout'} judges it"
+    for name in missing:
+        if reasons := why_not_judged(gates, name):
+            hint = "`not_judged` in the image's gates/engine.yaml says so."
+            return cases, CaseNotFound(f"{message}. {reasons[0]}", hint)
+    return cases, CaseNotFound(message)
+
+
+def _in_log(gates: Mapping[str, Gates], path: Path) -> list[FoundCase]:
+    reader = TracebackReader()
+    is_stdin = path == Path("-")
+    with nullcontext(sys.stdin.buffer) if is_stdin else opened_log(path, _PATIENCE_S) as file:
+        deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
+    if not reader.tracebacks:
+        raise CaseNotFound(
+            "the log holds no Python traceback",
+            "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
+        )
+    return [case for each in reader.tracebacks for case in find_by_traceback(gates, each)]

@@ -1,0 +1,267 @@
+"""The hosts of an inventory: bring them to the lock, and prove that they have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline import log
+from pipeline.app.signing import Signing, signer_of
+from pipeline.app.statements import FileStatement, sign_file, state_host, without_statements
+from pipeline.app.workspace import Workspace
+from pipeline.errors import (
+    FleetUnready,
+    HostDrifted,
+    HostUnfit,
+    HostUnknown,
+    HostUnreached,
+    ProbeFailed,
+    PromiseBroken,
+    ProvisionFailed,
+)
+from pipeline.host.facts.drift import Difference, read_facts
+from pipeline.host.facts.summary import summarise
+from pipeline.host.fleet.playbook import promises_of, stream_playbook
+from pipeline.host.fleet.promised import Promised, Roles
+from pipeline.host.fleet.result import FleetResult
+from pipeline.host.fleet.verify import VerifyOptions, keep_records, record_path, verify_fleet
+from pipeline.host.promises.run import judge_promises
+from pipeline.lock.host_model import current_host_lock, host_lock_path
+from pipeline.spec.host import read_host_spec
+
+# in the order in which site.yml runs them
+ROLES = tuple(Roles.model_fields)
+
+
+@dataclass(frozen=True, repr=False)
+class Secrets:
+    """Passwords that a person typed or a file holds; empty where there is none."""
+
+    ssh: str = ""
+    sudo: str = ""
+    vault: str = ""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """An inventory, and how its hosts are reached."""
+
+    inventories: tuple[str, ...]
+    limit: str | None = None
+    extra_vars: tuple[str, ...] = ()
+    user: str | None = None
+    private_key: Path | None = None
+    vault_password_file: Path | None = None
+    vault_ids: tuple[str, ...] = ()
+    secrets: Secrets = field(default_factory=Secrets)
+    records: Path | None = None  # else next to the inventory
+    jobs: int = 20
+
+    @property
+    def records_folder(self) -> Path:
+        """Records are where a site keeps its inventory, not in this checkout."""
+        if self.records:
+            return self.records
+        path = Path(os.path.abspath(self.inventories[0]))  # noqa: PTH100 -- links stay as they are
+        if path.is_dir():
+            # not inside an inventory folder: Ansible would take them for a part of it
+            return path.with_name(f"{path.name}-records")
+        return (path.parent if path.exists() else Path.cwd()) / "records"
+
+    def arguments(self) -> list[str]:
+        """The same for Ansible."""
+        pairs = [("--inventory", i) for i in self.inventories]
+        pairs += [("--extra-vars", e) for e in self.extra_vars]
+        pairs += [("--vault-id", v) for v in self.vault_ids]
+        single = {
+            "--limit": self.limit,
+            "--user": self.user,
+            "--private-key": self.private_key,
+            "--vault-password-file": self.vault_password_file,
+        }
+        pairs += [(name, str(value)) for name, value in single.items() if value is not None]
+        return [argument for pair in pairs for argument in pair]
+
+    def require_inventories(self) -> None:
+        """Refuse a name that is not there; Ansible only warns, and goes on with no hosts."""
+        for each in self.inventories:
+            # with a comma it is a list of hosts; a plugin's inventory is a file, too
+            if "," not in each and not Path(each).exists():
+                raise FleetUnready(
+                    f"{each}: no such inventory",
+                    "Name a file or folder, or hosts with a comma such as `rig1,`.",
+                )
+
+    def reach(self, promised: Promised) -> Promised:
+        """Fill in what only the command line names."""
+        to = promised.connection
+        filled = {
+            "user": to.user or self.user or "",
+            "key": to.key or str(self.private_key or ""),
+            # what the inventory has for one host is more exact than one password for all
+            "password": to.password or self.secrets.ssh,
+            "become_password": to.become_password or self.secrets.sudo,
+        }
+        return promised.model_copy(update={"connection": to.model_copy(update=filled)})
+
+    @contextmanager
+    def password_files(self) -> Iterator[list[str]]:
+        """The passwords for Ansible, in files of our own that are gone with the block."""
+        given = {
+            "--connection-password-file": self.secrets.ssh,
+            "--become-password-file": self.secrets.sudo,
+            "--vault-password-file": self.secrets.vault,
+        }
+        arguments: list[str] = []
+        # files, since the arguments of a process can be read by every user
+        with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
+            for option, secret in given.items():
+                if secret:
+                    path = Path(folder, option.strip("-"))
+                    path.touch(mode=0o600)
+                    path.write_text(secret + "\n", encoding="utf-8")
+                    arguments += [option, str(path)]
+            yield arguments
+
+
+class HostChanges(NamedTuple):
+    """What a run changed on a host, and the statement about its record."""
+
+    host: str
+    changes: list[Difference]
+    statement: FileStatement
+
+
+@dataclass(frozen=True)
+class PlayMode:
+    """How a playbook runs."""
+
+    dry_run: bool = False
+    diff: bool = False
+    even_if_busy: bool = False
+    more: tuple[str, ...] = ()  # options of ansible-playbook
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a playbook changed on each host, and the error it ended with."""
+
+    hosts: list[HostChanges]
+    error: ProvisionFailed | None
+
+
+def provision(
+    workspace: Workspace, fleet: Fleet, mode: PlayMode, tags: Sequence[str] = ()
+) -> Played:
+    """Bring the hosts of an inventory to what is locked."""
+    fleet.require_inventories()
+    checkout = workspace.checkout()
+    # the lock must match today's spec before any host is touched
+    current_host_lock(host_lock_path(checkout), read_host_spec(checkout))
+    chosen = [x for t in tags for x in ("--tags", t)]
+    return _play(workspace, fleet, "site.yml", [*mode.more, *chosen], mode)
+
+
+def rollback(workspace: Workspace, fleet: Fleet, mode: PlayMode) -> Played:
+    """Bring hosts back to the driver that worked last."""
+    fleet.require_inventories()
+    return _play(workspace, fleet, "rollback.yml", mode.more, mode)
+
+
+def _play(
+    workspace: Workspace, fleet: Fleet, playbook: str, more: Sequence[str], mode: PlayMode
+) -> Played:
+    """Run a playbook over a fleet, and keep and state what each host was before and after."""
+    # first of all: a named key that cannot sign must not be found out after a reboot of all hosts
+    signing, records = Signing(), fleet.records_folder
+    # what a run of Ansible by hand wrote becomes records first, so that it does not count as ours
+    keep_records(records)
+    variables = {"sm120_records": str(records)}
+    if mode.even_if_busy:
+        variables |= {"reboot_even_if_busy": "true"}
+    arguments = [*fleet.arguments(), "--forks", str(fleet.jobs), *more]
+    arguments += ["--check"] * mode.dry_run + ["--diff"] * mode.diff
+    arguments += ["--extra-vars", json.dumps(variables)]
+    with fleet.password_files() as passwords:
+        played = stream_playbook(workspace.checkout(), playbook, [*arguments, *passwords])
+    if mode.dry_run:
+        log.say("Dry run: nothing was changed, so nothing is recorded or verified.")
+    # also after a failure: hosts that were changed before it are recorded, too
+    hosts = [] if mode.dry_run else record_changes(records, signing)
+    error = None
+    if played.code != 0:
+        alone = "The hosts were not verified; `sm120 host verify` does that alone."
+        error = ProvisionFailed(played.summary, "" if mode.dry_run else alone)
+    return Played(hosts, error)
+
+
+def record_changes(folder: Path, signing: Signing) -> list[HostChanges]:
+    """Keep and state what a run recorded of each host."""
+    return [
+        HostChanges(each.host, each.changes, state_host(record_path(folder, each.host), signing))
+        for each in keep_records(folder)
+    ]
+
+
+def verify_hosts(workspace: Workspace, fleet: Fleet, asked: VerifyOptions) -> FleetResult:
+    """Ask Ansible what was promised, and the hosts what they have; reads only."""
+    checkout = workspace.checkout()
+    fleet.require_inventories()
+    with (
+        log.step("Asking Ansible what was promised"),
+        fleet.password_files() as passwords,
+        promises_of(checkout, [*fleet.arguments(), *passwords]) as promised,
+    ):
+        hosts = [fleet.reach(p) for p in promised]
+    # outside the block above, whose files hold passwords
+    with log.step(f"Looking at {log.count(len(hosts), 'host')}"):
+        return verify_fleet(
+            hosts,
+            asked,
+            judge_promises,
+            jobs=fleet.jobs,
+            on_result=lambda h: log.say(f"  {h.host}: {h.verdict}"),
+        )
+
+
+def require_verified(result: FleetResult) -> None:
+    """Raise the worst error of all hosts."""
+    # what the hardware does comes before what files and settings are
+    for host in result.hosts:
+        for test in host.functions:
+            if test.verdict == "failed":
+                raise ProbeFailed(f"{host.host}: {test.check}, {test.subject}: {test.why}")
+    broken = [(h.host, r) for h in result.hosts for r in h.rows if r.verdict == "failed"]
+    if broken:
+        name, row = broken[0]
+        what = f"{len(broken)} promises broken, such as" if len(broken) > 1 else "promise broken:"
+        raise PromiseBroken(f"{what} {name}, {row.role}, {row.promise}: {row.why}")
+    unfit = [(h.host, r) for h in result.hosts for r in h.rules if r.verdict == "failed"]
+    if unfit:
+        raise HostUnfit(
+            f"{log.count(len(unfit), 'rule')} failed, such as {unfit[0][0]}, {unfit[0][1].rule}"
+        )
+    # after what failed: an error that is known outweighs one that may be
+    lost = [h.host for h in result.hosts if h.unreached is not None]
+    if lost:
+        raise HostUnreached(f"not reached: {', '.join(lost)}")
+    changed = [(h.host, d) for h in result.hosts for d in h.drift or [] if d.kind != "gained"]
+    if changed:
+        raise HostDrifted(f"{changed[0][0]}: {changed[0][1].field} changed since it was recorded")
+    if result.verdict != "passed":
+        raise HostUnknown("not everything could be judged")
+
+
+def attest(files: Sequence[Path], key_path: Path | None = None) -> list[Path]:
+    """Sign host records or facts; returns the statements, each next to its file."""
+    signer = signer_of(key_path)
+    return [
+        sign_file(path, "host-facts", summarise(read_facts(path)).model_dump(mode="json"), signer)
+        for path in without_statements(files)
+    ]

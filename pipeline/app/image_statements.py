@@ -1,0 +1,109 @@
+"""Statements about images, which builds, gates and runs write to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import log
+from pipeline.app.signing import Signing
+from pipeline.assemble.image import Built, find_built
+from pipeline.assemble.plan import ImagePlan, plan_image
+from pipeline.attest.strict import plain
+from pipeline.errors import PipelineError
+from pipeline.evidence.evidence_set import folder_of
+from pipeline.evidence.runs import Run, keep_runs
+from pipeline.evidence.stated import Problem, Stated, find_stated, sign_stated, state_image
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.attest.keys import Signer
+
+
+@dataclass(frozen=True)
+class ImageStatements:
+    """The statements about one image."""
+
+    image: str
+    folder: Path
+    stated: Stated
+    signed: str  # by whom, for a table
+
+    def as_json(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), **self.stated.model_dump(exclude={"inputs"})}
+
+
+def state_images(
+    checkout: Checkout, store: Store, images: Iterable[Built], signing: Signing
+) -> dict[Built, ImageStatements]:
+    """State every image that has no current statements, or whose statements lack our key."""
+    done = {}
+    for built in images:
+        stated = find_stated(checkout, store, built)
+        # the id is known without the key, which is loaded only where it has something to sign
+        can_sign = stated and signing.key_id not in (None, *stated.signed_by) and signing.signers
+        if stated is None or can_sign:
+            # stated anew rather than signed as it is: what our key signs was computed here
+            stated = state_image(checkout, store, built, signing.signers)
+        signed = signing.state(stated.signed_by)
+        done[built] = ImageStatements(built.name, folder_of(store, built), stated, signed)
+    return done
+
+
+def state_gates(checkout: Checkout, store: Store, plan: ImagePlan, signing: Signing) -> None:
+    """State the result of a gate that has just run, good or bad."""
+    # a gate may judge an image that is not built: it has no digest to state
+    if built := find_built(store, plan):
+        _state_and_say(checkout, store, built, signing)
+
+
+def state_runs(
+    checkout: Checkout, store: Store, built: Built, runs: Sequence[Run], signing: Signing
+) -> None:
+    """Keep what running an image has just proved, good or bad, and state it."""
+    now = {run.about: run for run in keep_runs(store, built, runs)}
+    for longer in (now[run.about] for run in runs if now[run.about] != run):
+        log.say(f"An earlier climb looked at more, and stays stated: {longer.summary()}")
+    _state_and_say(checkout, store, built, signing)
+
+
+def _state_and_say(checkout: Checkout, store: Store, built: Built, signing: Signing) -> None:
+    (done,) = state_images(checkout, store, [built], signing).values()
+    made = log.count(len(done.stated.statements), "statement")
+    log.say(f"{done.folder}: {made}, {done.signed}")
+
+
+def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
+    """Sign the statements of this checkout's images in the store; yields a line about each."""
+    # only what the checkout describes: an image that it no longer knows cannot be checked
+    for name in checkout.images():
+        for platform in checkout.spec(name).platforms:
+            if store.image_record(name, platform) is not None:
+                yield f"{name} for {platform}: {_signed(checkout, store, name, platform, signer)}"
+
+
+def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: Signer) -> str:
+    try:
+        built = find_built(store, plan_image(checkout, name, platform))
+        if built is None:
+            return f"not signed: the checkout has changed since (`sm120 build {name}`)"
+        with store.in_use():
+            # an image that was built before there were statements
+            if not folder_of(store, built).is_dir():
+                stated = state_image(checkout, store, built, [signer])
+                return f"{log.count(len(stated.statements), 'statement')} made and signed"
+            wrong = sign_stated(checkout, store, built, signer)
+    except PipelineError as error:
+        # one image that cannot be signed does not keep the others from it
+        return f"not signed: {error}"
+    if not wrong:
+        return "its statements are signed"
+    first, why = next(iter(wrong.items()))
+    # made by us and wrong: stating it again is safe; a person looks at what others made
+    fix = f"`sm120 evidence make {name}` replaces it"
+    if why is Problem.UNSIGNED_FOREIGN:
+        fix = f"look at it in {folder_of(store, built)}, and remove it"
+    return f"not signed: {plain(first)} {why.value} ({fix})".replace("\n", " ")

@@ -1,0 +1,388 @@
+"""Recipes as commands use them: where they are, what a user changes, their image and weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline import log
+from pipeline.app.images import find_image
+from pipeline.app.workspace import Workspace, pick_platform
+from pipeline.assemble.golden import read_golden
+from pipeline.assemble.image import find_built
+from pipeline.assemble.plan import plan_image
+from pipeline.errors import LockUnusable, PipelineError, RecipeInvalid, UnknownImage, WeightsUnknown
+from pipeline.oci.reference import parse_reference
+from pipeline.recipe.container import LOOPBACK
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import (
+    Overrides,
+    model_words,
+    plan_launch,
+    read_overrides,
+    with_whole_repositories,
+)
+from pipeline.recipe.model import Recipe
+from pipeline.recipe.parser import require_known_flags
+from pipeline.recipe.parser_flags import (
+    ParserFlags,
+    find_parser_flags,
+    flags_folder,
+    write_parser_flags,
+)
+from pipeline.recipe.render.client import client_settings, render_env
+from pipeline.recipe.render.formats import CONTAINED
+from pipeline.recipe.render.formats import render as render_launch
+from pipeline.recipe.render.target import Target
+from pipeline.serve.weights import tiny_weights
+from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import ImageSpec
+from pipeline.weights.model import WeightsLock, current_lock
+from pipeline.weights.place import new_place, user_cache
+
+
+def recipes_of(workspace: Workspace, folders: tuple[Path, ...]) -> Recipes:
+    """A user's own folders first, then the checkout's."""
+    # outside a checkout the user's own folders are all there is
+    checkout = workspace.checkout_or_none() if folders else workspace.checkout()
+    return Recipes([*folders, *([checkout.root / "recipes"] if checkout else [])])
+
+
+def is_address(target: str) -> bool:
+    """Whether a RECIPE|URL is a server's address: names of recipes have neither sign."""
+    return ":" in target or "/" in target
+
+
+def say_contrary(recipe: Recipe) -> None:
+    """Name the published reports that speak against what a recipe does."""
+    for report in recipe.contrary:
+        log.say(f"{recipe.name}: a report speaks against it: {report.what}\n  {report.link}")
+
+
+def all_overrides(recipe: Recipe, options: Overrides, weights: object = None) -> Overrides:
+    """Options first, then the variables that the recipe listens to; `weights` is --weights."""
+    if weights and options.model_path:
+        raise RecipeInvalid(
+            f"--weights {weights} and --model-path {options.model_path} both name the model",
+            "Leave one of them out.",
+        )
+    overrides = read_overrides(options, os.environ, list(recipe.overrides))
+    if weights and overrides.model_path:
+        log.say(f"MODEL_PATH={overrides.model_path} is not used: --weights names {weights}")
+        return overrides.model_copy(update={"model_path": None})
+    return overrides
+
+
+def image_digest(workspace: Workspace, recipe: Recipe, platform: str | None) -> str:
+    """The digest of a recipe's image: as it was built here, else as every build must give it."""
+    checkout, name = workspace.checkout(), recipe.image or ""
+    spec = checkout.spec(name)
+    if platform is None and recipe.hardware.cards:
+        # not that of this machine: a recipe is often rendered for another one
+        platform = "linux/arm64" if recipe.hardware.card == "gb10" else "linux/amd64"
+    plan = plan_image(checkout, name, pick_platform(spec, platform))
+    if built := find_built(workspace.store_to_read(), plan):
+        return built.digest
+    golden = read_golden(checkout.golden_path).images.get(f"{name}.{plan.architecture}")
+    # one of other inputs is that of an older image
+    if golden is None or golden.inputs != plan.inputs:
+        raise UnknownImage(
+            f"{name} for {plan.platform} is not built, and no digest is committed for it",
+            f"Run `sm120 build {name} --platform {plan.platform}` first,"
+            " or name the image with --registry REGISTRY/REPOSITORY@sha256:….",
+        )
+    return golden.digest
+
+
+def weights_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> str:
+    """The folder of a recipe's weights on the host: as named, else in this user's Hub cache."""
+    if given is None and recipe.model.tiny:
+        # made on the spot, as `serve` does it
+        return str(tiny_weights(workspace.store(), recipe).folder)
+    if folder := given or _cached(workspace, recipe.model.weights):
+        return _whole_path(folder)
+    raise RecipeInvalid(
+        f"{recipe.name}: nothing says where its weights lie",
+        f"Name their folder with --weights DIR;"
+        f" `sm120 weights fetch {recipe.model.weights or 'NAME'} --to DIR` downloads them.",
+    )
+
+
+def draft_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> str:
+    """The same of a draft model, which the engine may also fetch itself."""
+    spec = recipe.speculation
+    folder = given or _cached(workspace, spec.weights if spec else None)
+    return _whole_path(folder) if folder else ""
+
+
+def _whole_path(folder: Path) -> str:
+    """Links stay, they may be there on purpose; but Kubernetes and systemd take no `..`."""
+    return str(folder.resolve() if ".." in folder.parts else folder.absolute())
+
+
+def with_locked_file(workspace: Workspace, recipe: Recipe, weights: str) -> Recipe:
+    """The recipe with the first part that the lock of its weights names, where they are not here.
+
+    A command is often rendered on another machine than the one that has the weights.
+    """
+    model = recipe.model
+    if model.file or not model.folder or Path(weights, model.folder).is_dir():
+        return recipe
+    lock = _lock(workspace, model.weights)
+    first = f"{model.folder}/*-00001-of-*.gguf"
+    found = [file.path for file in lock.files if fnmatchcase(file.path, first)] if lock else []
+    # with none or several, the launch says what is missing
+    update = {"model": model.model_copy(update={"file": found[0]})} if len(found) == 1 else {}
+    return recipe.model_copy(update=update)
+
+
+def _cached(workspace: Workspace, name: str | None) -> Path | None:
+    """A locked set in the cache of the Hub's client, where `weights fetch --hub-cache` puts it."""
+    # what is not locked has no known commit, and so no known folder
+    if (lock := _lock(workspace, name)) is None:
+        return None
+    folder = new_place(user_cache(), lock, hub_cache=True).snapshot
+    return folder if folder.is_dir() else None
+
+
+def _lock(workspace: Workspace, name: str | None) -> WeightsLock | None:
+    checkout = workspace.checkout_or_none()
+    if checkout is None or name is None:
+        return None
+    try:
+        return current_lock(checkout, name)
+    except (LockUnusable, WeightsUnknown):
+        return None
+
+
+_ON_CARDS = ["--gpus", "all", "--ipc=host", "--ulimit", "memlock=-1"]
+
+
+def run_lines(recipes: Recipes, spec: ImageSpec, tag: str) -> Iterator[str]:
+    """`docker run` with the image's port and a model, what to ask then, and a recipe for it."""
+    recipe = next(_recipes_for(recipes, spec.name), None)
+    # an image without a server, or one that no recipe knows how to give a model to
+    if recipe is None or not spec.ports:
+        return
+    port, is_file = spec.ports[0], recipe.engine in ("llama-cpp", "ik-llama")
+    model = model_words(recipe.engine, f"/models/{'MODEL.gguf' if is_file else 'MODEL'}")
+    flags = ["--rm", *(_ON_CARDS if recipe.hardware.cards else [])]
+    # to this machine alone: engines ask nobody for a password
+    flags += ["-p", f"{LOOPBACK}:{port}:{port}", "-v", "/models:/models:ro"]
+    yield f"Run it: docker run {' '.join(flags)} {tag} {' '.join(model)}"
+    yield f"Ask it: curl http://{LOOPBACK}:{port}/v1/models"
+    yield f"Or let a recipe do both: sm120 serve {recipe.name}"
+
+
+def recipe_for_any_machine(recipes: Recipes, image: str) -> str | None:
+    """A recipe of an image that needs neither a GPU nor weights."""
+    found = (r for r in _recipes_for(recipes, image) if r.model.tiny and not r.hardware.cards)
+    return next((recipe.name for recipe in found), None)
+
+
+def _recipes_for(recipes: Recipes, image: str) -> Iterator[Recipe]:
+    for name in recipes.names():
+        try:
+            recipe = recipes.read(name)
+        except PipelineError:
+            # an unfinished recipe is no reason to end a load with an error
+            continue
+        if recipe.image == image:
+            yield recipe
+
+
+def read_flags_of(
+    workspace: Workspace,
+    image: str,
+    *,
+    platform: str | None = None,
+    again: bool = False,
+    accept: bool = False,
+    program: Path | None = None,
+    archive: Path | None = None,
+    wheel: Path | None = None,
+    inside: str | None = None,
+) -> ParserFlags:
+    """The flags that the engine of an image accepts: as committed, or as its parser says now.
+
+    With `accept`, writes them to the committed file.
+    """
+    from pipeline.serve.read_flags import (
+        find_parser,
+        read_flags,
+        read_program_flags,
+        read_source_flags,
+        read_wheel_flags,
+    )
+    from pipeline.source.box import find_way
+
+    checkout = workspace.checkout()
+    folder = flags_folder(checkout)
+    if program:
+        found = read_program_flags(checkout, image, program.resolve())
+    elif archive:
+        found = read_source_flags(checkout, image, archive)
+    else:
+        plan = plan_image(checkout, image, checkout.spec(image).platforms[0])
+        if not (again or accept or wheel):
+            found = find_parser_flags(folder, find_parser(plan).engine, image)
+        else:
+            store = workspace.store()
+            built = find_image(checkout, store, inside or image, platform)
+            way = find_way("auto")
+            found = (
+                read_wheel_flags(store, plan, wheel, built, way)
+                if wheel
+                else read_flags(store, built, way)
+            )
+    if accept:
+        found = found.model_copy(update={"also": images_alike(checkout, image)})
+        log.say(f"Written: {write_parser_flags(folder, found)}")
+    return found
+
+
+def images_alike(checkout: Checkout, image: str) -> list[str]:
+    """The other images with the same engine: its version, its patches or its source are equal."""
+    own = _engines(checkout, image)
+    return [
+        name
+        for name in checkout.images()
+        if name != image and any(each in own for each in _engines(checkout, name))
+    ]
+
+
+def _engines(checkout: Checkout, name: str) -> list[tuple[object, ...]]:
+    """What decides which flags an image accepts, for each platform; none where it has no engine."""
+    from pipeline.serve.read_flags import find_parser
+
+    try:
+        plans = [plan_image(checkout, name, each) for each in checkout.spec(name).platforms]
+        parsers = [find_parser(plan) for plan in plans]
+    except PipelineError:
+        return []  # starts no engine
+    engines: list[tuple[object, ...]] = []
+    for plan, parser in zip(plans, parsers, strict=True):
+        wheels = {
+            (wheel.name, wheel.version)
+            for each in plan.chain()
+            for wheel in each.lock.wheels
+            if wheel.name in ("vllm", "sglang", "xllamacpp")
+        }
+        patches = [
+            str(digest)
+            for each in plan.chain()
+            if isinstance(each.inputs["patches"], list)
+            for digest in each.inputs["patches"]
+        ]
+        trees = {
+            t.lock.tree for t in plan.all_trees() if t.source.name in ("ik-llama", "llama-cpp")
+        }
+        key = (parser.engine, parser.arguments[0], frozenset(wheels), tuple(patches))
+        engines.append((*key, frozenset(trees)))
+    return engines
+
+
+@dataclass(frozen=True)
+class RenderRequest:
+    """A recipe, the format to render it in, and what the user changes of it."""
+
+    recipe: str
+    format_name: str
+    weights: Path | None = None
+    draft: Path | None = None
+    registry: str | None = None  # where the image was published
+    gpus: tuple[int, ...] | None = None
+    host_nccl: str | None = None
+    runner: str = "docker"
+    node: str = "127.0.0.1"
+    lan: bool = False
+    detach: bool = False
+    no_cdi: bool = False
+    claim: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    folders: tuple[Path, ...] = ()
+    platform: str | None = None
+
+
+class Rendered(NamedTuple):
+    """What all formats are made of, and the text of the one that was asked for."""
+
+    body: dict[str, Any]
+    text: Callable[[], str]
+
+
+def render(workspace: Workspace, request: RenderRequest) -> Rendered:
+    """A recipe as a command, a unit, a Compose file, Kubernetes objects or settings."""
+    from pipeline.oci.docker import default_tag
+
+    form = request.format_name
+    recipe = recipes_of(workspace, request.folders).read(request.recipe)
+    overrides = all_overrides(recipe, request.overrides, request.weights)
+    say_contrary(recipe)
+    if form == "shell" and recipe.image:
+        _compare_engines(workspace.checkout(), recipe)
+    if form == "env":
+        model = overrides.served_model_name or recipe.model.name
+        settings = client_settings(model, overrides.port or recipe.port, request.node)
+        return Rendered(dict(settings), lambda: render_env(settings))
+    reference = parse_reference(request.registry) if request.registry else None
+    contained, digest = form in CONTAINED, None
+    if contained and recipe.image:
+        named = reference and reference.digest
+        digest = named or image_digest(workspace, recipe, request.platform)
+    # a model that is named otherwise needs no folder
+    folder = "" if overrides.model_path else weights_folder(workspace, recipe, request.weights)
+    recipe = with_locked_file(workspace, recipe, folder)
+    launch = plan_launch(
+        recipe if contained else recipe.model_copy(update={"image": None}),
+        overrides,
+        weights=folder,
+        draft=draft_folder(workspace, recipe, request.draft),
+        digest=digest,
+    )
+    launch = with_whole_repositories(launch)
+    require_known_flags(workspace.checkout(), launch)
+    # the image by digest in its registry, or by the name that `sm120 load` gives it
+    image = ""
+    if recipe.image and digest:
+        image = default_tag(recipe.image, digest)
+        if reference:
+            image = str(reference.model_copy(update={"tag": None, "digest": digest}))
+
+    def text() -> str:
+        body = {
+            "image": image,
+            "gpus": request.gpus,
+            "nccl": request.host_nccl,
+            "runner": request.runner,
+            "lan": request.lan,
+            "cdi": not request.no_cdi,
+            "detached": request.detach,
+            "claim": request.claim,
+        }
+        return render_launch(launch, Target.model_validate(body), form)
+
+    return Rendered(launch.model_dump(mode="json"), text)
+
+
+def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:
+    """Refuse where the host's engine dies without the image's patches; else name them."""
+    if needed := recipe.needs_patches:
+        raise RecipeInvalid(
+            f"{recipe.name}: the engine of this machine lacks {needed[0]} of the image"
+            f" {recipe.image}, and dies with these flags",
+            "Render it for a container, or take a recipe without an image: `sm120 recipe list`.",
+        )
+    name = recipe.image
+    if name is None or name not in checkout.images():
+        return
+    for spec in checkout.chain(name, pick_platform(checkout.spec(name), None)):
+        for patch in checkout.series(spec).patches:
+            log.say(
+                f"{recipe.name}: the image {name} has {patch.file}, which this machine's engine"
+                f" lacks: {patch.why}"
+            )

@@ -1,0 +1,107 @@
+"""Registries: open one, pull an image by digest, list tags, delete what nothing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline import log
+from pipeline.app.workspace import Workspace, named_platform
+from pipeline.oci.document import Document
+from pipeline.oci.reference import Reference, parse_reference, parse_repository
+from pipeline.publish.gc import Plan, plan_gc, run_gc
+from pipeline.publish.known import KnownRepository
+from pipeline.registry.access import Access
+from pipeline.registry.client import RegistryClient
+from pipeline.registry.pull import (
+    LayoutBlobs,
+    Pulled,
+    Wanted,
+    missing_blobs,
+    plan_pull,
+    pull_layout,
+    require_ours,
+    resolve,
+)
+from pipeline.registry.repository import Repository
+
+
+class PullPlan(NamedTuple):
+    """What a pull would fetch; only manifests were read."""
+
+    wanted: Wanted
+    missing_blobs: int
+    missing_bytes: int
+
+
+@contextmanager
+def open_registry(reference: Reference, access: Access) -> Iterator[Repository]:
+    """A repository, with the logins and CAs that this machine has for it."""
+    client = RegistryClient(reference, access)
+    try:
+        yield Repository(client, reference.repository)
+    except BaseException:
+        # Ctrl-C reaches the main thread only: this ends what the others wait for
+        client.hang_up()
+        raise
+
+
+def pull(
+    place: str,
+    folder: Path,
+    *,
+    platform: str | None = None,
+    evidence: bool = False,
+    most_bytes: int = 200 * 1000**3,
+    dry_run: bool = False,
+    access: Access | None = None,
+    jobs: int = 4,
+) -> Pulled | PullPlan:
+    """Fetch an image by digest into an OCI layout folder; with `dry_run`, only plan it."""
+    reference = parse_reference(place)
+    with open_registry(reference, access or Access()) as repository:
+        # once: everything below goes by its digest, whatever happens to the tag meanwhile
+        root = resolve(repository, reference)
+        if not reference.digest:
+            log.say(f"{reference} is {root.digest}")
+        chosen = named_platform(platform)
+        wanted = plan_pull(repository, root, chosen, with_evidence=evidence, most_bytes=most_bytes)
+        if not dry_run:
+            return pull_layout(repository, wanted, folder, jobs)
+    require_ours(folder)
+    missing = missing_blobs(wanted, LayoutBlobs(folder))
+    return PullPlan(wanted, len(missing), sum(blob.size_bytes for blob in missing))
+
+
+def list_tags(place: str, access: Access, jobs: int = 4) -> list[tuple[str, Document]]:
+    """The tags of a repository, and the images that they name."""
+    with open_registry(parse_repository(place), access) as repository:
+        names = repository.tags()
+        manifests = repository.client.each(jobs, names, repository.manifest)
+        return list(zip(names, manifests, strict=True))
+
+
+def clean(
+    workspace: Workspace,
+    places: Sequence[str],
+    patterns: Sequence[str],
+    *,
+    delete: bool = False,
+    access: Access | None = None,
+    jobs: int = 4,
+) -> list[Plan]:
+    """Find the manifests that no kept tag and no evidence needs; with `delete`, delete them."""
+    store, plans = workspace.store(), []
+    for reference in [parse_repository(place) for place in places]:
+        with (
+            open_registry(reference, access or Access()) as repository,
+            # a publish at the same time could refer to a manifest that is about to go
+            KnownRepository(store, repository).alone(),
+        ):
+            plan = plan_gc(store, repository, patterns, jobs)
+            if delete:
+                run_gc(store, repository, plan)
+        plans.append(plan)
+    return plans

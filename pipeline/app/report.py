@@ -1,0 +1,196 @@
+"""Reports: benchmark results as one page that people open, and as PDF, Markdown and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+
+from pipeline import log
+from pipeline.app.signing import Signing, trust_of
+from pipeline.app.statements import state_report
+from pipeline.app.workspace import Workspace
+from pipeline.bench.place import RUN_FILE, is_run, run_folder, runs_in
+from pipeline.errors import StoreUnusable
+from pipeline.files import sha256_of_file, write_bytes
+from pipeline.host.facts.drift import read_facts
+from pipeline.report.build import report_data
+from pipeline.report.engine_memory import memory_of_log
+from pipeline.report.findings import WRONG
+from pipeline.report.from_host import with_host
+from pipeline.report.from_run import read_foreign_data, read_run_data
+from pipeline.report.model import EvidenceLink, ReportData, RunData
+from pipeline.report.page import render_page
+from pipeline.report.pdf import print_pdf
+from pipeline.report.redact import redact
+from pipeline.report.reference import all_references, fitting, named_reference
+from pipeline.report.text import render_csv, render_markdown
+from pipeline.serve.attempts import stamp
+from pipeline.serve.run import attempts_of
+from pipeline.store.store import Store
+from pipeline.verify.chain import Judge
+from pipeline.verify.evidence import beside, gather
+from pipeline.verify.runs import Behind, judge_run
+from pipeline.verify.verdict import Node
+
+_FORMATS: dict[str, Callable[[ReportData], bytes]] = {
+    ".html": render_page,
+    ".md": render_markdown,
+    ".csv": render_csv,
+}
+_MOST_LOG_BYTES = 64 << 20
+_MOST_FILES = 1000  # of a folder, among which the facts of a host are looked for
+
+
+FORMATS = (*_FORMATS, ".pdf")
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """Runs to show, what to show next to them, and the files to write."""
+
+    runs: tuple[Path, ...] = ()
+    targets: tuple[Path, ...] = (Path("report.html"),)
+    references: tuple[str, ...] = ()  # published tables; none: those of the same workload
+    title: str | None = None
+    log_path: Path | None = None
+    host_path: Path | None = None
+    is_redacted: bool = False
+    folders: tuple[Path, ...] = ()  # where evidence is looked for
+    trust_path: Path | None = None
+
+    def named_runs(self) -> list[Path]:
+        """Every run, also those that are in a folder of several."""
+        return [each for path in self.runs for each in runs_in(path) or [path]]
+
+
+def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
+    """Write runs as a page, PDF, Markdown or CSV, and state the page; returns its data."""
+    trust = trust_of(workspace, request.trust_path)
+    judge = Judge(trust, workspace.checkout_or_none(), datetime.now(UTC))
+    try:
+        store: Store | None = workspace.store_to_read()
+    except StoreUnusable:
+        store = None  # a report can be made without one
+    # what `bench --host-facts` was given is often in the folder where all commands are typed
+    behind, named = Behind(store, (*request.folders, Path.cwd())), request.named_runs()
+    read = [_read(path, request.log_path, judge, behind) for path in named]
+    if request.host_path is not None:
+        facts, digest = read_facts(request.host_path), sha256_of_file(request.host_path)
+        read = [with_host(run, facts) if _is_host_of(run, digest) else run for run in read]
+    else:
+        read = [_with_known_host(run, path, behind) for run, path in zip(read, named, strict=True)]
+    names = request.references
+    references = [named_reference(name) for name in names if name not in ("none", "all")]
+    if not names or "all" in names:
+        references = list(all_references()) if names else fitting(read)
+    data = report_data(
+        read,
+        references,
+        attempts_of(store).read().attempts if read and store else [],
+        made=stamp(datetime.now(UTC)),
+        title=request.title,
+    )
+    data = redact(data) if request.is_redacted else data
+    for target in request.targets:
+        if target.suffix == ".pdf":
+            with log.step(f"Printing {target}"):
+                print_pdf(render_page(data), target)
+        else:
+            write_bytes(target, _FORMATS[target.suffix](data))
+        # the others are made of the page's data, and hold none that could be compared
+        if target.suffix == ".html":
+            stated = state_report(target, data, Signing())
+            log.say(f"statement: {stated.file}, {stated.state}")
+    return data
+
+
+def _is_host_of(run: RunData, digest: str) -> bool:
+    """Whether facts may be of the host that a run names; one that names none is believed."""
+    named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
+    if named not in (None, digest):
+        log.say(f"{run.name}: was measured on a host of other facts, {named}; it keeps its own")
+    return named in (None, digest)
+
+
+def _with_known_host(run: RunData, path: Path, behind: Behind) -> RunData:
+    """A run with the facts that it names by digest, if a folder here has them."""
+    named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
+    folder = run_folder(path)
+    for place in (*behind.folders, folder, folder.parent) if named else ():
+        for file in islice(sorted(place.glob("*.json")), _MOST_FILES):
+            is_small = file.is_file() and file.stat().st_size <= _MOST_LOG_BYTES
+            if is_small and sha256_of_file(file) == named:
+                return with_host(run, read_facts(file))
+    return run
+
+
+def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> RunData:
+    if not is_run(path):
+        return _with_memory(read_foreign_data(path), log_path, is_named=True)
+    run = read_run_data(path)
+    run = _with_memory(run, log_path or _kept_log(run, behind.store), is_named=bool(log_path))
+    with log.step(f"Checking {path}"):
+        checked = with_states(run, path, judge, behind)
+    for link in checked.evidence:
+        if link.state in WRONG:
+            log.say(f"{path}: {link.name}: {link.state}: {link.message}")
+    return checked
+
+
+def _kept_log(run: RunData, store: Store | None) -> Path | None:
+    """The log of the start that was measured: the last one of its recipe before the run."""
+    if store is None or run.started is None:
+        return None
+    attempts, recipes = attempts_of(store), {series.recipe for series in run.series}
+    paths = [
+        attempts.log_path(attempt.begun.id)
+        for attempt in attempts.read().attempts
+        if attempt.begun.recipe in recipes and attempt.begun.at <= run.started
+        if any(end.outcome == "serving" for end in attempt.ends)
+    ]
+    return next((path for path in reversed(paths) if path.is_file()), None)
+
+
+def _with_memory(run: RunData, path: Path | None, *, is_named: bool) -> RunData:
+    if path is None:
+        return run
+    with path.open("rb") as file:
+        lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
+    memory = memory_of_log(lines)
+    if not memory and is_named:
+        # of a log that nobody named, nobody expects it: llama.cpp on a CPU says nothing
+        log.say(f"{path}: no line tells how memory was split")
+    if not memory:
+        return run
+    return run.model_copy(update={"memory": memory})
+
+
+def with_states(run: RunData, path: Path, judge: Judge, behind: Behind) -> RunData:
+    """A run with the verdicts of `sm120 verify` on all that it names."""
+    folder = run_folder(path)
+    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
+    walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
+    return run.model_copy(update={"evidence": evidence_links(run.evidence, walked.node.children)})
+
+
+def evidence_links(named: Iterable[EvidenceLink], nodes: Iterable[Node]) -> list[EvidenceLink]:
+    """Each check of a run, with the digest that the run names for it."""
+    by_name = {link.name: link for link in named}
+    judged = [_link(node, by_name) for node in nodes]
+    # what no check is about by itself, such as the raw requests
+    names = {link.name for link in judged}
+    return [*judged, *(link for link in by_name.values() if link.name not in names)]
+
+
+def _link(node: Node, named: Mapping[str, EvidenceLink]) -> EvidenceLink:
+    name = node.part if node.part in named else node.title
+    digest = named[name].digest if name in named else None
+    # of a tree only what decides is said; `sm120 verify` shows the rest
+    decisive = node.culprit()
+    where = "" if decisive is node else f"{decisive.title}: "
+    message = decisive.message.replace(digest or "\0", "").strip(" ,")
+    body = {"name": name, "digest": digest, "state": node.verdict.value}
+    return EvidenceLink.model_validate({**body, "message": f"{where}{message}"})

@@ -1,0 +1,437 @@
+"""Serve recipes: start one, look at what is served, read its log, stop it.
+
+A recipe and a user's options become a job for the container engine of this machine or of another
+host, with nothing left to look up.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline import log
+from pipeline.app.images import find_image
+from pipeline.app.recipes import all_overrides, recipes_of, say_contrary
+from pipeline.app.workspace import Workspace, pick_platform
+from pipeline.assemble.image import Built
+from pipeline.errors import (
+    BackendDiffers,
+    NothingServed,
+    RecipeInvalid,
+    StartFailed,
+    UnknownImage,
+    WeightsUnknown,
+)
+from pipeline.host.fleet.playbook import connection_of
+from pipeline.host.fleet.tunnel import Tunnel, open_tunnel, plain_connection
+from pipeline.host.rules.verdict import RuleResult
+from pipeline.known import Known, unknown
+from pipeline.lock.model import current_lock
+from pipeline.oci.docker import default_tag
+from pipeline.publish.gates import gate_state
+from pipeline.recipe.container import ANYWHERE, LOOPBACK, container_arguments
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
+from pipeline.recipe.model import Recipe
+from pipeline.recipe.parser import check_flags
+from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
+from pipeline.serve.attempts import START_S, Attempt, ServeOptions
+from pipeline.serve.container_engine import ContainerEngine, titles
+from pipeline.serve.facts import other_owner
+from pipeline.serve.find_engine import Wanted, find_engine, find_engines
+from pipeline.serve.fits import model_in, plan_fit
+from pipeline.serve.host_nccl import HostNccl, with_host_nccl, with_nccl_of
+from pipeline.serve.run import (
+    Job,
+    ServedStatus,
+    attempts_of,
+    find_among,
+    new_attempt,
+    port_holder,
+    preflight,
+    status_of,
+)
+from pipeline.serve.run import serve as serve_job
+from pipeline.serve.run import stop as stop_container
+from pipeline.serve.site import HERE, Site, find_there, platform_of, tunnel_of
+from pipeline.serve.start import STOP_S, Served
+from pipeline.serve.weights import (
+    WeightsFolder,
+    find_weights,
+    find_weights_on,
+    tiny_weights,
+    tiny_weights_on,
+)
+from pipeline.spec.checkout import Checkout
+from pipeline.store.store import Store
+from pipeline.weights.model import kept_locks
+
+_LONGEST_CHAIN = 8
+# The compiler whose output the driver has to load; the first that an image has.
+_CUDA_COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
+
+
+@dataclass(frozen=True)
+class RemoteHost:
+    """A host as the user names it."""
+
+    host: str
+    inventories: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """The same as options, for a command that a user may type next."""
+        return " ".join(["--on", self.host, *(f"-i {shlex.quote(i)}" for i in self.inventories)])
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """A recipe to serve, and what the user changes of it."""
+
+    recipe: str
+    folders: tuple[Path, ...] = ()  # recipes of the user's own
+    weights: Path | None = None
+    draft: Path | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    gpus: tuple[int, ...] = ()
+    lan: bool = False
+    host_nccl: HostNccl | None = None
+    timeout_s: int = int(START_S)
+    skipped: tuple[str, ...] = ()
+    engine: Wanted = "auto"
+    on: RemoteHost | None = None
+
+    def options(self) -> ServeOptions:
+        """The same as the engine's start needs it, with whole paths."""
+        return ServeOptions(
+            overrides=self.overrides,
+            weights=folder_on(self.on, self.weights, "--weights"),
+            draft=folder_on(self.on, self.draft, "--draft"),
+            cards=self.gpus,
+            lan=self.lan,
+            host_nccl=self.host_nccl,
+            timeout_s=self.timeout_s,
+            skipped=self.skipped,
+        )
+
+
+@dataclass(frozen=True)
+class ServeContext:
+    """What a start of a recipe uses; the same for a recipe and its fallbacks."""
+
+    checkout: Checkout
+    store: Store
+    options: ServeOptions
+    site: Site = HERE
+    dry_run: bool = False  # writes nothing, on this machine or on another host
+
+
+@dataclass(frozen=True)
+class ServedRecipe:
+    """A recipe that answers, and the attempt that started it."""
+
+    recipe: Recipe
+    served: Served
+    attempt: str
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """Every check of the machine, and the container that a start would make."""
+
+    recipe: str
+    checks: list[RuleResult]
+    command: list[str]
+
+
+def serve(
+    workspace: Workspace, request: ServeRequest, *, with_fallback: bool = False
+) -> ServedRecipe:
+    """Start a recipe's engine in a container, and wait until it answers.
+
+    With `with_fallback`, tries the recipe's fallbacks where it fails.
+    """
+    options, recipes = request.options(), recipes_of(workspace, request.folders)
+    # a wrong name is the answer, also where no Docker runs
+    first = recipes.read(request.recipe)
+    with machine_on(workspace, request.on, request.engine) as (site, containers):
+        context = ServeContext(workspace.checkout(), workspace.store(), options, site)
+        after: str | None = None
+        for recipe in _chain(recipes, first):
+            say_contrary(recipe)
+            with context.store.in_use():
+                job = make_job(context, recipe, after)
+                begun = new_attempt(job)
+                try:
+                    served = serve_job(containers, context.store, job, begun)
+                    return ServedRecipe(recipe, served, begun.id)
+                except (StartFailed, BackendDiffers) as error:
+                    if not recipe.fallback:
+                        raise
+                    if not with_fallback:
+                        error.hint += f" The recipe's fallback: `sm120 serve {recipe.fallback}`."
+                        raise
+                    log.say(f"{error}\nTrying its fallback, {recipe.fallback}")
+                    after = begun.id
+    raise AssertionError("the last recipe of a chain has no fallback")
+
+
+def _chain(recipes: Recipes, first: Recipe) -> Iterator[Recipe]:
+    """A recipe, then its fallbacks; read one by one, as most starts need none."""
+    recipe, seen = first, [first.name]
+    yield recipe
+    while following := recipe.fallback:
+        if following in seen or len(seen) > _LONGEST_CHAIN:
+            chain = " → ".join([*seen, following])
+            raise RecipeInvalid(f"{first.name}: fallback: {chain} has no end")
+        seen.append(following)
+        recipe = recipes.read(following)
+        yield recipe
+
+
+def plan_start(workspace: Workspace, request: ServeRequest) -> StartPlan:
+    """Check the machine for a recipe, and name the container; starts nothing."""
+    options = request.options()
+    recipe = recipes_of(workspace, request.folders).read(request.recipe)
+    with machine_on(workspace, request.on, request.engine) as (site, containers):
+        store = workspace.store_to_read()
+        context = ServeContext(workspace.checkout(), store, options, site, dry_run=True)
+        job = make_job(context, recipe)
+        rows = preflight(job, port_holder(containers, job.launch.port))
+    name = job.recipe.image or ""
+    # where the image is not built, a check has failed and says so
+    image = default_tag(name, job.record.digest) if job.record else name
+    # where no folder is named, a check has failed and says so, with the same word in its fix
+    mounts = [m if m.host else m.model_copy(update={"host": "DIR"}) for m in job.launch.mounts]
+    launch = job.launch.model_copy(update={"mounts": mounts})
+    arguments = container_arguments(launch, image=image, cards=job.cards, address=job.address)
+    command = [containers.kind, "run", *arguments.run_flags(), image, *arguments.arguments]
+    return StartPlan(job.recipe.name, rows, command)
+
+
+def served_now(
+    workspace: Workspace, engine: Wanted = "auto", on: RemoteHost | None = None
+) -> tuple[list[ServedStatus], str]:
+    """What is served, and the names of the container engines that were asked."""
+    store = workspace.store_to_read()
+    with machine_of_all(workspace, on, engine) as (site, engines):
+        return [row for each in engines for row in status_of(each, store, site)], titles(engines)
+
+
+def read_log(
+    workspace: Workspace,
+    recipe: str,
+    *,
+    follow: bool = False,
+    tail: int | None = None,
+    engine: Wanted = "auto",
+    on: RemoteHost | None = None,
+) -> Iterator[bytes]:
+    """The log of a served recipe, piece by piece."""
+    with machine_of_all(workspace, on, engine) as (_, engines):
+        containers, facts = find_among(engines, recipe)
+        yield from containers.output(facts.id, follow=follow, tail=tail)
+
+
+def stop(
+    workspace: Workspace,
+    recipes: tuple[str, ...] = (),
+    *,
+    timeout_s: int = STOP_S,
+    engine: Wanted = "auto",
+    on: RemoteHost | None = None,
+) -> dict[str, float]:
+    """Stop served recipes, or all of this user's; returns the seconds that each took.
+
+    Names what another user of the same Docker serves, and leaves it running.
+    """
+    store = workspace.store()
+    with machine_of_all(workspace, on, engine) as (_, engines):
+        all_served = [(each, facts) for each in engines for facts in each.containers()]
+        own = [(each, facts) for each, facts in all_served if not other_owner(facts)]
+        found = [find_among(engines, name) for name in recipes] if recipes else own
+        for _, facts in () if recipes else all_served:
+            if owner := other_owner(facts):
+                log.say(f"{facts.name}: another user serves it ({owner}), so it keeps running")
+        if not found:
+            raise NothingServed(f"nothing is served in {titles(engines)}")
+        return {
+            facts.recipe or facts.name: stop_container(containers, store, facts, timeout_s)
+            for containers, facts in found
+        }
+
+
+def attempts(workspace: Workspace, host: str | None = None) -> list[Attempt]:
+    """What was served and tried, oldest first; of one host, or of all."""
+    known = attempts_of(workspace.store_to_read())
+    timeline = known.read()
+    if timeline.damaged:
+        log.say(f"{known.path}: {log.count(timeline.damaged, 'line')} cannot be read")
+    return [each for each in timeline.attempts if host in (None, each.begun.host)]
+
+
+@contextmanager
+def machine_on(
+    workspace: Workspace, on: RemoteHost | None, wanted: Wanted, holding: str | None = None
+) -> Iterator[tuple[Site, ContainerEngine]]:
+    """A machine and its container engine, for as long as the block lasts.
+
+    Of several engines it is the one that has the container of the recipe `holding`.
+    """
+    if on is None:
+        engines = find_engines(wanted) if holding else [find_engine(wanted)]
+        engine = engines[0]
+        if holding:
+            with suppress(NothingServed):
+                engine = find_among(engines, holding)[0]
+        yield HERE, engine
+        return
+    with _connected(workspace, on) as tunnel:
+        site, engine = find_there(tunnel, on.host, wanted)
+        log.say(f"{on.host}: {site.kind} answers")
+        yield site, engine
+
+
+@contextmanager
+def machine_of_all(
+    workspace: Workspace, on: RemoteHost | None, wanted: Wanted
+) -> Iterator[tuple[Site, list[ContainerEngine]]]:
+    """The same with every container engine: what is served may be in either."""
+    if on is None:
+        yield HERE, find_engines(wanted)
+        return
+    with machine_on(workspace, on, wanted) as (site, engine):
+        yield site, [engine]
+
+
+@contextmanager
+def _connected(workspace: Workspace, on: RemoteHost) -> Iterator[Tunnel]:
+    if on.inventories:
+        with log.step(f"Asking Ansible how {on.host} is reached"):
+            connection = connection_of(workspace.checkout(), on.inventories, on.host)
+    else:
+        connection = plain_connection(on.host)
+    with open_tunnel(connection) as tunnel:
+        yield tunnel
+
+
+def folder_on(on: RemoteHost | None, folder: Path | None, option: str) -> str | None:
+    """A folder of this machine as a whole path; one of another host as it was named."""
+    if folder is None or on is not None:
+        return str(folder) if folder else None
+    if not folder.is_dir():
+        raise WeightsUnknown(f"{folder}: is not a folder", f"Name one with {option} DIR.")
+    return str(folder.resolve())
+
+
+def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) -> Job:
+    """One start of a recipe."""
+    checkout, options, tunnel = context.checkout, context.options, tunnel_of(context.site)
+    if recipe.image is None:
+        raise RecipeInvalid(
+            f"{recipe.name}: is for an engine without a container",
+            f"`sm120 render {recipe.name} --as shell` prints its command.",
+        )
+    overrides = all_overrides(recipe, options.overrides, options.weights)
+    path = Path(overrides.model_path or "")
+    if tunnel is None and path.is_absolute():
+        # the folder by its real name, which shows a snapshot of a Hub cache; of a GGUF file that
+        # is the folder above it, as the file itself is a link to a blob
+        real = path.parent.resolve() / path.name if path.is_file() else path.resolve()
+        overrides = overrides.model_copy(update={"model_path": str(real)})
+    weights = _weights(context, recipe, overrides)
+    if tunnel and weights and recipe.model.folder:
+        # the host has the parts, not this machine
+        first = str(weights.folder / weights.file)
+        overrides = overrides.model_copy(update={"model_path": first})
+    if weights is None and recipe.model.folder and not overrides.model_path:
+        raise WeightsUnknown(f"{recipe.name}: no weights are named", "Name their --weights DIR.")
+    platform = platform_of(tunnel, context.site.host) if tunnel else None
+    built = _built(context, recipe.image, platform)
+    launch = plan_launch(
+        recipe,
+        overrides,
+        weights=str(weights.folder) if weights else "",
+        draft=options.draft or "",
+        digest=built.digest if built else None,
+    )
+    launch = with_nccl = with_whole_repositories(launch)
+    if nccl := options.host_nccl:
+        with_nccl = with_nccl_of(tunnel, launch, nccl) if tunnel else with_host_nccl(launch, nccl)
+    gates = fit = None
+    if built:
+        has_patches = bool(checkout.series(built.plan.spec).patches)
+        gates = gate_state(context.store, built.plan.spec, built, has_patches=has_patches)
+    if recipe.hardware.cards:
+        fit = plan_fit(recipe, overrides, model_in(recipe, weights, checkout))
+    return Job(
+        recipe=recipe,
+        launch=with_nccl,
+        record=built.record if built else None,
+        weights=weights,
+        timeout_s=options.timeout_s,
+        flags=_refused(checkout, launch),
+        cuda=_cuda(checkout, recipe.image, platform),
+        gates=gates,
+        cards=options.cards,
+        address=ANYWHERE if options.lan else LOOPBACK,
+        skipped=options.skipped,
+        after=after,
+        options=options.model_copy(update={"overrides": overrides}),
+        site=context.site,
+        fit=fit,
+    )
+
+
+def _weights(context: ServeContext, recipe: Recipe, overrides: Overrides) -> WeightsFolder | None:
+    named = context.options.weights
+    given = Path(overrides.model_path) if overrides.model_path else None
+    tunnel = tunnel_of(context.site)
+    if recipe.model.tiny and given is None and not named:
+        if tunnel:
+            return tiny_weights_on(tunnel, recipe, dry_run=context.dry_run)
+        return tiny_weights(context.store, recipe, dry_run=context.dry_run)
+    folder = Path(named) if named else None
+    # a name of the Hub is no folder of this machine
+    if folder is None and given is not None and given.is_absolute():
+        # of a GGUF model the variable names the file itself
+        is_file = given.suffix == ".gguf" if tunnel else given.is_file()
+        folder = given.parent if is_file else given
+    if folder is None:
+        return None
+    known = kept_locks(context.checkout)
+    if tunnel:
+        return find_weights_on(tunnel, recipe, str(folder), known)
+    return find_weights(recipe, folder, known)
+
+
+def _built(context: ServeContext, image: str, platform: str | None) -> Built | None:
+    try:
+        return find_image(context.checkout, context.store, image, platform)
+    except UnknownImage:
+        # an image that this checkout does not know at all is the recipe's fault
+        context.checkout.spec(image)
+        return None
+
+
+def _refused(checkout: Checkout, launch: Launch) -> Known[tuple[str, ...]]:
+    """What the engine of the image would refuse, as far as its parser is known."""
+    try:
+        parser = find_parser_flags(flags_folder(checkout), launch.engine, launch.image)
+    except RecipeInvalid as error:
+        return unknown(f"{error}. {error.hint}")
+    return tuple(str(problem) for problem in check_flags(launch, parser))
+
+
+def _cuda(checkout: Checkout, image: str, platform: str | None) -> str | None:
+    """The CUDA branch that an image compiles with at run time."""
+    platform = pick_platform(checkout.spec(image), platform)
+    versions = {
+        pin.name: pin.version
+        for spec in checkout.chain(image, platform)
+        for pin in current_lock(checkout, spec, platform).wheels
+    }
+    found = next((versions[name] for name in _CUDA_COMPILERS if name in versions), None)
+    return ".".join(found.split(".")[:2]) if found else None

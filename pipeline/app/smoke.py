@@ -1,0 +1,492 @@
+"""Smoke tests: a server proves itself rung by rung, and the result is stated and signed.
+
+The server is an address, a recipe that `serve` started, or a recipe that is started for the test.
+Of a recipe the statement is about its image; of an address it is next to the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline import log
+from pipeline.app.image_statements import state_runs
+from pipeline.app.images import find_image
+from pipeline.app.recipe_server import (
+    RecipeServer,
+    find_server,
+    smoke_attempt,
+    start_recipe,
+    started_server,
+    stop_recipe,
+)
+from pipeline.app.recipes import all_overrides, is_address, recipes_of, say_contrary
+from pipeline.app.serve import RemoteHost, ServeContext, ServeRequest, folder_on, machine_on
+from pipeline.app.signing import Signing
+from pipeline.app.statements import keep_statement
+from pipeline.app.workspace import Workspace
+from pipeline.attest.envelope import SUFFIX
+from pipeline.attest.names import TEST_RESULT
+from pipeline.attest.statement import moment, state_about, subject
+from pipeline.errors import (
+    AlreadyServed,
+    DiskFull,
+    PreflightFailed,
+    ServeFailed,
+    ServerGone,
+    SmokeFailed,
+    StoreUnwritable,
+    UnknownImage,
+)
+from pipeline.evidence.results import run_predicate
+from pipeline.evidence.runs import OUTPUTS, RESULT
+from pipeline.files import sha256_of_file
+from pipeline.host.rules.issues import findings, match_rungs
+from pipeline.known import Unknown
+from pipeline.model import sha256_of
+from pipeline.recipe.find import Recipes
+from pipeline.recipe.launch import Overrides, speculates
+from pipeline.recipe.model import Recipe
+from pipeline.serve.attempts import Begun, ServeOptions, new_id
+from pipeline.serve.container_engine import ContainerEngine
+from pipeline.serve.facts import require_own
+from pipeline.serve.find_engine import Wanted
+from pipeline.serve.run import attempts_of, find_served, kept, recipe_digest
+from pipeline.serve.site import HERE
+from pipeline.smoke.baseline import Baseline, baseline_questions, read_baseline, write_baseline
+from pipeline.smoke.client import Client, Unsound
+from pipeline.smoke.code import run_in_sandbox
+from pipeline.smoke.ladder import LADDER, climb, why_skipped
+from pipeline.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
+from pipeline.smoke.record import as_run, keep_climb
+from pipeline.smoke.rungs.first import FIRST
+from pipeline.smoke.rungs.length import LENGTH, UNKNOWN_CONTEXT
+from pipeline.smoke.rungs.pictures import UNSEEN
+from pipeline.smoke.rungs.speculation import SPECULATION
+from pipeline.smoke.session import Rung, Session, record_baseline
+from pipeline.smoke.wire import Address
+
+RUNGS = [rung.name for rung in LADDER]
+# Stay at the first until it is proved, then go on: the ladder of "Blackwell Shenanigans 001".
+CONTEXT_STEPS = (65_536, 98_304, 131_072, 262_144)
+# What only a server can answer, by the reason that a run gives where it does not.
+_DEPENDS = {
+    UNKNOWN_CONTEXT: "on the context that the server names",
+    UNSEEN: "on whether the server says that its model sees",
+}
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What the user expects of a server in place of what its recipe says."""
+
+    model: str | None = None
+    no_quality: bool = False
+    no_tools: bool = False
+    reasoning: bool = False
+    vision: bool = False
+    text_only: bool = False
+    quick: bool = False
+    streams: list[int] | None = None
+    contexts: list[int] | None = None
+    context_tokens: int | None = None
+    lengths: int | None = None
+    pressure: int | None = None
+    request_limit_s: float | None = None
+
+    def plan(self, recipe: Recipe | None) -> SmokePlan:
+        """What the server must do."""
+        base = plan_for(recipe) if recipe else SmokePlan()
+        values: dict[str, Any] = {
+            "model": self.model,
+            "streams": self.streams,
+            "contexts": self.contexts,
+            "context_tokens": self.context_tokens,
+            "lengths": self.lengths,
+            "pressure_prompts": self.pressure,
+            "vision": self.vision,
+            "text_only": self.text_only,
+        }
+        values = {name: value for name, value in values.items() if value}
+        if self.no_quality:
+            values |= {"quality": False, "why_no_quality": "--no-quality"}
+        if self.no_tools:
+            values["tools"] = False
+        if self.reasoning:
+            values |= {"reasoning": True, "answer_tokens": THINKING_TOKENS}
+        if self.contexts:
+            # who names lengths expects them of the server as it is
+            values["served_tokens"] = None
+        if self.request_limit_s:
+            values["limits"] = {**base.limits.model_dump(), "request_s": self.request_limit_s}
+        plan = SmokePlan.model_validate({**base.model_dump(), **values})
+        return quick(plan) if self.quick else plan
+
+
+@dataclass(frozen=True)
+class SmokeRequest:
+    """Which server to test, how far, and where to keep the result."""
+
+    target: str  # a recipe or an address
+    expected: str | None = None  # of an address: the recipe that says what to expect
+    folders: tuple[Path, ...] = ()  # recipes of the user's own
+    expectations: Expectations = field(default_factory=Expectations)
+    start: bool = False  # start the recipe first and stop it last
+    weights: Path | None = None
+    draft: Path | None = None
+    restart: bool = False  # allow restarts of a server that others may use
+    engine: Wanted = "auto"
+    on: RemoteHost | None = None
+    up_to: str = RUNGS[-1]
+    keep: Path | None = None
+    record: Path | None = None  # record a baseline in this file, and test nothing else
+    baseline: Path | None = None
+
+    @property
+    def rungs(self) -> Sequence[Rung]:
+        # a baseline is recorded of a server that answers, and of no other rung
+        return LADDER[:1] if self.record else LADDER[: RUNGS.index(self.up_to) + 1]
+
+    @property
+    def may_restart(self) -> bool:
+        # nobody else uses a server that was started for this test alone
+        return self.restart or self.start
+
+    def session(self, address: Address, plan: SmokePlan) -> Session:
+        """A test that has not begun."""
+        session = Session(Client(address, plan.limits, api_headers()), plan, run_in_sandbox)
+        session.baseline = read_baseline(self.baseline) if self.baseline else None
+        return session
+
+
+class PlannedCheck(NamedTuple):
+    """One check of a smoke test, before it runs."""
+
+    plan: str  # asked, skipped or depends
+    rung: str
+    check: str
+    why: str
+
+
+@dataclass(frozen=True)
+class PlannedSmoke:
+    """Every check that a smoke test would make, and what else it would do."""
+
+    checks: list[PlannedCheck]
+    sizes: SmokePlan
+    notes: list[str]
+
+
+OnResult = Callable[[SmokeResult, str | None], None]
+
+
+def api_headers() -> dict[str, str]:
+    """The key for a server, from SM120_API_KEY."""
+    key = os.environ.get("SM120_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def smoke(
+    workspace: Workspace, request: SmokeRequest, on_result: OnResult | None = None
+) -> SmokeResult | Baseline:
+    """Test a server rung by rung, and state the result; raises SmokeFailed where a rung fails.
+
+    `on_result` gets the result with the id of its attempt as soon as it is known, good or bad.
+    With `record`, returns the recorded answers.
+    """
+    show = on_result or (lambda result, attempt: None)
+    if is_address(request.target):
+        return _smoke_address(workspace, request, show)
+    options = ServeOptions(
+        weights=folder_on(request.on, request.weights, "--weights"),
+        draft=folder_on(request.on, request.draft, "--draft"),
+    )
+    recipes, signing = recipes_of(workspace, request.folders), Signing()
+    recipe = recipes.read(request.target)
+    holding = None if request.start else recipe.name
+    with machine_on(workspace, request.on, request.engine, holding) as (site, containers):
+        context = ServeContext(workspace.checkout(), workspace.store(), options, site)
+        if request.start:
+            with started_server(containers, context, recipe) as server:
+                return _smoke_recipe(request, recipes, signing, server, show)
+        server = find_server(containers, context, recipe)
+        return _smoke_recipe(request, recipes, signing, server, show)
+
+
+def plan_smoke(workspace: Workspace, request: SmokeRequest) -> PlannedSmoke:
+    """Which checks a test would make, as far as the recipe alone tells; asks no server."""
+    Signing()  # refuses a key that cannot be read, as the test would
+    notes: list[str] = []
+    name = request.target
+    if is_address(name):
+        expected = request.expected
+        recipe = recipes_of(workspace, request.folders).read(expected) if expected else None
+        session = request.session(Address.read(name), request.expectations.plan(recipe))
+    else:
+        folder_on(request.on, request.weights, "--weights")
+        folder_on(request.on, request.draft, "--draft")
+        recipe = recipes_of(workspace, request.folders).read(name)
+        near = Address.read(f"http://127.0.0.1:{recipe.port}")
+        session = request.session(near, request.expectations.plan(recipe))
+        _foresee(session, recipe, may_restart=request.may_restart)
+        if request.start:
+            notes.append(
+                f"{name} would be started first and stopped last; `sm120 serve {name} --dry-run`"
+                " checks the machine for it"
+            )
+    if request.record:
+        count = log.count(len(baseline_questions()), "greedy answer")
+        notes.append(f"Then {count} would be recorded in {request.record}")
+    elif request.keep:
+        notes.append(f"The result would be in {request.keep}")
+    # in a test, the second check finds it out
+    session.context_tokens = session.plan.context_tokens
+    rows = []
+    for rung in request.rungs:
+        for check in rung.checks(session):
+            why = why_skipped(session, check)
+            state = "depends" if why in _DEPENDS else "skipped" if why else "asked"
+            rows.append(PlannedCheck(state, rung.name, check.name, _DEPENDS.get(why, why)))
+    return PlannedSmoke(rows, session.plan, notes)
+
+
+def _foresee(session: Session, recipe: Recipe, *, may_restart: bool) -> None:
+    """What a test may do to the server of a recipe, as the recipe alone tells."""
+    name = recipe.name
+    if not may_restart:
+        return _leave_running(session)
+    session.restart = _never
+    session.why_no_drafting = f"{name}: has no draft model"
+    if speculates(recipe, all_overrides(recipe, Overrides())):
+        session.start_drafting, session.is_drafting = _never, True
+        # a test records one before it turns the draft model on
+        session.baseline = session.baseline or Baseline(model="", url="", answers=[])
+    elif recipe.speculation:
+        session.why_no_drafting = f"{name}: only where it was served with its draft model"
+
+
+def _leave_running(session: Session) -> None:
+    """Restarts nothing, also not with a draft model: people may be using the server."""
+    session.why_no_restart = session.why_no_drafting = "only with --restart"
+
+
+async def _never() -> None:
+    raise AssertionError("a dry run does nothing to a server")
+
+
+def _smoke_address(
+    workspace: Workspace, request: SmokeRequest, show: OnResult
+) -> SmokeResult | Baseline:
+    expected = request.expected
+    recipe = recipes_of(workspace, request.folders).read(expected) if expected else None
+    signing, url = Signing(), request.target
+    session = request.session(Address.read(url), request.expectations.plan(recipe))
+    begun = smoke_attempt(recipe) if recipe else None
+    with kept(attempts_of(workspace.store()), begun, "passed") if begun else nullcontext():
+        result = _climbed(request, session, url, show, begun)
+        if isinstance(result, SmokeResult):
+            try:
+                folder = request.keep or workspace.store().root / "smoke" / new_id()
+                if not request.keep:
+                    keep_climb(folder, result, session.client.exchanges)
+            # hours of tests are not thrown away because their result cannot be kept
+            except (StoreUnwritable, DiskFull) as error:
+                log.say(f"Nothing is stated: {error}")
+            else:
+                _state_address(folder, session, result, recipe, signing)
+            _require_passed(result, session)
+        return result
+
+
+def _smoke_recipe(
+    request: SmokeRequest, recipes: Recipes, signing: Signing, server: RecipeServer, show: OnResult
+) -> SmokeResult | Baseline:
+    """Test a recipe's server, state the result, and take back a draft model that does not hold."""
+    plan = request.expectations.plan(server.recipe)
+    named = request.expectations.model or server.status.model or plan.model
+    session = request.session(server.address(), plan.model_copy(update={"model": named}))
+    if request.may_restart:
+        require_own(find_served(server.engine, server.recipe.name))
+        server.connect(session)
+        if server.drafts and not request.start and SPECULATION in request.rungs:
+            log.say("Its draft model is turned off until the last rung.")
+            server.serve_again(drafting=False)
+    else:
+        _leave_running(session)
+    begun = server.attempt()
+    try:
+        with kept(attempts_of(server.context.store), begun, "passed"):
+            result = _climbed(request, session, server.url, show, begun)
+            if isinstance(result, SmokeResult):
+                _state_recipe(server, recipes, session, result, signing)
+                _require_passed(result, session)
+            return result
+    except SmokeFailed as error:
+        say_contrary(server.recipe)
+        # the last rung failed after, or while, the draft model was turned on
+        last = session.client.check.partition(":")[0]
+        drafted = session.start_drafting is not None and last == SPECULATION.name
+        if drafted and not request.start:
+            log.say("Serving it again without its draft model, as the rungs before proved it.")
+            server.serve_again(drafting=False, after=begun.id)
+            error.hint = "It is served without its draft model now. " + error.hint
+        elif server.recipe.fallback:
+            error.hint += f" The recipe's fallback: `sm120 smoke {server.recipe.fallback} --serve`."
+        raise
+
+
+def _climbed(
+    request: SmokeRequest, session: Session, url: str, show: OnResult, begun: Begun | None
+) -> SmokeResult | Baseline:
+    """Run the rungs, and keep and show the result; or record a baseline instead."""
+    log.say(f"Climbing at {url}")
+    if request.record:
+        return asyncio.run(_record(session, url, request.record))
+    result = asyncio.run(climb(session, url, request.rungs))
+    if request.keep:
+        keep_climb(request.keep, result, session.client.exchanges)
+    show(result, begun.id if begun else None)
+    return result
+
+
+async def _record(session: Session, url: str, path: Path) -> Baseline:
+    _require_passed(await climb(session, url, LADDER[:1]), session)
+    with log.step("Recording greedy answers, one at a time"):
+        try:
+            recorded = await record_baseline(session, url)
+        except Unsound as error:
+            raise SmokeFailed(f"{url}: {error}") from error
+    write_baseline(path, recorded)
+    return recorded
+
+
+def _require_passed(result: SmokeResult, session: Session) -> None:
+    if result.verdict == "passed":
+        return
+    if not any(e.status for e in session.client.exchanges):
+        raise ServerGone(f"{result.url}: {result.failures()[0].message}")
+    rung = result.rungs[-1]
+    failed = [check for check in rung.checks if check.verdict == "failed"]
+    first = failed[0]
+    error = SmokeFailed(f"{result.url}: {rung.name}: {first.name}: {first.message[:300]}")
+    matches = match_rungs([(rung.name, f"{c.name}: {c.message}") for c in failed])
+    issues = [finding.issue for finding in findings([matches])]
+    for issue in issues:
+        log.say(
+            f"  {issue.id}: {issue.title}\n    {issue.cause}\n    see {', '.join(issue.sources)}"
+        )
+    known = " ".join(f"Perhaps {issue.id}: {issue.fix}" for issue in issues)
+    error.hint = f"{known} {error.hint}".strip()
+    raise error
+
+
+def _state_recipe(
+    server: RecipeServer, recipes: Recipes, session: Session, result: SmokeResult, signing: Signing
+) -> None:
+    """Keep and state a result, good or bad; only of an image that this checkout builds."""
+    checkout, store, recipe = server.context.checkout, server.context.store, server.recipe
+    try:
+        built = find_image(checkout, store, recipe.image or "", None)
+    except UnknownImage:
+        built = None
+    if built is None or server.status.built != "same" or built.digest != server.status.digest:
+        log.say("Nothing is stated: what runs is not the image that this checkout builds.")
+        return
+    # a user's own recipes are not looked for in the checkout when the statement is verified
+    shipped = checkout.root / "recipes"
+    inputs = {
+        f"{'recipes' if path.parent == shipped else 'own'}/{path.name}": sha256_of(
+            path.read_bytes()
+        )
+        for path in recipes.files(recipe.name)
+    }
+    inputs["recipe"] = recipe_digest(recipe)
+    if server.begun and server.begun.weights_digest:
+        inputs["weights"] = server.begun.weights_digest
+    machine = {"engine": server.engine.kind, "processor": platform.machine()}
+    facts = HERE.look(recipe, recipe.port).facts
+    if not isinstance(facts, Unknown) and not isinstance(facts.gpus, Unknown):
+        counted = Counter(gpu.name for gpu in facts.gpus)
+        machine["cards"] = ", ".join(f"{count}x {name}" for name, count in sorted(counted.items()))
+    exchanges = session.client.exchanges
+    run = as_run(result, exchanges, recipe=recipe.name, inputs=inputs, machine=machine)
+    with store.in_use():
+        state_runs(checkout, store, built, [run], signing)
+
+
+def _state_address(
+    folder: Path, session: Session, result: SmokeResult, recipe: Recipe | None, signing: Signing
+) -> None:
+    """State a test of an address next to its result; what runs at the address is not known."""
+    run = as_run(
+        result,
+        session.client.exchanges,
+        recipe=None,
+        # what it was expected to be; the server may run anything else
+        inputs={f"expected/{recipe.name}": recipe_digest(recipe)} if recipe else {},
+        machine={"address": result.url},
+    )
+    subjects = [subject(name, sha256_of_file(folder / name)) for name in OUTPUTS]
+    statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
+    stated = keep_statement(folder / f"{RESULT}{SUFFIX}", statement, signing)
+    log.say(f"statement: {stated.file}, {stated.state}")
+
+
+def serve_longest(
+    workspace: Workspace, request: ServeRequest, contexts: Sequence[int] = ()
+) -> tuple[int, str]:
+    """Serve a recipe with one context after the other while it proves itself; keep the last good.
+
+    Returns its tokens, and why the next one did not hold; empty where all did.
+    """
+    options = request.options()
+    recipe = recipes_of(workspace, request.folders).read(request.recipe)
+    with machine_on(workspace, request.on, request.engine) as (site, engine):
+        context = ServeContext(workspace.checkout(), workspace.store(), options, site)
+        own = recipe.smoke.contexts if recipe.smoke.contexts[1:] else CONTEXT_STEPS
+        good, why = 0, ""
+        for tokens in sorted(contexts or own):
+            try:
+                if good:
+                    stop_recipe(engine, context, recipe)
+                start_recipe(engine, _with_tokens(context, tokens), recipe, None)
+                _prove(engine, context, recipe, tokens)
+                good = tokens
+            except (ServeFailed, PreflightFailed, SmokeFailed) as error:
+                # what runs already, or cannot run on this machine, is no matter of its context
+                never_ran = isinstance(error, PreflightFailed) and not good
+                if isinstance(error, AlreadyServed) or never_ran:
+                    raise
+                why = f"{tokens} tokens: {error}"
+                stop_recipe(engine, context, recipe)
+                if not good:
+                    raise
+                log.say(f"{why}\nServing {recipe.name} with {good} tokens again")
+                start_recipe(engine, _with_tokens(context, good), recipe, None)
+                break
+    return good, why
+
+
+def _with_tokens(context: ServeContext, tokens: int) -> ServeContext:
+    overrides = context.options.overrides.model_copy(update={"max_model_len": tokens})
+    return replace(context, options=context.options.model_copy(update={"overrides": overrides}))
+
+
+def _prove(engine: ContainerEngine, context: ServeContext, recipe: Recipe, tokens: int) -> None:
+    """Test the first answer, and needles in a text of the whole context."""
+    server = find_server(engine, context, recipe)
+    changes = {"contexts": [tokens], "served_tokens": None, "model": server.status.model}
+    plan = plan_for(recipe).model_copy(update=changes)
+    session = Session(Client(server.address(), plan.limits, api_headers()), plan, run_in_sandbox)
+    with kept(attempts_of(context.store), server.attempt(), "passed"):
+        log.say(f"Testing {recipe.name} with {tokens} tokens at {server.url}")
+        result = asyncio.run(climb(session, server.url, (FIRST, LENGTH)))
+        if failures := result.failures():
+            raise SmokeFailed(f"{failures[0].name}: {failures[0].message[:300]}")

@@ -1,0 +1,371 @@
+"""Compile engines from source: lock, build, export and publish sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline import __version__, log
+from pipeline.app.signing import Signing, signer_of, trust_of
+from pipeline.app.workspace import Workspace, host_platform
+from pipeline.assemble.golden import read_golden
+from pipeline.assemble.image import Built, build_images
+from pipeline.assemble.plan import ImagePlan, TreePlan, Work, plan_tree, work_for
+from pipeline.errors import (
+    LockEdited,
+    LockMissing,
+    LockStale,
+    NotInRegistry,
+    RegistryUnreachable,
+    SandboxUnavailable,
+    SpecInvalid,
+)
+from pipeline.lock.model import ArchivePin, Pin
+from pipeline.lock.source import (
+    SourceLock,
+    current_source_lock,
+    read_source_lock,
+    write_source_lock,
+)
+from pipeline.oci.record import FileRow, LayerRecord
+from pipeline.oci.reference import Reference, parse_repository
+from pipeline.registry.access import Access
+from pipeline.source.box import Wanted, find_way
+from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, compiled_layer, read_tree
+from pipeline.source.toolchain import NOT_HERE, why_not_here
+from pipeline.spec.checkout import Checkout
+from pipeline.spec.image import CompiledSpec
+from pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.app.statements import FileStatement
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.publish.publish import Published
+    from pipeline.registry.upload import LocalBlob
+    from pipeline.verify.layers import OfferedLayer
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """Where compiled layers may be taken from, and whose signature counts."""
+
+    repository: Reference
+    trust_path: Path | None = None
+
+
+class CompilePlan(NamedTuple):
+    """What compiling a tree would take; nothing where the store has its layer."""
+
+    tree: TreePlan
+    layer: LayerRecord | None
+    tools: Work
+    fetch: list[Pin]
+    not_here: str  # why this machine cannot compile it
+
+
+class ExportedSource(NamedTuple):
+    """A file of a compiled source in a folder, and the statement next to it."""
+
+    path: Path
+    file: FileRow
+    statement: FileStatement
+
+
+class PublishedSource(NamedTuple):
+    """A compiled layer in a registry."""
+
+    tree: TreePlan
+    layer: LocalBlob
+    published: Published
+    signed_by: str
+
+
+def compile_missing(
+    checkout: Checkout,
+    store: Store,
+    plans: Sequence[ImagePlan],
+    fetcher: Callable[[], Fetcher],
+    offered: Mapping[str, OfferedLayer] | None = None,
+) -> None:
+    """Take or compile every tree that the images need and the store lacks."""
+    missing = missing_trees(store, plans)
+    for tree in missing:
+        if layer := (offered or {}).get(tree.key):
+            from pipeline.verify.layers import take_layer
+
+            try:
+                take_layer(store, tree, layer)
+            except (RegistryUnreachable, NotInRegistry) as error:
+                log.say(f"{tree.title} is compiled instead: {error}")
+    if absent := [tree for tree in missing if store.layer(tree.key) is None]:
+        compiler = make_compiler(checkout, store, fetcher, "auto", 0)
+        for tree in absent:
+            compile_tree(compiler, tree)
+
+
+def offered_layers(
+    workspace: Workspace,
+    trees: Sequence[TreePlan],
+    layers: LayerSettings | None,
+    access: Access | None,
+    *,
+    offline: bool = False,
+) -> dict[str, OfferedLayer]:
+    """By its key, each tree whose layer a registry has and a trusted key signed.
+
+    Without --layers-from it asks no registry. A registry that does not answer, or lacks a layer,
+    costs only the time to compile it; a layer that cannot be trusted is an error.
+    """
+    if layers is None or not trees:
+        return {}
+    place = layers.repository
+    offered: dict[str, OfferedLayer] = {}
+    if offline:
+        log.say(f"{place} is not asked for layers: --offline")
+        return {}
+    from pipeline.app.registry import open_registry
+    from pipeline.verify.layers import find_layer
+
+    trust = trust_of(workspace, layers.trust_path)
+    golden = read_golden(workspace.checkout().golden_path)
+    try:
+        with open_registry(place, access or Access()) as repository:
+            for tree in trees:
+                found = find_layer(repository, tree, golden, trust, datetime.now(UTC))
+                if found is None:
+                    log.say(f"{tree.title}: {place} has no layer of it, so it is compiled")
+                else:
+                    offered[tree.key] = found
+    except RegistryUnreachable as error:
+        rest = ", ".join(tree.title for tree in trees if tree.key not in offered)
+        log.say(f"{rest}: compiled, as no layer can be looked for: {error}")
+    return offered
+
+
+def missing_trees(store: Store, plans: Sequence[ImagePlan]) -> list[TreePlan]:
+    """The trees that images need and the store lacks, each once."""
+    trees = {tree.key: tree for plan in plans for tree in plan.all_trees()}
+    return [tree for tree in trees.values() if store.layer(tree.key) is None]
+
+
+def missing_archives(store: Store, trees: Sequence[TreePlan]) -> list[ArchivePin]:
+    """The archives of trees that must be fetched first, each once."""
+    pins = {tree.lock.archive.sha256: tree.lock.archive for tree in trees}.values()
+    return [pin for pin in pins if not store.has_input(pin.sha256, pin.size_bytes)]
+
+
+def make_compiler(
+    checkout: Checkout, store: Store, fetcher: Callable[[], Fetcher], sandbox: Wanted, jobs: int
+) -> Compiler:
+    """A compiler whose toolchains are images of this checkout, built when they are needed."""
+
+    def toolchain(tree: TreePlan) -> Built:
+        # before the first byte is fetched
+        if why := why_not_here(tree):
+            raise SandboxUnavailable(why, NOT_HERE)
+        return build_images(checkout, store, [tree.toolchain], fetcher)[0]
+
+    return Compiler(checkout, store, fetcher, toolchain, find_way(sandbox), jobs)
+
+
+def find_tree(workspace: Workspace, name: str, build: str, platform: str | None) -> TreePlan:
+    """The plan of one build of a source, for this machine where no platform is chosen."""
+    chosen = host_platform() if platform in (None, "host") else str(platform)
+    return plan_tree(workspace.checkout(), CompiledSpec(source=name, build=build), chosen)
+
+
+def build_source(
+    workspace: Workspace,
+    name: str,
+    build: str,
+    *,
+    platform: str | None = None,
+    jobs: int = 0,
+    sandbox: Wanted = "auto",
+    mirrors: tuple[str, ...] = (),
+    offline: bool = False,
+) -> tuple[CompiledTree, LayerRecord]:
+    """Compile one build of a source into the store, without making an image of it."""
+    plan, store = find_tree(workspace, name, build, platform), workspace.store()
+
+    def fetcher() -> Fetcher:
+        from pipeline.fetch.transport import make_fetcher  # slow; often nothing is fetched
+
+        return make_fetcher(store, mirrors, offline)
+
+    with store.in_use():
+        compiler = make_compiler(workspace.checkout(), store, fetcher, sandbox, jobs)
+        record = compile_tree(compiler, plan)
+    return read_tree(store, plan), record
+
+
+def plan_source(
+    workspace: Workspace, name: str, build: str, *, platform: str | None = None
+) -> CompilePlan:
+    """What compiling one build of a source would take."""
+    plan, store = find_tree(workspace, name, build, platform), workspace.store_to_read()
+    known, tools = store.layer(plan.key), work_for([plan.toolchain], store)
+    pins: list[Pin] = [] if known else [*missing_archives(store, [plan]), *tools.fetch]
+    return CompilePlan(plan, known, tools, pins, "" if known else why_not_here(plan))
+
+
+def export_source(
+    workspace: Workspace, name: str, build: str, folder: Path, platform: str | None = None
+) -> list[ExportedSource]:
+    """Write the files of a compiled source into a folder, each with a statement."""
+    from pipeline.app.statements import keep_statement
+    from pipeline.attest.envelope import SUFFIX
+    from pipeline.attest.names import COMPILED_FILE
+    from pipeline.attest.predicates import CompiledFile, Tool
+    from pipeline.attest.statement import make_statement, moment
+    from pipeline.source.compiled import export_tree
+
+    signing, store = Signing(), workspace.store()
+    plan = find_tree(workspace, name, build, platform)
+    with store.in_use():
+        record = compiled_layer(store, plan)
+        written = export_tree(store, record, plan.build.to, folder)
+    body = CompiledFile(
+        source=name,
+        build=build,
+        platform=plan.platform,
+        inputs=plan.key,
+        layer=record.digest,
+        tool=Tool(name="sm120-pipeline", version=__version__),
+    ).model_dump(mode="json")
+    when, rows = moment(), []
+    for path, row in written.items():
+        statement = make_statement(path.name, row.sha256, COMPILED_FILE, body, when)
+        stated = keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)
+        rows.append(ExportedSource(path, row, stated))
+    return rows
+
+
+def publish_source(
+    workspace: Workspace,
+    name: str,
+    build: str,
+    place: str,
+    *,
+    platform: str | None = None,
+    key_path: Path | None = None,
+    dry_run: bool = False,
+    access: Access | None = None,
+    jobs: int = 4,
+) -> PublishedSource:
+    """Push the layer of a compiled source, with a signed statement of what it was made from."""
+    from pipeline.app.registry import open_registry
+    from pipeline.publish.publish import publish, rehearse
+    from pipeline.publish.tree import order_tree
+
+    reference = parse_repository(place)
+    checkout, store = workspace.checkout(), workspace.store()
+    plan = find_tree(workspace, name, build, platform)
+    # also for a dry run: a key that cannot be read should be known before the real one
+    signer = signer_of(key_path)
+    with store.in_use(), open_registry(reference, access or Access()) as repository:
+        golden = read_golden(checkout.golden_path)
+        order = order_tree(store, repository, plan, golden, signer, dry_run=dry_run)
+        done = rehearse(order) if dry_run else publish(store, order)
+    return PublishedSource(plan, order.shipment.blobs[0], done, signer.key_id)
+
+
+def list_sources(workspace: Workspace) -> list[dict[str, Any]]:
+    """The sources that can be compiled, with their builds and times."""
+    checkout = workspace.checkout()
+    return [row for name in checkout.sources() for row in _rows(checkout, name)]
+
+
+def _rows(checkout: Checkout, name: str) -> list[dict[str, Any]]:
+    spec = checkout.source(name)
+    try:
+        lock = current_source_lock(checkout.source_lock_path(name), spec)
+        state = lock.archive.version or lock.archive.file
+    except LockMissing:
+        state = "no"
+    except LockStale:
+        state = "stale"
+    except LockEdited:
+        state = "edited"
+    return [
+        {
+            "source": name,
+            "build": build,
+            "toolchain": each.toolchain,
+            "for": ", ".join([*each.platforms, *each.architectures]),
+            "locked": state,
+            "time": f"{each.cpu_minutes} CPU-minutes",
+        }
+        for build, each in spec.builds.items()
+    ]
+
+
+def lock_sources(
+    workspace: Workspace,
+    names: tuple[str, ...] = (),
+    archive: Path | None = None,
+    *,
+    dry_run: bool = False,
+) -> list[dict[str, str | None]]:
+    """Look up archives of sources and write their locks; returns what changed in them."""
+    from pipeline.source.locking import lock_file, lock_source
+
+    checkout, store = workspace.checkout(), workspace.store()
+    if archive and len(names) != 1:
+        raise SpecInvalid("--from locks exactly one source", "sm120 source lock SOURCE --from FILE")
+    rows = []
+    for name in names or tuple(checkout.sources()):
+        spec = checkout.source(name)
+        with log.step(f"Locking {name}"):
+            if archive:
+                new = lock_file(store, spec, archive)
+            else:
+                new = lock_source(store, spec, _outside(store))
+        path = checkout.source_lock_path(name)
+        try:
+            old = read_source_lock(path)
+        except (LockMissing, LockEdited):
+            old = None
+        before, after = _facts(old) if old else {}, _facts(new)
+        rows += [
+            {"source": name, "what": what, "before": before.get(what), "after": value}
+            for what, value in after.items()
+            if before.get(what) != value
+        ]
+        if not dry_run:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_source_lock(path, new)
+    return rows
+
+
+def _outside(store: Store) -> Any:
+    """How a lock asks indexes and archives; slow to import, and only a new lock asks."""
+    from pipeline.fetch.http import Client
+    from pipeline.fetch.index import list_files
+    from pipeline.fetch.inputs import Fetcher
+    from pipeline.fetch.settings import read_settings
+    from pipeline.fetch.sources import Sources
+    from pipeline.fetch.transport import make_transport
+    from pipeline.source.locking import Outside
+
+    client, transport = Client(read_settings()), make_transport()
+    indexes = client.settings.indexes
+    return Outside(
+        list_files=lambda project: [
+            package for index in indexes for package in list_files(client, index, project)
+        ],
+        size_of=transport.wheel_size,
+        debian=transport.debian,
+        debian_security=transport.debian_security,
+        fetcher=Fetcher(store, client, Sources(client), offline=False),
+    )
+
+
+def _facts(lock: SourceLock) -> dict[str, str | None]:
+    """What a lock can change: the archive, its files, the spec that it answers."""
+    pin = lock.archive
+    facts = {"archive": pin.file, "version": pin.version, "sha256": pin.sha256[:12]}
+    return {**facts, "files": str(lock.files), "tree": lock.tree, "spec": lock.spec}

@@ -1,0 +1,122 @@
+"""Statements about files: weights, host records, benchmarks, reports and any other file.
+
+A statement is next to its file, signed where there is a key. The modules that only some of them
+need are imported where they are used: a nightly scrub of weights loads no benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.app.signing import Signing
+from pipeline.attest.envelope import SUFFIX, enclose, read_kept
+from pipeline.attest.names import HOST_FACTS, KINDS
+from pipeline.attest.predicates import check_predicate
+from pipeline.attest.statement import Statement, make_statement, moment
+from pipeline.errors import DiskFull, RecordInvalid, SigningFailed, StoreUnwritable
+from pipeline.files import write_bytes
+from pipeline.verify.artifact import open_file
+from pipeline.weights.place import Place
+from pipeline.weights.sign.record import record_path, verification_from, weights_statement
+
+if TYPE_CHECKING:
+    from pipeline.attest.keys import Signer
+    from pipeline.report.model import ReportData
+
+
+class FileStatement(NamedTuple):
+    """A statement next to a file, and whether it is signed."""
+
+    file: str
+    state: str
+
+
+def keep_statement(
+    path: Path, statement: Statement, signing: Signing, *, must_write: bool = False
+) -> FileStatement:
+    """Write a statement, but never over one that another key signed.
+
+    The check that it describes may have taken hours: where the statement cannot be signed or
+    written, the result says so, without an error. `must_write` is for a caller that was asked for
+    nothing but the statement.
+    """
+    before = read_kept(path)
+    # DSSE does not demand a key id: github.com/secure-systems-lab/dsse
+    keys = [s.key_id or "a key without a name" for s in before.signatures] if before else []
+    # our own statement is replaced, as what it describes has changed
+    if keys and signing.key_id not in keys:
+        return FileStatement(str(path), f"left as it was, {signing.state(keys)}")
+    try:
+        envelope = enclose(statement, signing.signers)
+        state = signing.state([signer.key_id for signer in signing.signers])
+    except SigningFailed as error:
+        envelope, state = enclose(statement), f"unsigned ({error})"
+    try:
+        write_bytes(path, envelope.dump())
+    except (StoreUnwritable, DiskFull) as error:
+        if must_write:
+            raise
+        return FileStatement(str(path), f"not written: {error}")
+    return FileStatement(str(path), state)
+
+
+def state_weights(
+    place: Place, signing: Signing, *, read: int, by_receipt: int, why: Sequence[str] = ()
+) -> FileStatement:
+    """State the result of a fetch or a verify of a set, next to its files."""
+    result = verification_from(files_read=read, files_by_receipt=by_receipt, why=why)
+    return keep_statement(record_path(place), weights_statement(place, result), signing)
+
+
+def state_host(path: Path, signing: Signing) -> FileStatement:
+    """State what a host is after a run, next to its record."""
+    from pipeline.host.facts.drift import read_facts
+    from pipeline.host.facts.summary import summarise
+
+    # next to the record, so that a copied folder of records carries its evidence
+    target = path.with_name(f"{path.name}{SUFFIX}")
+    try:
+        summary = summarise(read_facts(path)).model_dump(mode="json")
+    # the playbook has changed hosts by now: the statements of the other hosts are still written
+    except RecordInvalid as error:
+        return FileStatement(str(target), f"not stated: {error}")
+    digest = open_file(path).digest
+    statement = make_statement(path.name, digest, HOST_FACTS, summary, moment())
+    return keep_statement(target, statement, signing)
+
+
+def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False) -> FileStatement:
+    """State a benchmark with all of its values, next to its result."""
+    from pipeline.bench.place import RUN_FILE
+    from pipeline.bench.results.statement import benchmark_statement
+
+    statement = benchmark_statement(folder, moment())
+    path = folder / f"{RUN_FILE}{SUFFIX}"
+    return keep_statement(path, statement, signing, must_write=must_write)
+
+
+def state_report(path: Path, data: ReportData, signing: Signing) -> FileStatement:
+    """State a page with all of its values, next to it."""
+    from pipeline.report.statement import report_statement
+
+    statement = report_statement(path.name, path.read_bytes(), data, moment())
+    return keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)
+
+
+def sign_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
+    """Sign a statement of one of our own kinds about a file; returns where it is."""
+    # before signing: a signature under nonsense cannot be taken back
+    check_predicate(KINDS[kind], body)
+    statement = make_statement(
+        artifact.name, open_file(artifact).digest, KINDS[kind], body, moment()
+    )
+    path = artifact.with_name(f"{artifact.name}{SUFFIX}")
+    write_bytes(path, enclose(statement, [signer]).dump())
+    return path
+
+
+def without_statements(files: Sequence[Path]) -> tuple[Path, ...]:
+    """The records among `records/*.json`, which also matches the statements next to them."""
+    return tuple(path for path in files if not path.name.endswith(".dsse.json"))

@@ -1,0 +1,66 @@
+"""Look after the store: how much it holds, whether it is undamaged, and what can go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline import log
+from pipeline.app.workspace import Workspace
+from pipeline.gate import upkeep as gate_upkeep
+from pipeline.source.upkeep import source_leftovers, source_sections
+from pipeline.store import upkeep
+from pipeline.store.store import Store
+from pipeline.store.upkeep import StoreSection, sections
+
+
+class Trimmable(NamedTuple):
+    """What no built image needs, and what gates and compiling have not used for a month."""
+
+    files: int
+    file_bytes: int
+    leftovers: int
+    leftover_bytes: int
+
+
+def sections_of(workspace: Workspace) -> tuple[Path, list[StoreSection]]:
+    """Where the store is, and how much each part of it holds."""
+    store = workspace.store_to_read()
+    parts = [*sections(store), *source_sections(store), *gate_upkeep.gate_sections(store)]
+    return store.root, parts
+
+
+def check(workspace: Workspace, *, repair: bool = False) -> list[Path]:
+    """Read every file again; returns those that differ from their hash, removed with `repair`."""
+    store = workspace.store() if repair else workspace.store_to_read()
+    # only removing needs the store alone; reading may go on beside a build
+    with store.alone() if repair else store.in_use():
+        total = upkeep.total_bytes(store)
+        with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
+            bad = upkeep.damaged(store, bar.advance)
+        if repair:
+            upkeep.repair(bad)
+    return bad
+
+
+def trimmable(workspace: Workspace) -> Trimmable:
+    """What a trim would remove."""
+    store = workspace.store()
+    with store.alone():
+        unused, paths = _leftovers(store), upkeep.unreachable(store)
+        total = sum(p.lstat().st_size for p in paths)
+        unused_bytes = sum(map(gate_upkeep.size_of, unused))
+    return Trimmable(len(paths), total, len(unused), unused_bytes)
+
+
+def trim(workspace: Workspace) -> int:
+    """Remove what nothing needs; returns the freed bytes."""
+    store = workspace.store()
+    # a build that runs now may be about to use what looks unneeded
+    with store.alone():
+        unused = _leftovers(store)
+        return upkeep.trim(store) + gate_upkeep.remove(unused)
+
+
+def _leftovers(store: Store) -> list[Path]:
+    return [*gate_upkeep.gate_leftovers(store), *source_leftovers(store)]

@@ -1,0 +1,322 @@
+"""Verify an artifact: follow its evidence back to its parts, and judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline import log
+from pipeline.app.images import not_built
+from pipeline.app.registry import open_registry
+from pipeline.app.signing import trust_of
+from pipeline.app.workspace import Workspace, named_platform, pick_platform
+from pipeline.attest.envelope import SUFFIX
+from pipeline.attest.trust import judges_strangers, with_named_keys
+from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
+from pipeline.errors import (
+    DiskFull,
+    EvidenceBroken,
+    EvidenceIncomplete,
+    EvidenceUnsigned,
+    PipelineError,
+    PolicyRefused,
+    ReferenceInvalid,
+    StoreDamaged,
+    StoreUnwritable,
+    UnknownImage,
+    WeightsUnknown,
+)
+from pipeline.evidence.evidence_set import kept
+from pipeline.evidence.runs import RESULT
+from pipeline.net.address import masked
+from pipeline.oci.reference import Reference, parse_reference
+from pipeline.registry.access import Access
+from pipeline.report.head import is_report
+from pipeline.verify.artifact import open_file, open_image, open_layout
+from pipeline.verify.chain import (
+    Chain,
+    Judge,
+    judge_attached,
+    judge_climb,
+    judge_remote,
+    judge_statement,
+)
+from pipeline.verify.evidence import attached_in, beside, gather
+from pipeline.verify.host_facts import how_to_add_facts
+from pipeline.verify.naming import Memory
+from pipeline.verify.policy import judge_policy, read_policy
+from pipeline.verify.remote import open_remote
+from pipeline.verify.verdict import Code, Node, Verdict, error_of
+from pipeline.verify.walk import Walk, walk
+from pipeline.verify.weights import judge_weights
+from pipeline.weights.model import kept_locks
+from pipeline.weights.place import find_places
+from pipeline.weights.sign.record import record_path
+
+_HEAD = 4096  # bytes of a file that tell a report
+_TRUST = "`--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
+# only a file ends so; an image that is called so has its tag behind it
+_FILE_ENDINGS = (".html", ".json", ".jsonl", ".md", ".csv", ".pdf")
+_REPORTS_WITHOUT_DATA = (".md", ".csv", ".pdf")
+# in the order in which they must be stated
+_STATED_BY = {
+    "host-facts": "`sm120 host attest`",
+    "benchmark-run": "`sm120 bench`",
+    "report": "`sm120 report`",
+}
+_IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """What to verify, by which evidence, and whom to believe."""
+
+    artifact: str  # an image, a run, a report, a file, a folder or a reference of a registry
+    places: tuple[Path, ...] = ()  # statements [those next to it]
+    folders: tuple[Path, ...] = ()  # where runs, weights, host facts and recipes are looked for
+    trust_path: Path | None = None
+    key_paths: tuple[Path, ...] = ()  # public keys to believe about everything
+    policy_path: Path | None = None
+    deep: bool = False
+    platform: str | None = None
+    access: Access = field(default_factory=Access)
+    jobs: int = 4
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on an artifact, on what a policy asks of it, and the error that follows."""
+
+    node: Node
+    policy: list[Node]  # one for each image; most references name one
+    error: PipelineError | None
+
+    def require_valid(self) -> None:
+        """Raise the error, where not everything holds."""
+        if self.error:
+            raise self.error
+
+
+def verify(workspace: Workspace, request: VerifyRequest) -> Verification:
+    """Check evidence: who signed it, whether it is about these bytes, and what it rests on.
+
+    Works offline; of an image in a registry, it asks only that registry.
+    """
+    now, artifact = datetime.now(UTC), request.artifact
+    trust = with_named_keys(trust_of(workspace, request.trust_path), request.key_paths)
+    policy = read_policy(request.policy_path) if request.policy_path else None
+    judge = Judge(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
+    with log.step(f"Reading {masked(artifact)}"):
+        if reference := _reference(artifact):
+            # a digest cannot move; only what a tag named is worth remembering
+            judge = replace(judge, memory=_memory(workspace) if reference.tag else None)
+            with open_registry(reference, request.access) as repository:
+                # not compared with a spec: the image may be of another checkout
+                remote = open_remote(repository, reference, named_platform(request.platform))
+                chain = judge_remote(remote, judge, gather(request.places))
+        else:
+            chain = _local(workspace, request, judge)
+    asked = [judge_policy(policy, w, now) for w in chain.walks] if policy else []
+    # evidence before policy: a policy over evidence that does not hold says nothing
+    error: PipelineError | None = error_of(chain.node)
+    if isinstance(error, EvidenceIncomplete):
+        error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
+    elif isinstance(error, EvidenceUnsigned):
+        error.hint = _how_to_sign(chain.node) or error.hint
+    elif error and chain.node.culprit().code is Code.STRANGER:
+        error.hint = f"Do not use it before you know whose key that is. If you do: {_TRUST}"
+    refused = [each.culprit() for each in asked if each.verdict is not Verdict.VALID]
+    if refused and not error:
+        message = f"{request.policy_path}: {refused[0].title}: {refused[0].message}"
+        error = PolicyRefused(message)
+    return Verification(chain.node, asked, error)
+
+
+def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
+    """How to get further than incomplete, where the reason is one that every newcomer meets."""
+    if not node.children and artifact.endswith(_REPORTS_WITHOUT_DATA):
+        return (
+            "Of a report, only the HTML page is stated and can be verified: `sm120 report RUN --to"
+            " FILE.html`. Statements of any other file are named with --evidence."
+        )
+    if not node.children:  # no tree shows what is missing
+        return "Name its statements with --evidence."
+    is_unjudged = any(each.code is Code.UNJUDGED_SIGNER for each in node.every())
+    if is_unjudged and not judges_strangers(judge.trust):
+        return (
+            "Nothing contradicts, but whether to believe the signer is yours to say: with the key,"
+            f" {_TRUST}"
+        )
+    if node.culprit().code is Code.NO_REQUESTS:
+        return (
+            f"Put the run's own {REQUESTS_FILE} back beside its {RUN_FILE}, from where it was"
+            " measured."
+        )
+    return how_to_add_facts(node)
+
+
+def _how_to_sign(node: Node) -> str:
+    """Which commands state again what is no part of the store; a new key signs only that."""
+    unsigned = {each.subject for each in node.every() if each.verdict is Verdict.UNSIGNED}
+    again = [verb for kind, verb in _STATED_BY.items() if kind in unsigned]
+    return (
+        "A key signs what is stated after it was made: `sm120 evidence new-key NAME`, then the same"
+        f" {' and '.join(again)} again."
+        if again
+        else ""
+    )
+
+
+def _reference(artifact: str) -> Reference | None:
+    """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
+    # no registry is guessed for a bare name, unlike Docker, which asks its own Hub
+    if Path(artifact).exists():
+        return None
+    if ":" not in artifact and artifact.endswith(_FILE_ENDINGS):
+        raise UnknownImage(f"{artifact}: no such file", "Check its name, and the folder it is in.")
+    if "/" not in artifact:
+        return None
+    if artifact.startswith(("/", "./", "../", "~")):
+        raise UnknownImage(f"{artifact}: no such file or folder", f"Check it. {_IN_REGISTRY}")
+    try:
+        return parse_reference(artifact)
+    except ReferenceInvalid as error:
+        reason = str(error).removeprefix(f"{masked(artifact)}: ")
+        name = masked(artifact)
+        message = f"{name}: no such file or folder, and no image in a registry ({reason})"
+        raise ReferenceInvalid(message) from error
+
+
+def _memory(workspace: Workspace) -> Memory | None:
+    """Which image each tag named before; a machine that cannot keep that verifies without it."""
+    try:
+        return Memory(workspace.store())
+    except (StoreUnwritable, DiskFull) as error:
+        log.say(f"nothing new is remembered of this tag: {error}")
+    with suppress(StoreUnwritable):
+        return Memory(workspace.store_to_read(), is_kept=False)
+    return None
+
+
+def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
+    path, places = Path(request.artifact), request.places
+    if (path / RESULT).is_file():
+        path /= RESULT
+    if path.is_dir() and not (path / RUN_FILE).is_file():
+        if runs := runs_in(path):
+            return _together(path, [_run(workspace, each, request, places, judge) for each in runs])
+        # any of them: a copy or a pull that was cut short has no index
+        # github.com/opencontainers/image-spec/blob/main/image-layout.md
+        if any((path / name).exists() for name in ("index.json", "oci-layout", "blobs/sha256")):
+            opened = open_layout(path, named_platform(request.platform))
+            attached = attached_in(path, opened.digest)
+            attached.items += gather(places or beside(path))
+            return _chain(judge_attached(opened, attached, judge))
+        return _weights(path, places, judge)
+    if not path.exists():
+        return _built(workspace, request, judge)
+    # who names a statement means the file that it is about
+    about = path.with_name(path.name.removesuffix(SUFFIX))
+    if about != path and not about.exists():
+        return _chain(judge_statement(gather([path])[0], judge))
+    if about != path:
+        path, places = about, (path,)
+    if path.is_dir() or path.name == RUN_FILE:
+        return _chain(_run(workspace, run_folder(path), request, places, judge))
+    items = gather(places or beside(path))
+    if path.name == RESULT:
+        return _chain(judge_climb(path, items, judge))
+    if _is_report(path):
+        # with the packages of benchmarks: a third of all that verify needs
+        from pipeline.verify.reports import judge_report
+        from pipeline.verify.runs import Behind
+
+        behind = Behind(workspace.store_to_read(), request.folders)
+        return _chain(judge_report(path, items, judge, behind))
+    return _chain(walk(open_file(path), items, judge.trust, judge.checkout, judge.now))
+
+
+def _chain(walked: Walk) -> Chain:
+    return Chain(walked.node, (walked,))
+
+
+def _together(path: Path, walks: Sequence[Walk]) -> Chain:
+    """What a folder holds: one thing by itself, several below its name."""
+    if len(walks) == 1:
+        return _chain(walks[0])
+    return Chain(Node(str(path), children=tuple(each.node for each in walks)), tuple(walks))
+
+
+def _is_report(path: Path) -> bool:
+    """A page of `sm120 report`; its name may be anything."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return is_report(file.read(_HEAD))
+
+
+def _run(
+    workspace: Workspace,
+    folder: Path,
+    request: VerifyRequest,
+    places: tuple[Path, ...],
+    judge: Judge,
+) -> Walk:
+    """A benchmark, by the folder of its result."""
+    from pipeline.verify.runs import Behind, judge_run
+
+    items = gather(places or beside(folder / RUN_FILE))
+    behind = Behind(workspace.store_to_read(), (*request.folders, folder, folder.parent))
+    return judge_run(folder, items, judge, behind)
+
+
+def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
+    try:
+        sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
+    except WeightsUnknown as error:
+        raise UnknownImage(
+            f"{path}: holds no OCI layout, no locked weights, no run of a benchmark, no smoke.json",
+            "Name a folder that `image export`, `registry pull`, `weights fetch` or `bench` made.",
+        ) from error
+    walks = []
+    # a Hub cache holds several sets; each has its own lock and its own statement
+    for place in sets:
+        stated = [record_path(place)] if record_path(place).exists() else []
+        walks.append(judge_weights(place, sets, gather(places or stated), judge))
+    return _together(path, walks)
+
+
+def _built(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
+    name, places = request.artifact, request.places
+    if judge.checkout is None:
+        raise UnknownImage(
+            f"{name}: no such file, and no checkout is here that could name an image",
+            f"Name a file or a folder, or run it in a checkout. {_IN_REGISTRY}",
+        )
+    store = workspace.store_to_read()
+    try:
+        spec = judge.checkout.spec(name)
+    except UnknownImage as error:
+        raise UnknownImage(str(error), f"{error.hint} {_IN_REGISTRY}") from error
+    chosen = pick_platform(spec, named_platform(request.platform))
+    record = store.image_record(name, chosen)
+    if record is None:
+        raise not_built(store, spec, chosen)
+    digest = record.digest
+    with store.in_use():
+        items = gather(places or kept(store, name, chosen, digest))
+        try:
+            opened = open_image(store.blob_path(digest).parent, digest, f"{name} {chosen}")
+        except EvidenceBroken as error:
+            # a folder that was copied is copied again; what is in the store is made again
+            raise EvidenceBroken(str(error), StoreDamaged.hint) from error
+    given = (judge.trust, judge.checkout, judge.now)
+    # gates of an image just built may still run; of evidence that was handed over they are missing
+    walked = walk(opened, items, *given, gates_may_wait=not places)
+    if not items:
+        message = f"{walked.node.message}; `sm120 build {name}` states what it is made of"
+        walked = replace(walked, node=replace(walked.node, message=message))
+    return _chain(walked)

@@ -1,0 +1,419 @@
+"""Weights from elsewhere: look them up on the Hub, fetch them, serve them to other machines."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import log
+from pipeline.app.signing import Signing
+from pipeline.app.statements import FileStatement, state_weights
+from pipeline.app.weights import backing_of, hints_of_folder, places_in
+from pipeline.app.workspace import Workspace
+from pipeline.errors import (
+    AddressUnusable,
+    LockEdited,
+    LockMissing,
+    LockStale,
+    ModelUnreadable,
+    OfflineMiss,
+    SpecInvalid,
+)
+from pipeline.files import read_at_most
+from pipeline.fit.config import MOST_BYTES
+from pipeline.fit.named import named_spec
+from pipeline.fit.source import HubModel
+from pipeline.lock.sealed import read_or_none
+from pipeline.weights.check.copies import RouteSupply
+from pipeline.weights.check.repair import Repaired, repair_known
+from pipeline.weights.disk.install import name_revision
+from pipeline.weights.disk.receipt import proved_identities
+from pipeline.weights.hub import is_offline
+from pipeline.weights.locking import LockChange, LockResult, checked, diff_locks
+from pipeline.weights.model import (
+    FilePin,
+    WeightsLock,
+    WeightsSpec,
+    chosen_files,
+    current_lock,
+    is_reference,
+    kept_locks,
+    lock_path,
+    read_lock,
+    read_spec,
+    spec_names,
+    spec_of,
+    spec_path,
+    write_lock,
+    write_spec,
+)
+from pipeline.weights.place import Place, kept_lock, new_place, offered_place
+from pipeline.weights.serve.api import HubApi
+from pipeline.weights.serve.prover import Prover
+from pipeline.weights.serve.served import ServedSets
+from pipeline.weights.serve.server import ConnectionLimits, Server, most_connections
+from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
+from pipeline.weights.transfer.lookup import look_up_now, open_hub
+from pipeline.weights.transfer.plan import PlannedFile, plan_fetch
+from pipeline.weights.transfer.sources import named_folders, open_routes
+
+# a file of tokens, not a disk image that was named by mistake
+_MOST_TOKEN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class FetchRequest:
+    """A set to fetch, where to, and from where."""
+
+    name: str  # of a spec, or ORG/MODEL[@REVISION]
+    folder: Path
+    hub_cache: bool = False
+    neighbours: tuple[str, ...] = ()
+    limit_rate: int | None = None
+    jobs: int = JOBS
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    offline: bool = False
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A set whose files are right now."""
+
+    place: Place
+    pins: Sequence[FilePin]
+    brought: Sequence[FilePin]
+    repaired: list[Repaired]
+    statement: FileStatement | None  # none where only a part was asked for
+
+
+@dataclass(frozen=True)
+class FetchPlan:
+    """What a fetch would bring."""
+
+    place: Place
+    files: list[PlannedFile]
+
+
+def fetch(workspace: Workspace, request: FetchRequest) -> Fetched:
+    """Download locked weights to a folder, and state the result; a file appears when it is right.
+
+    A model that is named as on the Hub needs neither a spec nor a lock.
+    """
+    # before hours of download: a named key that cannot sign is an error now
+    signing = Signing()
+    spec, place, pins = _to_fetch(workspace, request)
+    lock = place.lock
+    client, routes = open_routes(lock, neighbours=request.neighbours, offline=request.offline)
+    with hints_of_folder(
+        "name another folder with --to", "Choose a folder you may write with --to."
+    ):
+        repaired = repair_known(place, pins, RouteSupply(routes, client))
+        for file in repaired:
+            log.say(f"  {file.path}: {file.error or file.how} ({log.size(file.fetched_bytes)})")
+        options = Options(jobs=request.jobs, limit_bytes_per_s=request.limit_rate)
+        brought = fetch_files(place, pins, routes, client=client, options=options)
+        # after the files: a lock next to a folder says that the set is complete
+        place.keep_lock()
+        # so that engines which ask the cache for `main` find the locked commit
+        name_revision(place, spec.revision)
+    statement = None
+    # a part of a set gives no statement about the whole
+    if not request.only and not request.exclude:
+        by_receipt = len(pins) - len(brought)
+        statement = state_weights(place, signing, read=len(brought), by_receipt=by_receipt)
+    return Fetched(place, pins, brought, repaired, statement)
+
+
+def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:
+    """What a fetch would bring; writes nothing."""
+    Signing()
+    _, place, pins = _to_fetch(workspace, request)
+    options = Options(jobs=request.jobs, limit_bytes_per_s=request.limit_rate)
+    return FetchPlan(place, plan_fetch(place, pins, options))
+
+
+def _to_fetch(
+    workspace: Workspace, request: FetchRequest
+) -> tuple[WeightsSpec, Place, Sequence[FilePin]]:
+    spec, lock = _locked(workspace, request)
+    pins = chosen_files(lock, request.only, request.exclude)
+    return spec, new_place(request.folder, lock, hub_cache=request.hub_cache), pins
+
+
+def _locked(workspace: Workspace, request: FetchRequest) -> tuple[WeightsSpec, WeightsLock]:
+    """The checkout's lock; where it has none, one next to files, else as the Hub has it."""
+    name = request.name
+    known = workspace.checkout_or_none() if is_reference(name) else workspace.checkout()
+    spec = named_spec(known, name) if known else spec_of(name)
+    if known and lock_path(known, spec.name).exists():
+        return spec, current_lock(known, name)
+    if lock := _beside_files(spec, request):
+        return spec, lock
+    if known and not is_reference(name):
+        return spec, current_lock(known, name)
+    looked = look_up_now(spec, offline=request.offline)
+    for warning in looked.warnings:
+        log.say(f"warning: {warning}")
+    log.say(f"  {spec.repository}: commit {looked.lock.commit}")
+    return spec, looked.lock
+
+
+def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | None:
+    """The lock at the target or, where the Hub may not be asked, at a source."""
+    name = request.name
+    if is_reference(name) and (lock := kept_lock(request.folder, spec)):
+        log.say(f"{spec.repository}: commit {lock.commit}, as this folder has it")
+        return lock
+    if not request.offline and not is_offline():
+        return None
+    if place := offered_place(named_folders(request.neighbours), spec):
+        commit = f"{spec.repository}: commit {place.lock.commit}"
+        log.say(f"{commit}, by the lock in {place.root}, as there is none in a checkout")
+        return place.lock
+    if is_reference(name):
+        return None
+    raise LockMissing(
+        f"{spec.name}: has no lock, neither in the checkout nor in a folder of --from",
+        f"Make it where the Hub can be reached (`sm120 weights lock {name}`), or name with --from a"
+        " folder that `sm120 weights fetch` made.",
+    )
+
+
+def ask_hub(repository: str, revision: str) -> HubModel:
+    """What a repository holds at a revision now."""
+    if is_offline():
+        raise OfflineMiss(f"{repository}: HF_HUB_OFFLINE is set", "Unset it to ask the Hub.")
+    # the question is small, and the caller has other sources than to wait
+    hub, read_file = open_hub(patient=False)
+    with log.step(f"Looking up {repository} at {revision}"):
+        commit = hub.commit_of(repository, revision)
+        files = hub.files(repository, commit)
+
+    def read(pin: FilePin) -> bytes:
+        if pin.size_bytes > MOST_BYTES:
+            raise ModelUnreadable(f"{pin.path}: is larger than 16 MiB")
+        return checked(pin, read_file(repository, commit, pin))
+
+    return HubModel(repository, commit, files, read)
+
+
+def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
+    """The weights that a checkout knows, and which are locked."""
+    checkout, rows = workspace.checkout(), []
+    for name in spec_names(checkout):
+        spec = read_spec(checkout, name)
+        row: dict[str, Any] = {
+            "name": name,
+            "repository": spec.repository,
+            "revision": spec.revision,
+            "format": spec.format,
+            "quant": spec.quant,
+            "lock": "current",
+        }
+        try:
+            lock = current_lock(checkout, name)
+            row |= {"commit": lock.commit, "files": len(lock.files), "bytes": lock.size_bytes}
+        except LockMissing:
+            row["lock"] = "missing"
+        except LockStale:
+            row["lock"] = "stale"
+        except LockEdited:
+            row["lock"] = "edited"
+        rows.append(row)
+    known = {row["name"] for row in rows}
+    # locks of models that were named by their repository
+    return rows + [
+        {
+            "name": lock.name,
+            "repository": lock.repository,
+            "lock": "current",
+            "commit": lock.commit,
+            "files": len(lock.files),
+            "bytes": lock.size_bytes,
+        }
+        for lock in kept_locks(checkout)
+        if lock.name not in known
+    ]
+
+
+@dataclass(frozen=True)
+class LockedSet:
+    """A lock as the Hub has it now, and what changed in it."""
+
+    looked: LockResult
+    moves: list[LockChange]
+
+
+def lock_sets(
+    workspace: Workspace,
+    names: Sequence[str],
+    own: WeightsSpec | None = None,
+    *,
+    dry_run: bool = False,
+) -> list[LockedSet]:
+    """Look up the commit of weights, and the size and hash of every file; write their locks.
+
+    `own` is a spec of the user's to write and lock in place of what `names` names.
+    """
+    checkout = workspace.checkout()
+    if not names:
+        raise SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
+    specs = [named_spec(checkout, name) for name in dict.fromkeys(names)]
+    done = []
+    # all are looked up before the first is written
+    looked_up = [(spec, look_up_now(spec)) for spec in ([own] if own else specs)]
+    for spec, looked in looked_up:
+        path = lock_path(checkout, spec.name)
+        moves = diff_locks(read_or_none(read_lock, path), looked.lock)
+        if not dry_run:
+            # the spec first: a lock without it would be that of a model without a spec
+            if own:
+                write_spec(spec_path(checkout, own.name), spec)
+            write_lock(path, looked.lock)
+        done.append(LockedSet(looked, moves))
+    return done
+
+
+def own_spec(
+    workspace: Workspace, reference: str, name: str, include: Sequence[str], exclude: Sequence[str]
+) -> WeightsSpec:
+    """A spec of a model of the Hub under a name of the user's; raises ValidationError."""
+    checkout = workspace.checkout()
+    if name in spec_names(checkout):
+        raise SpecInvalid(
+            f"{spec_path(checkout, name)}: is there already",
+            f"Edit it and run `sm120 weights lock {name}`, or save under another name.",
+        )
+    changes = {"name": name, "include": list(include) or ["*"], "exclude": list(exclude)}
+    return WeightsSpec.model_validate(spec_of(reference).model_dump() | changes)
+
+
+def spec_file(workspace: Workspace, name: str) -> Path:
+    """The file of a set's spec, below the checkout."""
+    checkout = workspace.checkout()
+    return spec_path(checkout, name).relative_to(checkout.root)
+
+
+def check_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Check that locks match their specs; needs no network."""
+    checkout, rows = workspace.checkout(), []
+    # without names, the sets that have a lock; the others are only specs so far
+    locked = (name for name in spec_names(checkout) if lock_path(checkout, name).exists())
+    for name in names or locked:
+        named_spec(checkout, name)
+        lock = current_lock(checkout, name)
+        count = {"files": len(lock.files), "bytes": lock.size_bytes}
+        rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})
+    return rows
+
+
+@dataclass(frozen=True)
+class HubRequest:
+    """Folders to serve as a Hub, where, and to whom."""
+
+    folders: tuple[Path, ...]
+    host: str = "127.0.0.1"  # closed by default: the licences of many weights forbid to share them
+    port: int = 8080
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+@dataclass(frozen=True)
+class ServedHub:
+    """A Hub that listens."""
+
+    endpoint: str
+    sets: ServedSets
+    is_open: bool  # to everybody who reaches its address
+
+
+def serve(workspace: Workspace, request: HubRequest, on_start: Callable[[ServedHub], None]) -> None:
+    """Serve folders of locked weights as a read-only Hub, until Ctrl-C."""
+    # first: a wrong certificate is known before many files are looked through
+    tls = _tls(request.tls_cert, request.tls_key)
+    places = [place for folder in request.folders for place in places_in(workspace, folder)]
+    for place in places:
+        log.say(f"{place.lock.name}: {backing_of(workspace, place, strict=False).sentence()}")
+    served, host = ServedSets(places), request.host
+    tokens = _tokens(request.token_file) if request.token_file else frozenset()
+    prover, scheme = _prover(served), "https" if tls else "http"
+    hub = HubApi(served, prover, tokens, only_loopback=_is_loopback(host), scheme=scheme)
+    connections = ConnectionLimits(most_connections())
+    # where anybody may connect, one address must not use up all connections
+    most_of_one = None if tokens else connections.most // 2
+    server = Server(hub.answer, host, request.port, tls, hub.may_read, most_of_one, connections)
+    # before the files are checked: that an address is in use is known at once
+    server.listen()
+    try:
+        prover.start()
+        endpoint = f"{scheme}://{_name(server.host)}:{server.port}"
+        on_start(ServedHub(endpoint, served, not tokens and not _is_loopback(server.host)))
+        server.run()
+    except KeyboardInterrupt:
+        requests = log.count(server.requests, "request")
+        log.say(f"stopped after {requests}, {log.size(server.sent_bytes)} sent")
+    finally:
+        prover.stop()
+        server.close()
+
+
+def _prover(served: ServedSets) -> Prover:
+    prover = Prover(served.files)
+    # so that a set which was verified once is served at once
+    prover.trust_receipts(proved_identities)
+    if unproved := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
+        log.say(
+            f"{log.size(unproved)} are checked first; `sm120 weights verify` does that once for all"
+        )
+        prover.advance = log.LineBar("checking", unproved).advance
+    return prover
+
+
+def _name(host: str) -> str:
+    """The name by which clients reach this machine."""
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - only compared
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise AddressUnusable(
+            f"{cert.name}: cannot be used for TLS: {error}",
+            "Give a PEM certificate with its own key (--tls-key).",
+        ) from error
+    return context
+
+
+def _tokens(path: Path) -> frozenset[str]:
+    text = (read_at_most(path, _MOST_TOKEN_BYTES) or b"").decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines()]
+    tokens = frozenset(line for line in lines if line and not line.startswith("#"))
+    # guessable by trying; and a client could not send spaces or other letters in a header
+    if not tokens or any(len(t) < 8 or not t.isascii() or " " in t for t in tokens):
+        raise AddressUnusable(
+            f"{path.name}: a token has at least eight ASCII characters and no spaces",
+            "Make one with `openssl rand -hex 24`.",
+        )
+    if path.stat().st_mode & 0o077:
+        log.say(f"{path.name} can be read by others on this machine; `chmod 600` it")
+    return tokens

@@ -1,0 +1,205 @@
+"""`sm120 evidence`: statements about an image or any file, and the keys that sign them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline import app, log
+from pipeline.app.workspace import Workspace
+from pipeline.attest.names import KINDS
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FILE,
+    flag,
+    json_option,
+    key_option,
+    platform_option,
+    trust_option,
+)
+from pipeline.cli.output import say_bytes, say_json
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@key_option
+@flag("--unsigned", help="Make the statements without a signature.")
+@flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
+@platform_option
+@json_option
+@click.pass_obj
+def make(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
+    """State and sign what a built image is made of, how it was built, and its gates' results.
+
+    The statements are kept beside the image in the store. Another key adds its signature.
+    """
+    built, statements = app.evidence.state_image(workspace, name, **options)
+    if as_json:
+        rows = [
+            {
+                "record": record,
+                "predicate_type": envelope.statement.predicate_type,
+                "keys": [s.key_id for s in envelope.signatures],
+            }
+            for record, envelope in statements.items()
+        ]
+        return say_json({"image": name, "digest": built.digest, "records": rows})
+    table = [
+        [n, log.size(len(e.payload)), len(e.signatures) or "none"] for n, e in statements.items()
+    ]
+    click.echo(log.table(["statement", "size", "signatures"], table))
+    click.echo(f"\n{name} {built.digest}")
+
+
+@click.command()
+@click.argument("artifact", metavar="FILE", type=EXISTING_FILE)
+@click.option(
+    "--type",
+    "kind",
+    required=True,
+    help="Kind of statement, such as host-facts, benchmark-run or report.",
+)
+@click.option(
+    "--predicate",
+    type=EXISTING_FILE,
+    required=True,
+    help="JSON file with the content of the statement.",
+)
+@key_option
+def attest(artifact: Path, kind: str, predicate: Path, key_path: Path | None) -> None:
+    """Sign a statement about any file. It is kept beside the file."""
+    if kind not in app.evidence.OWN_KINDS:
+        known = ", ".join(app.evidence.OWN_KINDS)
+        raise click.BadParameter(f"one of {known}", param_hint="--type")
+    click.echo(str(app.evidence.attest(artifact, kind, predicate, key_path)))
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["cyclonedx", "spdx"]),
+    default="cyclonedx",
+    show_default=True,
+    help="CycloneDX 1.6 or SPDX 2.3, as JSON.",
+)
+@platform_option
+@click.pass_obj
+def sbom(workspace: Workspace, /, **options: Any) -> None:
+    """Print a built image's bill of materials: every wheel, .deb, file and patch, by layer."""
+    # as a file it ends with a newline already; another would change its digest
+    say_bytes(app.evidence.bill_of_materials(workspace, **options))
+
+
+@click.command("new-key")
+@click.argument("name")
+@click.option("--to", "folder", type=ANY_PATH, help="Folder for the key [default: your own keys].")
+@flag("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
+@click.pass_obj
+def new_key(workspace: Workspace, name: str, folder: Path | None, ask: bool) -> None:
+    """Make a key (ECDSA P-256) that only you can read. An old key is never overwritten.
+
+    Your first key signs the statements of every later command, and now those in the store that
+    are unsigned and still true. On this machine it is trusted without an entry. With --to, the
+    key is only written.
+    """
+    app.evidence.require_key_name(name)
+    # never an option: the arguments of a process can be read by every user of a machine
+    secret = os.environ.get("SM120_KEY_PASSPHRASE")
+    if ask and not secret:
+        secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    made = app.evidence.new_key(name, folder, secret)
+    # on stderr, so that stdout is the entry alone and can be appended to a trust file
+    log.say(f"{made.private}: the private key, keep it secret")
+    log.say(f"{made.public}: the public key, for those who verify\n")
+    log.say("Entry for their trust file, under `keys:` (shorten `for` to what it may sign):")
+    click.echo(made.entry)
+    # a key that is written elsewhere may be for another person: it signs nothing here
+    for line in app.evidence.sign_with_first_key(workspace, made) if folder is None else ():
+        log.say(line)
+
+
+@click.command("show-key")
+@click.argument("name", metavar="NAME|FILE.pub")
+def show_key(name: str) -> None:
+    """Print the entry of a key for a trust file: its id, its public half, what it may sign."""
+    click.echo(app.evidence.key_entry(name))
+
+
+@click.command("trust-key")
+@click.argument("public", metavar="FILE.pub", type=EXISTING_FILE)
+@click.option("--name", help="Name of the key in messages [default: that of its file].")
+@click.option(
+    "--for",
+    "believed",
+    multiple=True,
+    metavar="KIND",
+    type=click.Choice([*KINDS]),
+    help="Believe it only about this, e.g. provenance. Repeatable [default: all kinds].",
+)
+@click.option(
+    "--to",
+    "path",
+    # the file that verify believes then, and no other
+    envvar="SM120_TRUST",
+    type=ANY_PATH,
+    help="Trust file to add it to, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
+)
+def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: Path | None) -> None:
+    """Add somebody's public key to a trust file, so that `sm120 verify` believes what it signed.
+
+    For a year, which the file says and you may change. Compare the id that is printed with the
+    owner of the key, over another channel than the one that the key came by.
+    """
+    click.echo(app.evidence.trust_key(public, name, believed, path))
+
+
+@click.command("untrust-key")
+@click.argument("wanted", metavar="NAME|ID|FILE.pub")
+@click.option(
+    "--from",
+    "path",
+    envvar="SM120_TRUST",
+    type=EXISTING_FILE,
+    help="Trust file to take it from, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
+)
+@click.pass_obj
+def untrust_key(workspace: Workspace, wanted: str, path: Path | None) -> None:
+    """Take a key out of a trust file, so that `sm120 verify` no longer believes what it signed.
+
+    The way back from trust-key. A key that was stolen is better left there as `revoked`: what it
+    signed is then broken, and not merely unknown.
+    """
+    click.echo(app.evidence.untrust_key(workspace, wanted, path))
+
+
+@click.command("list-keys")
+@trust_option
+@json_option
+@click.pass_obj
+def list_keys(workspace: Workspace, trust_path: Path | None, as_json: bool) -> None:
+    """List the keys that are trusted, by which file, what for and until when."""
+    rows = [
+        {
+            "name": key.name,
+            "id": key.id,
+            "state": state,
+            "until": f"{key.until:%Y-%m-%d}",
+            "in": str(file),
+            "for": key.kinds,
+        }
+        for key, state, file in app.evidence.list_keys(workspace, trust_path)
+    ]
+    if as_json:
+        return say_json(rows)
+    if not rows:
+        return click.echo(
+            "no key is trusted here: `sm120 evidence trust-key FILE.pub` believes somebody's,"
+            " `sm120 evidence new-key NAME` makes one"
+        )
+    table = [[*[*row.values()][:-1], ", ".join(row["for"])] for row in rows]
+    click.echo(log.table([*rows[0]], table))

@@ -1,0 +1,349 @@
+"""`sm120 weights fit`: does a model fit, with how much context, and where do its experts go?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from pipeline import app, log
+from pipeline.cli.options import CARD_SIZE, SIZE, TOKENS, json_option
+from pipeline.cli.output import say_json
+from pipeline.errors import DoesNotFit, ModelUnreadable
+from pipeline.fit.answer import FitAnswer, answer
+from pipeline.fit.engine import Question, shown_bytes
+from pipeline.fit.gguf_model import GgufModel
+from pipeline.fit.placement import (
+    Batch,
+    Layout,
+    Machine,
+    checked,
+    launch_lines,
+    layout_json,
+    layout_notes,
+    layout_rows,
+    place,
+    read_overrides,
+    shortage,
+)
+from pipeline.fit.remedy import hybrid_hint, parallel_hint
+from pipeline.fit.shape import Architecture
+from pipeline.fit.source import Source
+from pipeline.fit.units import GIB, gib
+
+
+def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value is not None and not math.isfinite(value):  # click's ranges let nan through
+        raise click.BadParameter(f"{value} is not a number.", context, parameter)
+    return value
+
+
+# people write vLLM and SGLang as the projects do
+_ENGINE = click.Choice(["sglang", "vllm", "ik_llama"], case_sensitive=False)
+
+
+_COUNT = click.IntRange(1, 1024)
+
+
+_RATE = click.FloatRange(0.001)
+
+
+# open at both ends: an engine needs some of a GPU, and CUDA's own context some of the rest
+_SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
+
+
+@click.command("fit")
+@click.argument("model", metavar="NAME|ORG/MODEL[@REVISION]|DIR|FILE")
+@click.option("--gpus", type=_COUNT, default=8, show_default=True, help="Number of GPUs.")
+@click.option(
+    "--vram",
+    type=CARD_SIZE,
+    # RTX PRO 6000 Blackwell, of which SM120 servers usually have eight
+    default="96GB",
+    show_default=True,
+    help="Memory per GPU, as it is sold.",
+)
+@click.option(
+    "--ram", type=SIZE, help="Memory of the host, for experts that stay there (ik_llama)."
+)
+@click.option(
+    "--ctx", type=TOKENS, default="64k", show_default=True, help="Tokens per request, like 128k."
+)
+@click.option(
+    "--kv", type=click.Choice(["bf16", "fp8"]), help="Type of the KV cache [default: the model's]."
+)
+@click.option("--tp", type=_COUNT, help="GPUs that share the model (sglang, vLLM) [default: all].")
+@click.option("--dcp", type=_COUNT, help="GPUs that share the tokens of a request (vLLM).")
+@click.option(
+    "--engine",
+    type=_ENGINE,
+    help="Engine [default: the recipe's, else sglang; ik_llama for GGUF files].",
+)
+@click.option(
+    "--mem-fraction", type=_SHARE, callback=_finite, help="Value of --mem-fraction-static (sglang)."
+)
+@click.option(
+    "--gpu-util", type=_SHARE, callback=_finite, help="Value of --gpu-memory-utilization (vLLM)."
+)
+@click.option(
+    "--prefill",
+    type=TOKENS,
+    help="Tokens per prefill step (sglang, vLLM) [default: the engine's for such a GPU].",
+)
+@click.option("--max-seqs", type=_COUNT, help="Value of --max-num-seqs (vLLM).")
+@click.option(
+    "--weights-per-gpu",
+    type=SIZE,
+    help="Measured weights per GPU, from the engine's log (sglang, vLLM).",
+)
+@click.option(
+    # both defaults are those of llama.cpp: github.com/ggml-org/llama.cpp
+    "--batch",
+    type=TOKENS,
+    default=2048,
+    show_default=True,
+    help="Batch size, -b (ik_llama).",
+)
+@click.option(
+    "--ubatch",
+    type=TOKENS,
+    default=512,
+    show_default=True,
+    help="Micro-batch size, -ub (ik_llama).",
+)
+@click.option(
+    "--mla",
+    type=click.Choice(["0", "1", "2", "3"]),
+    default="3",
+    show_default=True,
+    help="What an MLA model keeps of a token, -mla (ik_llama): 0 keys and values, else the latent.",
+)
+@click.option(
+    "--headroom",
+    type=SIZE,
+    default="2GiB",
+    show_default=True,
+    help="Memory to leave free per GPU (ik_llama).",
+)
+@click.option(
+    "--check-ot", multiple=True, help="Judge this -ot rule (ik_llama). Repeatable, in order."
+)
+@click.option("--mbps", type=_RATE, callback=_finite, help="Download speed, in MB per second.")
+@json_option
+@click.pass_context
+def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
+    """Calculate what a model needs on each GPU, on the host and on the disk. No GPU is needed.
+
+    Of ORG/MODEL only the config is read, from the Hub (or HF_ENDPOINT). The weights need not be
+    here.
+
+    sglang and vLLM divide the model among the GPUs (tensor parallelism). ik_llama runs GGUF files
+    on GPUs and host together; for it, a placement of the experts is calculated, as -ot lines.
+    """
+    source = app.fit.find_model(context.obj, model)
+    # where the user chose no settings, those of a recipe count
+    if all(_is_default(context, n) for n in ("engine", "kv", *_ONLY)):
+        sizes = {name: options[name] for name in ("gpus", "vram", "ctx")}
+        served = app.fit.as_served(context.obj, source, model, **sizes)
+    else:
+        served = None
+    if served is not None:
+        recipe, question = served
+        if not as_json:
+            _print(f"With the settings of the recipe {recipe}; --engine asks for others.")
+        return _parallel(source, question, options | {"recipe": recipe}, as_json)
+    engine = _engine(options, isinstance(source.model, GgufModel))
+    _require_applicable(context, engine)
+    if engine == "ik_llama":
+        assert isinstance(source.model, GgufModel)
+        _hybrid(source, source.model, options, as_json)
+    else:
+        _parallel(source, _question(options, engine), options, as_json)
+
+
+def _is_default(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.DEFAULT
+
+
+def _engine(options: dict[str, Any], is_gguf: bool) -> str:
+    engine: str = options["engine"] or ("ik_llama" if is_gguf else "sglang")
+    # each engine is calculated by its own rules; those of another would give a wrong answer
+    if is_gguf != (engine == "ik_llama"):
+        raise ModelUnreadable(
+            f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
+            "sglang and vLLM take a checkpoint with its config.json; ik_llama takes GGUF files.",
+        )
+    return engine
+
+
+# Every other option is for all engines. One that has no effect would leave a user believing in it.
+_PARALLEL = ("sglang", "vllm")
+
+
+_ONLY: dict[str, tuple[str, ...]] = {
+    "mem_fraction": ("sglang",),
+    "gpu_util": ("vllm",),
+    "dcp": ("vllm",),
+    "max_seqs": ("vllm",),
+    "tp": _PARALLEL,
+    "prefill": _PARALLEL,
+    "weights_per_gpu": _PARALLEL,
+    "ram": ("ik_llama",),
+    "batch": ("ik_llama",),
+    "ubatch": ("ik_llama",),
+    "mla": ("ik_llama",),
+    "headroom": ("ik_llama",),
+    "check_ot": ("ik_llama",),
+}
+
+
+def _require_applicable(context: click.Context, engine: str) -> None:
+    for name, engines in _ONLY.items():
+        if not _is_default(context, name) and engine not in engines:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for {' and '.join(engines)}; this is {engine}.")
+
+
+def _question(options: dict[str, Any], engine: str) -> Question:
+    tp = options["tp"] or options["gpus"]
+    # refused here in the terms of the options, rather than as a model that does not fit
+    if tp > options["gpus"]:
+        raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
+    dcp = options["dcp"] or 1
+    if tp % dcp:
+        raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
+    return Question.model_validate(
+        {
+            "card_bytes": shown_bytes(options["vram"]),
+            "tp": tp,
+            "dcp": dcp,
+            "context": options["ctx"],
+            "engine": engine,
+            "kv": options["kv"],
+            "fraction": options["mem_fraction"] or options["gpu_util"],
+            "prefill_given": options["prefill"],
+            "sequences_given": options["max_seqs"],
+            "measured_bytes": options["weights_per_gpu"],
+        }
+    )
+
+
+def _parallel(source: Source, question: Question, options: dict[str, Any], as_json: bool) -> None:
+    assert isinstance(source.model, Architecture)
+    result = answer(source.model, question)
+    if as_json:
+        say_json(_about(source, options) | result.model_dump() | {"fits": not result.short})
+    else:
+        _print(heading(source, question.engine, options), answer_text(result, question))
+        _print(*disk_lines(source, options))
+        verdict = "fits" if not result.short else "does not fit"
+        _print(f"{source.name} {verdict}: {result.short or room_text(result, question)}.")
+    if result.short:
+        hint = parallel_hint(source.model, question, result, options["gpus"])
+        raise DoesNotFit(f"{source.name}: {result.short}", hint)
+
+
+def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
+    cards = shown_bytes(options["vram"])
+    machine = Machine(options["gpus"], cards, options["headroom"], options["ram"])
+    if options["mla"] != "3" and not model.is_mla:
+        raise click.UsageError(f"--mla {options['mla']}: {source.name} is no MLA model.")
+    mla: Any = int(options["mla"])
+    batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"], mla)
+    # no memory helps here, so that the table would mislead
+    if batch.context > model.context:
+        raise DoesNotFit(
+            f"--ctx {batch.context}: the model knows only {model.context} positions",
+            f"Ask for at most {model.context}.",
+        )
+    try:
+        given = options["check_ot"]
+        rules = read_overrides(given, machine.devices) if given else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--check-ot") from error
+    layout = checked(model, machine, batch, rules) if rules else place(model, machine, batch)
+    if as_json:
+        fits = {"fits": not shortage(layout, machine)}
+        say_json(_about(source, options) | layout_json(model, batch, layout, machine) | fits)
+    else:
+        _print(heading(source, "ik_llama", options))
+        _print(*layout_lines(model, batch, layout, machine), "", *disk_lines(source, options))
+    if short := shortage(layout, machine):
+        raise DoesNotFit(f"{source.name}: {short}", hybrid_hint(model, machine, batch, layout))
+    if not as_json:
+        _print(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
+
+
+def _about(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+    seconds = source.disk_bytes / options["mbps"] / 1e6 if options["mbps"] else None
+    return {
+        "name": source.name,
+        "recipe": options.get("recipe"),
+        "origin": source.origin,
+        "disk_bytes": source.disk_bytes,
+        "disk_is_estimate": source.is_estimate,
+        "download_s": seconds,
+    }
+
+
+def _print(*lines: str) -> None:
+    click.echo("\n".join(lines))
+
+
+def answer_text(result: FitAnswer, question: Question) -> str:
+    """The table of a card, the KV cache and what to know."""
+    rows = [[row.what, _gib_text(row.n_bytes)] for row in result.rows]
+    measured = question.measured_bytes is not None
+    # the KV cache is what everything else leaves: the error of that sum is its uncertainty
+    between = (
+        f"{result.low_tokens:,} to {result.high_tokens:,} if the rest is off by"
+        f" {gib(result.margin_bytes)}"
+    )
+    return "\n".join(
+        [
+            log.table(["on each card", "       GiB"], rows),
+            "",
+            f"KV cache in {result.kv}: {result.room.kv_token_bytes:,} bytes a token on each card,"
+            f" room for {result.room.kv_tokens:,} tokens{'' if measured else f' ({between})'}.",
+            *result.notes,
+        ]
+    )
+
+
+def _gib_text(n_bytes: float) -> str:
+    """A column of the table; less than nothing is what the card is short of."""
+    return f"{n_bytes / GIB:10.2f}" if n_bytes >= 0 else f"none, {-n_bytes / GIB:.2f} short"
+
+
+def room_text(result: FitAnswer, question: Question) -> str:
+    """How much of what was asked for has room."""
+    # by the low estimate: a promise that holds if the weights turn out larger
+    times = result.low_tokens // question.context
+    return f"room for at least {log.count(times, 'request')} of {question.context:,} tokens"
+
+
+def layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> list[str]:
+    """The table of cards and host, what to know, and the flags."""
+    head = ["GiB", "weights", "KV cache", "buffers", "together", "still free"]
+    flags = " \\\n  ".join(launch_lines(model, batch, layout))
+    rows = layout_rows(layout, machine)
+    return [log.table(head, rows), "", *layout_notes(model, batch, layout), "", f"  {flags}"]
+
+
+def heading(source: Source, engine: str, options: dict[str, Any]) -> str:
+    """What is asked, and where the answer comes from."""
+    cards = f"{log.count(options['gpus'], 'card')} of {gib(options['vram'])}"
+    return f"{source.name} on {cards} with {engine}\nread from: {source.origin}\n"
+
+
+def disk_lines(source: Source, options: dict[str, Any]) -> list[str]:
+    """What it takes on a disk, and how long to bring it."""
+    about = " by the sum of its tensors" if source.is_estimate else ""
+    lines = [f"Disk: {log.size(source.disk_bytes)} ({gib(source.disk_bytes)}){about}."]
+    if options["mbps"]:
+        seconds = source.disk_bytes / options["mbps"] / 1e6
+        hours, minutes = divmod(round(seconds / 60), 60)
+        lines.append(f"Download at {options['mbps']:g} MB/s: {hours} h {minutes:02} min.")
+    return lines

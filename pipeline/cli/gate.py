@@ -1,0 +1,329 @@
+"""`sm120 gate`: judge an image, find the case of a kernel, judge patches, tune a kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import app, log
+from pipeline.app.workspace import Workspace
+from pipeline.cli.gate_tables import show_kernels, show_numbers, show_objects, show_unreached
+from pipeline.cli.options import (
+    flag,
+    json_option,
+    mirror_option,
+    offline_option,
+    platform_option,
+    read_numbers,
+)
+from pipeline.cli.output import say_json
+from pipeline.errors import GateInvalid
+from pipeline.gate.arch import ARCHITECTURES, card_of
+from pipeline.gate.stage import shown_result
+
+if TYPE_CHECKING:
+    from pipeline.app.gate import GateRequest, Judged
+    from pipeline.gate.tracebacks import FoundCase
+
+arch_option = click.option(
+    "--arch",
+    metavar="sm_NNN",
+    help="Architecture of the target card [default: the first that image.yaml names].",
+)
+series_option = click.option(
+    "--series",
+    metavar="NAME",
+    help="Use the patches of patches/NAME.yaml instead of the image's own.",
+)
+
+
+@click.command()
+@click.argument("image", metavar="IMAGE")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(["smem", "numerics", "arch"]),
+    help="Run only this gate. Repeatable [default: all that the image names].",
+)
+@click.option("--case", metavar="PATTERN", help="Judge only cases such as 'extend-mla-*'.")
+@click.option(
+    "--arch",
+    metavar="sm_NNN",
+    help="Architecture of the target card [default: those that image.yaml names].",
+)
+@flag("--unpatched", help="Judge the engine as published, without patches.")
+@series_option
+@flag("--only-failed", help="Show only what failed or could not be judged.")
+@flag("--all", "show_all", help="List every case, also those that passed.")
+@flag("--discover", help="List the kernels that no case reaches yet.")
+@flag("--dry-run", help="Show what would be judged and fetched.")
+@platform_option
+@mirror_option
+@offline_option
+@json_option
+@click.pass_obj
+def run(
+    workspace: Workspace,
+    /,
+    only_failed: bool,
+    show_all: bool,
+    discover: bool,
+    dry_run: bool,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Judge whether an image runs on its card. No GPU is needed.
+
+    smem: the image's own Triton compiles the kernels that the engine's own functions launch, and
+    the shared memory they need is compared with what the card has.
+
+    numerics: the same functions run under Triton's interpreter, with the block sizes chosen for
+    the card and small seeded inputs; what they write is compared with a float64 reference.
+
+    arch: every object of the built image that holds CUDA code must hold code that the card can
+    run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
+    """
+    request = app.gate.GateRequest(**options)
+    if discover and dry_run:
+        raise click.UsageError("--discover judges every case; leave --dry-run out")
+    if discover and request.case:
+        raise click.UsageError("--discover looks at all cases; leave --case out")
+    if only_failed and show_all:
+        raise click.UsageError("--all lists what --only-failed leaves out; choose one")
+    if only_failed and (as_json or discover):
+        raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
+    if "arch" in request.only and not request.is_own:
+        raise click.UsageError("--only arch judges the built image; leave the other choices out")
+    if request.arch and not discover:
+        _require_architecture(workspace, request, request.arch)
+    if dry_run:
+        return _show_plan(workspace, request, as_json)
+    done = app.gate.run_gates(
+        workspace, request, kernels_only=discover, mirrors=mirrors, offline=offline
+    )
+    if as_json:
+        smem, built = shown_result(done.runs), done.built
+        reports = [run.evidence.model_dump(mode="json") for run in done.runs if run.report]
+        say_json(
+            {
+                "image": request.image,
+                "smem": smem.model_dump(mode="json") if smem else None,
+                "arch": {"digest": built.digest, "reports": reports} if built else None,
+            }
+        )
+    else:
+        # of a few chosen cases each is listed; of all, those that passed are counted
+        hide_passed = not show_all and request.case is None
+        click.echo("\n\n".join(_texts(request, done, discover, only_failed, hide_passed)))
+    if not discover:
+        done.require_passed()
+
+
+def _require_architecture(workspace: Workspace, request: GateRequest, arch: str) -> None:
+    if not request.wants_objects(workspace.checkout().spec(request.image).gates):
+        return
+    try:
+        known = card_of(arch) in ARCHITECTURES
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--arch") from error
+    if not known:
+        listed = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+        raise click.BadParameter(f"{arch} is not known (known: {listed})", param_hint="--arch")
+
+
+def _show_plan(workspace: Workspace, request: GateRequest, as_json: bool) -> None:
+    plan = app.gate.plan_gates(workspace, request)
+    if as_json:
+        n_bytes = None if plan.fetch is None else sum(pin.size_bytes for pin in plan.fetch)
+        row = {"image": request.image, "platform": plan.platform}
+        gates = [vars(each) for each in plan.gates]
+        return say_json({**row, "gates": gates, "fetch_bytes": n_bytes, "dry_run": True})
+    table = [[p.gate, p.arch, len(p.cases) or None, p.note or "-"] for p in plan.gates]
+    click.echo(log.table(["gate", "card", "cases", "of"], table))
+    click.echo(f"\n{request.image} for {plan.platform}: {plan.fetch_text}")
+
+
+def _texts(
+    request: GateRequest, done: Judged, discover: bool, only_failed: bool, hide_passed: bool
+) -> list[str]:
+    kernels = shown_result(done.runs)
+    texts = []
+    if kernels and discover:
+        texts.append(show_unreached(kernels))
+    elif kernels:
+        listing = {"only_failed": only_failed, "hide_passed": hide_passed}
+        if kernels.cases:
+            texts.append(show_kernels(kernels, **listing))
+        texts += [show_numbers(kernels, **listing)] if kernels.numerics else []
+    for report in [run.report for run in done.runs if run.report]:
+        assert done.arch_spec is not None
+        texts.append(show_objects(request.image, report, done.arch_spec, only_failed=only_failed))
+    return texts
+
+
+@click.command()
+@click.argument("kernels", metavar="[KERNEL]...", nargs=-1)
+@click.option(
+    "--traceback",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="Find the cases of the kernels in this log's tracebacks; `-` reads standard input.",
+)
+@click.option("--image", metavar="NAME", help="Look in this image only [default: in all].")
+@json_option
+@click.pass_obj
+def find(
+    workspace: Workspace,
+    kernels: tuple[str, ...],
+    traceback: Path | None,
+    image: str | None,
+    as_json: bool,
+) -> None:
+    """Find the gate cases that judge a kernel, by its name or by a traceback.
+
+    KERNEL is the name of a kernel, or of the function that launches it; `*mla*` matches several.
+    Nothing is compiled or downloaded.
+    """
+    if not kernels and traceback is None:
+        raise click.UsageError("name a kernel, or a log with --traceback FILE")
+    cases, not_found = app.gate.find_cases(workspace, kernels, traceback, image)
+    if as_json:
+        say_json([case.model_dump(mode="json") for case in cases])
+    elif cases:
+        click.echo(_cases_text(cases))
+    if not_found:
+        raise not_found
+
+
+def _cases_text(cases: list[FoundCase]) -> str:
+    """One line a case; images that share a file of cases stand together."""
+    images: dict[tuple[str, str], list[str]] = {}
+    for case in cases:
+        images.setdefault((case.case, ", ".join(case.found_by)), []).append(case.image)
+    stands_for = {case.case: ", ".join(case.stands_for) for case in cases}
+    rows = [
+        [case, ", ".join(found_in), found_by, stands_for[case]]
+        for (case, found_by), found_in in images.items()
+    ]
+    first = cases[0]
+    command = f"sm120 gate run {first.image} --only smem --case '{first.case}*'"
+    return f"{log.table(['case', 'images', 'found by', 'stands for'], rows)}\n\nNext: {command}"
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.option(
+    "--against",
+    metavar="VERSION",
+    help="Judge against another engine version or range, such as >=0.5.9.",
+)
+@flag(
+    "--without-sandbox", help="With --against, run the other version although there is no sandbox."
+)
+@series_option
+@arch_option
+@platform_option
+@mirror_option
+@offline_option
+@json_option
+@click.pass_obj
+def patches(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
+    """Judge each patch: needed, upstreamed, superseded, inert or in conflict.
+
+    At a version older than the locked one a patch may also be not needed yet. One that says under
+    `no_gate` why no gate can judge it is listed with that reason.
+
+    The gate decides, with the patch and without it. `--against 0.5.9` or `--against ">=0.5.9"`
+    judges other versions on the index and downloads only the engine's own wheel.
+    """
+    done = app.gate.judge_all_patches(workspace, name, **options)
+    if as_json:
+        say_json([v.model_dump(mode="json") for v in done.verdicts])
+    else:
+        rows = [
+            # a compiler's message can be pages long; --json has all of it
+            [v.patch, v.version, v.state, ", ".join(v.requires) or "–", v.message[:120]]
+            for v in done.verdicts
+        ]
+        click.echo(log.table(["patch", "version", "verdict", "requires", "why"], rows))
+        if facts := done.environment:
+            click.echo(
+                f"\nAll judged with Triton {facts.triton} and torch {facts.torch}, to which {name}"
+                " is locked; `requires` is what each version itself asks for."
+            )
+    if done.missing:
+        log.say(done.missing)
+    if done.error:
+        raise done.error
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@click.argument("case", metavar="CASE")
+@arch_option
+@click.option(
+    "--warps",
+    default="4,8",
+    show_default=True,
+    help="Numbers of warps to try, separated by commas.",
+)
+@click.option(
+    "--stages",
+    default="1,2",
+    show_default=True,
+    help="Numbers of pipeline stages to try, separated by commas.",
+)
+@click.option("--top", default=20, show_default=True, help="Number of rows to show.")
+@platform_option
+@json_option
+@click.pass_obj
+def tune(
+    workspace: Workspace,
+    /,
+    name: str,
+    case: str,
+    warps: str,
+    stages: str,
+    top: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Try other block sizes, warps and stages for one case, and rank them.
+
+    Shows what fits and what spills registers. Which is fastest, only a card can show.
+    """
+    try:
+        tried = [read_numbers(text, "4,8") for text in (warps, stages)]
+    except ValueError as error:
+        raise GateInvalid(str(error), "Write it as 4,8.") from error
+    tuning, card = app.gate.tune(workspace, name, case, *tried, **options)
+    if as_json:
+        return say_json(tuning.model_dump(mode="json"))
+    # what the engine and our patch use is shown however far down it ranks
+    shown = [c for i, c in enumerate(tuning.choices) if i < top or c.who]
+    # every configuration sets the same parameters
+    names = list(tuning.choices[0].values)
+    head = [*names, "shared", "fits", "regs", "spill", "tile", "blocks/SM", "used by"]
+    rows = [
+        [
+            *(str(c.values[n]) for n in names),
+            *(_cell(c.shared_bytes), "yes" if c.fits else "no"),
+            *(_cell(n) for n in (c.registers, c.spill_bytes, c.tile, c.blocks_per_sm)),
+            ", ".join(c.who) or c.message[:60],
+        ]
+        for c in shown
+    ]
+    click.echo(log.table(head, rows))
+    fitting = sum(c.fits for c in tuning.choices)
+    click.echo(
+        f"\n{tuning.kernel} of {case}: {fitting} of {len(tuning.choices)} fit"
+        f" {tuning.limit_bytes} bytes on {card.arch}"
+    )
+
+
+def _cell(number: int | None) -> str:
+    return "–" if number is None else str(number)

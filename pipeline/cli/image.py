@@ -1,0 +1,422 @@
+"""`sm120 image` and `sm120 build`: list, plan, build, rebuild and test images."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import app, log
+from pipeline.app.workspace import Workspace, host_platform, pick_platform
+from pipeline.assemble.plan import TreePlan, Work, layer_bytes_guess
+from pipeline.cli.options import (
+    access_options,
+    base_options,
+    flag,
+    json_option,
+    key_option,
+    layers_options,
+    mirror_option,
+    offline_option,
+    platform_option,
+)
+from pipeline.cli.output import own_name, say_json
+from pipeline.source.box import KINDS
+from pipeline.source.toolchain import NOT_HERE
+
+if TYPE_CHECKING:
+    from pipeline.app.build import BuildPlan, BuildResult
+    from pipeline.assemble.image import Built
+    from pipeline.gate.stage import Staged
+    from pipeline.spec.checkout import Checkout
+
+_MOST_SHOWN = 110  # characters of a message in a table
+
+
+@click.command("list")
+@json_option
+@click.pass_obj
+def list_images(workspace: Workspace, as_json: bool) -> None:
+    """List the images of this checkout, and whether they are locked and built."""
+    rows = app.images.list_images(workspace)
+    if as_json:
+        return say_json(rows)
+    for row in rows:
+        # as short as Docker shows an image's id
+        built = str(row["built"])[7:19] if row["built"] else None
+        stale = ", stale" if row["stale"] else ""
+        row["state"] = f"{built}{stale}" if built else "locked" if row["locked"] else "no lock"
+    head = ["image", "platform", "state", "summary"]
+    click.echo(log.table(head, [[row[name] for name in head] for row in rows]))
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
+@platform_option
+@layers_options
+@access_options
+@json_option
+@click.pass_obj
+def plan(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+    """Show what a build would fetch, what is cached and how much disk it needs.
+
+    Nothing is fetched. Without IMAGE, all images are planned. With --layers-from, the registry is
+    asked what a build would take from it, and the signatures are checked.
+    """
+    _show_plan(app.build.plan_images(workspace, **options), as_json)
+
+
+def _layer_rows(work: Work, trees: list[TreePlan]) -> list[list[str]]:
+    """Every layer, tree and foreign base, with its size and what becomes of it."""
+    rows = [
+        [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
+        for x in [*work.cached, *work.missing]
+    ]
+    rows += [
+        [tree.title, "-", f"to compile, {tree.build.cpu_minutes} CPU-minutes"] for tree in trees
+    ]
+    for base in work.bases:
+        rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])
+    return rows
+
+
+def _show_plan(plan: BuildPlan, as_json: bool) -> None:
+    work, taken = plan.work, plan.taken
+    disk_bytes = work.disk_bytes + plan.taken_bytes
+    if as_json:
+        return say_json(
+            {
+                "images": [p.spec.name for p in plan.plans],
+                "fetch_files": len(work.fetch),
+                "fetch_bytes": work.fetch_bytes,
+                "base_bytes": work.base_bytes,
+                "disk_bytes": disk_bytes,
+                "layers_missing": [x.title for x in work.missing],
+                "layers_cached": [x.title for x in work.cached],
+                "compile": [
+                    {"tree": tree.title, "cpu_minutes": tree.build.cpu_minutes}
+                    for tree in plan.compiled
+                ],
+                "take": [
+                    {
+                        "tree": tree.title,
+                        "digest": layer.record.digest,
+                        "size_bytes": layer.record.size_bytes,
+                        "from": str(layer.repository),
+                        "signed_by": list(layer.signed_by),
+                    }
+                    for tree, layer in taken
+                ],
+                "not_here": plan.not_here,
+            }
+        )
+    for why in plan.not_here:
+        click.echo(f"{why}.\n{NOT_HERE}\n")
+    rows = _layer_rows(work, plan.compiled)
+    for tree, layer in taken:
+        state = f"to take from {layer.repository}, signed by {', '.join(layer.signed_by)}"
+        rows.append([tree.title, log.size(layer.record.size_bytes), state])
+    click.echo(log.table(["layer", "size (about)", "state"], rows))
+    more = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
+    more += f", and {log.size(plan.taken_bytes)} of compiled layers" if taken else ""
+    click.echo(
+        f"\n{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}{more};"
+        f" disk needed {log.size(disk_bytes)}; store {plan.store.root}"
+    )
+
+
+@click.command()
+@click.argument("names", metavar="[IMAGE]...", nargs=-1)
+@platform_option
+@flag(
+    "--accept",
+    help="Take the result as expected: write its golden digest and the hashes of edited patches.",
+)
+@flag("--keep-inputs", help="Keep wheels after they became layers.")
+@flag("--gate", "gated", help="Then run the gates: shared memory, numerics, patches, machine code.")
+@flag("--dry-run", help="Show what would be fetched and built, as `sm120 plan` does.")
+@mirror_option
+@layers_options
+@offline_option
+@base_options
+@json_option
+@click.pass_obj
+def build(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Build images into the store; without IMAGE, all that need no compiling first.
+
+    Needs no Docker, no root and no emulation. It can be interrupted: run again, it continues. A
+    digest that differs from the committed one is an error. With --gate, so is an image that does
+    not fit its card; the image is kept, with the results of its gates.
+
+    What an image needs compiled is compiled here, for minutes or hours. With --layers-from, what
+    another machine compiled and signed is fetched instead: by its digest, and only if a key that
+    you trust signed it for exactly this source, these patches and this toolchain. A layer that
+    fails a check ends the build; one that is not there is compiled.
+
+    What each image is made of, and the results of its gates, are stated beside it: signed where
+    there is a key, unsigned otherwise. `sm120 verify IMAGE` checks them.
+    """
+    request = app.build.BuildRequest(**options)
+    if dry_run:
+        return _show_plan(app.build.plan_build(workspace, request), as_json)
+    done = app.build.build(workspace, request, _say_kernels)
+    built = done.built
+    if as_json:
+        # printed before the error: a script gets the digests of what failed, too
+        say_json([_built_json(done, each) for each in built])
+        return done.require_passed()
+    click.echo(_built_table(built))
+    if done.stages:
+        click.echo(f"\n{_stage_table(done)}")
+    rows = [
+        [each.image, each.signed, ", ".join(each.stated.statements), str(each.folder)]
+        for each in done.statements.values()
+    ]
+    click.echo(f"\n{log.table(['image', 'evidence', 'statements', 'folder'], rows)}")
+    # never with --json, where no person reads it
+    done.offer_key()
+    done.require_passed()
+    what = "nothing to do" if all(b.cached for b in built) else "done"
+    click.echo(f"\n{what} in {log.seconds(done.seconds)}; store {done.store.root}")
+    # of several platforms the one that runs here
+    nearest = next((b for b in built if b.platform == host_platform()), built[0])
+    for line in _next_lines(workspace.checkout(), nearest):
+        click.echo(line)
+
+
+def _say_kernels(staged: Staged) -> None:
+    from pipeline.cli.gate_tables import show_kernels, show_numbers  # slow; most builds need none
+
+    # on stderr: standard output is for the tables at the end, or for --json
+    if staged.smem:
+        log.say(show_kernels(staged.smem, hide_passed=True))
+        log.say(show_numbers(staged.smem, hide_passed=True))
+
+
+def _next_lines(checkout: Checkout, built: Built) -> list[str]:
+    """What brings a built image to where it runs: with Docker, and without it."""
+    me, name = own_name(), built.name
+    # another platform than this machine's is not found without its name
+    is_found = pick_platform(checkout.spec(name), None) == built.platform
+    more = "" if is_found else f" --platform {built.platform}"
+    load, export = f"{me} load {name}{more}", f"{me} image export {name} DIR{more}"
+    lines = {
+        load: "loads it into Docker",
+        export: "without Docker: a layout for Podman, skopeo, containerd",
+    }
+    if is_found and built.platform == host_platform() and (recipe := _tiny_recipe(checkout, name)):
+        lines[f"{me} serve {recipe}"] = "starts it with a tiny model, in Docker or Podman"
+    width = max(map(len, lines))
+    texts = [f"{command:{width}}   {what}" for command, what in lines.items()]
+    return [f"Next: {texts[0]}", *(f"      {text}" for text in texts[1:])]
+
+
+def _tiny_recipe(checkout: Checkout, image: str) -> str | None:
+    """A recipe of an image that starts on any machine."""
+    folder = checkout.root / "recipes"
+    # most images have none, and reading all recipes takes as long as the rest of a build
+    if not any(_mentions(path, "tiny", image) for path in folder.glob("*.yaml")):
+        return None
+    from pipeline.recipe.find import Recipes
+
+    return app.recipes.recipe_for_any_machine(Recipes([folder]), image)
+
+
+def _mentions(path: Path, *words: str) -> bool:
+    # editors make links to nowhere next to recipes: no reason to end a build with an error
+    with suppress(OSError):
+        text = path.read_text(errors="replace")
+        return all(word in text for word in words)
+    return False
+
+
+def _built_table(built: list[Built]) -> str:
+    rows = [
+        [
+            b.name,
+            b.platform,
+            b.digest,
+            log.size(b.size_bytes),
+            log.size(b.record.unpacked_bytes),
+            len(b.layers),
+            "cached" if b.cached else log.seconds(b.time_s),
+        ]
+        for b in built
+    ]
+    return log.table(["image", "platform", "digest", "size", "unpacked", "layers", "time"], rows)
+
+
+def _built_json(done: BuildResult, built: Built) -> dict[str, Any]:
+    row = {
+        "image": built.name,
+        "platform": built.platform,
+        "digest": built.digest,
+        "size_bytes": built.size_bytes,
+        "unpacked_bytes": built.record.unpacked_bytes,
+        "cached": built.cached,
+        # milliseconds: more digits only make two results differ
+        "time_s": round(built.time_s, 3),
+        "layers": [{"title": x.title, **x.record.model_dump()} for x in built.layers],
+        "evidence": done.statements[built].as_json(),
+    }
+    if staged := done.stages.get(built):
+        gates = staged.gates
+        row |= {"gates": gates.model_dump(mode="json"), "verdict": gates.verdict}
+    return row
+
+
+def _stage_table(done: BuildResult) -> str:
+    rows = []
+    for image, staged in done.stages.items():
+        for gate in staged.gates.results:
+            verdicts: list[str] = [row.verdict for row in gate.rows]
+            kinds = ("passed", "accepted", "failed", "unknown")
+            counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
+            # a result for another card may be kept from an earlier run: it took no time now
+            seconds = log.seconds(staged.seconds.get(f"{gate.gate} {gate.arch}", 0.0))
+            # a gate that could not begin has no rows, only the reason
+            cases = counts or gate.message[:60]
+            rows.append([image.name, gate.gate, gate.arch, gate.verdict, cases, seconds])
+    return log.table(["image", "gate", "card", "verdict", "cases", "time"], rows)
+
+
+@click.command()
+@click.argument("name", metavar="IMAGE")
+@flag("--attest", help="Sign and keep the result, good or bad.")
+@flag("--keep-objects", help="Take compiled objects from the store, and only link again.")
+@flag("--dry-run", help="Show what would be fetched and built again.")
+@key_option
+@platform_option
+@mirror_option
+@offline_option
+@base_options
+@json_option
+@click.pass_obj
+def rebuild(
+    workspace: Workspace,
+    /,
+    name: str,
+    attest: bool,
+    keep_objects: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Build an image again in an empty store, and compare every byte with the first build.
+
+    One platform is built again: that of --platform, else this machine's where the image has it.
+    Prints `identical`, or names the first file and byte that differ. Inputs that the store still
+    has are used; everything else is fetched again, and compiled again. Files that a source declares
+    under `may_differ` may differ: then it prints `equivalent`, and each of them with the reason.
+    With --attest the result is signed: a proof of equal bytes, not of a hosted builder.
+    """
+    if attest and keep_objects:
+        # objects that were compiled before prove nothing about compiling
+        raise click.UsageError("--attest needs everything compiled again; leave --keep-objects out")
+    if dry_run:
+        if attest:
+            app.signing.signer_of(options["key_path"])
+        return _show_rebuild(workspace, name, options["platform"], keep_objects, as_json)
+    done = app.build.rebuild(workspace, name, attest=attest, keep_objects=keep_objects, **options)
+    if as_json:
+        return say_json(
+            {
+                "image": done.second.name,
+                "platform": done.second.platform,
+                "digest": done.second.digest,
+                "identical": not done.declared,
+                "verdict": done.verdict,
+                "differences": [each.model_dump() for each in done.declared],
+            }
+        )
+    click.echo(f"{name} for {done.second.platform}: {done.verdict}, {done.second.digest}")
+    for each in done.declared:
+        click.echo(f"  {each.path} differs: {each.reason}")
+
+
+def _show_rebuild(
+    workspace: Workspace, name: str, platform: str | None, keep_objects: bool, as_json: bool
+) -> None:
+    first, work, trees, near, disk_bytes = app.build.plan_rebuild(workspace, name, platform)
+    if as_json:
+        return say_json(
+            {
+                "image": first.name,
+                "platform": first.platform,
+                "digest": first.digest,
+                "layers": [layer.title for layer in work.missing],
+                "compile": [tree.title for tree in trees],
+                "keep_objects": keep_objects,
+                "fetch_files": len(work.fetch),
+                "fetch_bytes": work.fetch_bytes,
+                "base_bytes": work.base_bytes,
+                "store_files": len(near),
+                "disk_bytes": disk_bytes,
+                "dry_run": True,
+            }
+        )
+    click.echo(log.table(["layer", "size (about)", "state"], _layer_rows(work, trees)))
+    click.echo(f"\n{first.name} for {first.platform} would be compared with {first.digest}")
+    if trees and keep_objects:
+        click.echo("Compiled objects are taken from the store as far as it has them")
+    bases = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
+    click.echo(
+        f"{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}{bases};"
+        f" {log.count(len(near), 'file')} from the store; disk needed meanwhile"
+        f" {log.size(disk_bytes)}; nothing was built"
+    )
+
+
+@click.command("test")
+@click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
+@platform_option
+@click.option(
+    "--engine",
+    "wanted",
+    type=click.Choice(["auto", *KINDS]),
+    default="auto",
+    help="What runs it: Linux namespaces, Docker or Podman; auto is the first that works here.",
+)
+@json_option
+@click.pass_obj
+def test_images(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+    """Prove that built images start. No GPU and no network are needed.
+
+    Each image is run as its own user, with its own variables. The engine's modules must import and
+    its argument parser must answer; gcc, nvcc, ptxas and ninja must compile as they will at run
+    time; every shared library must be there but the driver's; and home, caches and /tmp must be
+    writable. An image for another processor runs in an emulator where one is registered, which
+    takes an hour.
+
+    The result is stated beside the image, signed where there is a key: `sm120 verify IMAGE` shows
+    it, and `sm120 publish` attaches it. What a server answers is for `sm120 smoke`.
+    """
+    results = app.starts.prove_starts(workspace, **options)
+    if as_json:
+        say_json(
+            [
+                {
+                    "image": image.name,
+                    "platform": image.platform,
+                    "digest": image.digest,
+                    "verdict": run.verdict,
+                    **run.model_dump(mode="json"),
+                }
+                for image, run in results.items()
+            ]
+        )
+        return app.starts.require_started(results)
+    rows = [
+        [image.name, test.verdict, test.name, test.message[:_MOST_SHOWN]]
+        for image, run in results.items()
+        for test in run.tests
+    ]
+    click.echo(log.table(["image", "verdict", "test", "message"], rows) + "\n")
+    for image, run in results.items():
+        verdicts: list[str] = [test.verdict for test in run.tests]
+        kinds = ("passed", "failed", "unknown", "skipped")
+        counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
+        click.echo(f"{image.name} for {image.platform} {run.summary()}: {counts}")
+    app.starts.require_started(results)

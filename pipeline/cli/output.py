@@ -1,0 +1,52 @@
+"""How a command answers: tables, JSON and bytes on stdout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline import log
+
+
+def own_name() -> str:
+    """How to call this command again: by its path where it is not on the user's PATH."""
+    here = Path(sys.argv[0])
+    # nox puts it on the PATH of its own session alone
+    found = None if "NOX_CURRENT_SESSION" in os.environ else shutil.which("sm120")
+    if found and here.exists() and here.samefile(found):
+        return "sm120"
+    # a line that can be pasted: in a checkout, sm120 is often not on the PATH
+    if here.name == "sm120" and here.is_absolute() and here.is_relative_to(Path.cwd()):
+        return str(here.relative_to(Path.cwd()))
+    return "sm120"
+
+
+def show_moves(
+    head: Sequence[str], rows: Sequence[Sequence[object]], dry_run: bool, about: str = ""
+) -> None:
+    """What locking changed, or would change, as a table."""
+    if not rows:
+        return click.echo("nothing would change" if dry_run else "locked; nothing changed")
+    verb = "would change" if dry_run else "changed"
+    click.echo(f"{log.table(head, rows)}\n\n{len(rows)} {verb}{about}")
+
+
+def say_bytes(data: bytes) -> None:
+    """Bytes of others on stdout: as they are for a program, and on a terminal nothing that acts."""
+    if sys.stdout.isatty():
+        click.echo(data.decode(errors="replace"), nl=False)
+    else:
+        click.echo(data, nl=False)
+    sys.stdout.flush()
+
+
+def say_json(value: Any) -> None:
+    """A result for programs, on stdout."""
+    # sorted: two results can be compared with diff
+    click.echo(log.json_text(value, indent=2, sort_keys=True))

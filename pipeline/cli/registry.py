@@ -1,0 +1,198 @@
+"""`sm120 publish` and `sm120 registry`: push, pull, list and clean up images in a registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import app, log
+from pipeline.app.workspace import Workspace
+from pipeline.attest.names import kind_of
+from pipeline.cli.options import (
+    ANY_PATH,
+    flag,
+    json_option,
+    key_option,
+    platform_option,
+    registry_options,
+)
+from pipeline.cli.output import say_json
+from pipeline.oci.reference import parse_reference
+
+if TYPE_CHECKING:
+    from pipeline.publish.gc import Plan
+    from pipeline.publish.publish import Published
+    from pipeline.registry.access import Access
+
+
+@click.command()
+@click.argument("image", metavar="IMAGE")
+@click.argument("place", metavar="REGISTRY/REPO[:TAG]")
+@platform_option
+@flag("--index", help="Make an image index even for a single platform.")
+@click.option(
+    "--attach",
+    "attachments",
+    metavar="[PLATFORM=]FILE:TYPE",
+    multiple=True,
+    help="Attach a file to the image, or to one platform of it. Repeatable.",
+)
+@click.option(
+    "--force-ungated",
+    metavar="REASON",
+    help="Publish although gates did not pass; the reason stays with the image.",
+)
+@key_option
+@flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
+@flag("--no-evidence", help="Attach no statements and sign nothing.")
+@flag("--dry-run", help="Show what would be sent and send nothing.")
+@registry_options
+@json_option
+@click.pass_obj
+def publish(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+    """Push a built image to a registry: the bytes in the store, never a rebuild.
+
+    Without --platform, every platform that was built; one that never was is named and left out.
+    Only what the registry lacks is sent, and the tag is written last. Without TAG, the first
+    twelve characters of the digest are the tag. After an interruption, run it again: it continues.
+
+    Signed statements are attached, also where cosign looks for them. With a key, the image is
+    recorded and signed first, and so is the fact that this name belongs to this digest.
+    """
+    done = app.publish.publish(workspace, app.publish.PublishRequest(**options))
+    if as_json:
+        return say_json(done.model_dump(mode="json"))
+    click.echo(_published_text(done))
+
+
+def _published_text(done: Published) -> str:
+    rows = [[platform, digest] for platform, digest in done.platforms.items()]
+    # a single platform without --index is its own root
+    if done.digest not in done.platforms.values():
+        rows.append(["index", done.digest])
+    counts = f"{done.blobs['sent']} sent, {done.blobs['mounted']} mounted"
+    verb = "would be sent" if done.dry_run else f"sent in {log.seconds(done.seconds)}"
+    lines = [
+        log.table(["platform", "digest"], rows),
+        "",
+        *(f"proved for {proof.sentence()}" for proof in done.proved),
+        f"{log.size(done.sent_bytes)} of {log.size(done.total_bytes)} {verb}"
+        f" ({counts}, {done.blobs['there']} were there)",
+    ]
+    for a in done.attached:
+        what = f"statement {kind_of(a.predicate_type)}" if a.predicate_type else a.artifact_type
+        lines.append(f"attached {what}: {a.digest} ({a.found_by})")
+    if done.attached:
+        lines.append(f"{log.size(done.attached_bytes)} of evidence sent")
+    place = done.reference.partition("@")[0]
+    lines.append(f"{place}:{done.tag} is {done.digest}" if not done.dry_run else "nothing was sent")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("place", metavar="REGISTRY/REPO@DIGEST")
+@click.argument("folder", metavar="DIR", type=ANY_PATH)
+@platform_option
+@flag("--evidence", help="Fetch what is attached to the image, too.")
+@click.option(
+    # a reference may name anything: it is refused before the disk is full
+    "--max-gb",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Refuse an image that is larger.",
+)
+@flag("--dry-run", help="Show what would be fetched; fetch no layers.")
+@registry_options
+@json_option
+def pull(
+    place: str, folder: Path, max_gb: int, dry_run: bool, as_json: bool, **options: Any
+) -> None:
+    """Fetch an image by digest into an OCI layout folder, and check every byte.
+
+    A tag is only a way to the digest, which is shown. After an interruption, run it again: it
+    continues where it was.
+    """
+    done = app.registry.pull(place, folder, most_bytes=max_gb * 1000**3, dry_run=dry_run, **options)
+    asked = str(parse_reference(place))
+    if isinstance(done, app.registry.PullPlan):
+        digest, count, size = done.wanted.root.digest, done.missing_blobs, done.missing_bytes
+        if as_json:
+            row = {"folder": str(folder), "asked": asked, "digest": digest}
+            return say_json({**row, "blobs": count, "size_bytes": size, "dry_run": True})
+        blobs = f"{count} of {log.count(len(done.wanted.blobs), 'blob')}, {log.size(size)},"
+        return click.echo(f"{folder}: {digest}, {blobs} would be fetched")
+    if as_json:
+        return say_json({"folder": str(folder), "asked": asked, **done.model_dump()})
+    click.echo(f"{folder}: {done.digest}, {log.size(done.received_bytes)} fetched")
+    for digest in done.evidence:
+        click.echo(f"  with {digest}")
+
+
+@click.command()
+@click.argument("place", metavar="REGISTRY/REPO")
+@registry_options
+@json_option
+def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
+    """List the tags of a repository, and the images they name."""
+    pairs = app.registry.list_tags(place, access, jobs)
+    if as_json:
+        return say_json([{"tag": t, "kind": m.kind, "digest": m.digest} for t, m in pairs])
+    rows = [
+        # an index names manifests, whose sizes are not those of images
+        [tag, m.kind, m.digest, log.size(sum(b.size_bytes for b in m.blobs)) if m.blobs else None]
+        for tag, m in pairs
+    ]
+    click.echo(log.table(["tag", "kind", "digest", "size"], rows))
+
+
+@click.command()
+@click.argument("places", metavar="REGISTRY/REPO...", nargs=-1, required=True)
+@click.option(
+    "--keep",
+    "patterns",
+    metavar="PATTERN",
+    multiple=True,
+    required=True,
+    help="Tags to keep, as a shell pattern such as 'v*'. Repeatable.",
+)
+# what is deleted in a registry cannot be brought back
+@flag("--yes", help="Delete; without it, only show what would go.")
+@registry_options
+@json_option
+@click.pass_obj
+def clean(
+    workspace: Workspace,
+    /,
+    places: tuple[str, ...],
+    patterns: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Delete manifests that no kept tag and no evidence of a kept image needs.
+
+    The registry's own garbage collection then frees the space. Without --yes nothing is deleted.
+    """
+    plans = app.registry.clean(workspace, places, patterns, delete=yes, **options)
+    if as_json:
+        return say_json([{**p.model_dump(mode="json"), "deleted": yes} for p in plans])
+    for plan in plans:
+        click.echo(_plan_table(plan, yes))
+
+
+def _plan_table(plan: Plan, is_done: bool) -> str:
+    goes = "deleted" if is_done else "would go"
+    held = [("kept", h) for h in plan.kept] + [(goes, h) for h in plan.gone]
+    rows = [[state, h.kind, h.digest, ", ".join(h.tags) or "-"] for state, h in held]
+    end = "" if is_done or not plan.gone else "; --yes deletes them"
+    return "\n".join(
+        [
+            log.table([plan.repository, "kind", "digest", "tags"], rows),
+            "",
+            f"{log.count(len(plan.gone), 'manifest')} {goes}, with {log.size(plan.freed_bytes)} of"
+            f" blobs that nothing else names{end}",
+        ]
+    )

@@ -1,0 +1,256 @@
+"""`sm120 serve`, and what is served: status, log, stop, and what was tried before."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline import app, log
+from pipeline.app.workspace import Workspace
+from pipeline.cli.options import (
+    ANY_PATH,
+    COUNTS,
+    engine_option,
+    flag,
+    gpus_option,
+    json_option,
+    on_options,
+    override_options,
+    recipes_option,
+)
+from pipeline.cli.output import say_bytes, say_json
+from pipeline.errors import ImageDiffers
+from pipeline.serve.attempts import START_S
+from pipeline.serve.preflight import CHECKS, require_ready
+from pipeline.serve.start import STOP_S
+
+if TYPE_CHECKING:
+    from pipeline.app.serve import RemoteHost
+    from pipeline.serve.attempts import Attempt
+    from pipeline.serve.find_engine import Wanted
+
+_SHORT_FAILURE = 60
+
+
+@click.command()
+@click.argument("name", metavar="RECIPE")
+@recipes_option
+@click.option("--weights", type=ANY_PATH, help="Folder of the weights [MODEL_PATH].")
+@click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights.")
+@override_options
+@gpus_option
+@flag("--lan", help="Let other machines connect, too.")
+@click.option(
+    "--host-nccl",
+    type=click.Choice(["settings", "patched"]),
+    help="Use this host's NCCL settings, and with `patched` also its NCCL.",
+)
+@engine_option
+@on_options
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(1),
+    default=int(START_S),
+    show_default=True,
+    help="Seconds to wait for the first answer.",
+)
+@click.option(
+    "--skip-preflight",
+    "skipped",
+    type=click.Choice([*CHECKS]),
+    multiple=True,
+    # all of them in one word would be wider than a terminal
+    metavar="CHECK",
+    help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
+)
+@flag(
+    "--context-ladder",
+    help="Start with one context after the other, test each, and keep the last good one.",
+)
+@click.option(
+    "--contexts",
+    type=COUNTS,
+    help="Contexts of --context-ladder [default: the recipe's, else 65536,98304,131072,262144].",
+)
+@flag("--with-fallback", help="Where it fails, try the recipe's fallback.")
+@flag("--dry-run", help="Check the machine and show the container; start nothing.")
+@json_option
+@click.pass_obj
+def serve(
+    workspace: Workspace,
+    /,
+    name: str,
+    gpus: tuple[int, ...] | None,
+    on: RemoteHost | None,
+    context_ladder: bool,
+    contexts: list[int] | None,
+    with_fallback: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Start a recipe's engine in a container, and wait until it answers.
+
+    The container stays when this command ends: see `status`, `logs` and `stop` of `sm120 recipe`.
+    """
+    if contexts and not context_ladder:
+        raise click.UsageError("--contexts are those of --context-ladder")
+    if context_ladder and (options["overrides"].max_model_len or with_fallback or dry_run):
+        raise click.UsageError(
+            "--context-ladder chooses the context itself: leave --max-model-len, --with-fallback"
+            " and --dry-run out"
+        )
+    request = app.serve.ServeRequest(name, gpus=gpus or (), on=on, **options)
+    if dry_run:
+        plan = app.serve.plan_start(workspace, request)
+        if as_json:
+            checks = [row.model_dump(mode="json") for row in plan.checks]
+            say_json({"recipe": plan.recipe, "checks": checks, "command": plan.command})
+        else:
+            rows = [(r.rule, r.subject, r.verdict, r.why) for r in plan.checks]
+            click.echo(log.table(["check", "of", "verdict", "why"], rows))
+            click.echo(f"\n{shlex.join(plan.command)}")
+        return require_ready(plan.checks)
+    if context_ladder:
+        good, why = app.smoke.serve_longest(workspace, request, contexts or ())
+        if as_json:
+            return say_json({"recipe": name, "context_tokens": good, "beyond": why})
+        click.echo(f"{name} is served with {good} tokens of context")
+        return click.echo(f"No more: {why}" if why else "That is the last step asked for.")
+    done = app.serve.serve(workspace, request, with_fallback=with_fallback)
+    recipe, served = done.recipe, done.served
+    if as_json:
+        return say_json(
+            {
+                "recipe": recipe.name,
+                "host": on.host if on else None,
+                "container": served.container,
+                "url": served.url,
+                "model": served.model,
+                "attempt": done.attempt,
+                "seconds": round(served.seconds, 3),
+            }
+        )
+    where, time = f" on {on.host}" if on else "", log.seconds(served.seconds)
+    click.echo(f"{served.model} is served{where} at {served.url} after {time}")
+    if on:
+        port = served.url.rpartition(":")[2].partition("/")[0]
+        click.echo(f"`ssh -N -L {port}:127.0.0.1:{port} {on.host}` brings it to this machine.")
+    again = " ".join(["sm120 recipe stop", recipe.name, *([on.words()] if on else [])])
+    click.echo(f"`{again}` ends it.")
+
+
+@click.command()
+@engine_option
+@on_options
+@json_option
+@click.pass_obj
+def status(workspace: Workspace, engine: Wanted, on: RemoteHost | None, as_json: bool) -> None:
+    """Show what is served here, and whether it is what was built.
+
+    A container that is not of the image that its labels name is an error.
+    """
+    rows, engines = app.serve.served_now(workspace, engine, on)
+    if as_json:
+        say_json([row.model_dump() for row in rows])
+    elif rows:
+        head = ("recipe", "status", "answers", "port", "model", "image", "as built")
+        table = []
+        for r in rows:
+            answers, image = "yes" if r.healthy else "no", f"{r.image}@{r.digest[:19]}"
+            table.append([r.recipe, r.status, answers, r.port, r.model, image, r.built])
+        click.echo(log.table(head, table))
+    else:
+        click.echo(f"nothing is served in {engines}")
+    for row in rows:
+        if row.other_owner:
+            log.say(f"{row.container}: another user serves it ({row.other_owner})")
+        if row.is_forgotten:
+            log.say(
+                f"{row.container}: Podman has forgotten that it runs;"
+                f" `sm120 recipe stop {row.recipe}` ends it."
+            )
+        if row.built == "other":
+            raise ImageDiffers(f"{row.container}: {row.why}")
+
+
+@click.command()
+@click.argument("recipe", metavar="RECIPE")
+@flag("--follow", "-f", help="Go on until the engine ends.")
+@click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
+@engine_option
+@on_options
+@click.pass_obj
+def logs(workspace: Workspace, /, **options: Any) -> None:
+    """Print the log of a served recipe."""
+    for piece in app.serve.read_log(workspace, **options):
+        say_bytes(piece)
+
+
+@click.command()
+@click.argument("recipes", metavar="RECIPE...", nargs=-1)
+@flag("--all", "stop_all", help="Everything that is served here.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(0),
+    default=STOP_S,
+    show_default=True,
+    help="Seconds until an engine that does not end is killed.",
+)
+@engine_option
+@on_options
+@json_option
+@click.pass_obj
+def stop(
+    workspace: Workspace, /, recipes: tuple[str, ...], stop_all: bool, as_json: bool, **options: Any
+) -> None:
+    """End served recipes, and remove their containers.
+
+    What another user of the same Docker serves is named, and keeps running.
+    """
+    if bool(recipes) == stop_all:
+        raise click.UsageError("name recipes, or --all")
+    seconds = app.serve.stop(workspace, recipes, **options)
+    if as_json:
+        return say_json({name: round(value, 3) for name, value in seconds.items()})
+    for name, value in seconds.items():
+        click.echo(f"{name} stopped after {log.seconds(value)}")
+
+
+@click.command()
+@click.option("--on", "host", metavar="HOST", help="Only attempts on this host.")
+@json_option
+@click.pass_obj
+def attempts(workspace: Workspace, host: str | None, as_json: bool) -> None:
+    """Show what was served and tried, oldest first, and how it went."""
+    tried = app.serve.attempts(workspace, host)
+    if as_json:
+        return say_json(
+            [
+                {
+                    **each.begun.model_dump(exclude={"event"}),
+                    "outcome": each.outcome,
+                    "failure": each.failure,
+                    "seconds": each.seconds,
+                    "ends": [end.model_dump(exclude={"event", "id"}) for end in each.ends],
+                }
+                for each in tried
+            ]
+        )
+    if not tried:
+        return click.echo("nothing was tried yet")
+    head = ("attempt", "kind", "recipe", "host", "image", "outcome", "time", "failure")
+    click.echo(log.table(head, map(_attempt_row, tried)))
+
+
+def _attempt_row(attempt: Attempt) -> tuple[object, ...]:
+    begun = attempt.begun
+    image = f"{begun.image}@{begun.image_digest[:19]}" if begun.image_digest else begun.image
+    time = None if attempt.seconds is None else log.seconds(attempt.seconds)
+    failure = attempt.failure[:_SHORT_FAILURE] or None
+    place = begun.host or "here"
+    return begun.id, begun.kind, begun.recipe, place, image, attempt.outcome, time, failure

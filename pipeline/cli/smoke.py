@@ -1,0 +1,162 @@
+"""`sm120 smoke`: a running server proves itself, rung by rung."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from pipeline import app, log
+from pipeline.app.recipes import is_address
+from pipeline.app.smoke import RUNGS, Expectations, SmokeRequest
+from pipeline.app.workspace import Workspace
+from pipeline.cli.options import (
+    ANY_PATH,
+    COUNTS,
+    EXISTING_FILE,
+    all_of,
+    engine_option,
+    flag,
+    json_option,
+    on_options,
+    recipes_option,
+)
+from pipeline.cli.output import say_json
+from pipeline.smoke.model import SmokeResult
+
+_OPTIONS = (
+    click.option("--model", help="Name of the model [default: the first that the server has]."),
+    flag(
+        "--no-quality",
+        help="Judge only what any sound server guarantees, for a model that cannot think.",
+    ),
+    flag("--no-tools", help="Expect no tool calls."),
+    flag("--reasoning", help="Expect a model that thinks before it answers."),
+    flag("--vision", help="Expect a model that sees pictures."),
+    flag("--text-only", help="Leave pictures out, also if the model sees."),
+    flag("--quick", help="Climb in small steps, for a slow machine."),
+    click.option("--streams", type=COUNTS, help="Concurrent requests, such as 1,2,8,64."),
+    click.option("--contexts", type=COUNTS, help="Prompt lengths to walk, in tokens."),
+    click.option(
+        "--context",
+        "context_tokens",
+        type=click.IntRange(256, 1 << 24),
+        help="Context of the server [default: what it says].",
+    ),
+    click.option("--lengths", type=click.IntRange(1, 4096), help="Consecutive prompt lengths."),
+    click.option(
+        "--pressure",
+        type=click.IntRange(1, 100_000),
+        help="Texts that push others out of the KV cache.",
+    ),
+    click.option(
+        "--request-limit-s",
+        type=click.FloatRange(1),
+        help="Seconds for one request; long prompts need more [default: 600].",
+    ),
+)
+
+
+def _expectation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What the server must do; the command gets it as `expectations`."""
+
+    @all_of(_OPTIONS)
+    @functools.wraps(command)
+    def packed(*args: Any, **options: Any) -> Any:
+        given = {each.name: options.pop(each.name) for each in fields(Expectations)}
+        return command(*args, expectations=Expectations(**given), **options)
+
+    return packed
+
+
+@click.command("smoke")
+@click.argument("target", metavar="RECIPE|URL")
+@click.option("--recipe", "expected", metavar="NAME", help="Of a URL: expect what a recipe says.")
+@recipes_option
+@_expectation_options
+@flag("--serve", "is_started", help="Start the recipe first, stop it last.")
+@click.option("--weights", type=ANY_PATH, help="With --serve: folder of the weights.")
+@click.option("--draft", type=ANY_PATH, help="With --serve: the draft model's weights.")
+@flag("--restart", help="Restart the recipe's running server for the tests that need it.")
+@click.option("--no-restart", is_flag=True, hidden=True, help="Answers with the new name.")
+@engine_option
+@on_options
+@click.option(
+    "--up-to",
+    type=click.Choice(RUNGS),
+    default=RUNGS[-1],
+    # all of them in one word would be wider than a terminal
+    metavar="RUNG",
+    help=f"Last rung: {', '.join(RUNGS)}.",
+)
+@click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
+@click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
+@click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
+@flag("--dry-run", help="Show what would be asked, and ask nothing.")
+@json_option
+@click.pass_obj
+def smoke(
+    workspace: Workspace,
+    /,
+    target: str,
+    is_started: bool,
+    no_restart: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Prove what a served model answers: from one answer to many streams and the whole context.
+
+    Of a RECIPE, it tests the server that `sm120 serve` started, on another host with --on. It
+    leaves that server running; with --restart it restarts it and turns its draft model on last:
+    where that changes answers, the recipe is served without it again. A server of --serve is
+    always restarted. The ladder stops at the first rung that fails. A key for the server is read
+    from SM120_API_KEY. The result is stated and signed: of a recipe beside its image, of a URL
+    beside smoke.json, in the folder of --keep or in the store.
+    """
+    if no_restart:
+        raise click.UsageError(
+            "--no-restart is what smoke does now: leave it out; --restart allows restarts"
+        )
+    request = SmokeRequest(target, start=is_started, **options)
+    loads = request.weights or request.draft
+    if is_address(target) and (is_started or loads or request.on or request.restart):
+        raise click.UsageError("--serve, --weights, --draft, --restart and --on are for a recipe")
+    if not is_address(target) and (request.expected or (loads and not is_started)):
+        raise click.UsageError("--recipe is for a URL; --weights and --draft are for --serve")
+    if dry_run:
+        return _show_plan(workspace, request, as_json)
+
+    def show(result: SmokeResult, attempt: str | None) -> None:
+        if as_json:
+            more = {"attempt": attempt} if attempt else {}
+            return say_json({**result.model_dump(mode="json"), **more})
+        rows = [
+            [check.verdict, rung.name, check.name, check.message[:100]]
+            for rung in result.rungs
+            for check in rung.checks
+        ]
+        click.echo(log.table(["verdict", "rung", "check", "message"], rows))
+        click.echo(
+            f"{result.model or result.url}: {result.verdict}, last good rung:"
+            f" {result.last_good or 'none'}; {log.count(result.exchanges, 'request')} in"
+            f" {log.seconds(result.seconds)}. Tolerance: {result.plan.tolerance.sentence()}."
+        )
+
+    done = app.smoke.smoke(workspace, request, show)
+    if not isinstance(done, SmokeResult):
+        click.echo(f"{request.record}: {log.count(len(done.answers), 'answer')} of {done.model}")
+
+
+def _show_plan(workspace: Workspace, request: SmokeRequest, as_json: bool) -> None:
+    plan, target = app.smoke.plan_smoke(workspace, request), request.target
+    if as_json:
+        checks, sizes = [row._asdict() for row in plan.checks], plan.sizes.model_dump(mode="json")
+        return say_json({"target": target, "checks": checks, "sizes": sizes, "dry_run": True})
+    rows = [[*r[:3], r.why or None] for r in plan.checks]
+    click.echo(log.table(["plan", "rung", "check", "why"], rows))
+    ending = f"Nothing was asked of {target}, and nothing was written"
+    click.echo("\n" + "\n".join([*plan.notes, ending]))

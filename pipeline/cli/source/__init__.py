@@ -1,1 +1,0 @@
-"""`sm120 source`: lock sources, compile them, and share their objects."""

@@ -1,0 +1,46 @@
+"""Three layers: packages that know one matter, `app` that combines them, `cli` that prints."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.docs.rooms import PACKAGE, arrows
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_only_the_command_line_imports_click() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "cli" not in path.parents]
+    users = [
+        str(path.relative_to(PACKAGE))
+        for path in files
+        if any(name.partition(".")[0] == "click" for name in imported(path))
+    ]
+    assert users == []
+
+
+def test_the_application_imports_nothing_of_the_command_line() -> None:
+    assert "cli" not in arrows()["app"]
+
+
+def test_only_the_command_line_imports_the_application() -> None:
+    assert [room for room, others in arrows().items() if "app" in others] == ["cli"]
+
+
+def test_the_application_prints_nothing() -> None:
+    printing = [
+        f"{path.name}:{node.lineno}"
+        for path in (PACKAGE / "app").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    ]
+    assert printing == []
