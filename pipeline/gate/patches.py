@@ -209,7 +209,7 @@ def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> lis
         if named := [str(Version(part)) for part in parts]:
             _require_offered(context, locked, named)
             return named
-    neither = GateInvalid(f"{wanted!r}: is neither a version nor a range of versions", _VERSIONS)
+    neither = GateInvalid(f"{wanted}: is neither a version nor a range of versions", _VERSIONS)
     if not parts:
         raise neither
     try:

@@ -72,7 +72,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
     )
     message = f"{log.count(len(problems), 'place')} changed" if problems else "as in the run"
     same = Node("numbers of the report", message=message, children=children)
-    if found.is_file():
+    if not (found / RUN_FILE).is_file():
         # the numbers of another program can be compared, but have no signature
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
         return Walk(Node(title, children=(same, unsigned)))

@@ -26,8 +26,16 @@ from pipeline.errors import DiskFull, StoreUnwritable
 from pipeline.files import locked, read_plain, write_bytes
 from pipeline.lock.sealed import Sealed
 from pipeline.model import Digest, Frozen, sha256_of
-from pipeline.weights.disk import hashing
-from pipeline.weights.disk.hashing import Identity, Reading, cores, on_all_cores, read_file
+from pipeline.weights.disk.hashing import (
+    BLOCK_BYTES,
+    MACHINE_ERRORS,
+    MARK_CHARS,
+    Identity,
+    Reading,
+    cores,
+    on_all_cores,
+    read_file,
+)
 from pipeline.weights.disk.survey import FileFinding, extras, plain_size, right_size, survey
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
@@ -48,14 +56,11 @@ class ReceiptEntry(Frozen):
     path: str
     want: str
     identity: Identity | None
-    marks: Annotated[str, StringConstraints(pattern=rf"^([0-9a-f]{{{hashing.MARK_CHARS}}})*$")]
+    marks: Annotated[str, StringConstraints(pattern=rf"^([0-9a-f]{{{MARK_CHARS}}})*$")]
 
     def each_mark(self) -> tuple[str, ...]:
         """What the hash was after each block of the whole file."""
-        return tuple(
-            self.marks[i : i + hashing.MARK_CHARS]
-            for i in range(0, len(self.marks), hashing.MARK_CHARS)
-        )
+        return tuple(self.marks[i : i + MARK_CHARS] for i in range(0, len(self.marks), MARK_CHARS))
 
 
 class Receipt(Sealed):
@@ -67,7 +72,7 @@ class Receipt(Sealed):
     format: Literal[2] = 2
     lock: Digest
     machine: str
-    block_bytes: int = hashing.BLOCK_BYTES
+    block_bytes: int = BLOCK_BYTES
     files: list[ReceiptEntry] = Field(default=[])
     seal: str = ""
 
@@ -89,7 +94,7 @@ def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
         return {}
     # Inode numbers of another machine's disk mean nothing here. One for another lock is of use:
     # most files of a set stay the same when it is locked anew, and need not be read for that.
-    is_own = (receipt.machine, receipt.block_bytes) == (machine(), hashing.BLOCK_BYTES)
+    is_own = (receipt.machine, receipt.block_bytes) == (machine(), BLOCK_BYTES)
     is_whole = receipt.seal == receipt.computed_seal()
     return {entry.path: entry for entry in receipt.files} if is_own and is_whole else {}
 
@@ -261,7 +266,7 @@ def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> 
         try:
             reading = read_file(place.file(pin), like.new_hash(), advance=bar.advance, stop=stop)
         except OSError as error:
-            if error.errno in hashing.MACHINE_ERRORS:
+            if error.errno in MACHINE_ERRORS:
                 raise StoreUnwritable(f"{place.file(pin)}: {error.strerror}", _LIMITS) from error
             return
         digests[pin.path] = reading.digest

@@ -106,13 +106,19 @@ def test_a_gate_over_no_number_is_refused(sm120: Command, run: Path, name: str) 
 
 
 def test_results_of_others_are_put_beside_without_a_winner(sm120: Command, run: Path) -> None:
-    done = sm120("bench", "compare", FOREIGN / "sglang.jsonl", FOREIGN / "benchmarks.json")
+    done = sm120(
+        "bench", "compare", FOREIGN / "sglang.jsonl", FOREIGN / "profile_export_aiperf.json"
+    )
     assert done.code == 0
-    assert "mean_tpot_ms / inter_token_latency_ms.mean" in done.out
-    assert "inter_token_latency_ms.mean weighs each request by its tokens" in done.out
+    assert "mean_tpot_ms / inter_token_latency.avg" in done.out
+    assert "inter_token_latency.avg counts tokens with its own tokenizer" in done.out
     assert "  better" not in done.out
     gate = sm120(
-        "bench", "compare", FOREIGN / "sglang.jsonl", FOREIGN / "benchmarks.json", "--gate"
+        "bench",
+        "compare",
+        FOREIGN / "sglang.jsonl",
+        FOREIGN / "profile_export_aiperf.json",
+        "--gate",
     )
     assert gate.code == 95
 

@@ -57,8 +57,8 @@ SCHEMAS = {
     "rebuild": "sha256:34bc5b6010b6556a2c70efc22f70895d6c67647afc0b6c6e92d25cb030f44bde",
     "weights": "sha256:db8c5cf81285b98528692a0605f3192e40b7c810fc9bf22187f578900e47f829",
     "host-facts": "sha256:0ad6592829716461276eb3181566d79c591a5259ab33a35fc6660a6376489969",
-    "benchmark-run": "sha256:206e295cd53aeab137ae3f2f533c1d2c119bd4a33840b7c4185906b46f55c8aa",
-    "report": "sha256:17111782bd3610c7ace1abb0f158a0d21fea33a6beae93c8ab22e8c02b6dffb1",
+    "benchmark-run": "sha256:e2cc51910af7d15123f4299d36d39261bb6fe3937d4697bf937060637a22f02f",
+    "report": "sha256:d59e2a5ab183cbaea3022e444c3ea10e1bf028719169f7d0de1bc72c22e54916",
     "ungated": "sha256:4084bbb2bb47da7a43acabce347926f2c289dced4cd9b704b47465d39a5a7845",
     "evidence-set": "sha256:482959a6b15d7ce820eb2affa0a0b209b6b74799db428125f7caf03b8d84ef8f",
     "compiled-file": "sha256:6d58a201f68f9a30279929826623a0e5c5f648177ca9663e0e73a77b3ffbcf29",
@@ -347,8 +347,6 @@ BENCHMARK: dict[str, Any] = {
     "client": sha256_of(b"client"),
     "workload": sha256_of(b"workload"),
     "outcome": "complete",
-    "fields": {"/cells/0/trials/0/metrics/output_tok_s": 1.5, "/cells/0/cell/start": None},
-    "lines": {"/cells/0/trials/0": "0123456789abcdef"},
 }
 
 
@@ -369,9 +367,8 @@ def test_a_field_is_there_or_says_why_not() -> None:
         {"image": "latest"},
         {"outcome": "fine"},
         {"client": UNKNOWN},
-        {"fields": {"/a": [1]}},
-        {"fields": {"a": 1}},
-        {"lines": {"/cells/0/trials/0": "0123"}},
+        {"fields": [1]},
+        {"lines": "/cells/0/trials/0"},
         {"tokens_per_s": 5816},
     ],
 )

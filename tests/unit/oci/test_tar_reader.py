@@ -7,7 +7,6 @@ import hashlib
 import io
 import random
 import tarfile
-import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.errors import CorruptArchive, HostileArchive
 from pipeline.oci.document import GZIP_LAYER
 from pipeline.oci.record import FileRow
 from pipeline.oci.tar_reader import TarStream, open_layer
+from tests.growth import grows_linearly
 from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of
 
 THINGS = (
@@ -151,12 +151,13 @@ def pax_header(body: bytes) -> bytes:
     return info.tobuf(tarfile.USTAR_FORMAT) + body + b"\0" * (-len(body) % 512)
 
 
-@pytest.mark.parametrize("body", [b"6 a=b\n" * 650_000, b"8 a=bcd\n" * 500_000])
-def test_a_pax_header_takes_time_by_its_length_only(body: bytes) -> None:
-    start = time.process_time()
-    entries, _ = read(pax_header(body) + tar_of(Thing("a")), 1 << 20)
-    assert time.process_time() - start < 5
-    assert entries[0][0].path == "a"
+@pytest.mark.parametrize("line", [b"6 a=b\n", b"8 a=bcd\n"])
+def test_a_pax_header_takes_time_by_its_length_only(line: bytes) -> None:
+    def read_header(lines: int) -> None:
+        entries, _ = read(pax_header(line * lines) + tar_of(Thing("a")), 1 << 20)
+        assert entries[0][0].path == "a"
+
+    assert grows_linearly(read_header, 100_000)
 
 
 def test_pax_headers_in_a_row_take_no_more_memory_than_one() -> None:
