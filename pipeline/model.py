@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
@@ -27,6 +27,12 @@ _HUB_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 HUB_REPOSITORY = f"{_HUB_PART}/{_HUB_PART}"
 # `organisation/model`, as the Hugging Face Hub names repositories of weights.
 HubRepository = Annotated[str, StringConstraints(pattern=f"^{HUB_REPOSITORY}$", max_length=200)]
+Word = Annotated[str, StringConstraints(pattern=r"^[^\s\x00-\x1f]+$", max_length=500)]
+Line = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$", max_length=1000)]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=80)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+# The inference engines that images hold.
+Engine: TypeAlias = Literal["vllm", "sglang", "ik-llama", "llama-cpp"]
 Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 

@@ -20,7 +20,7 @@ from pipeline.errors import AlreadyServed, DockerUnavailable, KeyInvalid
 from pipeline.files import os_errors_explained, remove_tree
 from pipeline.model import Frozen
 from pipeline.oci.docker import LoadedTag, connect, own_tags, untag
-from pipeline.recipe.container import Label
+from pipeline.serve.arguments import Label
 from pipeline.serve.facts import own_name
 from pipeline.serve.podman import Podman
 from pipeline.spec.checkout import Checkout

@@ -17,9 +17,10 @@ from pipeline.known import Unknown, then
 from pipeline.model import Frozen
 from pipeline.oci.record import ImageRecord
 from pipeline.products.model import Bound, Card, Computed, Measured, Product
-from pipeline.recipe.container import ContainerArguments, container_arguments
+from pipeline.recipe.container import container_arguments
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Expectations, Recipe
+from pipeline.serve.arguments import ContainerArguments
 from pipeline.serve.container_engine import ContainerEngine
 from pipeline.serve.log_reader import LogReader
 from pipeline.serve.preflight import Machine, Plan, idle, require_ready

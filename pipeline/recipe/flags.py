@@ -12,11 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from pipeline.model import Frozen
+from pipeline.model import Frozen, Word
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Word = Annotated[str, StringConstraints(pattern=r"^[^\s\x00-\x1f]+$", max_length=500)]
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=2000)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.errors import RecipeInvalid
-from pipeline.model import HUB_REPOSITORY, Digest, Frozen, Name
+from pipeline.model import HUB_REPOSITORY, Digest, Engine, Frozen, Name, Port, Variable, Word
 from pipeline.recipe.flags import (
     Flags,
     Fraction,
@@ -20,18 +20,9 @@ from pipeline.recipe.flags import (
     SglangFlags,
     Text,
     VllmFlags,
-    Word,
 )
-from pipeline.recipe.model import (
-    ContainerSpec,
-    Engine,
-    LlamaRecipe,
-    Port,
-    Recipe,
-    Speculation,
-    Variable,
-    merged_flags,
-)
+from pipeline.recipe.model import ContainerSpec, LlamaRecipe, Recipe, Speculation, merged_flags
+from pipeline.serve.arguments import Mount
 
 # Where a container sees the weights and a draft model's weights.
 WEIGHTS, DRAFT = "/models", "/draft"
@@ -55,14 +46,6 @@ class Overrides(Frozen):
     port: Port | None = None
     enable_eagle3: bool | None = None
     eagle3_model: Text | None = None
-
-
-class Mount(Frozen):
-    """A folder of the host that the engine sees."""
-
-    host: str
-    inside: str
-    read_only: bool = True
 
 
 class Launch(Frozen):

@@ -16,16 +16,22 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from pipeline.model import Frozen, HubRepository, Name, RelativePath, Stamp
-from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags, Word
+from pipeline.model import (
+    Frozen,
+    HubRepository,
+    Line,
+    Name,
+    Port,
+    RelativePath,
+    Stamp,
+    Variable,
+    Word,
+)
+from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
 
-Line = Annotated[str, StringConstraints(pattern=r"^\S(.*\S)?$", max_length=1000)]
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=80)]
 Setting = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=2000)]
-Engine: TypeAlias = Literal["vllm", "sglang", "ik-llama", "llama-cpp"]
 # What a recipe rests on; each is worth more than the one before it.
 Backing: TypeAlias = Literal["unproved", "stated", "reported", "proved"]
-Port = Annotated[int, Field(ge=1, le=65535)]
 Address = Annotated[str, StringConstraints(pattern=r"^[0-9a-f.:]+$", max_length=45)]
 # What a user may change for one start, by the names of the documents' scripts.
 Override: TypeAlias = Literal[

@@ -14,8 +14,7 @@ from pydantic import StringConstraints, model_validator
 
 from pipeline.errors import RecipeInvalid
 from pipeline.files import write_bytes
-from pipeline.model import Digest, Frozen, Name, Platform
-from pipeline.recipe.model import Engine, Line, Variable
+from pipeline.model import Digest, Engine, Frozen, Line, Name, Platform, Variable
 from pipeline.spec.checkout import Checkout
 from pipeline.yaml_file import read_yaml
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from pipeline.errors import ContainerRefused, DockerUnavailable
 from pipeline.oci import docker
-from pipeline.recipe.container import ContainerArguments, Label
+from pipeline.serve.arguments import ContainerArguments, Label
 from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.store.store import Store
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, AliasPath, BeforeValidator, ConfigDict, Fie
 from pipeline.errors import AlreadyServed, ImageDiffers
 from pipeline.model import Frozen
 from pipeline.oci.record import ImageRecord
-from pipeline.recipe.container import Label
+from pipeline.serve.arguments import Label
 
 
 def _digest(text: str) -> str:

@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias
 from pipeline.errors import StartFailed
 from pipeline.files import read_at_most
 from pipeline.host.fleet.tunnel import Tunnel
-from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.launch import Launch
 from pipeline.recipe.render.target import NCCL_LIBRARY, NCCL_SETTINGS
+from pipeline.serve.arguments import Mount
 
 HostNccl: TypeAlias = Literal["settings", "patched"]
 SETTINGS, LIBRARY = Path(NCCL_SETTINGS), Path(NCCL_LIBRARY.host)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from pipeline import log
 from pipeline.errors import BackendDiffers, PipelineError, RecipeInvalid
 from pipeline.files import os_errors_explained
-from pipeline.recipe.model import Engine, Expectations, LogLine
+from pipeline.model import Engine
+from pipeline.recipe.model import Expectations, LogLine
 
 _MOST_LINE_BYTES = 1 << 16
 _MOST_FILE_BYTES = 64 << 20

@@ -20,7 +20,7 @@ from pipeline.oci.docker import (
     own_tags_among,
 )
 from pipeline.oci.document import read_document
-from pipeline.recipe.container import ContainerArguments, Label
+from pipeline.serve.arguments import ContainerArguments, Label
 from pipeline.serve.container_engine import EngineKind
 from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.store.store import Store

@@ -27,8 +27,8 @@ from pipeline.assemble.plan import ImagePlan, TreePlan, plan_image
 from pipeline.errors import ParserUnreadable, SpecInvalid
 from pipeline.files import read_at_most, sha256_of_file
 from pipeline.foreign_json import JsonInvalid, read_json
+from pipeline.model import Engine
 from pipeline.oci import docker
-from pipeline.recipe.model import Engine
 from pipeline.recipe.parser_flags import ParserFlags
 from pipeline.sandbox.sandbox import find_sandbox
 from pipeline.source.box import Box, Limits, Way, run_step

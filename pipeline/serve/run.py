@@ -22,9 +22,10 @@ from pipeline.known import Known
 from pipeline.model import Frozen, canonical_json, sha256_of
 from pipeline.oci.record import ImageRecord
 from pipeline.publish.gates import GateState
-from pipeline.recipe.container import LOOPBACK, Label, container_name
+from pipeline.recipe.container import LOOPBACK, container_name
 from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import Recipe
+from pipeline.serve.arguments import Label
 from pipeline.serve.attempts import AttemptList, Begun, Ended, Outcome, ServeOptions, new_id, stamp
 from pipeline.serve.container_engine import ContainerEngine, titles
 from pipeline.serve.facts import ContainerFacts, difference, other_owner, own_name, require_own

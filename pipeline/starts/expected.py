@@ -6,9 +6,8 @@ from pathlib import Path
 
 from pipeline.assemble.plan import ImagePlan
 from pipeline.errors import SpecInvalid
-from pipeline.model import Frozen
+from pipeline.model import Engine, Frozen
 from pipeline.oci.config import ImageConfig
-from pipeline.recipe.model import Engine
 from pipeline.recipe.parser_flags import ParserFlags
 from pipeline.serve.read_flags import Parser, find_parser
 from pipeline.yaml_file import read_yaml

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from pipeline.errors import RecipeInvalid
-from pipeline.recipe.container import ANYWHERE, ContainerArguments, container_name
-from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.container import ANYWHERE, container_name
+from pipeline.recipe.launch import Launch
 from pipeline.recipe.render.manifests import render_compose, render_kubernetes
 from pipeline.recipe.render.target import (
     NCCL_LIBRARY,
@@ -19,6 +19,7 @@ from pipeline.recipe.render.target import (
     require_count,
     require_plain,
 )
+from pipeline.serve.arguments import ContainerArguments, Mount
 
 # What systemd takes as it stands in a command line.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")

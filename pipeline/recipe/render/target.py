@@ -9,14 +9,9 @@ from pydantic import Field
 
 from pipeline.errors import RecipeInvalid
 from pipeline.model import Frozen
-from pipeline.recipe.container import (
-    ANYWHERE,
-    LOOPBACK,
-    MOST_GPUS,
-    ContainerArguments,
-    container_arguments,
-)
-from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.container import ANYWHERE, LOOPBACK, MOST_GPUS, container_arguments
+from pipeline.recipe.launch import Launch
+from pipeline.serve.arguments import ContainerArguments, Mount
 
 # The Ansible role nccl writes both.
 NCCL_SETTINGS = "/etc/sm120/nccl.env"

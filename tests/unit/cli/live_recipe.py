@@ -16,8 +16,8 @@ import yaml
 
 from pipeline.app import serve as job_module
 from pipeline.app import serve as on_host_module
-from pipeline.recipe.container import ContainerArguments
 from pipeline.serve import start as start_module
+from pipeline.serve.arguments import ContainerArguments
 from pipeline.serve.facts import ImageFacts
 from pipeline.store.store import read_image_record
 from tests.testbed.model_server import ModelServer

@@ -6,8 +6,9 @@ import pytest
 
 from pipeline.errors import RecipeInvalid
 from pipeline.recipe.container import container_arguments, container_name
-from pipeline.recipe.launch import Launch, Mount
+from pipeline.recipe.launch import Launch
 from pipeline.recipe.model import ContainerSpec
+from pipeline.serve.arguments import Mount
 
 DIGEST = "sha256:" + "a" * 64
 

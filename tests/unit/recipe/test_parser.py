@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import RecipeInvalid
+from pipeline.model import Engine
 from pipeline.recipe.launch import Launch
-from pipeline.recipe.model import ContainerSpec, Engine
+from pipeline.recipe.model import ContainerSpec
 from pipeline.recipe.parser import check_flags, require_flags
 from pipeline.recipe.parser_flags import FlagSpec, ParserFlags
 

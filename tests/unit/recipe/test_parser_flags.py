@@ -11,10 +11,11 @@ from pipeline.app.recipes import images_alike
 from pipeline.assemble.golden import read_golden
 from pipeline.assemble.plan import plan_image
 from pipeline.errors import RecipeInvalid
+from pipeline.model import Engine
 from pipeline.recipe.find import Recipes
 from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
 from pipeline.recipe.launch import Launch, Overrides, plan_launch
-from pipeline.recipe.model import ContainerSpec, Engine
+from pipeline.recipe.model import ContainerSpec
 from pipeline.recipe.parser import check_flags, require_known_flags, split_command_line
 from pipeline.recipe.parser_flags import (
     FlagSpec,

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RecipeInvalid
-from pipeline.recipe.launch import Launch, Mount, Overrides, plan_launch, read_overrides
+from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
 from pipeline.recipe.model import Recipe
+from pipeline.serve.arguments import Mount
 from tests.unit.recipe.bodies import DRAFTS, recipe
 
 ALL = [name.upper() for name in Overrides.model_fields]

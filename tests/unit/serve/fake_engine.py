@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.oci.document import Descriptor
 from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer
-from pipeline.recipe.container import ContainerArguments
+from pipeline.serve.arguments import ContainerArguments
 from pipeline.serve.container_engine import EngineKind
 from pipeline.serve.facts import ContainerFacts, ImageFacts
 from pipeline.store.store import Store

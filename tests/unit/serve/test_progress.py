@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.recipe.model import Engine
+from pipeline.model import Engine
 from pipeline.serve.log_reader import STAGES, is_fatal, read_progress
 
 # engine, line, what it tells

@@ -277,7 +277,7 @@ def test_what_is_left_of_an_ended_one_makes_room() -> None:
 
 def test_docker_s_sdk_is_told_what_the_command_line_would_say() -> None:
     from pipeline.recipe.container import container_arguments
-    from pipeline.recipe.launch import Mount
+    from pipeline.serve.arguments import Mount
 
     mounts = [Mount(host="/data/kimi", inside="/models")]
     spec = ContainerSpec(capabilities=["SYS_NICE"])

@@ -4,8 +4,9 @@ from typing import get_args
 
 import pytest
 
+from pipeline.model import Engine
 from pipeline.recipe.find import Recipes
-from pipeline.recipe.model import Card, Engine
+from pipeline.recipe.model import Card
 from pipeline.serve.log_reader import STAGES, ExpectedLog
 from pipeline.serve.preflight import CARD_NAMES
 from tests.unit.support import ROOT

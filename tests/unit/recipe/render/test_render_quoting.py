@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import RecipeInvalid
-from pipeline.recipe.launch import Mount
 from pipeline.recipe.render.formats import CONTAINED, render, systemd_word
+from pipeline.serve.arguments import Mount
 from tests.testbed.unit_file import settings as settings_of
 from tests.testbed.unit_file import words
 from tests.unit.recipe.render.launches import (

@@ -9,10 +9,10 @@ import yaml
 
 from pipeline.errors import RecipeInvalid
 from pipeline.recipe.container import container_arguments
-from pipeline.recipe.launch import Mount
 from pipeline.recipe.model import ContainerSpec
 from pipeline.recipe.render.formats import CONTAINED, render
 from pipeline.recipe.render.target import Target
+from pipeline.serve.arguments import Mount
 from tests.unit.recipe.render.launches import DIGEST, IMAGE, TARGET, small_launch
 
 LOCAL = Target(image="sm120/vllm:0123456789ab")
