@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.assemble.image import Built
-from pipeline.assemble.plan import TreePlan, plan_image
-from pipeline.lock.model import ArchivePin
-from pipeline.lock.source import sealed_source, write_source_lock
-from pipeline.model import sha256_of
-from pipeline.source.archive import unpack
-from pipeline.source.box import Box, Kind, Running
-from pipeline.source.compiled import Compiler, compile_tree
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.containers.box import Box, Kind, Running
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.model import sha256_of
+from pipeline.images.assemble.image import Built
+from pipeline.images.assemble.plan import TreePlan, plan_image
+from pipeline.images.lock.model import ArchivePin
+from pipeline.images.lock.source import sealed_source, write_source_lock
+from pipeline.images.source.archive import unpack
+from pipeline.images.source.compiled import Compiler, compile_tree
+from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.makers import AMD64, Edit, Image
 from tests.testbed.deb_file import Item

@@ -19,25 +19,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.attest.cosign import (
+from pipeline.artifacts.attest.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
     SIGNATURE_NOTE,
     Content,
     signature_attachment,
 )
-from pipeline.attest.keys import LocalSigner
-from pipeline.attest.statement import read_statement
-from pipeline.attest.strict import read_base64, read_json
-from pipeline.attest.trust import read_trust
-from pipeline.errors import PipelineError
-from pipeline.model import canonical_json
-from pipeline.oci.document import read_document
-from pipeline.publish.attachment import Attachment
-from pipeline.verify.evidence import AttachedBlob, read_attached, read_item
-from pipeline.verify.naming import believed_names
-from pipeline.verify.policy import read_policy
-from pipeline.verify.verdict import Verdict
+from pipeline.artifacts.attest.keys import LocalSigner
+from pipeline.artifacts.attest.statement import read_statement
+from pipeline.artifacts.attest.strict import read_base64, read_json
+from pipeline.artifacts.attest.trust import read_trust
+from pipeline.artifacts.oci.document import read_document
+from pipeline.core.errors import PipelineError
+from pipeline.core.model import canonical_json
+from pipeline.evidence.publish.attachment import Attachment
+from pipeline.evidence.verify.evidence import AttachedBlob, read_attached, read_item
+from pipeline.evidence.verify.naming import believed_names
+from pipeline.evidence.verify.policy import read_policy
+from pipeline.evidence.verify.verdict import Verdict
 from tests.unit.verify.world import NOW, World, make_world, sign_bytes
 
 TOKENS = [

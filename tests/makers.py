@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pipeline.assemble import locked_layers as pinned
-from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.layer import read_file
-from pipeline.assemble.locked_layers import Counts
-from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.fetch.http import Client
-from pipeline.fetch.inputs import Fetcher
-from pipeline.fetch.settings import Settings
-from pipeline.fetch.sources import Sources
-from pipeline.lock.model import BasePin, DebPin, ImageLock, WheelPin, sealed, write_lock
-from pipeline.model import sha256_of
-from pipeline.oci.document import OCI_MANIFEST, Descriptor
-from pipeline.oci.record import ImageRecord, Kind, LayerRecord, TitledLayer
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import DebianSpec, ImageSpec
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.oci.document import OCI_MANIFEST, Descriptor
+from pipeline.artifacts.oci.record import ImageRecord, Kind, LayerRecord, TitledLayer
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.model import sha256_of
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
+from pipeline.images.assemble import locked_layers as pinned
+from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.locked_layers import Counts
+from pipeline.images.assemble.plan import ImagePlan, plan_image
+from pipeline.images.fetch.inputs import Fetcher
+from pipeline.images.fetch.sources import Sources
+from pipeline.images.lock.model import BasePin, DebPin, ImageLock, WheelPin, sealed, write_lock
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import DebianSpec, ImageSpec
 from tests.testbed.deb_file import Item, write_deb
 
 AMD64 = "linux/amd64"

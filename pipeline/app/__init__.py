@@ -2,7 +2,7 @@
 
 One module for each matter: `app.build`, `app.gate`, `app.publish`, `app.verify`, `app.serve`,
 `app.smoke`, `app.bench`, `app.report`, `app.weights`, `app.hosts` and what they share. Nothing in
-this package knows click, prints to stdout or ends the process: progress goes through pipeline.log,
+this package knows click, prints to stdout or ends the process: progress goes through core.log,
 and every failure is a PipelineError. It imports any package but the cli, and only the cli
 imports it.
 

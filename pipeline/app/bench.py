@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import log
 from pipeline.app.recipes import is_address, recipes_of
 from pipeline.app.serve import (
     RemoteHost,
@@ -22,21 +21,10 @@ from pipeline.app.signing import Signing
 from pipeline.app.smoke import api_headers
 from pipeline.app.statements import FileStatement, state_benchmark
 from pipeline.app.workspace import Workspace
-from pipeline.bench.metrics import DEFINITIONS
-from pipeline.bench.model import Inputs, Run
-from pipeline.bench.place import RUN_FILE, runs_in
-from pipeline.bench.plan import cells_of
-from pipeline.bench.record import read_run as read_run
-from pipeline.bench.record import workload_digest
-from pipeline.bench.results.compare import GATED, Comparison, GateRow, judge, read_side
-from pipeline.bench.results.compare import compare as compare_sides
-from pipeline.bench.results.recompute import require_as_measured
-from pipeline.bench.runner import Bench, Settings, measure_in_turns
-from pipeline.bench.server import Server
-from pipeline.bench.shipped import prompt_file, read_workload
-from pipeline.bench.starts import Started, Starter, measure_starts
-from pipeline.bench.workload import Conversations, Fixed, Lengths, Load, Workload
-from pipeline.errors import (
+from pipeline.artifacts.containers.container_engine import ContainerEngine
+from pipeline.artifacts.containers.find_engine import Wanted
+from pipeline.core import log
+from pipeline.core.errors import (
     BenchUndecided,
     BenchVoid,
     BenchWorse,
@@ -45,14 +33,27 @@ from pipeline.errors import (
     RunInvalid,
     WorkloadInvalid,
 )
-from pipeline.files import sha256_of_file
-from pipeline.host.facts.drift import read_facts
-from pipeline.model import Digest
-from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import Begun, ServeOptions
-from pipeline.serve.container_engine import ContainerEngine
-from pipeline.serve.find_engine import Wanted
-from pipeline.serve.run import (
+from pipeline.core.files import sha256_of_file
+from pipeline.core.model import Digest
+from pipeline.core.net.wire import Address
+from pipeline.hosts.facts.drift import read_facts
+from pipeline.serving.bench.metrics import DEFINITIONS
+from pipeline.serving.bench.model import Inputs, Run
+from pipeline.serving.bench.place import RUN_FILE, runs_in
+from pipeline.serving.bench.plan import cells_of
+from pipeline.serving.bench.record import read_run as read_run
+from pipeline.serving.bench.record import workload_digest
+from pipeline.serving.bench.results.compare import GATED, Comparison, GateRow, judge, read_side
+from pipeline.serving.bench.results.compare import compare as compare_sides
+from pipeline.serving.bench.results.recompute import require_as_measured
+from pipeline.serving.bench.runner import Bench, Settings, measure_in_turns
+from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.shipped import prompt_file, read_workload
+from pipeline.serving.bench.starts import Started, Starter, measure_starts
+from pipeline.serving.bench.workload import Conversations, Fixed, Lengths, Load, Workload
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.serve.attempts import Begun, ServeOptions
+from pipeline.serving.serve.run import (
     Job,
     ServedStatus,
     attempts_of,
@@ -62,8 +63,7 @@ from pipeline.serve.run import (
     status_of,
     stop,
 )
-from pipeline.serve.start import STOP_S
-from pipeline.smoke.wire import Address
+from pipeline.serving.serve.start import STOP_S
 
 _DEFAULT, _TINY = "quick", "tiny"
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline import log
 from pipeline.app.image_statements import ImageStatements, state_images
 from pipeline.app.images import find_image, plans_of
 from pipeline.app.signing import Signing, signer_of
@@ -21,21 +20,22 @@ from pipeline.app.sources import (
     offered_layers,
 )
 from pipeline.app.workspace import Workspace
-from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.plan import ImagePlan, TreePlan, Work, work_for
-from pipeline.errors import NotReproducible, OfflineMiss, StoreDamaged, UnknownImage
-from pipeline.fetch.base_settings import BaseSettings
-from pipeline.registry.access import Access
-from pipeline.source.toolchain import why_not_here
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core import log
+from pipeline.core.errors import NotReproducible, OfflineMiss, StoreDamaged, UnknownImage
+from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, work_for
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.source.toolchain import why_not_here
 
 if TYPE_CHECKING:
-    from pipeline.attest.keys import Signer
-    from pipeline.evidence.rebuilt import Rebuilt
-    from pipeline.fetch.inputs import Fetcher
-    from pipeline.gate.stage import Staged
-    from pipeline.lock.model import Pin
-    from pipeline.verify.layers import OfferedLayer
+    from pipeline.artifacts.attest.keys import Signer
+    from pipeline.evidence.statements.rebuilt import Rebuilt
+    from pipeline.evidence.verify.layers import OfferedLayer
+    from pipeline.images.fetch.inputs import Fetcher
+    from pipeline.images.gate.stage import Staged
+    from pipeline.images.lock.model import Pin
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def build(
 
     # a function: a build with nothing to fetch reads no settings and runs no pip
     def fetcher() -> Fetcher:
-        from pipeline.fetch.transport import make_fetcher  # slow; often nothing is fetched
+        from pipeline.images.fetch.transport import make_fetcher  # slow; often nothing is fetched
 
         return make_fetcher(store, request.mirrors, request.offline, request.bases)
 
@@ -165,7 +165,7 @@ def _judge(
     """Every image's gates, one after the other; a failure waits until all were judged."""
     # slow to import, and most builds are not judged
     from pipeline.app.gate import make_gate_context
-    from pipeline.gate.stage import judge_built
+    from pipeline.images.gate.stage import judge_built
 
     context = make_gate_context(workspace, request.mirrors, request.offline)
     stages: dict[Built, Staged] = {}
@@ -264,9 +264,9 @@ def rebuild(
     bases: BaseSettings | None = None,
 ) -> Rebuilt:
     """Build an image again in an empty store, and compare every byte with the first build."""
-    from pipeline.evidence.rebuilt import rebuild as build_again
-    from pipeline.fetch.transport import make_fetcher
-    from pipeline.source.objects import objects_folder
+    from pipeline.evidence.statements.rebuilt import rebuild as build_again
+    from pipeline.images.fetch.transport import make_fetcher
+    from pipeline.images.source.objects import objects_folder
 
     checkout, signer = workspace.checkout(), signer_of(key_path) if attest else None
     store = workspace.store()
@@ -295,8 +295,8 @@ def rebuild(
 @contextmanager
 def _attested(store: Store, first: Built, signer: Signer | None) -> Iterator[list[Rebuilt]]:
     """State how a rebuild ended, where there is a signer; a difference is stated, too."""
-    from pipeline.attest.statement import moment
-    from pipeline.evidence.image import record_rebuild
+    from pipeline.artifacts.attest.statement import moment
+    from pipeline.evidence.statements.image import record_rebuild
 
     ended: list[Rebuilt] = []
     try:

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline import log
 from pipeline.app.images import find_image
 from pipeline.app.workspace import Workspace, named_platform, platforms_of
-from pipeline.assemble.image import Built
+from pipeline.artifacts.oci.layout import export_layout, require_new
 from pipeline.bootstrap import FOLDER
-from pipeline.evidence.evidence_set import kept
-from pipeline.fetch.base_settings import BaseSettings
-from pipeline.fetch.inputs import collect as collect_files
-from pipeline.fetch.inputs import collect_base
-from pipeline.fetch.tool import ToolTarget, collect_tool, own_python
-from pipeline.fetch.transport import make_fetcher
-from pipeline.files import need_space_for_copies
-from pipeline.lock.model import current_lock
-from pipeline.oci.layout import export_layout, require_new
+from pipeline.core import log
+from pipeline.core.files import need_space_for_copies
+from pipeline.evidence.statements.evidence_set import kept
+from pipeline.images.assemble.image import Built
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.fetch.inputs import collect as collect_files
+from pipeline.images.fetch.inputs import collect_base
+from pipeline.images.fetch.tool import ToolTarget, collect_tool, own_python
+from pipeline.images.fetch.transport import make_fetcher
+from pipeline.images.lock.model import current_lock
 
 
 class Loaded(NamedTuple):
@@ -57,7 +57,7 @@ def load_image(
 ) -> Loaded:
     """Load a built image into the Docker daemon that DOCKER_HOST names."""
     # loads Docker's library, which nothing else in this module needs
-    from pipeline.oci.docker import default_tag, load, moving_tag
+    from pipeline.artifacts.containers.docker import default_tag, load, moving_tag
 
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():

@@ -15,15 +15,19 @@ from pipeline.app.images import find_image
 from pipeline.app.signing import own_trust_file, signer_of, trust_files, trust_of
 from pipeline.app.statements import sign_file
 from pipeline.app.workspace import Workspace
-from pipeline.assemble.image import Built
-from pipeline.attest import keys
-from pipeline.attest.envelope import Envelope
-from pipeline.attest.keyring import default_folder, own_public_keys, public_id, use_first_key
-from pipeline.attest.names import KINDS
-from pipeline.attest.predicates import MODELS
-from pipeline.attest.statement import moment
-from pipeline.attest.strict import read_json
-from pipeline.attest.trust import (
+from pipeline.artifacts.attest import keys
+from pipeline.artifacts.attest.envelope import Envelope
+from pipeline.artifacts.attest.keyring import (
+    default_folder,
+    own_public_keys,
+    public_id,
+    use_first_key,
+)
+from pipeline.artifacts.attest.names import KINDS
+from pipeline.artifacts.attest.predicates import MODELS
+from pipeline.artifacts.attest.statement import moment
+from pipeline.artifacts.attest.strict import read_json
+from pipeline.artifacts.attest.trust import (
     TrustedKey,
     add_entry,
     key_name,
@@ -31,13 +35,14 @@ from pipeline.attest.trust import (
     remove_entry,
     trust_entry,
 )
-from pipeline.errors import KeyInvalid, RecordInvalid, StoreUnwritable
-from pipeline.evidence.bill import bill_of
-from pipeline.evidence.image import record_image
-from pipeline.evidence.sbom_cyclonedx import cyclonedx_bytes
-from pipeline.evidence.sbom_spdx import spdx_bytes
-from pipeline.model import Name
-from pipeline.verify.artifact import read_bounded
+from pipeline.core.errors import KeyInvalid, RecordInvalid, StoreUnwritable
+from pipeline.core.model import Name
+from pipeline.evidence.statements.bill import bill_of
+from pipeline.evidence.statements.image import record_image
+from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx_bytes
+from pipeline.evidence.statements.sbom_spdx import spdx_bytes
+from pipeline.evidence.verify.artifact import read_bounded
+from pipeline.images.assemble.image import Built
 
 # only kinds whose content we can check; of others we would sign anything
 OWN_KINDS = sorted(name for name, uri in KINDS.items() if uri in MODELS)

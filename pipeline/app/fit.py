@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pipeline.app.workspace import Workspace
-from pipeline.fit.engine import Question, shown_bytes
-from pipeline.fit.shape import Architecture
-from pipeline.fit.source import HubModel, Source, find_source
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.model import merged_flags
-from pipeline.serve.fits import Room, question_of
+from pipeline.serving.fit.engine import Question, shown_bytes
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.fit.source import HubModel, Source, find_source
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.model import merged_flags
+from pipeline.serving.serve.fits import Room, question_of
 
 
 def find_model(workspace: Workspace, model: str) -> Source:

@@ -10,23 +10,30 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import log
 from pipeline.app.image_statements import state_gates
 from pipeline.app.images import find_image
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
-from pipeline.assemble.image import Built, find_built
-from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.errors import CaseNotFound, GateUnknown, PatchUnproved, PipelineError, UnknownImage
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import read_settings
-from pipeline.fetch.transport import make_fetcher
-from pipeline.files import bounded_lines, opened_log
-from pipeline.gate.arch import ArchSpec, read_arch_spec
-from pipeline.gate.evidence import error_of, keep_evidence
-from pipeline.gate.files import has_cases, read_setup
-from pipeline.gate.numerics import read_numeric_cases
-from pipeline.gate.patches import (
+from pipeline.artifacts.containers.sandbox import find_sandbox, require_isolation
+from pipeline.core import log
+from pipeline.core.errors import (
+    CaseNotFound,
+    GateUnknown,
+    PatchUnproved,
+    PipelineError,
+    UnknownImage,
+)
+from pipeline.core.files import bounded_lines, opened_log
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import read_settings
+from pipeline.images.assemble.image import Built, find_built
+from pipeline.images.assemble.plan import ImagePlan, plan_image
+from pipeline.images.fetch.transport import make_fetcher
+from pipeline.images.gate.arch import ArchSpec, read_arch_spec
+from pipeline.images.gate.evidence import error_of, keep_evidence
+from pipeline.images.gate.files import has_cases, read_setup
+from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.patches import (
     PatchVerdict,
     judge_against,
     judge_patches,
@@ -34,11 +41,11 @@ from pipeline.gate.patches import (
     versions_against,
     without_gate,
 )
-from pipeline.gate.smem.cases import Gates, read_gates
-from pipeline.gate.smem.context import GateContext, WheelFinder
-from pipeline.gate.smem.engine import engine_pin, engine_work
-from pipeline.gate.smem.environment import EnvironmentFacts, environment_work
-from pipeline.gate.smem.image_gate import (
+from pipeline.images.gate.smem.cases import Gates, read_gates
+from pipeline.images.gate.smem.context import GateContext, WheelFinder
+from pipeline.images.gate.smem.engine import engine_pin, engine_work
+from pipeline.images.gate.smem.environment import EnvironmentFacts, environment_work
+from pipeline.images.gate.smem.image_gate import (
     CaseTuning,
     ImageGate,
     chosen_cases,
@@ -46,18 +53,17 @@ from pipeline.gate.smem.image_gate import (
     find_case,
     open_gate,
 )
-from pipeline.gate.smem.image_gate import tune as sweep
-from pipeline.gate.smem.limits import Card, card_for
-from pipeline.gate.stage import GateRun, run_arch, run_numerics, run_smem
-from pipeline.gate.tracebacks import (
+from pipeline.images.gate.smem.image_gate import tune as sweep
+from pipeline.images.gate.smem.limits import Card, card_for
+from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_smem
+from pipeline.images.gate.tracebacks import (
     FoundCase,
     TracebackReader,
     find_by_name,
     find_by_traceback,
     why_not_judged,
 )
-from pipeline.lock.model import Pin
-from pipeline.sandbox.sandbox import find_sandbox, require_isolation
+from pipeline.images.lock.model import Pin
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.

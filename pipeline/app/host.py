@@ -13,23 +13,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline import log
 from pipeline.app.statements import without_statements
 from pipeline.app.workspace import Workspace
-from pipeline.errors import FactsUnreadable, HostDrifted, HostOutlier, NothingTuned, SpecInvalid
-from pipeline.files import bounded_lines, opened_log, write_bytes
-from pipeline.gate.tracebacks import KnownKernel, Overrun, TracebackReader, known_kernels
-from pipeline.host.facts.drift import Difference, compare, read_facts
-from pipeline.host.facts.gather import gather
-from pipeline.host.facts.model import HostFacts
-from pipeline.host.facts.redact import redact as redact_capture
-from pipeline.host.facts.source import Capture, read_capture
-from pipeline.host.fleet.result import HostResult
-from pipeline.host.probes.runner import ProbeReport, read_rows, run_in_image, run_probes
-from pipeline.host.probes.tune import Setting, Tuning, plan, sweep, workloads
-from pipeline.host.rules.issues import Finding, findings, match_lines, match_rules
-from pipeline.host.rules.judge import judge
-from pipeline.host.rules.outliers import Comparison, find_outliers
+from pipeline.core import log
+from pipeline.core.errors import (
+    FactsUnreadable,
+    HostDrifted,
+    HostOutlier,
+    NothingTuned,
+    SpecInvalid,
+)
+from pipeline.core.files import bounded_lines, opened_log, write_bytes
+from pipeline.hosts.facts.drift import Difference, compare, read_facts
+from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.redact import redact as redact_capture
+from pipeline.hosts.facts.source import Capture, read_capture
+from pipeline.hosts.fleet.result import HostResult
+from pipeline.hosts.probes.runner import ProbeReport, read_rows, run_in_image, run_probes
+from pipeline.hosts.probes.tune import Setting, Tuning, plan, sweep, workloads
+from pipeline.hosts.rules.issues import Finding, findings, match_lines, match_rules
+from pipeline.hosts.rules.judge import judge
+from pipeline.hosts.rules.outliers import Comparison, find_outliers
+from pipeline.images.gate.tracebacks import KnownKernel, Overrun, TracebackReader, known_kernels
 
 _STDIN = Path("-")
 # What rotated logs begin with: gzip, xz and zstd.

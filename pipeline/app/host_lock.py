@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from pipeline import log
 from pipeline.app.workspace import Workspace
-from pipeline.errors import LockMissing, SourceUnreachable, SpecInvalid
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import read_settings
-from pipeline.fetch.sources import read_below
-from pipeline.lock.host import Repository, lock_target, read_package_index, refused_key
-from pipeline.lock.host_model import (
+from pipeline.core import log
+from pipeline.core.errors import LockMissing, SourceUnreachable, SpecInvalid
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import read_settings
+from pipeline.core.sealed import read_or_none
+from pipeline.hosts.lock import Repository, lock_target, read_package_index, refused_key
+from pipeline.hosts.lock_model import (
     HostLock,
     current_host_lock,
     host_lock_path,
@@ -20,8 +20,8 @@ from pipeline.lock.host_model import (
     sealed_host,
     write_host_lock,
 )
-from pipeline.lock.sealed import read_or_none
-from pipeline.spec.host import read_host_spec
+from pipeline.hosts.spec import read_host_spec
+from pipeline.images.fetch.sources import read_below
 
 
 def check_lock(workspace: Workspace, target: str | None = None) -> HostLock:

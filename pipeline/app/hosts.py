@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline import log
 from pipeline.app.signing import Signing, signer_of
 from pipeline.app.statements import FileStatement, sign_file, state_host, without_statements
 from pipeline.app.workspace import Workspace
-from pipeline.errors import (
+from pipeline.core import log
+from pipeline.core.errors import (
     FleetUnready,
     HostDrifted,
     HostUnfit,
@@ -25,15 +25,15 @@ from pipeline.errors import (
     PromiseBroken,
     ProvisionFailed,
 )
-from pipeline.host.facts.drift import Difference, read_facts
-from pipeline.host.facts.summary import summarise
-from pipeline.host.fleet.playbook import promises_of, stream_playbook
-from pipeline.host.fleet.promised import Promised, Roles
-from pipeline.host.fleet.result import FleetResult
-from pipeline.host.fleet.verify import VerifyOptions, keep_records, record_path, verify_fleet
-from pipeline.host.promises.run import judge_promises
-from pipeline.lock.host_model import current_host_lock, host_lock_path
-from pipeline.spec.host import read_host_spec
+from pipeline.hosts.facts.drift import Difference, read_facts
+from pipeline.hosts.facts.summary import summarise
+from pipeline.hosts.fleet.playbook import promises_of, stream_playbook
+from pipeline.hosts.fleet.promised import Promised, Roles
+from pipeline.hosts.fleet.result import FleetResult
+from pipeline.hosts.fleet.verify import VerifyOptions, keep_records, record_path, verify_fleet
+from pipeline.hosts.lock_model import current_host_lock, host_lock_path
+from pipeline.hosts.promises.run import judge_promises
+from pipeline.hosts.spec import read_host_spec
 
 # in the order in which site.yml runs them
 ROLES = tuple(Roles.model_fields)

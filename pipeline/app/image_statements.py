@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import log
 from pipeline.app.signing import Signing
-from pipeline.assemble.image import Built, find_built
-from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.attest.strict import plain
-from pipeline.errors import PipelineError
-from pipeline.evidence.evidence_set import folder_of
-from pipeline.evidence.runs import Run, keep_runs
-from pipeline.evidence.stated import Problem, Stated, find_stated, sign_stated, state_image
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store
+from pipeline.artifacts.attest.strict import plain
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import PipelineError
+from pipeline.evidence.statements.evidence_set import folder_of
+from pipeline.evidence.statements.stated import (
+    Problem,
+    Stated,
+    find_stated,
+    sign_stated,
+    state_image,
+)
+from pipeline.images.assemble.image import Built, find_built
+from pipeline.images.assemble.plan import ImagePlan, plan_image
+from pipeline.images.gate.runs import Run, keep_runs
+from pipeline.images.spec.checkout import Checkout
 
 if TYPE_CHECKING:
-    from pipeline.attest.keys import Signer
+    from pipeline.artifacts.attest.keys import Signer
 
 
 @dataclass(frozen=True)

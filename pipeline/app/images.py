@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import log
 from pipeline.app.workspace import Workspace, named_platform, pick_platform, platforms_of
-from pipeline.assemble.image import Built, find_built, staleness
-from pipeline.assemble.inside import FoundFile, list_inside, read_inside
-from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.errors import ImageStale, PipelineError, UnknownImage
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import ImageFile
-from pipeline.store.store import Store
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import ImageStale, PipelineError, UnknownImage
+from pipeline.images.assemble.image import Built, find_built, staleness
+from pipeline.images.assemble.inside import FoundFile, list_inside, read_inside
+from pipeline.images.assemble.plan import ImagePlan, plan_image
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import ImageFile
 
 if TYPE_CHECKING:
-    from pipeline.evidence.inventory import Origin
+    from pipeline.evidence.statements.inventory import Origin
 
 
 def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -> list[ImagePlan]:
@@ -123,7 +123,7 @@ def _stale(checkout: Checkout, store: Store, name: str, platform: str) -> str:
 
 def explain(workspace: Workspace, name: str, path: str, platform: str | None = None) -> Origin:
     """Where a file of a built image comes from: which wheel, .deb, source or patch."""
-    from pipeline.evidence.inventory import explain as find_origin
+    from pipeline.evidence.statements.inventory import explain as find_origin
 
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():

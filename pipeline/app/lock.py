@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline import log
 from pipeline.app.workspace import Workspace, platforms_of
-from pipeline.errors import SpecInvalid
-from pipeline.fetch.base import Bases
-from pipeline.fetch.base_settings import BaseSettings
-from pipeline.fetch.settings import folder_of, named_mirrors
-from pipeline.fetch.transport import make_transport
-from pipeline.lock.export import Move, diff_locks, pylock, requirements
-from pipeline.lock.make import make_lock
-from pipeline.lock.model import BasePin, ImageLock, current_lock, read_lock, write_lock
-from pipeline.lock.sealed import read_or_none
-from pipeline.spec.base import ForeignBase
+from pipeline.core import log
+from pipeline.core.errors import SpecInvalid
+from pipeline.core.net.settings import folder_of, named_mirrors
+from pipeline.core.sealed import read_or_none
+from pipeline.images.fetch.base import Bases
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.fetch.transport import make_transport
+from pipeline.images.lock.export import Move, diff_locks, pylock, requirements
+from pipeline.images.lock.make import make_lock
+from pipeline.images.lock.model import BasePin, ImageLock, current_lock, read_lock, write_lock
+from pipeline.images.spec.base import ForeignBase
 
 
 def lock_images(

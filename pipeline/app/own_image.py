@@ -9,15 +9,15 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from pipeline.app.workspace import Workspace, host_platform, named_platform, pick_platform
-from pipeline.assemble.image import wheel_tree
-from pipeline.assemble.patch_series import NewPatch, from_copy, from_diff, installed, is_diff
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import SpecInvalid
-from pipeline.files import read_limited
-from pipeline.spec.base import parse_foreign
-from pipeline.spec.image import PatchSpec
-from pipeline.spec.new import add_to_series, copy_image, new_image, next_patch_name
-from pipeline.yaml_file import mistakes
+from pipeline.core.errors import SpecInvalid
+from pipeline.core.files import read_limited
+from pipeline.core.yaml_file import mistakes
+from pipeline.images.assemble.image import wheel_tree
+from pipeline.images.assemble.patch_series import NewPatch, from_copy, from_diff, installed, is_diff
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.spec.base import parse_foreign
+from pipeline.images.spec.image import PatchSpec
+from pipeline.images.spec.new import add_to_series, copy_image, new_image, next_patch_name
 
 _MOST_BYTES = 16 << 20  # of a patch, or of an edited file
 

@@ -8,20 +8,20 @@ from pathlib import Path
 from pipeline.app.images import find_image
 from pipeline.app.recipes import recipes_of
 from pipeline.app.workspace import Workspace
-from pipeline.errors import ModelUnreadable, ProductsUnknown, ProductsWrong, RecipeInvalid
-from pipeline.fit.facts import fact_of
-from pipeline.fit.shape import Architecture
-from pipeline.fit.source import find_source
-from pipeline.host.facts.source import read_capture
-from pipeline.products.model import Product, ProductsResult, Skipped, judge_all
-from pipeline.products.run import Order, compute, require_card
-from pipeline.products.shapes import products_of, sharding_of, tokens_of
-from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import new_id
-from pipeline.serve.find_engine import Wanted, find_engine
-from pipeline.serve.preflight import machine_of
-from pipeline.serve.run import attempts_of
+from pipeline.artifacts.containers.find_engine import Wanted, find_engine
+from pipeline.core.errors import ModelUnreadable, ProductsUnknown, ProductsWrong, RecipeInvalid
+from pipeline.hosts.facts.source import read_capture
+from pipeline.serving.fit.facts import fact_of
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.fit.source import find_source
+from pipeline.serving.products.model import Product, ProductsResult, Skipped, judge_all
+from pipeline.serving.products.run import Order, compute, require_card
+from pipeline.serving.products.shapes import products_of, sharding_of, tokens_of
+from pipeline.serving.recipe.launch import Overrides, plan_launch
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.serve.attempts import new_id
+from pipeline.serving.serve.preflight import machine_of
+from pipeline.serving.serve.run import attempts_of
 
 # FlashInfer compiles for minutes when it is first asked for a kernel.
 TIMEOUT_S = 3600

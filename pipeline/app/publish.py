@@ -6,19 +6,19 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import log
 from pipeline.app.images import find_images, spec_of
 from pipeline.app.registry import open_registry
 from pipeline.app.workspace import Workspace
-from pipeline.attest.keys import find_signer
-from pipeline.errors import PublishRefused, ReferenceInvalid
-from pipeline.oci.reference import parse_reference
-from pipeline.publish.attachment import file_attachment
-from pipeline.publish.evidence import make_bundle
-from pipeline.publish.gates import gate_state, how_far, require_gates
-from pipeline.publish.publish import Order, Published, make_shipment, rehearse
-from pipeline.publish.publish import publish as publish_image
-from pipeline.registry.access import Access
+from pipeline.artifacts.attest.keys import find_signer
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry.access import Access
+from pipeline.core import log
+from pipeline.core.errors import PublishRefused, ReferenceInvalid
+from pipeline.evidence.publish.attachment import file_attachment
+from pipeline.evidence.publish.evidence import make_bundle
+from pipeline.evidence.publish.publish import Order, Published, make_shipment, rehearse
+from pipeline.evidence.publish.publish import publish as publish_image
+from pipeline.images.gate.state import gate_state, how_far, require_gates
 
 # one sentence: it is signed, and every later verify shows it
 _MOST_REASON = 500

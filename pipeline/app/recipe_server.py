@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.app.serve import ServeContext, make_job
-from pipeline.errors import (
+from pipeline.artifacts.containers.container_engine import ContainerEngine
+from pipeline.core.errors import (
     ImageDiffers,
     NothingServed,
     PreflightFailed,
@@ -17,11 +18,11 @@ from pipeline.errors import (
     ServeFailed,
     ServerGone,
 )
-from pipeline.recipe.launch import speculates
-from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import Begun, ServeOptions, new_id, stamp
-from pipeline.serve.container_engine import ContainerEngine
-from pipeline.serve.run import (
+from pipeline.core.net.wire import Address
+from pipeline.serving.recipe.launch import speculates
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id, stamp
+from pipeline.serving.serve.run import (
     ServedStatus,
     attempts_of,
     find_served,
@@ -31,10 +32,9 @@ from pipeline.serve.run import (
     status_of,
     stop,
 )
-from pipeline.serve.start import STOP_S, restart
-from pipeline.smoke.client import Gone
-from pipeline.smoke.session import Session
-from pipeline.smoke.wire import Address
+from pipeline.serving.serve.start import STOP_S, restart
+from pipeline.serving.smoke.client import Gone
+from pipeline.serving.smoke.session import Session
 
 
 @dataclass

@@ -9,38 +9,44 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline import log
 from pipeline.app.images import find_image
 from pipeline.app.workspace import Workspace, pick_platform
-from pipeline.assemble.golden import read_golden
-from pipeline.assemble.image import find_built
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import LockUnusable, PipelineError, RecipeInvalid, UnknownImage, WeightsUnknown
-from pipeline.oci.reference import parse_reference
-from pipeline.recipe.container import LOOPBACK
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import (
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.core import log
+from pipeline.core.errors import (
+    LockUnusable,
+    PipelineError,
+    RecipeInvalid,
+    UnknownImage,
+    WeightsUnknown,
+)
+from pipeline.images.assemble.golden import read_golden
+from pipeline.images.assemble.image import find_built
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.engine.parser_flags import (
+    ParserFlags,
+    find_parser_flags,
+    flags_folder,
+    write_parser_flags,
+)
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import ImageSpec
+from pipeline.serving.recipe.container import LOOPBACK
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import (
     Overrides,
     model_words,
     plan_launch,
     read_overrides,
     with_whole_repositories,
 )
-from pipeline.recipe.model import Recipe
-from pipeline.recipe.parser import require_known_flags
-from pipeline.recipe.parser_flags import (
-    ParserFlags,
-    find_parser_flags,
-    flags_folder,
-    write_parser_flags,
-)
-from pipeline.recipe.render.client import client_settings, render_env
-from pipeline.recipe.render.formats import CONTAINED
-from pipeline.recipe.render.formats import render as render_launch
-from pipeline.recipe.render.target import Target
-from pipeline.serve.weights import tiny_weights
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import ImageSpec
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.recipe.parser import require_known_flags
+from pipeline.serving.recipe.render.client import client_settings, render_env
+from pipeline.serving.recipe.render.formats import CONTAINED
+from pipeline.serving.recipe.render.formats import render as render_launch
+from pipeline.serving.recipe.render.target import Target
+from pipeline.serving.serve.weights import tiny_weights
 from pipeline.weights.model import WeightsLock, current_lock
 from pipeline.weights.place import new_place, user_cache
 
@@ -211,14 +217,14 @@ def read_flags_of(
 
     With `accept`, writes them to the committed file.
     """
-    from pipeline.serve.read_flags import (
+    from pipeline.artifacts.containers.box import find_way
+    from pipeline.images.engine.read_flags import (
         find_parser,
         read_flags,
         read_program_flags,
         read_source_flags,
         read_wheel_flags,
     )
-    from pipeline.source.box import find_way
 
     checkout = workspace.checkout()
     folder = flags_folder(checkout)
@@ -257,7 +263,7 @@ def images_alike(checkout: Checkout, image: str) -> list[str]:
 
 def _engines(checkout: Checkout, name: str) -> list[tuple[object, ...]]:
     """What decides which flags an image accepts, for each platform; none where it has no engine."""
-    from pipeline.serve.read_flags import find_parser
+    from pipeline.images.engine.read_flags import find_parser
 
     try:
         plans = [plan_image(checkout, name, each) for each in checkout.spec(name).platforms]
@@ -317,7 +323,7 @@ class Rendered(NamedTuple):
 
 def render(workspace: Workspace, request: RenderRequest) -> Rendered:
     """A recipe as a command, a unit, a Compose file, Kubernetes objects or settings."""
-    from pipeline.oci.docker import default_tag
+    from pipeline.artifacts.containers.docker import default_tag
 
     form = request.format_name
     recipe = recipes_of(workspace, request.folders).read(request.recipe)

@@ -7,15 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline import log
 from pipeline.app.workspace import Workspace, named_platform
-from pipeline.oci.document import Document
-from pipeline.oci.reference import Reference, parse_reference, parse_repository
-from pipeline.publish.gc import Plan, plan_gc, run_gc
-from pipeline.publish.known import KnownRepository
-from pipeline.registry.access import Access
-from pipeline.registry.client import RegistryClient
-from pipeline.registry.pull import (
+from pipeline.artifacts.oci.document import Document
+from pipeline.artifacts.oci.reference import Reference, parse_reference, parse_repository
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.registry.client import RegistryClient
+from pipeline.artifacts.registry.pull import (
     LayoutBlobs,
     Pulled,
     Wanted,
@@ -25,7 +22,10 @@ from pipeline.registry.pull import (
     require_ours,
     resolve,
 )
-from pipeline.registry.repository import Repository
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.core import log
+from pipeline.evidence.publish.gc import Plan, plan_gc, run_gc
+from pipeline.evidence.publish.known import KnownRepository
 
 
 class PullPlan(NamedTuple):

@@ -8,32 +8,32 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
-from pipeline import log
 from pipeline.app.signing import Signing, trust_of
 from pipeline.app.statements import state_report
 from pipeline.app.workspace import Workspace
-from pipeline.bench.place import RUN_FILE, is_run, run_folder, runs_in
-from pipeline.errors import StoreUnusable
-from pipeline.files import sha256_of_file, write_bytes
-from pipeline.host.facts.drift import read_facts
-from pipeline.report.build import report_data
-from pipeline.report.engine_memory import memory_of_log
-from pipeline.report.findings import WRONG
-from pipeline.report.from_host import with_host
-from pipeline.report.from_run import read_foreign_data, read_run_data
-from pipeline.report.model import EvidenceLink, ReportData, RunData
-from pipeline.report.page import render_page
-from pipeline.report.pdf import print_pdf
-from pipeline.report.redact import redact
-from pipeline.report.reference import all_references, fitting, named_reference
-from pipeline.report.text import render_csv, render_markdown
-from pipeline.serve.attempts import stamp
-from pipeline.serve.run import attempts_of
-from pipeline.store.store import Store
-from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import beside, gather
-from pipeline.verify.runs import Behind, judge_run
-from pipeline.verify.verdict import Node
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import StoreUnusable
+from pipeline.core.files import sha256_of_file, write_bytes
+from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.evidence import beside, gather
+from pipeline.evidence.verify.runs import Behind, judge_run
+from pipeline.evidence.verify.verdict import Node
+from pipeline.hosts.facts.drift import read_facts
+from pipeline.serving.bench.place import RUN_FILE, is_run, run_folder, runs_in
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.engine_memory import memory_of_log
+from pipeline.serving.report.findings import WRONG
+from pipeline.serving.report.from_host import with_host
+from pipeline.serving.report.from_run import read_foreign_data, read_run_data
+from pipeline.serving.report.model import EvidenceLink, ReportData, RunData
+from pipeline.serving.report.page import render_page
+from pipeline.serving.report.pdf import print_pdf
+from pipeline.serving.report.redact import redact
+from pipeline.serving.report.reference import all_references, fitting, named_reference
+from pipeline.serving.report.text import render_csv, render_markdown
+from pipeline.serving.serve.attempts import stamp
+from pipeline.serving.serve.run import attempts_of
 
 _FORMATS: dict[str, Callable[[ReportData], bytes]] = {
     ".html": render_page,

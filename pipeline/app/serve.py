@@ -12,12 +12,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import log
 from pipeline.app.images import find_image
 from pipeline.app.recipes import all_overrides, recipes_of, say_contrary
 from pipeline.app.workspace import Workspace, pick_platform
-from pipeline.assemble.image import Built
-from pipeline.errors import (
+from pipeline.artifacts.containers.container_engine import ContainerEngine, titles
+from pipeline.artifacts.containers.docker import default_tag
+from pipeline.artifacts.containers.facts import other_owner
+from pipeline.artifacts.containers.find_engine import Wanted, find_engine, find_engines
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import (
     BackendDiffers,
     NothingServed,
     RecipeInvalid,
@@ -25,26 +29,24 @@ from pipeline.errors import (
     UnknownImage,
     WeightsUnknown,
 )
-from pipeline.host.fleet.playbook import connection_of
-from pipeline.host.fleet.tunnel import Tunnel, open_tunnel, plain_connection
-from pipeline.host.rules.verdict import RuleResult
-from pipeline.known import Known, unknown
-from pipeline.lock.model import current_lock
-from pipeline.oci.docker import default_tag
-from pipeline.publish.gates import gate_state
-from pipeline.recipe.container import ANYWHERE, LOOPBACK, container_arguments
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
-from pipeline.recipe.model import Recipe
-from pipeline.recipe.parser import check_flags
-from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
-from pipeline.serve.attempts import START_S, Attempt, ServeOptions
-from pipeline.serve.container_engine import ContainerEngine, titles
-from pipeline.serve.facts import other_owner
-from pipeline.serve.find_engine import Wanted, find_engine, find_engines
-from pipeline.serve.fits import model_in, plan_fit
-from pipeline.serve.host_nccl import HostNccl, with_host_nccl, with_nccl_of
-from pipeline.serve.run import (
+from pipeline.core.known import Known, unknown
+from pipeline.hosts.fleet.playbook import connection_of
+from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
+from pipeline.hosts.rules.verdict import RuleResult
+from pipeline.images.assemble.image import Built
+from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
+from pipeline.images.gate.state import gate_state
+from pipeline.images.lock.model import current_lock
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.container import ANYWHERE, LOOPBACK, container_arguments
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.recipe.parser import check_flags
+from pipeline.serving.serve.attempts import START_S, Attempt, ServeOptions
+from pipeline.serving.serve.fits import model_in, plan_fit
+from pipeline.serving.serve.host_nccl import HostNccl, with_host_nccl, with_nccl_of
+from pipeline.serving.serve.run import (
     Job,
     ServedStatus,
     attempts_of,
@@ -54,19 +56,17 @@ from pipeline.serve.run import (
     preflight,
     status_of,
 )
-from pipeline.serve.run import serve as serve_job
-from pipeline.serve.run import stop as stop_container
-from pipeline.serve.site import HERE, Site, find_there, platform_of, tunnel_of
-from pipeline.serve.start import STOP_S, Served
-from pipeline.serve.weights import (
+from pipeline.serving.serve.run import serve as serve_job
+from pipeline.serving.serve.run import stop as stop_container
+from pipeline.serving.serve.site import HERE, Site, find_there, platform_of, tunnel_of
+from pipeline.serving.serve.start import STOP_S, Served
+from pipeline.serving.serve.weights import (
     WeightsFolder,
     find_weights,
     find_weights_on,
     tiny_weights,
     tiny_weights_on,
 )
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store
 from pipeline.weights.model import kept_locks
 
 _LONGEST_CHAIN = 8

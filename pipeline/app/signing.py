@@ -12,15 +12,15 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import log
 from pipeline.app.workspace import Workspace
-from pipeline.attest.keyring import default_folder, own_key, own_public_keys, public_id
-from pipeline.errors import KeyInvalid, SigningFailed
-from pipeline.store.store import Store
+from pipeline.artifacts.attest.keyring import default_folder, own_key, own_public_keys, public_id
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import KeyInvalid, SigningFailed
 
 if TYPE_CHECKING:
-    from pipeline.attest.keys import Signer
-    from pipeline.attest.trust import Trust
+    from pipeline.artifacts.attest.keys import Signer
+    from pipeline.artifacts.attest.trust import Trust
 
 # a file in the store: whoever wants no key is not asked again at each build
 _OFFERED = "key-offered"
@@ -57,7 +57,7 @@ class Signing:
         """None or one."""
         if not self._is_named and own_key(self._environment) is None:
             return ()
-        from pipeline.attest.keys import find_signer
+        from pipeline.artifacts.attest.keys import find_signer
 
         try:
             signer = find_signer(None, self._environment)
@@ -92,7 +92,7 @@ class Signing:
 
 def signer_of(key_path: Path | None) -> Signer:
     """The key that was named or configured; without one there is an error, not a silent skip."""
-    from pipeline.attest.keys import find_signer
+    from pipeline.artifacts.attest.keys import find_signer
 
     signer = find_signer(key_path, os.environ)
     if signer is None:
@@ -102,7 +102,7 @@ def signer_of(key_path: Path | None) -> Signer:
 
 def trust_of(workspace: Workspace, path: Path | None) -> Trust | None:
     """The trust file that was named, else the checkout's, the user's and the user's own keys."""
-    from pipeline.attest.trust import both, read_trust, with_own_keys
+    from pipeline.artifacts.attest.trust import both, read_trust, with_own_keys
 
     if path is not None:
         return read_trust(path)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline import log
 from pipeline.app.image_statements import state_runs
 from pipeline.app.images import find_image
 from pipeline.app.recipe_server import (
@@ -32,10 +31,14 @@ from pipeline.app.serve import RemoteHost, ServeContext, ServeRequest, folder_on
 from pipeline.app.signing import Signing
 from pipeline.app.statements import keep_statement
 from pipeline.app.workspace import Workspace
-from pipeline.attest.envelope import SUFFIX
-from pipeline.attest.names import TEST_RESULT
-from pipeline.attest.statement import moment, state_about, subject
-from pipeline.errors import (
+from pipeline.artifacts.attest.envelope import SUFFIX
+from pipeline.artifacts.attest.names import TEST_RESULT
+from pipeline.artifacts.attest.statement import moment, state_about, subject
+from pipeline.artifacts.containers.container_engine import ContainerEngine
+from pipeline.artifacts.containers.facts import require_own
+from pipeline.artifacts.containers.find_engine import Wanted
+from pipeline.core import log
+from pipeline.core.errors import (
     AlreadyServed,
     DiskFull,
     PreflightFailed,
@@ -45,33 +48,35 @@ from pipeline.errors import (
     StoreUnwritable,
     UnknownImage,
 )
-from pipeline.evidence.results import run_predicate
-from pipeline.evidence.runs import OUTPUTS, RESULT
-from pipeline.files import sha256_of_file
-from pipeline.host.rules.issues import findings, match_rungs
-from pipeline.known import Unknown
-from pipeline.model import sha256_of
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import Overrides, speculates
-from pipeline.recipe.model import Recipe
-from pipeline.serve.attempts import Begun, ServeOptions, new_id
-from pipeline.serve.container_engine import ContainerEngine
-from pipeline.serve.facts import require_own
-from pipeline.serve.find_engine import Wanted
-from pipeline.serve.run import attempts_of, find_served, kept, recipe_digest
-from pipeline.serve.site import HERE
-from pipeline.smoke.baseline import Baseline, baseline_questions, read_baseline, write_baseline
-from pipeline.smoke.client import Client, Unsound
-from pipeline.smoke.code import run_in_sandbox
-from pipeline.smoke.ladder import LADDER, climb, why_skipped
-from pipeline.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
-from pipeline.smoke.record import as_run, keep_climb
-from pipeline.smoke.rungs.first import FIRST
-from pipeline.smoke.rungs.length import LENGTH, UNKNOWN_CONTEXT
-from pipeline.smoke.rungs.pictures import UNSEEN
-from pipeline.smoke.rungs.speculation import SPECULATION
-from pipeline.smoke.session import Rung, Session, record_baseline
-from pipeline.smoke.wire import Address
+from pipeline.core.files import sha256_of_file
+from pipeline.core.known import Unknown
+from pipeline.core.model import sha256_of
+from pipeline.core.net.wire import Address
+from pipeline.evidence.statements.results import run_predicate
+from pipeline.hosts.rules.issues import findings, match_rungs
+from pipeline.images.gate.runs import OUTPUTS, RESULT
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import Overrides, speculates
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id
+from pipeline.serving.serve.run import attempts_of, find_served, kept, recipe_digest
+from pipeline.serving.serve.site import HERE
+from pipeline.serving.smoke.baseline import (
+    Baseline,
+    baseline_questions,
+    read_baseline,
+    write_baseline,
+)
+from pipeline.serving.smoke.client import Client, Unsound
+from pipeline.serving.smoke.code import run_in_sandbox
+from pipeline.serving.smoke.ladder import LADDER, climb, why_skipped
+from pipeline.serving.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
+from pipeline.serving.smoke.record import as_run, keep_climb
+from pipeline.serving.smoke.rungs.first import FIRST
+from pipeline.serving.smoke.rungs.length import LENGTH, UNKNOWN_CONTEXT
+from pipeline.serving.smoke.rungs.pictures import UNSEEN
+from pipeline.serving.smoke.rungs.speculation import SPECULATION
+from pipeline.serving.smoke.session import Rung, Session, record_baseline
 
 RUNGS = [rung.name for rung in LADDER]
 # Stay at the first until it is proved, then go on: the ladder of "Blackwell Shenanigans 001".

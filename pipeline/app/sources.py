@@ -8,13 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline import __version__, log
+from pipeline import __version__
 from pipeline.app.signing import Signing, signer_of, trust_of
 from pipeline.app.workspace import Workspace, host_platform
-from pipeline.assemble.golden import read_golden
-from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.plan import ImagePlan, TreePlan, Work, plan_tree, work_for
-from pipeline.errors import (
+from pipeline.artifacts.containers.box import Wanted, find_way
+from pipeline.artifacts.oci.record import FileRow, LayerRecord
+from pipeline.artifacts.oci.reference import Reference, parse_repository
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import (
     LockEdited,
     LockMissing,
     LockStale,
@@ -23,29 +26,33 @@ from pipeline.errors import (
     SandboxUnavailable,
     SpecInvalid,
 )
-from pipeline.lock.model import ArchivePin, Pin
-from pipeline.lock.source import (
+from pipeline.images.assemble.golden import read_golden
+from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, plan_tree, work_for
+from pipeline.images.lock.model import ArchivePin, Pin
+from pipeline.images.lock.source import (
     SourceLock,
     current_source_lock,
     read_source_lock,
     write_source_lock,
 )
-from pipeline.oci.record import FileRow, LayerRecord
-from pipeline.oci.reference import Reference, parse_repository
-from pipeline.registry.access import Access
-from pipeline.source.box import Wanted, find_way
-from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, compiled_layer, read_tree
-from pipeline.source.toolchain import NOT_HERE, why_not_here
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import CompiledSpec
-from pipeline.store.store import Store
+from pipeline.images.source.compiled import (
+    CompiledTree,
+    Compiler,
+    compile_tree,
+    compiled_layer,
+    read_tree,
+)
+from pipeline.images.source.toolchain import NOT_HERE, why_not_here
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import CompiledSpec
 
 if TYPE_CHECKING:
     from pipeline.app.statements import FileStatement
-    from pipeline.fetch.inputs import Fetcher
-    from pipeline.publish.publish import Published
-    from pipeline.registry.upload import LocalBlob
-    from pipeline.verify.layers import OfferedLayer
+    from pipeline.artifacts.registry.upload import LocalBlob
+    from pipeline.evidence.publish.publish import Published
+    from pipeline.evidence.verify.layers import OfferedLayer
+    from pipeline.images.fetch.inputs import Fetcher
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def compile_missing(
     missing = missing_trees(store, plans)
     for tree in missing:
         if layer := (offered or {}).get(tree.key):
-            from pipeline.verify.layers import take_layer
+            from pipeline.evidence.verify.layers import take_layer
 
             try:
                 take_layer(store, tree, layer)
@@ -127,7 +134,7 @@ def offered_layers(
         log.say(f"{place} is not asked for layers: --offline")
         return {}
     from pipeline.app.registry import open_registry
-    from pipeline.verify.layers import find_layer
+    from pipeline.evidence.verify.layers import find_layer
 
     trust = trust_of(workspace, layers.trust_path)
     golden = read_golden(workspace.checkout().golden_path)
@@ -192,7 +199,7 @@ def build_source(
     plan, store = find_tree(workspace, name, build, platform), workspace.store()
 
     def fetcher() -> Fetcher:
-        from pipeline.fetch.transport import make_fetcher  # slow; often nothing is fetched
+        from pipeline.images.fetch.transport import make_fetcher  # slow; often nothing is fetched
 
         return make_fetcher(store, mirrors, offline)
 
@@ -217,11 +224,11 @@ def export_source(
 ) -> list[ExportedSource]:
     """Write the files of a compiled source into a folder, each with a statement."""
     from pipeline.app.statements import keep_statement
-    from pipeline.attest.envelope import SUFFIX
-    from pipeline.attest.names import COMPILED_FILE
-    from pipeline.attest.predicates import CompiledFile, Tool
-    from pipeline.attest.statement import make_statement, moment
-    from pipeline.source.compiled import export_tree
+    from pipeline.artifacts.attest.envelope import SUFFIX
+    from pipeline.artifacts.attest.names import COMPILED_FILE
+    from pipeline.artifacts.attest.predicates import CompiledFile, Tool
+    from pipeline.artifacts.attest.statement import make_statement, moment
+    from pipeline.images.source.compiled import export_tree
 
     signing, store = Signing(), workspace.store()
     plan = find_tree(workspace, name, build, platform)
@@ -258,8 +265,8 @@ def publish_source(
 ) -> PublishedSource:
     """Push the layer of a compiled source, with a signed statement of what it was made from."""
     from pipeline.app.registry import open_registry
-    from pipeline.publish.publish import publish, rehearse
-    from pipeline.publish.tree import order_tree
+    from pipeline.evidence.publish.publish import publish, rehearse
+    from pipeline.evidence.publish.tree import order_tree
 
     reference = parse_repository(place)
     checkout, store = workspace.checkout(), workspace.store()
@@ -311,7 +318,7 @@ def lock_sources(
     dry_run: bool = False,
 ) -> list[dict[str, str | None]]:
     """Look up archives of sources and write their locks; returns what changed in them."""
-    from pipeline.source.locking import lock_file, lock_source
+    from pipeline.images.source.locking import lock_file, lock_source
 
     checkout, store = workspace.checkout(), workspace.store()
     if archive and len(names) != 1:
@@ -343,13 +350,13 @@ def lock_sources(
 
 def _outside(store: Store) -> Any:
     """How a lock asks indexes and archives; slow to import, and only a new lock asks."""
-    from pipeline.fetch.http import Client
-    from pipeline.fetch.index import list_files
-    from pipeline.fetch.inputs import Fetcher
-    from pipeline.fetch.settings import read_settings
-    from pipeline.fetch.sources import Sources
-    from pipeline.fetch.transport import make_transport
-    from pipeline.source.locking import Outside
+    from pipeline.core.net.http import Client
+    from pipeline.core.net.settings import read_settings
+    from pipeline.images.fetch.index import list_files
+    from pipeline.images.fetch.inputs import Fetcher
+    from pipeline.images.fetch.sources import Sources
+    from pipeline.images.fetch.transport import make_transport
+    from pipeline.images.source.locking import Outside
 
     client, transport = Client(read_settings()), make_transport()
     indexes = client.settings.indexes

@@ -9,14 +9,14 @@ from pipeline.app.image_statements import state_runs
 from pipeline.app.images import find_image
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace
-from pipeline.assemble.image import Built
-from pipeline.errors import RecipeInvalid, SmokeNotPassed, StartFails, StartUnknown
-from pipeline.evidence.runs import Run
-from pipeline.recipe.parser_flags import ParserFlags, find_parser_flags, flags_folder
-from pipeline.source.box import Wanted, find_way
-from pipeline.spec.checkout import Checkout
-from pipeline.starts.expected import engine_of
-from pipeline.starts.prove import prove_start
+from pipeline.artifacts.containers.box import Wanted, find_way
+from pipeline.core.errors import RecipeInvalid, SmokeNotPassed, StartFails, StartUnknown
+from pipeline.images.assemble.image import Built
+from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, flags_folder
+from pipeline.images.gate.runs import Run
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.start_test.expected import engine_of
+from pipeline.images.start_test.prove import prove_start
 
 Results = dict[Built, Run]
 

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.app.signing import Signing
-from pipeline.attest.envelope import SUFFIX, enclose, read_kept
-from pipeline.attest.names import HOST_FACTS, KINDS
-from pipeline.attest.predicates import check_predicate
-from pipeline.attest.statement import Statement, make_statement, moment
-from pipeline.errors import DiskFull, RecordInvalid, SigningFailed, StoreUnwritable
-from pipeline.files import write_bytes
-from pipeline.verify.artifact import open_file
+from pipeline.artifacts.attest.envelope import SUFFIX, enclose, read_kept
+from pipeline.artifacts.attest.names import HOST_FACTS, KINDS
+from pipeline.artifacts.attest.predicates import check_predicate
+from pipeline.artifacts.attest.statement import Statement, make_statement, moment
+from pipeline.core.errors import DiskFull, RecordInvalid, SigningFailed, StoreUnwritable
+from pipeline.core.files import write_bytes
+from pipeline.evidence.verify.artifact import open_file
 from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path, verification_from, weights_statement
 
 if TYPE_CHECKING:
-    from pipeline.attest.keys import Signer
-    from pipeline.report.model import ReportData
+    from pipeline.artifacts.attest.keys import Signer
+    from pipeline.serving.report.model import ReportData
 
 
 class FileStatement(NamedTuple):
@@ -72,8 +72,8 @@ def state_weights(
 
 def state_host(path: Path, signing: Signing) -> FileStatement:
     """State what a host is after a run, next to its record."""
-    from pipeline.host.facts.drift import read_facts
-    from pipeline.host.facts.summary import summarise
+    from pipeline.hosts.facts.drift import read_facts
+    from pipeline.hosts.facts.summary import summarise
 
     # next to the record, so that a copied folder of records carries its evidence
     target = path.with_name(f"{path.name}{SUFFIX}")
@@ -89,8 +89,8 @@ def state_host(path: Path, signing: Signing) -> FileStatement:
 
 def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False) -> FileStatement:
     """State a benchmark with all of its values, next to its result."""
-    from pipeline.bench.place import RUN_FILE
-    from pipeline.bench.results.statement import benchmark_statement
+    from pipeline.serving.bench.place import RUN_FILE
+    from pipeline.serving.bench.results.statement import benchmark_statement
 
     statement = benchmark_statement(folder, moment())
     path = folder / f"{RUN_FILE}{SUFFIX}"
@@ -99,7 +99,7 @@ def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False)
 
 def state_report(path: Path, data: ReportData, signing: Signing) -> FileStatement:
     """State a page with all of its values, next to it."""
-    from pipeline.report.statement import report_statement
+    from pipeline.serving.report.statement import report_statement
 
     statement = report_statement(path.name, path.read_bytes(), data, moment())
     return keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)

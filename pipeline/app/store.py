@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline import log
 from pipeline.app.workspace import Workspace
-from pipeline.gate import upkeep as gate_upkeep
-from pipeline.source.upkeep import source_leftovers, source_sections
-from pipeline.store import upkeep
-from pipeline.store.store import Store
-from pipeline.store.upkeep import StoreSection, sections
+from pipeline.artifacts.store import upkeep
+from pipeline.artifacts.store.store import Store
+from pipeline.artifacts.store.upkeep import StoreSection, sections
+from pipeline.core import log
+from pipeline.images.gate import upkeep as gate_upkeep
+from pipeline.images.source.upkeep import source_leftovers, source_sections
 
 
 class Trimmable(NamedTuple):

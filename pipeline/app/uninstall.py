@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
-from pipeline import log
 from pipeline.app.signing import own_trust_file
 from pipeline.app.workspace import Workspace
-from pipeline.attest.keyring import DEFAULT, default_folder, made_pairs
-from pipeline.errors import AlreadyServed, DockerUnavailable, KeyInvalid
-from pipeline.files import os_errors_explained, remove_tree
-from pipeline.model import Frozen
-from pipeline.oci.docker import LoadedTag, connect, own_tags, untag
-from pipeline.serve.arguments import Label
-from pipeline.serve.facts import own_name
-from pipeline.serve.podman import Podman
-from pipeline.spec.checkout import Checkout
-from pipeline.store.remove import own_parts, remove_store, total_bytes
-from pipeline.store.store import Store
-from pipeline.store.upkeep import stats_below
+from pipeline.artifacts.attest.keyring import DEFAULT, default_folder, made_pairs
+from pipeline.artifacts.containers.arguments import Label
+from pipeline.artifacts.containers.docker import LoadedTag, connect, own_tags, untag
+from pipeline.artifacts.containers.facts import own_name
+from pipeline.artifacts.containers.podman import Podman
+from pipeline.artifacts.store.remove import own_parts, remove_store, total_bytes
+from pipeline.artifacts.store.store import Store
+from pipeline.artifacts.store.upkeep import stats_below
+from pipeline.core import log
+from pipeline.core.errors import AlreadyServed, DockerUnavailable, KeyInvalid
+from pipeline.core.files import os_errors_explained, remove_tree
+from pipeline.core.model import Frozen
+from pipeline.images.spec.checkout import Checkout
 
 What = Literal["store", "Docker tag", "Podman tag", "environment", "key", "trust file"]
 # Only these are kept unless they are asked for: a key that is lost cannot be made again.

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline import log
 from pipeline.app.images import not_built
 from pipeline.app.registry import open_registry
 from pipeline.app.signing import trust_of
 from pipeline.app.workspace import Workspace, named_platform, pick_platform
-from pipeline.attest.envelope import SUFFIX
-from pipeline.attest.trust import judges_strangers, with_named_keys
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
-from pipeline.errors import (
+from pipeline.artifacts.attest.envelope import SUFFIX
+from pipeline.artifacts.attest.trust import judges_strangers, with_named_keys
+from pipeline.artifacts.oci.reference import Reference, parse_reference
+from pipeline.artifacts.registry.access import Access
+from pipeline.core import log
+from pipeline.core.errors import (
     DiskFull,
     EvidenceBroken,
     EvidenceIncomplete,
@@ -29,14 +30,10 @@ from pipeline.errors import (
     UnknownImage,
     WeightsUnknown,
 )
-from pipeline.evidence.evidence_set import kept
-from pipeline.evidence.runs import RESULT
-from pipeline.net.address import masked
-from pipeline.oci.reference import Reference, parse_reference
-from pipeline.registry.access import Access
-from pipeline.report.head import is_report
-from pipeline.verify.artifact import open_file, open_image, open_layout
-from pipeline.verify.chain import (
+from pipeline.core.net.address import masked
+from pipeline.evidence.statements.evidence_set import kept
+from pipeline.evidence.verify.artifact import open_file, open_image, open_layout
+from pipeline.evidence.verify.chain import (
     Chain,
     Judge,
     judge_attached,
@@ -44,14 +41,17 @@ from pipeline.verify.chain import (
     judge_remote,
     judge_statement,
 )
-from pipeline.verify.evidence import attached_in, beside, gather
-from pipeline.verify.host_facts import how_to_add_facts
-from pipeline.verify.naming import Memory
-from pipeline.verify.policy import judge_policy, read_policy
-from pipeline.verify.remote import open_remote
-from pipeline.verify.verdict import Code, Node, Verdict, error_of
-from pipeline.verify.walk import Walk, walk
-from pipeline.verify.weights import judge_weights
+from pipeline.evidence.verify.evidence import attached_in, beside, gather
+from pipeline.evidence.verify.host_facts import how_to_add_facts
+from pipeline.evidence.verify.naming import Memory
+from pipeline.evidence.verify.policy import judge_policy, read_policy
+from pipeline.evidence.verify.remote import open_remote
+from pipeline.evidence.verify.verdict import Code, Node, Verdict, error_of
+from pipeline.evidence.verify.walk import Walk, walk
+from pipeline.evidence.verify.weights import judge_weights
+from pipeline.images.gate.runs import RESULT
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
+from pipeline.serving.report.head import is_report
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
 from pipeline.weights.sign.record import record_path
@@ -231,8 +231,8 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
         return _chain(judge_climb(path, items, judge))
     if _is_report(path):
         # with the packages of benchmarks: a third of all that verify needs
-        from pipeline.verify.reports import judge_report
-        from pipeline.verify.runs import Behind
+        from pipeline.evidence.verify.reports import judge_report
+        from pipeline.evidence.verify.runs import Behind
 
         behind = Behind(workspace.store_to_read(), request.folders)
         return _chain(judge_report(path, items, judge, behind))
@@ -266,7 +266,7 @@ def _run(
     judge: Judge,
 ) -> Walk:
     """A benchmark, by the folder of its result."""
-    from pipeline.verify.runs import Behind, judge_run
+    from pipeline.evidence.verify.runs import Behind, judge_run
 
     items = gather(places or beside(folder / RUN_FILE))
     behind = Behind(workspace.store_to_read(), (*request.folders, folder, folder.parent))

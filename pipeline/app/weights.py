@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import log
 from pipeline.app.signing import Signing, trust_of
 from pipeline.app.statements import FileStatement, state_weights
 from pipeline.app.workspace import Workspace
-from pipeline.errors import LockStale, StoreUnwritable, WeightsDamaged, WeightsUnknown
-from pipeline.files import ANOTHER_PLACE, write_bytes
+from pipeline.core import log
+from pipeline.core.errors import LockStale, StoreUnwritable, WeightsDamaged, WeightsUnknown
+from pipeline.core.files import ANOTHER_PLACE, write_bytes
 from pipeline.weights.check.backing import Backing, checkout_backing
 from pipeline.weights.check.scrub import Pace, ScrubSlice, lower_priority
 from pipeline.weights.check.scrub import scrub as read_slice
@@ -35,8 +35,8 @@ from pipeline.weights.sign import record as records
 from pipeline.weights.sign.record import reasons, record_path
 
 if TYPE_CHECKING:
-    from pipeline.attest.predicates import WeightsVerification
-    from pipeline.attest.statement import Statement
+    from pipeline.artifacts.attest.predicates import WeightsVerification
+    from pipeline.artifacts.attest.statement import Statement
     from pipeline.weights.check.repair import Repaired
     from pipeline.weights.sign.signing import Signed
 
@@ -101,7 +101,7 @@ def signed_backing_of(workspace: Workspace, place: Place, trust_path: Path | Non
     if backing.lock_from == "checkout" or not any(path.exists() for path in kept):
         return backing
     # loads what reads signatures, which a set that the checkout backs does not need
-    from pipeline.verify.weights_backing import signed_backing
+    from pipeline.evidence.verify.weights_backing import signed_backing
 
     trust = trust_of(workspace, trust_path)
     return signed_backing(place, backing, trust, datetime.now(UTC)) if trust else backing
@@ -252,7 +252,7 @@ def sign(
     full: bool = False,
 ) -> tuple[Place, Signed]:
     """Sign a whole set in the OpenSSF model-signing format."""
-    from pipeline.attest.keys import ANY_NIST, read_private_file
+    from pipeline.artifacts.attest.keys import ANY_NIST, read_private_file
     from pipeline.weights.sign import signing
 
     place = find_set(workspace, folder, name)
@@ -273,7 +273,7 @@ def check_signature(
     full: bool = False,
 ) -> Signed:
     """Check a folder against a model-signing signature, whoever made it."""
-    from pipeline.attest.keys import ANY_NIST, read_key_file, read_public
+    from pipeline.artifacts.attest.keys import ANY_NIST, read_key_file, read_public
     from pipeline.weights.sign import signing
 
     place: Place | None = None
@@ -305,8 +305,8 @@ def state_set(
 
 def keep_signed(place: Place, statement: Statement, key_path: Path | None = None) -> Path | None:
     """Sign a statement about a set and keep it next to the files; none without a key."""
-    from pipeline.attest.envelope import enclose
-    from pipeline.attest.keys import find_signer
+    from pipeline.artifacts.attest.envelope import enclose
+    from pipeline.artifacts.attest.keys import find_signer
 
     # without a key, the unsigned one next to the set stays
     signer = find_signer(key_path, os.environ)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import log
 from pipeline.app.signing import Signing
 from pipeline.app.statements import FileStatement, state_weights
 from pipeline.app.weights import backing_of, hints_of_folder, places_in
 from pipeline.app.workspace import Workspace
-from pipeline.errors import (
+from pipeline.core import log
+from pipeline.core.errors import (
     AddressUnusable,
     LockEdited,
     LockMissing,
@@ -24,11 +24,11 @@ from pipeline.errors import (
     OfflineMiss,
     SpecInvalid,
 )
-from pipeline.files import read_at_most
-from pipeline.fit.config import MOST_BYTES
-from pipeline.fit.named import named_spec
-from pipeline.fit.source import HubModel
-from pipeline.lock.sealed import read_or_none
+from pipeline.core.files import read_at_most
+from pipeline.core.sealed import read_or_none
+from pipeline.serving.fit.config import MOST_BYTES
+from pipeline.serving.fit.named import named_spec
+from pipeline.serving.fit.source import HubModel
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import Repaired, repair_known
 from pipeline.weights.disk.install import name_revision

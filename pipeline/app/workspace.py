@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import NoCheckout, SpecInvalid
+from pipeline.core.errors import NoCheckout, SpecInvalid
 
 if TYPE_CHECKING:
-    from pipeline.spec.checkout import Checkout
-    from pipeline.spec.image import ImageSpec
-    from pipeline.store.store import Store
+    from pipeline.artifacts.store.store import Store
+    from pipeline.images.spec.checkout import Checkout
+    from pipeline.images.spec.image import ImageSpec
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Workspace:
 
     def checkout(self) -> Checkout:
         """The checkout; an error where there is none."""
-        from pipeline.spec.checkout import find_checkout
+        from pipeline.images.spec.checkout import find_checkout
 
         # resolved: it is searched upwards, and `.` has no parents
         return find_checkout((self.checkout_path or Path.cwd()).resolve())
@@ -40,19 +40,19 @@ class Workspace:
 
     def store(self) -> Store:
         """The store; made where there is none."""
-        from pipeline.store.store import open_store
+        from pipeline.artifacts.store.store import open_store
 
         return open_store(self.store_path)
 
     def store_to_read(self) -> Store:
         """The same store for reading only: it may be read-only, or not exist yet."""
-        from pipeline.store.store import open_to_read
+        from pipeline.artifacts.store.store import open_to_read
 
         return open_to_read(self.store_path)
 
     def store_root(self) -> Path:
         """Where the store is; opens nothing."""
-        from pipeline.store.store import default_root
+        from pipeline.artifacts.store.store import default_root
 
         return self.store_path or default_root()
 

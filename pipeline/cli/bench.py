@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.recipes import is_address
 from pipeline.app.workspace import Workspace
-from pipeline.bench.marks import cell_marks
-from pipeline.bench.metrics import DEFINITIONS
-from pipeline.bench.results.compare import GATED, LEAST, LEAST_IN_TURNS, STATISTIC
-from pipeline.bench.shipped import read_workload, shipped_names
 from pipeline.cli.options import (
     ANY_PATH,
     COUNTS,
@@ -28,13 +24,23 @@ from pipeline.cli.options import (
     recipes_option,
 )
 from pipeline.cli.output import say_json
+from pipeline.core import log
+from pipeline.serving.bench.marks import cell_marks
+from pipeline.serving.bench.metrics import DEFINITIONS
+from pipeline.serving.bench.results.compare import GATED, LEAST, LEAST_IN_TURNS, STATISTIC
+from pipeline.serving.bench.shipped import read_workload, shipped_names
 
 if TYPE_CHECKING:
     from pipeline.app.bench import BenchRequest
     from pipeline.app.serve import RemoteHost
     from pipeline.app.statements import FileStatement
-    from pipeline.bench.model import CellResult, Interval, Run
-    from pipeline.bench.results.compare import Comparison, GateRow, InputChange, NumberChange
+    from pipeline.serving.bench.model import CellResult, Interval, Run
+    from pipeline.serving.bench.results.compare import (
+        Comparison,
+        GateRow,
+        InputChange,
+        NumberChange,
+    )
 
 _CELLS = ("cell", "state", "output tok/s", "total tok/s", "TTFT ms", "TPOT ms", "p99 TTFT", "marks")
 _PLAN = ("workload", "cell", "requests", "trials", "done", "prompt tokens", "answer tokens")

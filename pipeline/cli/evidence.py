@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.attest.names import KINDS
+from pipeline.artifacts.attest.names import KINDS
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
@@ -21,6 +21,7 @@ from pipeline.cli.options import (
     trust_option,
 )
 from pipeline.cli.output import say_bytes, say_json
+from pipeline.core import log
 
 
 @click.command()

@@ -8,14 +8,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.cli.options import CARD_SIZE, SIZE, TOKENS, json_option
 from pipeline.cli.output import say_json
-from pipeline.errors import DoesNotFit, ModelUnreadable
-from pipeline.fit.answer import FitAnswer, answer
-from pipeline.fit.engine import Question, shown_bytes
-from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.placement import (
+from pipeline.core import log
+from pipeline.core.errors import DoesNotFit, ModelUnreadable
+from pipeline.serving.fit.answer import FitAnswer, answer
+from pipeline.serving.fit.engine import Question, shown_bytes
+from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.placement import (
     Batch,
     Layout,
     Machine,
@@ -28,10 +29,10 @@ from pipeline.fit.placement import (
     read_overrides,
     shortage,
 )
-from pipeline.fit.remedy import hybrid_hint, parallel_hint
-from pipeline.fit.shape import Architecture
-from pipeline.fit.source import Source
-from pipeline.fit.units import GIB, gib
+from pipeline.serving.fit.remedy import hybrid_hint, parallel_hint
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.fit.source import Source
+from pipeline.serving.fit.units import GIB, gib
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

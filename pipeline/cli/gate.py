@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli.gate_tables import show_kernels, show_numbers, show_objects, show_unreached
 from pipeline.cli.options import (
@@ -19,13 +19,14 @@ from pipeline.cli.options import (
     read_numbers,
 )
 from pipeline.cli.output import say_json
-from pipeline.errors import GateInvalid
-from pipeline.gate.arch import ARCHITECTURES, card_of
-from pipeline.gate.stage import shown_result
+from pipeline.core import log
+from pipeline.core.errors import GateInvalid
+from pipeline.images.gate.arch import ARCHITECTURES, card_of
+from pipeline.images.gate.stage import shown_result
 
 if TYPE_CHECKING:
     from pipeline.app.gate import GateRequest, Judged
-    from pipeline.gate.tracebacks import FoundCase
+    from pipeline.images.gate.tracebacks import FoundCase
 
 arch_option = click.option(
     "--arch",

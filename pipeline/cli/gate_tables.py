@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from pipeline import log
-from pipeline.binary.fatbin import CUBIN, PTX, Target
-from pipeline.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
-from pipeline.gate.smem.results import CaseResult, GateResult, NumericsResult
+from pipeline.artifacts.binary.fatbin import CUBIN, PTX, Target
+from pipeline.core import log
+from pipeline.images.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
+from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
 
 _VERDICTS = ("passed", "accepted", "failed", "unknown")
 

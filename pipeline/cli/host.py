@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli.hosts import show_fix, show_fixes
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, json_option
 from pipeline.cli.output import own_name, say_json
-from pipeline.errors import IssueFound
-from pipeline.host.fleet.result import FleetResult
-from pipeline.known import Unknown
+from pipeline.core import log
+from pipeline.core.errors import IssueFound
+from pipeline.core.known import Unknown
+from pipeline.hosts.fleet.result import FleetResult
 
 if TYPE_CHECKING:
     from pipeline.app.host import Diagnosis, Probes
-    from pipeline.gate.tracebacks import KnownKernel, Overrun
-    from pipeline.host.facts.model import Gpu, HostFacts
-    from pipeline.host.probes.tune import Tuning
+    from pipeline.hosts.facts.model import Gpu, HostFacts
+    from pipeline.hosts.probes.tune import Tuning
+    from pipeline.images.gate.tracebacks import KnownKernel, Overrun
 
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 # The known issue that overruns are of; all else in its entry is text.

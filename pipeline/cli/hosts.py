@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log, proc
+from pipeline import app
 from pipeline.app.hosts import ROLES
 from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
@@ -24,13 +24,14 @@ from pipeline.cli.options import (
     locking_dry_run_option,
 )
 from pipeline.cli.output import say_json, show_moves
-from pipeline.host.fleet.verify import VerifyOptions
+from pipeline.core import log, proc
+from pipeline.hosts.fleet.verify import VerifyOptions
 
 if TYPE_CHECKING:
     from pipeline.app.hosts import Fleet, Played
-    from pipeline.host.facts.drift import Difference
-    from pipeline.host.fleet.result import FleetResult, HostResult
-    from pipeline.host.rules.issues import Finding
+    from pipeline.hosts.facts.drift import Difference
+    from pipeline.hosts.fleet.result import FleetResult, HostResult
+    from pipeline.hosts.rules.issues import Finding
 
 _QUIET = ("passed", "not applicable")
 # a program in the place of a password file may itself ask a person

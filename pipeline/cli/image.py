@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
-from pipeline.assemble.plan import TreePlan, Work, layer_bytes_guess
+from pipeline.artifacts.containers.box import KINDS
 from pipeline.cli.options import (
     access_options,
     base_options,
@@ -23,14 +23,15 @@ from pipeline.cli.options import (
     platform_option,
 )
 from pipeline.cli.output import own_name, say_json
-from pipeline.source.box import KINDS
-from pipeline.source.toolchain import NOT_HERE
+from pipeline.core import log
+from pipeline.images.assemble.plan import TreePlan, Work, layer_bytes_guess
+from pipeline.images.source.toolchain import NOT_HERE
 
 if TYPE_CHECKING:
     from pipeline.app.build import BuildPlan, BuildResult
-    from pipeline.assemble.image import Built
-    from pipeline.gate.stage import Staged
-    from pipeline.spec.checkout import Checkout
+    from pipeline.images.assemble.image import Built
+    from pipeline.images.gate.stage import Staged
+    from pipeline.images.spec.checkout import Checkout
 
 _MOST_SHOWN = 110  # characters of a message in a table
 
@@ -219,7 +220,7 @@ def _tiny_recipe(checkout: Checkout, image: str) -> str | None:
     # most images have none, and reading all recipes takes as long as the rest of a build
     if not any(_mentions(path, "tiny", image) for path in folder.glob("*.yaml")):
         return None
-    from pipeline.recipe.find import Recipes
+    from pipeline.serving.recipe.find import Recipes
 
     return app.recipes.recipe_for_any_machine(Recipes([folder]), image)
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import BaseModel
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.attest.names import KINDS
-from pipeline.attest.predicates import MODELS
-from pipeline.attest.trust import Trust
+from pipeline.artifacts.attest.names import KINDS
+from pipeline.artifacts.attest.predicates import MODELS
+from pipeline.artifacts.attest.trust import Trust
+from pipeline.artifacts.oci.record import Kind
 from pipeline.bootstrap import FOLDER
 from pipeline.cli.options import (
     ANY_PATH,
@@ -29,23 +30,23 @@ from pipeline.cli.options import (
     platform_option,
 )
 from pipeline.cli.output import own_name, say_bytes, say_json, show_moves
-from pipeline.errors import MirrorUnknown
-from pipeline.fetch.settings import read_settings
-from pipeline.fetch.sources import debian_mirror
-from pipeline.gate.arch import ArchSpec
-from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics import NumericsFile
-from pipeline.gate.smem.cases import GateFile
-from pipeline.net.address import masked
-from pipeline.oci.record import Kind
-from pipeline.recipe.model import RecipeFile
-from pipeline.spec.image import ImageFile, PatchSeries
-from pipeline.spec.source import SourceSpec
-from pipeline.verify.policy import Policy
-from pipeline.yaml_file import schema as schema_text
+from pipeline.core import log
+from pipeline.core.errors import MirrorUnknown
+from pipeline.core.net.address import masked
+from pipeline.core.net.settings import read_settings
+from pipeline.core.yaml_file import schema as schema_text
+from pipeline.evidence.verify.policy import Policy
+from pipeline.images.fetch.sources import debian_mirror
+from pipeline.images.gate.arch import ArchSpec
+from pipeline.images.gate.files import EngineSetup
+from pipeline.images.gate.numerics import NumericsFile
+from pipeline.images.gate.smem.cases import GateFile
+from pipeline.images.spec.image import ImageFile, PatchSeries
+from pipeline.images.spec.source import SourceSpec
+from pipeline.serving.recipe.model import RecipeFile
 
 if TYPE_CHECKING:
-    from pipeline.assemble.inside import FoundFile
+    from pipeline.images.assemble.inside import FoundFile
 
 
 @click.command()

@@ -15,11 +15,12 @@ from typing import Any, TextIO, cast
 
 import click
 
-from pipeline import __version__, log
+from pipeline import __version__
 from pipeline.app.workspace import Workspace
 from pipeline.cli.verbs import DAILY, GROUPS, Verb, VerbGroup
-from pipeline.errors import Interrupted, MissingTool, PipelineError, StoreUnwritable
-from pipeline.files import explained
+from pipeline.core import log
+from pipeline.core.errors import Interrupted, MissingTool, PipelineError, StoreUnwritable
+from pipeline.core.files import explained
 
 
 class _Door(VerbGroup):

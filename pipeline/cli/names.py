@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
-from pipeline.spec.root import checkout_above
+from pipeline.images.spec.root import checkout_above
 
 Kind: TypeAlias = Literal["image", "recipe"]
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import click
 
 from pipeline import app
-from pipeline.fetch.base_settings import BaseSettings
-from pipeline.fit.units import read_card_size, read_size, read_tokens
-from pipeline.oci.reference import parse_repository
-from pipeline.registry.access import Access
+from pipeline.artifacts.oci.reference import parse_repository
+from pipeline.artifacts.registry.access import Access
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.serving.fit.units import read_card_size, read_size, read_tokens
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -94,7 +94,7 @@ def _rates(text: str) -> list[float]:
 
 
 def _gpus(text: str) -> tuple[int, ...]:
-    from pipeline.recipe.container import MOST_GPUS
+    from pipeline.serving.recipe.container import MOST_GPUS
 
     found = read_numbers(text, "0,1")
     if len({*found}) != len(found) or min(found) < 0 or max(found) >= MOST_GPUS:
@@ -312,7 +312,7 @@ def override_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @all_of(_OVERRIDES)
     @functools.wraps(command)
     def packed(*args: Any, **rest: Any) -> Any:
-        from pipeline.recipe.launch import Overrides
+        from pipeline.serving.recipe.launch import Overrides
 
         given = {name: rest.pop(name) for name in Overrides.model_fields}
         # values are checked when the recipe is known, with those of the environment

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from pipeline import log
+from pipeline.core import log
 
 
 def own_name() -> str:

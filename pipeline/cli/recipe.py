@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     ANY_PATH,
@@ -22,14 +22,15 @@ from pipeline.cli.options import (
     recipes_option,
 )
 from pipeline.cli.output import say_json
-from pipeline.files import write_bytes
-from pipeline.recipe.render.formats import FORMATS
+from pipeline.core import log
+from pipeline.core.files import write_bytes
+from pipeline.serving.recipe.render.formats import FORMATS
 
 if TYPE_CHECKING:
     from pipeline.app.products import ProductsPlan
-    from pipeline.products.model import ProductsResult, Skipped
-    from pipeline.recipe.model import Recipe
-    from pipeline.recipe.parser_flags import FlagSpec
+    from pipeline.images.engine.parser_flags import FlagSpec
+    from pipeline.serving.products.model import ProductsResult, Skipped
+    from pipeline.serving.recipe.model import Recipe
 
 _MOST_SHOWN = 60
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.attest.names import kind_of
+from pipeline.artifacts.attest.names import kind_of
+from pipeline.artifacts.oci.reference import parse_reference
 from pipeline.cli.options import (
     ANY_PATH,
     flag,
@@ -19,12 +20,12 @@ from pipeline.cli.options import (
     registry_options,
 )
 from pipeline.cli.output import say_json
-from pipeline.oci.reference import parse_reference
+from pipeline.core import log
 
 if TYPE_CHECKING:
-    from pipeline.publish.gc import Plan
-    from pipeline.publish.publish import Published
-    from pipeline.registry.access import Access
+    from pipeline.artifacts.registry.access import Access
+    from pipeline.evidence.publish.gc import Plan
+    from pipeline.evidence.publish.publish import Published
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     ANY_PATH,
@@ -19,8 +19,9 @@ from pipeline.cli.options import (
     trust_option,
 )
 from pipeline.cli.output import say_json
-from pipeline.report.page import data_digest
-from pipeline.report.reference import all_references
+from pipeline.core import log
+from pipeline.serving.report.page import data_digest
+from pipeline.serving.report.reference import all_references
 
 
 class _Target(click.ParamType[Path]):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     ANY_PATH,
@@ -21,15 +21,16 @@ from pipeline.cli.options import (
     recipes_option,
 )
 from pipeline.cli.output import say_bytes, say_json
-from pipeline.errors import ImageDiffers
-from pipeline.serve.attempts import START_S
-from pipeline.serve.preflight import CHECKS, require_ready
-from pipeline.serve.start import STOP_S
+from pipeline.core import log
+from pipeline.core.errors import ImageDiffers
+from pipeline.serving.serve.attempts import START_S
+from pipeline.serving.serve.preflight import CHECKS, require_ready
+from pipeline.serving.serve.start import STOP_S
 
 if TYPE_CHECKING:
     from pipeline.app.serve import RemoteHost
-    from pipeline.serve.attempts import Attempt
-    from pipeline.serve.find_engine import Wanted
+    from pipeline.artifacts.containers.find_engine import Wanted
+    from pipeline.serving.serve.attempts import Attempt
 
 _SHORT_FAILURE = 60
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.recipes import is_address
 from pipeline.app.smoke import RUNGS, Expectations, SmokeRequest
 from pipeline.app.workspace import Workspace
@@ -25,7 +25,8 @@ from pipeline.cli.options import (
     recipes_option,
 )
 from pipeline.cli.output import say_json
-from pipeline.smoke.model import SmokeResult
+from pipeline.core import log
+from pipeline.serving.smoke.model import SmokeResult
 
 _OPTIONS = (
     click.option("--model", help="Name of the model [default: the first that the server has]."),

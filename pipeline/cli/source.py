@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
+from pipeline.artifacts.containers.box import KINDS
+from pipeline.artifacts.oci.reference import parse_repository
 from pipeline.cli.options import (
     flag,
     json_option,
@@ -20,10 +22,9 @@ from pipeline.cli.options import (
     registry_options,
 )
 from pipeline.cli.output import say_json
-from pipeline.oci.reference import parse_repository
-from pipeline.source.box import KINDS
-from pipeline.source.compiled import objects_text
-from pipeline.source.toolchain import NOT_HERE
+from pipeline.core import log
+from pipeline.images.source.compiled import objects_text
+from pipeline.images.source.toolchain import NOT_HERE
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli.options import flag, json_option
 from pipeline.cli.output import say_json
-from pipeline.errors import StoreDamaged
+from pipeline.core import log
+from pipeline.core.errors import StoreDamaged
 
 if TYPE_CHECKING:
     from pipeline.app.uninstall import Inventory

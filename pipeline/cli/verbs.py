@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from pipeline import log
 from pipeline.cli.names import Kind, complete_names
-from pipeline.errors import UnknownName
+from pipeline.core import log
+from pipeline.core.errors import UnknownName
 
 
 class Verb(NamedTuple):

@@ -21,7 +21,7 @@ from pipeline.cli.options import (
     trust_option,
 )
 from pipeline.cli.output import say_json
-from pipeline.verify.verdict import show
+from pipeline.evidence.verify.verdict import show
 
 
 @click.command()

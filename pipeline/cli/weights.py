@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import app, log
+from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     ANY_PATH,
@@ -29,7 +29,8 @@ from pipeline.cli.options import (
     trust_option,
 )
 from pipeline.cli.output import say_json
-from pipeline.errors import WeightsDamaged
+from pipeline.core import log
+from pipeline.core.errors import WeightsDamaged
 
 if TYPE_CHECKING:
     from pipeline.app.weights_hub import FetchPlan, LockedSet, ServedHub

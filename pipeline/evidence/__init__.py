@@ -1,6 +1,4 @@
-"""What can be stated of a built image: provenance, bills of materials, results, rebuilds.
+"""Statements about artifacts: make them, publish them with an image, and verify them.
 
-In: a built image with its plan, the checkout and the store. Out: signed statements beside the image
-in the store, and the set that lists all of them. One model for each predicate writes and reads it.
-Imports the rooms before it, above all `assemble`, `gate` and `attest`; no registry, no network.
+Imports all parts but app and cli.
 """

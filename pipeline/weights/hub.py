@@ -13,15 +13,15 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
-from pipeline.fetch.http import Client, unreachable
-from pipeline.fetch.settings import Settings
-from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.net import failures
-from pipeline.net.address import linked_page, next_address, origin_of, parts_of
-from pipeline.net.answer import Pages
-from pipeline.net.client import MAY_PASS, Reply
-from pipeline.net.timing import Limits, asked_wait_s
+from pipeline.core.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.net import failures
+from pipeline.core.net.address import linked_page, next_address, origin_of, parts_of
+from pipeline.core.net.answer import Pages
+from pipeline.core.net.client import MAY_PASS, Reply
+from pipeline.core.net.http import Client, unreachable
+from pipeline.core.net.settings import Settings
+from pipeline.core.net.timing import Limits, asked_wait_s
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
 MOST_PAGE_BYTES = 64 << 20  # 1,000 entries have some hundred kB

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
-from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.model import Frozen
+from pipeline.core.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import Frozen
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, sealed
 

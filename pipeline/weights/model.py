@@ -14,11 +14,10 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
-from pipeline import log
-from pipeline.errors import LockEdited, LockStale, SpecInvalid, WeightsUnknown, there_are
-from pipeline.files import write_bytes
-from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
-from pipeline.model import (
+from pipeline.core import log
+from pipeline.core.errors import LockEdited, LockStale, SpecInvalid, WeightsUnknown, there_are
+from pipeline.core.files import write_bytes
+from pipeline.core.model import (
     Digest,
     Frozen,
     Hex,
@@ -29,8 +28,9 @@ from pipeline.model import (
     sha256_of,
     stays_below,
 )
-from pipeline.spec.checkout import Checkout
-from pipeline.yaml_file import read_yaml
+from pipeline.core.sealed import UNSEALED, Sealed, read_sealed
+from pipeline.core.yaml_file import read_yaml
+from pipeline.images.spec.checkout import Checkout
 
 # It becomes a file's name below `refs` of a Hub cache, so it must not lead out of there.
 Revision = Annotated[

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import LockEdited, LockStale, StoreUnwritable, WeightsUnknown
-from pipeline.lock.sealed import read_or_none
+from pipeline.core.errors import LockEdited, LockStale, StoreUnwritable, WeightsUnknown
+from pipeline.core.sealed import read_or_none
 from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, read_lock, write_lock
 
 STATE = ".sm120"

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from pipeline import log
+from pipeline.core import log
 from tests.demo.overview import LeftOut, Overview
 from tests.demo.shell import StepFailed
 from tests.demo.story import STORY, Step

@@ -11,7 +11,7 @@ from typing import Any
 
 import requests
 
-from pipeline.errors import (
+from pipeline.core.errors import (
     NumberChanged,
     PatchConflict,
     PreflightFailed,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline import log
+from pipeline.core import log
 
 State = Literal["done", "left out", "failed"]
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import proc
+from pipeline.core import proc
 
 ROOT = Path(__file__).resolve().parents[2]
 # `sm120 serve` removes its container when it is interrupted, and needs a moment for it

@@ -14,7 +14,7 @@ from typing import Any
 import docker
 from docker.errors import DockerException
 
-from pipeline.recipe.tiny import tiny_gguf
+from pipeline.serving.recipe.tiny import tiny_gguf
 from tests.demo import breaks
 from tests.demo.checkout import IMAGE, RECIPE, REPOSITORY, WEIGHTS, write_checkout, write_recipe
 from tests.demo.overview import LeftOut

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline import proc
+from pipeline.core import proc
 from tests.demo.overview import LeftOut, Overview
 from tests.demo.shell import ROOT, Shell
 from tests.integration.site import Site

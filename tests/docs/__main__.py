@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from pipeline.store.store import default_root
+from pipeline.artifacts.store.store import default_root
 from tests.docs.pages import ROOT, pages
 from tests.docs.references import generated
 from tests.docs.walks import RECORDED, RealWorld, walk, walks

@@ -13,7 +13,7 @@ from unittest import mock
 import click
 
 from pipeline.cli.main import cli
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from tests.docs.pages import ROOT
 from tests.mutants.__main__ import arguments as mutants_options
 from tests.perf.__main__ import read_options as perf_options

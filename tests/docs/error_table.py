@@ -1,10 +1,10 @@
-"""The classes in pipeline.errors as the table of exit codes that the docs print."""
+"""The classes in pipeline.core.errors as the table of exit codes that the docs print."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.errors import PipelineError
+from pipeline.core.errors import PipelineError
 
 _OWN = PipelineError.__module__
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.gate.numerics import read_numeric_cases
-from pipeline.gate.smem.cases import read_gates
-from pipeline.spec.checkout import Checkout
+from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.smem.cases import read_gates
+from pipeline.images.spec.checkout import Checkout
 from tests.docs.pages import ROOT
 
 BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"

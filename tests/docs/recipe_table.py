@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import CONTEXT
-from pipeline.recipe.model import Recipe, merged_flags
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import CONTEXT
+from pipeline.serving.recipe.model import Recipe, merged_flags
 from tests.docs.pages import ROOT
 
 BEGIN, END = "<!-- recipes: begin -->\n", "<!-- recipes: end -->\n"

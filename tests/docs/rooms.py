@@ -1,4 +1,4 @@
-"""The rooms of `pipeline/` and who imports whom, read from the code."""
+"""The packages of `pipeline/` and who imports whom, read from the code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,34 @@ from pathlib import Path
 from tests.docs.pages import ROOT
 
 PACKAGE = ROOT / "pipeline"
-SHARED = "shared"  # the modules that lie in pipeline/ itself
+# Parts whose folders are packages of their own; hosts, weights, app and cli are one each.
+PARTS = ("core", "artifacts", "images", "serving", "evidence")
+BOOTSTRAP = "bootstrap"  # a module of its own, for a machine that has only Python
 
 Arrows = Mapping[str, frozenset[str]]
 
 
 @cache
 def arrows() -> Arrows:
-    """Of each room, the other rooms whose modules it imports; the shared modules are one."""
+    """Of each package, the other packages whose modules it imports."""
     graph: dict[str, set[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        room = _room(path.relative_to(PACKAGE).with_suffix("").parts)
-        graph.setdefault(room, set()).update(_imported_rooms(path) - {room})
-    return {room: frozenset(others) for room, others in graph.items()}
+    for name, others in modules().items():
+        room = room_of(name)
+        graph.setdefault(room, set()).update({room_of(other) for other in others} - {room})
+    # a part is no package of its own, but for core, which has modules
+    left_out = {"", BOOTSTRAP, *PARTS} - {"core"}
+    return {
+        room: frozenset(others - left_out) for room, others in graph.items() if room not in left_out
+    }
+
+
+def parts() -> Arrows:
+    """The same for the parts: artifacts, images, serving and so on."""
+    graph: dict[str, set[str]] = {}
+    for room, others in arrows().items():
+        part = room.split("/")[0]
+        graph.setdefault(part, set()).update({other.split("/")[0] for other in others} - {part})
+    return {part: frozenset(others) for part, others in graph.items()}
 
 
 def modules() -> Arrows:
@@ -53,8 +68,8 @@ def circle(graph: Arrows) -> list[str]:
 
 
 def drawing() -> str:
-    """The rooms as a Mermaid chart; an arrow that follows from others is left out."""
-    graph = arrows()
+    """The parts as a Mermaid chart; an arrow that follows from others is left out."""
+    graph = parts()
     lines = ["flowchart TD"]
     for room in _in_order(graph):
         for other in sorted(_reduced(graph, room)):
@@ -68,7 +83,7 @@ def _reduced(graph: Arrows, room: str) -> set[str]:
 
 
 def _reach(graph: Arrows, room: str) -> set[str]:
-    """Every room that can be reached; also where rooms import each other."""
+    """Every package that can be reached; also where packages import each other."""
     seen: set[str] = set()
     todo = set(graph[room])
     while todo:
@@ -81,9 +96,13 @@ def _in_order(graph: Arrows) -> Iterable[str]:
     return sorted(graph, key=lambda room: (len(_reach(graph, room)), room))
 
 
-def _room(parts: tuple[str, ...]) -> str:
-    # `python -m pipeline` is a second door of the command, so it belongs to it
-    return "cli" if parts == ("__main__",) else parts[0] if len(parts) > 1 else SHARED
+def room_of(module: str) -> str:
+    """The package of a module: `artifacts/oci`, or `hosts`; "" for pipeline itself."""
+    names = module.split(".")[1:]
+    if names == ["__main__"]:
+        return "cli"  # `python -m pipeline` is another way to call the command
+    deep = names[:1] in [[part] for part in PARTS] and (PACKAGE / "/".join(names[:2])).is_dir()
+    return "/".join(names[: 2 if deep else 1])
 
 
 def _dotted(path: Path) -> str:
@@ -104,15 +123,6 @@ def _imports(path: Path) -> list[tuple[str, list[str]]]:
             module = ".".join([*above, *([node.module] if node.module else [])])
             imports.append((module, [alias.name for alias in node.names]))
     return [(module, names) for module, names in imports if module.split(".")[0] == "pipeline"]
-
-
-def _imported_rooms(path: Path) -> set[str]:
-    rooms = set()
-    for module, names in _imports(path):
-        parts = module.split(".")[1:]
-        for name in [parts[0]] if parts else names:
-            rooms.add(name if (PACKAGE / name).is_dir() else SHARED)
-    return rooms
 
 
 def _imported_modules(path: Path, known: Iterable[str]) -> set[str]:

@@ -14,14 +14,14 @@ import json
 from pathlib import Path
 
 from pipeline.app.workspace import host_platform
-from pipeline.assemble.plan import plan_image
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import read_settings
-from pipeline.fetch.transport import make_fetcher
-from pipeline.gate.smem.context import GateContext, WheelFinder
-from pipeline.gate.smem.image_gate import ImageGate, open_gate
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, default_root, open_store
+from pipeline.artifacts.store.store import Store, default_root, open_store
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import read_settings
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.fetch.transport import make_fetcher
+from pipeline.images.gate.smem.context import GateContext, WheelFinder
+from pipeline.images.gate.smem.image_gate import ImageGate, open_gate
+from pipeline.images.spec.checkout import Checkout
 
 ROOT = Path(__file__).parents[2]
 # what is measured, and the file of the engine it is in

@@ -146,7 +146,7 @@ def run(out: Path, folder: Path, only: str, *, interpret: bool, candidates: bool
     from tests.gpu.subjects import subjects
 
     if interpret:
-        from pipeline.gate.worker.interpreter import install
+        from pipeline.images.gate.worker.interpreter import install
 
         install()
         torch.cuda.get_device_capability = lambda *a: (9, 0)

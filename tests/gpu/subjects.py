@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.gate.worker.attention import Expected, Keys, attend, causal, picked, rounded
+from pipeline.images.gate.worker.attention import Expected, Keys, attend, causal, picked, rounded
 from tests.gpu.engine import PLATFORM, load
 
 SM120, THIS_CARD = (12, 0), None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import MirrorUnknown, SandboxUnavailable, SourceUnreachable
-from pipeline.source.box import Wanted, find_way
+from pipeline.artifacts.containers.box import Wanted, find_way
+from pipeline.core.errors import MirrorUnknown, SandboxUnavailable, SourceUnreachable
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_SOURCE = (MirrorUnknown.exit_code, SourceUnreachable.exit_code)

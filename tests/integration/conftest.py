@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from pipeline.store.store import default_root
+from pipeline.artifacts.store.store import default_root
 from tests.integration.bench import Bench, make_bench
 from tests.integration.built import sm120
 from tests.integration.published import PASSWORD, USER

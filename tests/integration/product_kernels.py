@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeline.products.compute import E2M1, E4M3
+from pipeline.serving.products.compute import E2M1, E4M3
 
 BLOCK, GROUP = 128, 16
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.store.store import default_root
+from pipeline.artifacts.store.store import default_root
 from tests.testbed.apt_repository import (
     AptRepository,
     give_source,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.smem.stub_libraries import read_links, shared_object
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.images.gate.smem.stub_libraries import read_links, shared_object
 from tests.integration.built import build_image
 from tests.testbed.emulated import EmulatedImage, require_emulation, unpack_image
 

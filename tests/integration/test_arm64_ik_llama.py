@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
 from tests.integration.built import build_image
 from tests.testbed.emulated import EmulatedImage, require_emulation, unpack_image
 

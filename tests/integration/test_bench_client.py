@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.record import read_rows, read_run
-from pipeline.bench.self_test import measure, stub
+from pipeline.serving.bench.record import read_rows, read_run
+from pipeline.serving.bench.self_test import measure, stub
 from tests.perf.measure import run as run_measured
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,13 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import (
-    LayerRefused,
-    NotReproducible,
-    RegistryBroken,
-    SigningFailed,
-)
-from pipeline.model import sha256_of
+from pipeline.core.errors import LayerRefused, NotReproducible, RegistryBroken, SigningFailed
+from pipeline.core.model import sha256_of
 from tests.integration.built import need_sandbox
 from tests.makers import Image, make_checkout
 from tests.testbed.registry import Registry

@@ -14,8 +14,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from pipeline.gate.evidence import read_evidence
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.images.gate.evidence import read_evidence
 from tests.integration.built import Built, sm120
 from tests.integration.published import (
     Site,

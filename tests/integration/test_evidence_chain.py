@@ -14,9 +14,9 @@ import pytest
 
 from pipeline.app.registry import open_registry
 from pipeline.app.workspace import host_platform
-from pipeline.errors import EvidenceBroken, EvidenceIncomplete, RecordInvalid, TagMoved
-from pipeline.oci.reference import parse_repository
-from pipeline.registry.access import Access
+from pipeline.artifacts.oci.reference import parse_repository
+from pipeline.artifacts.registry.access import Access
+from pipeline.core.errors import EvidenceBroken, EvidenceIncomplete, RecordInvalid, TagMoved
 from tests.integration.built import build_image, run_sm120, sm120
 from tests.integration.published import (
     Site,

@@ -15,7 +15,12 @@ import pytest
 import yaml
 
 from pipeline.app.workspace import host_platform
-from pipeline.errors import EvidenceIncomplete, RegistryUnreachable, ResolveFailed, UnknownImage
+from pipeline.core.errors import (
+    EvidenceIncomplete,
+    RegistryUnreachable,
+    ResolveFailed,
+    UnknownImage,
+)
 from tests.integration.built import NO_SOURCE, Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.registry import Registry

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
-from pipeline.gate.smem.image_gate import open_gate
-from pipeline.gate.smem.stub_libraries import shared_object
-from pipeline.sandbox.sandbox import find_sandbox
-from pipeline.store.store import open_store
+from pipeline.artifacts.containers.sandbox import find_sandbox
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import GateFailed, GateInvalid, GateUnknown, PatchUnproved
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.gate.smem.image_gate import open_gate
+from pipeline.images.gate.smem.stub_libraries import shared_object
 from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT, run_sm120
 

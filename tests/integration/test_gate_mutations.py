@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import log
-from pipeline.assemble.plan import plan_image
-from pipeline.binary.fatbin import CUBIN
-from pipeline.gate.arch import ObjectVerdict, read_facts
-from pipeline.gate.arch import judge as judge_object
-from pipeline.gate.numerics import check_numbers, numeric_cases
-from pipeline.gate.patches import decide, with_numbers
-from pipeline.gate.smem.cases import Case
-from pipeline.gate.smem.engine import EngineTree, with_files
-from pipeline.gate.smem.image_gate import ImageGate, find_case, open_gate
-from pipeline.gate.smem.limits import card_for
-from pipeline.gate.smem.run import judge_all
-from pipeline.store.store import open_store
+from pipeline.artifacts.binary.fatbin import CUBIN
+from pipeline.artifacts.store.store import open_store
+from pipeline.core import log
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.gate.arch import ObjectVerdict, read_facts
+from pipeline.images.gate.arch import judge as judge_object
+from pipeline.images.gate.numerics import check_numbers, numeric_cases
+from pipeline.images.gate.patches import decide, with_numbers
+from pipeline.images.gate.smem.cases import Case
+from pipeline.images.gate.smem.engine import EngineTree, with_files
+from pipeline.images.gate.smem.image_gate import ImageGate, find_case, open_gate
+from pipeline.images.gate.smem.limits import card_for
+from pipeline.images.gate.smem.run import judge_all
 from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT
 from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant

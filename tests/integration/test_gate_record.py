@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import GateInvalid, GateUnknown
+from pipeline.core.errors import GateInvalid, GateUnknown
 from tests.integration.built import ROOT, run_sm120, sm120
 
 AMD64 = ("--platform", "linux/amd64")

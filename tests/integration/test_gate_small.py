@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import log
 from pipeline.app.workspace import host_platform
-from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics import NumericsSpec, check_numbers, numeric
-from pipeline.gate.smem.cases import GateFile, Gates
-from pipeline.gate.smem.engine import EngineTree
-from pipeline.gate.smem.environment import Environment, known_facts
-from pipeline.gate.smem.limits import card_for
-from pipeline.gate.smem.run import WORKER, GateTarget, judge_all
-from pipeline.model import sha256_of
-from pipeline.store.store import default_root, open_store
+from pipeline.artifacts.store.store import default_root, open_store
+from pipeline.core import log
+from pipeline.core.model import sha256_of
+from pipeline.images.gate.files import EngineSetup
+from pipeline.images.gate.numerics import NumericsSpec, check_numbers, numeric
+from pipeline.images.gate.smem.cases import GateFile, Gates
+from pipeline.images.gate.smem.engine import EngineTree
+from pipeline.images.gate.smem.environment import Environment, known_facts
+from pipeline.images.gate.smem.limits import card_for
+from pipeline.images.gate.smem.run import WORKER, GateTarget, judge_all
 
 HERE = Path(__file__).parent
 TOKENS = {"shape": ["tokens", "heads", 128], "dtype": "float32"}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.probes.runner import ProbeReport, run_probes
-from pipeline.host.probes.tune import Setting, sweep, workloads
+from pipeline.hosts.probes.runner import ProbeReport, run_probes
+from pipeline.hosts.probes.tune import Setting, sweep, workloads
 
 PYTHON = os.environ.get("SM120_TORCH_PYTHON", sys.executable)
 QUICK = ["--device", "cpu", "--rounds", "3", "--bulk-bytes", "65536", "--sizes-kib", "32,64"]
@@ -110,7 +110,7 @@ def test_a_machine_without_cards_is_unknown() -> None:
 
 
 def test_nothing_is_left_behind_when_the_tests_are_killed(tmp_path: Path) -> None:
-    message = [PYTHON, "pipeline/host/probes/worker", str(tmp_path / "out.json"), *QUICK]
+    message = [PYTHON, "pipeline/hosts/probes/worker", str(tmp_path / "out.json"), *QUICK]
     process = subprocess.Popen(
         [*message, "--ranks", "2", "--only", "all_reduce", "--fault", "hang:0"]
     )

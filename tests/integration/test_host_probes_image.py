@@ -13,8 +13,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from pipeline.errors import ProbeUnstarted
-from pipeline.host.probes import runner
+from pipeline.core.errors import ProbeUnstarted
+from pipeline.hosts.probes import runner
 from tests.integration.built import build_image, sm120
 from tests.integration.test_host_probes import EASY, QUICK
 from tests.testbed.dockerd import DockerDaemon

@@ -80,7 +80,7 @@ def test_the_promises_run_under_plain_pytest_as_the_page_says(
         command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-rA", form]
         where = ["--hosts=ansible://all", f"--ansible-inventory={site.inventory()}"]
         return subprocess.run(
-            [*command, *where, "pipeline/host/promises", "-k", "host_tuning"],
+            [*command, *where, "pipeline/hosts/promises", "-k", "host_tuning"],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.app.workspace import host_platform
-from pipeline.recipe.parser_flags import ParserFlags, read_parser_flags
+from pipeline.images.engine.parser_flags import ParserFlags, read_parser_flags
 from tests.integration.built import ROOT, build_image, need_sandbox, run_sm120, sm120
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.fault_server import FaultServer, fault_server
 from tests.unit.support import make_checkout, misnamed, temporary_files

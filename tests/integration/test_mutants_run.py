@@ -211,7 +211,7 @@ def test_a_list_of_accepted_mutants_that_cannot_be_read_is_an_error(
 
 
 def test_the_sample_is_fixed_by_its_seed_and_barely_moves_with_the_code() -> None:
-    source = (ROOT / "pipeline/files.py").read_text(encoding="utf-8")
+    source = (ROOT / "pipeline/core/files.py").read_text(encoding="utf-8")
     mutants = mutants_of("files.py", source)
     one, same = sample.choose(mutants, 40, 1), sample.choose(mutants, 40, 1)
     assert one == same
@@ -222,8 +222,8 @@ def test_the_sample_is_fixed_by_its_seed_and_barely_moves_with_the_code() -> Non
 
 
 def test_a_room_has_files_and_tests() -> None:
-    assert "pipeline/store/store.py" in sample.files_of(ROOT, "store")
-    assert sample.files_of(ROOT, "log") == ["pipeline/log.py"]
+    assert "pipeline/artifacts/store/store.py" in sample.files_of(ROOT, "store")
+    assert sample.files_of(ROOT, "log") == ["pipeline/core/log.py"]
     assert sample.tests_of(ROOT, "store") == "tests/unit/store"
     assert sample.tests_of(ROOT, "log") == "tests/unit/test_log.py"
     assert sample.tests_of(ROOT, "weights/nowhere") == "tests/unit/weights"

@@ -15,11 +15,11 @@ import pytest
 
 from pipeline.app.images import find_image
 from pipeline.app.workspace import host_platform
-from pipeline.oci.config import read_config
-from pipeline.source.box import Box, Limits, Namespaces, run_step
-from pipeline.source.toolchain import unpacked
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import open_store
+from pipeline.artifacts.containers.box import Box, Limits, Namespaces, run_step
+from pipeline.artifacts.oci.config import read_config
+from pipeline.artifacts.store.store import open_store
+from pipeline.images.source.toolchain import unpacked
+from pipeline.images.spec.checkout import Checkout
 from tests.integration.built import ROOT, build_image, sm120
 
 VERSION = 22907

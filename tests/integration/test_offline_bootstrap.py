@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files import sha256_of_file
+from pipeline.core.files import sha256_of_file
 from tests.makers import make_wheel
 from tests.unit.support import ROOT
 

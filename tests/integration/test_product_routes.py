@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.products.model import (
+from pipeline.serving.products.model import (
     Bound,
     Card,
     Computed,
@@ -22,7 +22,7 @@ from pipeline.products.model import (
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed.")
 
-from pipeline.products.compute import ROUTES, Bench  # noqa: E402 -- needs torch to be of use
+from pipeline.serving.products.compute import ROUTES, Bench  # noqa: E402 -- needs torch to be of use
 from tests.integration import product_kernels as kernels  # noqa: E402
 
 FUNCTIONS = {

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pipeline.errors import PromiseBroken
+from pipeline.core.errors import PromiseBroken
 from tests.integration.host_command import verify
 from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER

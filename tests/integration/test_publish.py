@@ -21,8 +21,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from pipeline.app.registry import open_registry
 from pipeline.app.workspace import host_platform
-from pipeline.attest.cosign import Content
-from pipeline.errors import (
+from pipeline.artifacts.attest.cosign import Content
+from pipeline.artifacts.oci.reference import parse_repository
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.core.errors import (
     DeleteDisabled,
     NotInRegistry,
     PipelineError,
@@ -30,10 +33,7 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
-from pipeline.oci.reference import parse_repository
-from pipeline.publish.attachment import Attachment, attach
-from pipeline.registry.access import Access
-from pipeline.registry.referrers import fallback_tag
+from pipeline.evidence.publish.attachment import Attachment, attach
 from tests.integration.bench import Bench, complete_digest
 from tests.integration.built import Built, build_image, run_sm120, sm120
 from tests.integration.published import PASSWORD, USER, keep_login, layout_blobs

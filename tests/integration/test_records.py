@@ -13,13 +13,13 @@ import pytest
 import requests
 
 from pipeline.app.workspace import host_platform
-from pipeline.attest.cosign import Content, attestation_attachment, signature_attachment
-from pipeline.attest.envelope import enclose, read_envelope
-from pipeline.attest.keys import LocalSigner, new_key, public_pem, write_key
-from pipeline.attest.names import HOST_FACTS, PROVENANCE
-from pipeline.attest.statement import make_statement, moment
-from pipeline.errors import EvidenceBroken
-from pipeline.model import canonical_json, sha256_of
+from pipeline.artifacts.attest.cosign import Content, attestation_attachment, signature_attachment
+from pipeline.artifacts.attest.envelope import enclose, read_envelope
+from pipeline.artifacts.attest.keys import LocalSigner, new_key, public_pem, write_key
+from pipeline.artifacts.attest.names import HOST_FACTS, PROVENANCE
+from pipeline.artifacts.attest.statement import make_statement, moment
+from pipeline.core.errors import EvidenceBroken
+from pipeline.core.model import canonical_json, sha256_of
 from tests.integration.built import Built, build_image, run_sm120, sm120
 from tests.testbed.registry import Registry
 

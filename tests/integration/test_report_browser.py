@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pipeline import proc
-from pipeline.errors import MissingTool
-from pipeline.report.build import report_data
-from pipeline.report.page import render_page
-from pipeline.report.pdf import find_browser, print_pdf
-from pipeline.report.reference import all_references
+from pipeline.core import proc
+from pipeline.core.errors import MissingTool
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.page import render_page
+from pipeline.serving.report.pdf import find_browser, print_pdf
+from pipeline.serving.report.reference import all_references
 from tests.unit.report.reports import MADE, as_data, sweep
 
 try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GoldenMismatch, OfflineMiss
+from pipeline.core.errors import GoldenMismatch, OfflineMiss
 from tests.integration.built import ROOT, build_image, run_sm120, sm120
 
 IMAGE = "llama-cpp-cpu"

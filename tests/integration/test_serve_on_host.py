@@ -22,7 +22,8 @@ import pytest
 import yaml
 
 from pipeline.app.workspace import host_platform
-from pipeline.errors import (
+from pipeline.artifacts.store.store import default_root
+from pipeline.core.errors import (
     AlreadyServed,
     DockerUnavailable,
     FleetUnready,
@@ -33,7 +34,6 @@ from pipeline.errors import (
     StartFailed,
     WeightsUnknown,
 )
-from pipeline.store.store import default_root
 from tests.integration.built import ROOT, Built, build_image, run_sm120
 from tests.integration.test_serve_recipe import failed, tiny_recipe
 from tests.testbed.docker_node import docker_node

@@ -22,7 +22,8 @@ import pytest
 import yaml
 
 from pipeline.app.workspace import host_platform
-from pipeline.errors import (
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import (
     AlreadyServed,
     BackendDiffers,
     ContainerRefused,
@@ -32,8 +33,7 @@ from pipeline.errors import (
     PreflightFailed,
     StartFailed,
 )
-from pipeline.evidence.runs import read_runs
-from pipeline.store.store import open_store
+from pipeline.images.gate.runs import read_runs
 from tests.integration.built import ROOT, Built, build_image, run_sm120, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, chat_many, is_healthy

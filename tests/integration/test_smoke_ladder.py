@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.sandbox.sandbox import find_sandbox
-from pipeline.smoke.client import Unsound
-from pipeline.smoke.code import run_in_sandbox
+from pipeline.artifacts.containers.sandbox import find_sandbox
+from pipeline.serving.smoke.client import Unsound
+from pipeline.serving.smoke.code import run_in_sandbox
 from tests.testbed.tiny_gguf import write_tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]

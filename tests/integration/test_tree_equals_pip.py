@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.layer import read_file
-from pipeline.lock.wheels import tag_ranks
-from pipeline.oci.record import FileRow
-from pipeline.store.store import Store
+from pipeline.artifacts.oci.record import FileRow
+from pipeline.artifacts.store.store import Store
+from pipeline.images.assemble.layer import read_file
+from pipeline.images.lock.wheels import tag_ranks
 from tests.integration.built import Built, build_image, sm120
 
 VENV = "opt/venv/"

@@ -17,7 +17,13 @@ from typing import Any
 import bcrypt
 import pytest
 
-from pipeline.errors import HostOutlier, HostUnreached, LockStale, PromiseBroken, ProvisionFailed
+from pipeline.core.errors import (
+    HostOutlier,
+    HostUnreached,
+    LockStale,
+    PromiseBroken,
+    ProvisionFailed,
+)
 from tests.integration.host_command import Ended, command, verify
 from tests.integration.site import Site, new_site
 from tests.testbed.dockerd import DockerDaemon

@@ -14,10 +14,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from pipeline.errors import DigestMismatch, HubBroken, SourceUnreachable
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import Settings
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import DigestMismatch, HubBroken, SourceUnreachable
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsLock, WeightsSpec, lock_path, sealed, write_lock
 from pipeline.weights.place import Place, new_place

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import log
-from pipeline.errors import PipelineError
+from pipeline.core import log
+from pipeline.core.errors import PipelineError
 from tests.mutants import trials
 from tests.mutants.accepted import read_accepted, stale
 from tests.mutants.changes import Mutant

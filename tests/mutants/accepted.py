@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pipeline.model import Frozen
+from pipeline.core.model import Frozen
 from tests.mutants.changes import Mutant, name_of
 from tests.mutants.trials import CannotTest
 

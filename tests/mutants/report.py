@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import log
+from pipeline.core import log
 from tests.mutants.accepted import Accepted
 from tests.mutants.trials import Trial
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline import files, proc
+from pipeline.core import files, proc
 from tests.mutants.changes import Mutant, changed_source
 
 Outcome = Literal["killed", "survived", "timed out", "not entered", "accepted"]

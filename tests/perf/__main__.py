@@ -22,11 +22,11 @@ from typing import IO
 
 from isal import igzip
 
-from pipeline import log
 from pipeline.app.workspace import host_platform
-from pipeline.lock.model import read_lock
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core import log
+from pipeline.images.lock.model import read_lock
+from pipeline.images.spec.checkout import Checkout
 from tests.perf import dockerfile
 from tests.perf.bench_clients import compare_clients
 from tests.perf.compiled import measure_ik_llama, measure_tiny

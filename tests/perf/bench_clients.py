@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.self_test import stub, truth
+from pipeline.serving.bench.self_test import stub, truth
 from tests.perf.measure import Cost, Report, in_turns, run, spread
 
 ROOT = Path(__file__).resolve().parents[2]

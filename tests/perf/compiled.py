@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.model import sha256_of
-from pipeline.source.toolchain import unpacked_root
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.model import sha256_of
+from pipeline.images.source.toolchain import unpacked_root
 from tests.perf.edited import ROOT, copy_checkout
 from tests.perf.measure import Cost, Report, measured, run
 from tests.testbed.packages import CannotHave

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.files import link_or_copy
+from pipeline.core.files import link_or_copy
 from tests.perf.measure import Cost, run, tree_cpu_s
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.packages import CannotHave, find_program

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.assemble.entry import with_parents
-from pipeline.assemble.layer import write_layer
-from pipeline.assemble.venv import Venv, wheel_entries
-from pipeline.assemble.wheel import open_wheel
+from pipeline.images.assemble.entry import with_parents
+from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.venv import Venv, wheel_entries
+from pipeline.images.assemble.wheel import open_wheel
 
 
 def main(wheel: Path, out: Path) -> None:

@@ -17,9 +17,9 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from pipeline import log
 from pipeline.app.workspace import host_platform
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core import log
 from tests.perf.dockerfile import docker
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import TURNS, Cost, Report, in_turns, run

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import log
-from pipeline.fetch.settings import Settings
-from pipeline.spec.checkout import Checkout
+from pipeline.core import log
+from pipeline.core.net.settings import Settings
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsSpec, lock_path, sealed, write_lock
 from tests.perf.measure import Cost, Report, in_turns, run

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import log
+from pipeline.core import log
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import receipt
 from pipeline.weights.model import FilePin, WeightsSpec, sealed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pipeline.bench.stub import Pacing, StubConnection, Truth, chunk, event, last_events
+from pipeline.serving.bench.stub import Pacing, StubConnection, Truth, chunk, event, last_events
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 

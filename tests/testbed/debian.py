@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.app.workspace import host_platform
-from pipeline.errors import PipelineError
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import read_settings
-from pipeline.fetch.sources import debian_mirror, read_below
-from pipeline.lock.debs import resolve_debs
-from pipeline.lock.model import DebPin
-from pipeline.lock.release import DEBIAN_12_KEYRING
+from pipeline.core.errors import PipelineError
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import read_settings
+from pipeline.images.fetch.sources import debian_mirror, read_below
+from pipeline.images.lock.debs import resolve_debs
+from pipeline.images.lock.model import DebPin
+from pipeline.images.lock.release import DEBIAN_12_KEYRING
 from tests.testbed.packages import CannotHave, find_program, system_environment
 
 UBUNTU_MIRROR = "SM120_UBUNTU_MIRROR"

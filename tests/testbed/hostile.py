@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-from pipeline.errors import PipelineError
-from pipeline.net.timing import Limits
+from pipeline.core.errors import PipelineError
+from pipeline.core.net.timing import Limits
 
 Script = Callable[[socket.socket, bytes], None]
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from pipeline.smoke.client import Gone
+from pipeline.serving.smoke.client import Gone
 from tests.testbed.model_brain import chance, choose_calls, fill, solve
 from tests.testbed.model_eye import look_at
 

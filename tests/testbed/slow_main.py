@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.assemble import locked_layers as pinned
+from pipeline.artifacts.store.store import Store
 from pipeline.cli.main import main
-from pipeline.store.store import Store
+from pipeline.images.assemble import locked_layers as pinned
 
 _WAIT_S = 60
 # worker processes import this file too, so what is replaced here is replaced in them

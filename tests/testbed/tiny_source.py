@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.app.workspace import host_platform
-from pipeline.assemble.image import Built
-from pipeline.assemble.plan import TreePlan, plan_tree
-from pipeline.lock.source import write_source_lock
-from pipeline.oci.record import LayerRecord
-from pipeline.source.box import Way, find_way
-from pipeline.source.compiled import CompiledTree, Compiler, compile_tree, tree_path
-from pipeline.source.locking import lock_file
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import CompiledSpec
-from pipeline.spec.source import SourceSpec
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.containers.box import Way, find_way
+from pipeline.artifacts.oci.record import LayerRecord
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.images.assemble.image import Built
+from pipeline.images.assemble.plan import TreePlan, plan_tree
+from pipeline.images.lock.source import write_source_lock
+from pipeline.images.source.compiled import CompiledTree, Compiler, compile_tree, tree_path
+from pipeline.images.source.locking import lock_file
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import CompiledSpec
+from pipeline.images.spec.source import SourceSpec
 from tests import makers
 from tests.testbed.deb_file import Item, control, deb_bytes, tar
 from tests.testbed.packages import CannotHave

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import pipeline
-from pipeline import log
+from pipeline.core import log
 from tests import makers
 from tests.testbed.fault_server import FaultServer, fault_server
 from tests.testbed.oci_door import Door, oci_door
@@ -78,7 +78,7 @@ def stay_at_home(
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     # without settings pip has nothing to say, and takes half a second for it
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "")
+    monkeypatch.setattr("pipeline.core.net.settings._pip_config_list", lambda: "")
     monkeypatch.setattr(socket.socket, "connect", _only_loopback(socket.socket.connect))
     monkeypatch.setattr(socket, "getaddrinfo", _only_numbers(socket.getaddrinfo))
     yield
@@ -128,7 +128,7 @@ def door(tiny: TinyRegistry) -> Iterator[Door]:
 @pytest.fixture
 def no_slow_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds start no processes: that takes seconds, and other tests do it."""
-    monkeypatch.setattr("pipeline.assemble.locked_layers._workers", makers.threads)
+    monkeypatch.setattr("pipeline.images.assemble.locked_layers._workers", makers.threads)
 
 
 @pytest.fixture

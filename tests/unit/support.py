@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from pipeline.cli import main as door
-from pipeline.errors import PipelineError
-from pipeline.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import PipelineError
+from pipeline.images.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
+from pipeline.images.spec.checkout import Checkout
 from tests import makers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import there_are
+from pipeline.core.errors import there_are
 
 MANY = [f"kimi-k{n}-vllm-8x" for n in range(1, 30)]
 

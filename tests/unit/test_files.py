@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.core.errors import (
     KeyInvalid,
     PipelineError,
     RecordInvalid,
     RunInvalid,
     WorkloadInvalid,
 )
-from pipeline.files import explained, hash_so_far, read_at_most, read_limited, size_so_far
+from pipeline.core.files import explained, hash_so_far, read_at_most, read_limited, size_so_far
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10])

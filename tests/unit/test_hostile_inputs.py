@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from pipeline import log
-from pipeline.assemble import patch, patch_series
-from pipeline.errors import PipelineError, SpecInvalid
-from pipeline.files import bounded_lines, folder_below, opened_log
-from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.gate.tracebacks import TracebackReader
-from pipeline.host.facts.drift import read_facts
-from pipeline.host.facts.source import read_capture
-from pipeline.host.rules.issues import findings, match_lines
-from pipeline.smoke.client import Client, Unsound
-from pipeline.smoke.model import Limits
-from pipeline.smoke.wire import Address
-from pipeline.source.archive import unpack
-from pipeline.spec.source import ArchiveSpec
-from pipeline.store.store import is_store
-from pipeline.yaml_file import read_yaml
+from pipeline.artifacts.store.store import is_store
+from pipeline.core import log
+from pipeline.core.errors import PipelineError, SpecInvalid
+from pipeline.core.files import bounded_lines, folder_below, opened_log
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.net.wire import Address
+from pipeline.core.yaml_file import read_yaml
+from pipeline.hosts.facts.drift import read_facts
+from pipeline.hosts.facts.source import read_capture
+from pipeline.hosts.rules.issues import findings, match_lines
+from pipeline.images.assemble import patch, patch_series
+from pipeline.images.gate.tracebacks import TracebackReader
+from pipeline.images.source.archive import unpack
+from pipeline.images.spec.source import ArchiveSpec
+from pipeline.serving.smoke.client import Client, Unsound
+from pipeline.serving.smoke.model import Limits
 from tests.testbed.hostile import CHUNKED, OK, Script, body, forever, hostile_server, sends
 
 _MOST_S = 20.0

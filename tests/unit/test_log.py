@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from pipeline import log
+from pipeline.core import log
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     now = [100.0]
-    monkeypatch.setattr("pipeline.log.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pipeline.core.log.time.monotonic", lambda: now[0])
 
     def pass_time(seconds: float) -> None:
         now[0] += seconds

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeline import log
-from pipeline.errors import RecipeInvalid
-from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.recipe.render.formats import render
-from pipeline.recipe.render.target import Target
-from pipeline.report import text
+from pipeline.core import log
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.launch import Overrides, plan_launch
+from pipeline.serving.recipe.render.formats import render
+from pipeline.serving.recipe.render.target import Target
+from pipeline.serving.report import text
 from tests.unit.serve.recipes import two_cards
 from tests.unit.support import Command
 

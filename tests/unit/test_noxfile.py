@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from pipeline.host.fleet.playbook import ANSIBLE_HINT
-from pipeline.spec.checkout import Checkout
+from pipeline.hosts.fleet.playbook import ANSIBLE_HINT
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import ROOT
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.assemble.golden import Golden
-from pipeline.errors import SpecInvalid
-from pipeline.spec.image import ImageSpec, PatchSeries
-from pipeline.yaml_file import MAX_FILE_BYTES, read_yaml
+from pipeline.core.errors import SpecInvalid
+from pipeline.core.yaml_file import MAX_FILE_BYTES, read_yaml
+from pipeline.images.assemble.golden import Golden
+from pipeline.images.spec.image import ImageSpec, PatchSeries
 from tests.growth import grows_linearly
 from tests.unit.support import tiny_spec
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pipeline.errors import LocksDisagree, LockStale
-from pipeline.model import Frozen
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import LocksDisagree, LockStale
+from pipeline.core.model import Frozen
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.disk.survey import some
 from pipeline.weights.model import WeightsLock, lock_path, read_lock
 from pipeline.weights.place import Place

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline.errors import DigestMismatch, Interrupted, SourceUnreachable
-from pipeline.fetch.http import Client
+from pipeline.core.errors import DigestMismatch, Interrupted, SourceUnreachable
+from pipeline.core.net.http import Client
 from pipeline.weights.disk.hashing import BLOCK_BYTES, cores, mark_of, on_all_cores, read_file
 from pipeline.weights.disk.survey import plain_size, walk
 from pipeline.weights.model import FILE_HASH, FilePin

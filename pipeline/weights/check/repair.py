@@ -13,10 +13,10 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline import log
-from pipeline.errors import DiskFull, Interrupted, PipelineError, SourceUnreachable
-from pipeline.files import free_bytes, locked
-from pipeline.model import Frozen
+from pipeline.core import log
+from pipeline.core.errors import DiskFull, Interrupted, PipelineError, SourceUnreachable
+from pipeline.core.files import free_bytes, locked
+from pipeline.core.model import Frozen
 from pipeline.weights.check.copies import NewFile, RouteSupply, find_copies
 from pipeline.weights.check.verify import Checked, VerifyOptions, verify
 from pipeline.weights.disk.hashing import Reading, identity_of, on_all_cores

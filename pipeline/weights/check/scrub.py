@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from pipeline.files import locked, read_plain, write_bytes
-from pipeline.model import Frozen, canonical_json
+from pipeline.core.files import locked, read_plain, write_bytes
+from pipeline.core.model import Frozen, canonical_json
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk.hashing import Identity
 from pipeline.weights.disk.survey import FileFinding, Present, survey

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from pipeline import log
-from pipeline.model import Frozen
+from pipeline.core import log
+from pipeline.core.model import Frozen
 from pipeline.weights.disk import hashing, receipt
 from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
 from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, survey

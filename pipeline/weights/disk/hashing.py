@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pipeline.errors import Interrupted
+from pipeline.core.errors import Interrupted
 
 BLOCK_BYTES = 4 << 20  # what a repair fetches for one wrong byte
 MARK_CHARS = 16  # 64 bits tell the blocks of a file apart

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from pipeline.files import link_or_copy, os_errors_explained, write_bytes
+from pipeline.core.files import link_or_copy, os_errors_explained, write_bytes
 from pipeline.weights.disk.hashing import read_file
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place

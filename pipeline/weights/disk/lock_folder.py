@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline import log
-from pipeline.errors import WeightsUnknown
-from pipeline.files import os_errors_explained
-from pipeline.model import canonical_json
+from pipeline.core import log
+from pipeline.core.errors import WeightsUnknown
+from pipeline.core.files import os_errors_explained
+from pipeline.core.model import canonical_json
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
 from pipeline.weights.model import FilePin, WeightsLock, sealed, spec_of

@@ -8,7 +8,7 @@ import stat
 import threading
 from pathlib import Path
 
-from pipeline.files import folder_below
+from pipeline.core.files import folder_below
 from pipeline.weights.disk.hashing import Advance, Identity, Moved, identity_of, read_open
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place

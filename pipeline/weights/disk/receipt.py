@@ -21,11 +21,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from pipeline import log
-from pipeline.errors import DiskFull, StoreUnwritable
-from pipeline.files import locked, read_plain, write_bytes
-from pipeline.lock.sealed import Sealed
-from pipeline.model import Digest, Frozen, sha256_of
+from pipeline.core import log
+from pipeline.core.errors import DiskFull, StoreUnwritable
+from pipeline.core.files import locked, read_plain, write_bytes
+from pipeline.core.model import Digest, Frozen, sha256_of
+from pipeline.core.sealed import Sealed
 from pipeline.weights.disk.hashing import (
     BLOCK_BYTES,
     MACHINE_ERRORS,

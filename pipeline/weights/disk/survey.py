@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from pipeline.model import Frozen
+from pipeline.core.model import Frozen
 from pipeline.weights.disk.hashing import Identity, identity_of
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place

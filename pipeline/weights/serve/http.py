@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
-from pipeline.foreign_json import read_json
+from pipeline.core.foreign_json import read_json
 from pipeline.weights.disk.hashing import Identity, identity_of
 
 HEAD_BYTES = 16 << 10  # the Hub's client sends less than 1 kB

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.errors import Interrupted
+from pipeline.core.errors import Interrupted
 from pipeline.weights.disk import proof
 from pipeline.weights.disk.hashing import Advance, Identity, cores
 from pipeline.weights.disk.proof import FileUnfit, FileUnreadable

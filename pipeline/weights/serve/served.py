@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.errors import LockEdited
-from pipeline.files import files_below, read_plain
+from pipeline.core.errors import LockEdited
+from pipeline.core.files import files_below, read_plain
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 from pipeline.weights.serve.http import Refused

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pipeline import log
-from pipeline.errors import AddressUnusable
+from pipeline.core import log
+from pipeline.core.errors import AddressUnusable
 from pipeline.weights.serve import http
 
 MOST_CONNECTIONS = 512  # 64 neighbours with the 8 connections of a stock client

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline import __version__
-from pipeline.attest.names import WEIGHTS
-from pipeline.attest.predicates import Tool, Weights, WeightsLockName, WeightsVerification
-from pipeline.attest.statement import Statement, stamp, state_about, subject
-from pipeline.model import canonical_json, sha256_of
+from pipeline.artifacts.attest.names import WEIGHTS
+from pipeline.artifacts.attest.predicates import Tool, Weights, WeightsLockName, WeightsVerification
+from pipeline.artifacts.attest.statement import Statement, stamp, state_about, subject
+from pipeline.core.model import canonical_json, sha256_of
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.disk.survey import FileFinding

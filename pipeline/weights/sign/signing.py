@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
-from pipeline.attest import bundle
-from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
-from pipeline.files import write_bytes
-from pipeline.foreign_json import JsonInvalid, read_json
-from pipeline.model import Hex, stays_below
+from pipeline.artifacts.attest import bundle
+from pipeline.core.errors import ModelSignatureInvalid, WeightsDamaged
+from pipeline.core.files import write_bytes
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import Hex, stays_below
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk.hashing import Moved, cores, on_all_cores, read_open
 from pipeline.weights.disk.proof import FileUnfit, FileUnreadable, open_below, open_pin

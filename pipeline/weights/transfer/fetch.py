@@ -8,10 +8,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import log
-from pipeline.errors import DiskFull, SpecInvalid, StoreUnwritable
-from pipeline.fetch.http import Client
-from pipeline.files import free_bytes, is_free, locked, os_errors_explained
+from pipeline.core import log
+from pipeline.core.errors import DiskFull, SpecInvalid, StoreUnwritable
+from pipeline.core.files import free_bytes, is_free, locked, os_errors_explained
+from pipeline.core.net.http import Client
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.install import install, link
 from pipeline.weights.model import FilePin

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline import log
-from pipeline.errors import OfflineMiss, SourceUnreachable
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import plain_settings
-from pipeline.net.timing import Limits
+from pipeline.core import log
+from pipeline.core.errors import OfflineMiss, SourceUnreachable
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import plain_settings
+from pipeline.core.net.timing import Limits
 from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
 from pipeline.weights.locking import LockResult, look_up
 from pipeline.weights.model import FilePin, WeightsSpec

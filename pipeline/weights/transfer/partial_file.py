@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.files import os_errors_explained
+from pipeline.core.files import os_errors_explained
 from pipeline.weights.disk.hashing import MarkedHash
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.router import AttemptFailed

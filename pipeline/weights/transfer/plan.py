@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pipeline.model import Frozen
+from pipeline.core.model import Frozen
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipeline.errors import (
+from pipeline.core.errors import (
     DigestMismatch,
     HubBroken,
     HubRefused,

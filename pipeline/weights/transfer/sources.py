@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.errors import (
+from pipeline.core.errors import (
     DigestMismatch,
     HubBroken,
     HubRefused,
@@ -28,14 +28,14 @@ from pipeline.errors import (
     SourceUnreachable,
     SpecInvalid,
 )
-from pipeline.fetch.http import Client, unreachable
-from pipeline.fetch.settings import folder_of, plain_settings
-from pipeline.net.address import masked, next_address, number_in, parts_of, reason_of
-from pipeline.net.answer import Answer
-from pipeline.net.client import MAY_PASS, REDIRECTS, is_home, login_in
-from pipeline.net.failures import BadAddress, BadAnswer, BadProxy, NetError
-from pipeline.net.failures import Lost as ConnectionLost
-from pipeline.net.timing import Limits, Watchdog, asked_wait_s
+from pipeline.core.net.address import masked, next_address, number_in, parts_of, reason_of
+from pipeline.core.net.answer import Answer
+from pipeline.core.net.client import MAY_PASS, REDIRECTS, is_home, login_in
+from pipeline.core.net.failures import BadAddress, BadAnswer, BadProxy, NetError
+from pipeline.core.net.failures import Lost as ConnectionLost
+from pipeline.core.net.http import Client, unreachable
+from pipeline.core.net.settings import folder_of, plain_settings
+from pipeline.core.net.timing import Limits, Watchdog, asked_wait_s
 from pipeline.weights import hub
 from pipeline.weights.model import FILE_HASH, FilePin, WeightsLock
 from pipeline.weights.place import cache_name

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from queue import SimpleQueue
 
-from pipeline import log
-from pipeline.errors import Interrupted, PipelineError
-from pipeline.fetch.http import Client
-from pipeline.log import Bar
+from pipeline.core import log
+from pipeline.core.errors import Interrupted, PipelineError
+from pipeline.core.log import Bar
+from pipeline.core.net.http import Client
 from pipeline.weights.transfer.partial_file import PartialFile, Span
 from pipeline.weights.transfer.router import (
     AttemptFailed,

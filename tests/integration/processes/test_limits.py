@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import proc
-from pipeline.host.facts import capture
-from pipeline.host.facts.gather import gather
-from pipeline.host.facts.source import Capture
-from pipeline.host.fleet import shell
-from pipeline.host.fleet.remote import Remote
-from pipeline.known import Unknown
+from pipeline.core import proc
+from pipeline.core.known import Unknown
+from pipeline.hosts.facts import capture
+from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.source import Capture
+from pipeline.hosts.fleet import shell
+from pipeline.hosts.fleet.remote import Remote
 from tests.testbed.playbook import ROOT
 from tests.testbed.unkillable import HELD_S
 from tests.unit.host.fake_host import LOCAL

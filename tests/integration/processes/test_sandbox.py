@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GateEnvironment
-from pipeline.gate.smem import run
-from pipeline.gate.smem.engine import EngineTree
-from pipeline.gate.upkeep import gate_sections, remove
-from pipeline.sandbox import sandbox
-from pipeline.sandbox.sandbox import NO_SANDBOX, START, Sandbox
-from pipeline.sandbox.start import BARRIERS
-from pipeline.store.store import open_store
+from pipeline.artifacts.containers import sandbox
+from pipeline.artifacts.containers.sandbox import NO_SANDBOX, START, Sandbox
+from pipeline.artifacts.containers.start import BARRIERS
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import GateEnvironment
+from pipeline.images.gate.smem import run
+from pipeline.images.gate.smem.engine import EngineTree
+from pipeline.images.gate.upkeep import gate_sections, remove
 from tests.unit.gate.smem.test_run import HEAD, cases, target, worker
 from tests.unit.support import Command
 
@@ -527,7 +527,7 @@ def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> No
     """A namespace that allows none inside it, and no capabilities: as in a container."""
     of_kind("restrictions")
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all"
-    imported = "from pipeline.sandbox.sandbox import find_sandbox"
+    imported = "from pipeline.artifacts.containers.sandbox import find_sandbox"
     report = f"{imported}; print(find_sandbox().model_dump_json())"
     text = f"{forbid} --inh-caps -all --no-new-privs {sys.executable} -c '{report}'"
     try:

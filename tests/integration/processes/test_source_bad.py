@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.plan import plan_tree
-from pipeline.errors import (
+from pipeline.core.errors import (
     CompileFailed,
     DigestMismatch,
     DiskFull,
@@ -25,8 +24,9 @@ from pipeline.errors import (
     StepFailed,
     UnknownSource,
 )
-from pipeline.source.objects import entries, objects_folder
-from pipeline.spec.image import CompiledSpec
+from pipeline.images.assemble.plan import plan_tree
+from pipeline.images.source.objects import entries, objects_folder
+from pipeline.images.spec.image import CompiledSpec
 from tests.integration.built import need_sandbox
 from tests.testbed.tiny_source import FILES, HERE, Bench, processes_in, toolchain_deb
 

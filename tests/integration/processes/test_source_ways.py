@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import SandboxUnavailable, StepFailed
-from pipeline.source.box import KINDS, Kind, Way, find_way
+from pipeline.artifacts.containers.box import KINDS, Kind, Way, find_way
+from pipeline.core.errors import SandboxUnavailable, StepFailed
 from tests.testbed.dockerd import docker_daemon
 from tests.testbed.tiny_source import Bench, toolchain_deb
 
@@ -107,7 +107,7 @@ def test_a_step_that_hangs_is_ended_and_nothing_of_it_stays(
     way: Way, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = bench("echo begun; sleep 600 & sleep 600")
-    monkeypatch.setattr("pipeline.source.compiled.MINUTE_S", 0.02)
+    monkeypatch.setattr("pipeline.images.source.compiled.MINUTE_S", 0.02)
     with pytest.raises(StepFailed, match="printed nothing for"):
         made.compile(way)
     assert made.left() == []
@@ -117,8 +117,8 @@ def test_a_step_without_end_is_ended_though_it_prints(
     way: Way, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = bench("while true; do echo more; sleep 0.2; done")
-    monkeypatch.setattr("pipeline.source.compiled.SHORTEST_LIMIT_S", 2.0)
-    monkeypatch.setattr("pipeline.source.compiled.SLOWEST_MACHINE", 0.001)
+    monkeypatch.setattr("pipeline.images.source.compiled.SHORTEST_LIMIT_S", 2.0)
+    monkeypatch.setattr("pipeline.images.source.compiled.SLOWEST_MACHINE", 0.001)
     with pytest.raises(StepFailed, match="took longer than 2"):
         made.compile(way)
     assert made.left() == []

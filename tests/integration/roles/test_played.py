@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import log
-from pipeline.host.fleet.playbook import Played, stream_playbook
-from pipeline.spec.checkout import Checkout
+from pipeline.core import log
+from pipeline.hosts.fleet.playbook import Played, stream_playbook
+from pipeline.images.spec.checkout import Checkout
 
 PLAY = """
 - hosts: all

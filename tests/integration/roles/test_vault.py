@@ -10,9 +10,9 @@ import click
 import pytest
 
 from pipeline.cli.hosts import fleet_of
-from pipeline.errors import FleetUnready
-from pipeline.host.fleet.playbook import ansible_program, promises_of
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import FleetUnready
+from pipeline.hosts.fleet.playbook import ansible_program, promises_of
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.playbook import NO_OPTIONS, ROOT
 
 

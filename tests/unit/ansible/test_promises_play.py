@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from pipeline.app.hosts import ROLES
-from pipeline.host.fleet.promised import Roles
-from pipeline.host.promises.owned import LEFT, OWNED
-from pipeline.host.promises.run import MODULES, checks_in
+from pipeline.hosts.fleet.promised import Roles
+from pipeline.hosts.promises.owned import LEFT, OWNED
+from pipeline.hosts.promises.run import MODULES, checks_in
 from tests.testbed.playbook import PLAYBOOK, ROOT
 from tests.unit.ansible.test_roles import PUBLIC
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.host import read_host_spec
+from pipeline.hosts.spec import read_host_spec
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.playbook import PLAYBOOK, ROOT
 
 jinja2 = pytest.importorskip("jinja2", reason="ansible-core is not installed (group hosts).")

@@ -11,7 +11,7 @@ import pytest
 from pipeline import app
 from pipeline.app.workspace import Workspace, named_platform, pick_platform, platforms_of
 from pipeline.cli.main import cli
-from pipeline.errors import EvidenceUnsigned, SpecInvalid, UnknownImage
+from pipeline.core.errors import EvidenceUnsigned, SpecInvalid, UnknownImage
 from pipeline.weights.transfer.fetch import JOBS
 from tests.unit.support import AMD64, ARM64, ROOT, make_checkout, make_wheel
 

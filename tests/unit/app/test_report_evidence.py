@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pipeline.app.report import evidence_links
-from pipeline.report.model import EvidenceLink
-from pipeline.verify.host_facts import HOST, how_to_add_facts
-from pipeline.verify.verdict import Code, Node, Verdict
+from pipeline.evidence.verify.host_facts import HOST, how_to_add_facts
+from pipeline.evidence.verify.verdict import Code, Node, Verdict
+from pipeline.serving.report.model import EvidenceLink
 
 DIGEST = "sha256:" + "1" * 64
 NAMED = [EvidenceLink(name="image", digest=DIGEST, state="named")]

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import model
-from pipeline.assemble import locked_layers as pinned
-from pipeline.assemble import plan
-from pipeline.assemble.image import Built, build_images, code_digest, find_built
-from pipeline.assemble.plan import plan_image
-from pipeline.assemble.venv import record_row
-from pipeline.errors import (
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core import model
+from pipeline.core.errors import (
     CorruptArchive,
     GoldenMismatch,
     OfflineMiss,
@@ -27,10 +23,14 @@ from pipeline.errors import (
     SpecInvalid,
     StoreDamaged,
 )
-from pipeline.evidence.inventory import placed_layers
-from pipeline.model import sha256_of
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
+from pipeline.core.model import sha256_of
+from pipeline.evidence.statements.inventory import placed_layers
+from pipeline.images.assemble import locked_layers as pinned
+from pipeline.images.assemble import plan
+from pipeline.images.assemble.image import Built, build_images, code_digest, find_built
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.assemble.venv import record_row
+from pipeline.images.spec.checkout import Checkout
 from tests.makers import (
     AMD64,
     Edit,

@@ -4,9 +4,9 @@ import posixpath
 
 import pytest
 
-from pipeline.assemble.own_layers import cuda_home
-from pipeline.errors import PathConflict, SpecInvalid
-from pipeline.oci.record import Kind
+from pipeline.artifacts.oci.record import Kind
+from pipeline.core.errors import PathConflict, SpecInvalid
+from pipeline.images.assemble.own_layers import cuda_home
 
 HOME = "/usr/local/cuda"
 NVCC = "site/nvidia/nvcc"

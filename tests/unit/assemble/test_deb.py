@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.deb import DebContents, unpack_deb
-from pipeline.assemble.entry import Entry, Slice
-from pipeline.errors import CorruptArchive, HostileArchive, PipelineError
-from pipeline.oci.record import Kind
+from pipeline.artifacts.oci.record import Kind
+from pipeline.core.errors import CorruptArchive, HostileArchive, PipelineError
+from pipeline.images.assemble.deb import DebContents, unpack_deb
+from pipeline.images.assemble.entry import Entry, Slice
 from tests.testbed.deb_file import (
     TAR_END,
     Item,

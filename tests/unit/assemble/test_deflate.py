@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assemble import deflate
-from pipeline.assemble.deflate import FINAL_BLOCK, check_compressor, compress, inflate, squeeze
-from pipeline.assemble.entry import Entry, tar_header
-from pipeline.errors import CorruptArchive, MissingTool
-from pipeline.model import sha256_of
-from pipeline.oci.record import Kind
+from pipeline.artifacts.oci.record import Kind
+from pipeline.core.errors import CorruptArchive, MissingTool
+from pipeline.core.model import sha256_of
+from pipeline.images.assemble import deflate
+from pipeline.images.assemble.deflate import (
+    FINAL_BLOCK,
+    check_compressor,
+    compress,
+    inflate,
+    squeeze,
+)
+from pipeline.images.assemble.entry import Entry, tar_header
 
 RUNS = st.one_of(st.binary(max_size=60), st.integers(0, 1200).map(bytes))
 TEXT = b"the same words, the same words, and then some others\n" * 400

@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.golden import Golden, GoldenImage, accept_golden, check_golden, read_golden
-from pipeline.errors import GoldenMismatch, SpecInvalid
+from pipeline.core.errors import GoldenMismatch, SpecInvalid
+from pipeline.images.assemble.golden import (
+    Golden,
+    GoldenImage,
+    accept_golden,
+    check_golden,
+    read_golden,
+)
 
 
 def digest(letter: str) -> str:

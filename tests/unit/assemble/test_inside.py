@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.assemble.inside import nearest_paths
+from pipeline.images.assemble.inside import nearest_paths
 
 PATHS = {
     "opt": None,

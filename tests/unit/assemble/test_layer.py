@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble import layer
-from pipeline.assemble.deflate import compress
-from pipeline.assemble.entry import Deflated, Entry, Slice, with_parents
-from pipeline.assemble.layer import read_file, write_layer
-from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, StoreDamaged
-from pipeline.oci.record import FileRow, Kind, WrittenLayer
+from pipeline.artifacts.oci.record import FileRow, Kind, WrittenLayer
+from pipeline.core.errors import CorruptArchive, HostileArchive, PipelineError, StoreDamaged
+from pipeline.images.assemble import layer
+from pipeline.images.assemble.deflate import compress
+from pipeline.images.assemble.entry import Deflated, Entry, Slice, with_parents
+from pipeline.images.assemble.layer import read_file, write_layer
 from tests.makers import make_wheel
 
 ROOT = Path(__file__).parents[3]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import log
-from pipeline.assemble.locked_layers import CountedFile, shared_counts, watch
-from pipeline.assemble.plan import LayerKind, LayerPlan
-from pipeline.lock.model import WheelPin
+from pipeline.core import log
+from pipeline.images.assemble.locked_layers import CountedFile, shared_counts, watch
+from pipeline.images.assemble.plan import LayerKind, LayerPlan
+from pipeline.images.lock.model import WheelPin
 
 
 def layer(name: str, size_bytes: int) -> LayerPlan:
@@ -48,7 +48,7 @@ class Shown:
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     shown = Shown()
     monkeypatch.setattr(log, "progress", shown)
-    monkeypatch.setattr("pipeline.assemble.locked_layers._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("pipeline.images.assemble.locked_layers._LOOK_EVERY_S", 0.01)
     return shown
 
 

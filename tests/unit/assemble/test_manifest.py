@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.manifest import (
+from pipeline.artifacts.oci.document import descriptor_json
+from pipeline.artifacts.oci.record import LayerRecord, TitledLayer
+from pipeline.core.errors import SpecInvalid
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.images.assemble.manifest import (
     config_descriptor,
     image_config,
     image_descriptor,
     image_manifest,
 )
-from pipeline.assemble.plan import ImagePlan
-from pipeline.errors import SpecInvalid
-from pipeline.lock.model import sealed
-from pipeline.model import canonical_json, sha256_of
-from pipeline.oci.document import descriptor_json
-from pipeline.oci.record import LayerRecord, TitledLayer
-from pipeline.spec.image import ImageSpec
+from pipeline.images.assemble.plan import ImagePlan
+from pipeline.images.lock.model import sealed
+from pipeline.images.spec.image import ImageSpec
 from tests.makers import AMD64, root_image
 
 

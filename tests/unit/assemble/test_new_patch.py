@@ -8,13 +8,19 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.assemble import patch_series
-from pipeline.assemble.image import wheel_tree
-from pipeline.assemble.patch_series import Installed, from_copy, from_diff, installed, is_diff
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import PatchConflict, UnknownImage
-from pipeline.model import sha256_of
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import PatchConflict, UnknownImage
+from pipeline.core.model import sha256_of
+from pipeline.images.assemble import patch_series
+from pipeline.images.assemble.image import wheel_tree
+from pipeline.images.assemble.patch_series import (
+    Installed,
+    from_copy,
+    from_diff,
+    installed,
+    is_diff,
+)
+from pipeline.images.assemble.plan import plan_image
 from tests.makers import (
     AMD64,
     Edit,

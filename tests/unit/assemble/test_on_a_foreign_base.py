@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.image import Built
-from pipeline.assemble.plan import plan_image, work_for
-from pipeline.errors import (
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.artifacts.store.upkeep import damaged, trim
+from pipeline.core.errors import (
     BaseUnusable,
     CorruptArchive,
     HostileArchive,
@@ -24,12 +24,12 @@ from pipeline.errors import (
     SpecInvalid,
     StoreDamaged,
 )
-from pipeline.fetch.base import Bases
-from pipeline.fetch.base_settings import BaseSettings
-from pipeline.spec.base import ForeignBase
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
-from pipeline.store.upkeep import damaged, trim
+from pipeline.images.assemble.image import Built
+from pipeline.images.assemble.plan import plan_image, work_for
+from pipeline.images.fetch.base import Bases
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.spec.base import ForeignBase
+from pipeline.images.spec.checkout import Checkout
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel
 from tests.testbed.foreign_image import (
     PLAIN_LAYER,

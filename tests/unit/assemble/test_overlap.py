@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
-from pipeline.assemble.entry import Deflated, Entry, Slice
-from pipeline.assemble.venv import merge_wheels, misplaced, same_bytes, winner
-from pipeline.errors import PathConflict
-from pipeline.oci.record import FileRow, Kind
+from pipeline.artifacts.oci.record import FileRow, Kind
+from pipeline.core.errors import PathConflict
+from pipeline.images.assemble.entry import Deflated, Entry, Slice
+from pipeline.images.assemble.venv import merge_wheels, misplaced, same_bytes, winner
 
 
 def file(path: str, owner: str, data: bytes = b"same") -> Entry:

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.assemble.entry import Entry, with_parents
-from pipeline.assemble.layer import write_layer
-from pipeline.assemble.own_layers import WheelTree, folders_above, own_entries
-from pipeline.assemble.patch_series import corrected, patched_entries, refresh_series
-from pipeline.assemble.plan import ImagePlan, plan_image
-from pipeline.assemble.venv import Venv, record_row, wheel_entries
-from pipeline.assemble.wheel import open_wheel
-from pipeline.errors import PatchConflict, PathConflict, SpecInvalid
-from pipeline.model import sha256_of
-from pipeline.oci.record import FileRow, Kind, LayerRecord
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.series_text import with_hashes
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import PatchConflict, PathConflict, SpecInvalid
+from pipeline.core.model import sha256_of
+from pipeline.images.assemble.entry import Entry, with_parents
+from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
+from pipeline.images.assemble.patch_series import corrected, patched_entries, refresh_series
+from pipeline.images.assemble.plan import ImagePlan, plan_image
+from pipeline.images.assemble.venv import Venv, record_row, wheel_entries
+from pipeline.images.assemble.wheel import open_wheel
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.series_text import with_hashes
 from tests.makers import (
     AMD64,
     Edit,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.assemble.patch import FilePatch, apply, parse, unified
-from pipeline.errors import PatchConflict
+from pipeline.core.errors import PatchConflict
+from pipeline.images.assemble.patch import FilePatch, apply, parse, unified
 
 BEFORE = b"".join(b"line %d\n" % n for n in range(1, 21))
 HEAD = "--- a/pkg/mod.py\n+++ b/pkg/mod.py\n"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble import plan as plans
-from pipeline.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image, work_for
-from pipeline.assemble.venv import Venv
-from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid
-from pipeline.lock.model import DebPin, WheelPin
-from pipeline.oci.record import LayerRecord, WrittenLayer
-from pipeline.spec.image import Account
-from pipeline.store.store import open_store
+from pipeline.artifacts.oci.record import LayerRecord, WrittenLayer
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import LockEdited, LockMissing, LockStale, SpecInvalid
+from pipeline.images.assemble import plan as plans
+from pipeline.images.assemble.plan import ImagePlan, LayerKind, LayerPlan, plan_image, work_for
+from pipeline.images.assemble.venv import Venv
+from pipeline.images.lock.model import DebPin, WheelPin
+from pipeline.images.spec.image import Account
 from tests.makers import (
     AMD64,
     Edit,

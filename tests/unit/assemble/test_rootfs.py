@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.entry import Entry, Slice
-from pipeline.assemble.rootfs import assemble_overlay, assemble_rootfs
-from pipeline.errors import CorruptArchive, HostileArchive, PipelineError, SpecInvalid
-from pipeline.lock.debian import read_stanzas
-from pipeline.oci.record import Kind
-from pipeline.spec.image import Account
+from pipeline.artifacts.oci.record import Kind
+from pipeline.core.errors import CorruptArchive, HostileArchive, PipelineError, SpecInvalid
+from pipeline.images.assemble.entry import Entry, Slice
+from pipeline.images.assemble.rootfs import assemble_overlay, assemble_rootfs
+from pipeline.images.lock.debian import read_stanzas
+from pipeline.images.spec.image import Account
 from tests.testbed.deb_file import Item, folder, hard_link, symlink, write_deb
 
 Tree = dict[str, Entry]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.plan import TreePlan, plan_image, plan_tree
-from pipeline.errors import SpecInvalid
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import CompiledSpec
-from pipeline.spec.source import OutputSpec
+from pipeline.core.errors import SpecInvalid
+from pipeline.images.assemble.plan import TreePlan, plan_image, plan_tree
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import CompiledSpec
+from pipeline.images.spec.source import OutputSpec
 
 SHIPPED = Checkout(Path(__file__).resolve().parents[3])
 AMD64, ARM64 = "linux/amd64", "linux/arm64"

@@ -4,8 +4,8 @@ import posixpath
 
 import pytest
 
-from pipeline.assemble.venv import Venv
-from pipeline.oci.record import Kind
+from pipeline.artifacts.oci.record import Kind
+from pipeline.images.assemble.venv import Venv
 
 VENV = Venv()
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.wheel import UNPACKED_LIMIT_BYTES, open_wheel, read_member
-from pipeline.errors import CorruptArchive, HostileArchive, PipelineError
+from pipeline.core.errors import CorruptArchive, HostileArchive, PipelineError
+from pipeline.images.assemble.wheel import UNPACKED_LIMIT_BYTES, open_wheel, read_member
 from tests.makers import Part, Parts, make_wheel, record_of, wheel_parts, write_zip
 from tests.unit.assemble.wheel_values import (
     GOOD,
@@ -391,7 +391,7 @@ def test_an_unknown_scheme_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_a_huge_stated_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.assemble.wheel.UNPACKED_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr("pipeline.images.assemble.wheel.UNPACKED_LIMIT_BYTES", 1 << 20)
     wheel = edited(make_wheel(tmp_path, "pkg", GOOD), "pkg/mod.py", SIZE, "<I", 1 << 21)
     refused(wheel, HostileArchive, "unpacks to more than")
     assert UNPACKED_LIMIT_BYTES < 1 << 40

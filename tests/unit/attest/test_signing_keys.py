@@ -14,8 +14,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from pipeline.attest.keyring import default_folder, own_key
-from pipeline.attest.keys import (
+from pipeline.artifacts.attest.keyring import default_folder, own_key
+from pipeline.artifacts.attest.keys import (
     AgentSigner,
     LocalSigner,
     find_signer,
@@ -28,7 +28,7 @@ from pipeline.attest.keys import (
     read_public,
     write_key,
 )
-from pipeline.errors import KeyExists, KeyInvalid, SigningFailed
+from pipeline.core.errors import KeyExists, KeyInvalid, SigningFailed
 
 PEM = serialization.Encoding.PEM
 PKCS8 = serialization.PrivateFormat.PKCS8

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.cosign import (
+from pipeline.artifacts.attest.cosign import (
     SIGNATURE_NOTE,
     attestation_attachment,
     read_payload,
     signature_attachment,
     signature_payload,
 )
-from pipeline.attest.envelope import countersigned, enclose, pae, read_envelope
-from pipeline.attest.keys import LocalSigner, is_valid_signature, new_key
-from pipeline.attest.names import (
+from pipeline.artifacts.attest.envelope import countersigned, enclose, pae, read_envelope
+from pipeline.artifacts.attest.keys import LocalSigner, is_valid_signature, new_key
+from pipeline.artifacts.attest.names import (
     CYCLONEDX,
     HOST_FACTS,
     PAYLOAD,
@@ -30,7 +30,7 @@ from pipeline.attest.names import (
     kind_of,
     wheel_purl,
 )
-from pipeline.attest.statement import (
+from pipeline.artifacts.attest.statement import (
     Moment,
     make_statement,
     moment,
@@ -38,9 +38,9 @@ from pipeline.attest.statement import (
     read_statement,
     stamp,
 )
-from pipeline.errors import RecordInvalid
-from pipeline.evidence.evidence_set import evidence_folder, keep, kept
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import RecordInvalid
+from pipeline.evidence.statements.evidence_set import evidence_folder, keep, kept
 
 DIGEST, OTHER_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 EARLY = Moment(at="2026-01-01T00:00:00Z", invocation="urn:uuid:1")

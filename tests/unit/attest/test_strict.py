@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest import strict
-from pipeline.attest.strict import MAX_DEPTH, as_model, plain, read_base64, read_json
-from pipeline.errors import RecordInvalid
-from pipeline.model import Frozen
+from pipeline.artifacts.attest import strict
+from pipeline.artifacts.attest.strict import MAX_DEPTH, as_model, plain, read_base64, read_json
+from pipeline.core.errors import RecordInvalid
+from pipeline.core.model import Frozen
 
 
 @pytest.mark.parametrize(

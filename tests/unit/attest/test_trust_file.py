@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.attest.keys import key_id, new_key, public_pem
-from pipeline.attest.names import HOST_FACTS, PROVENANCE
-from pipeline.attest.statement import CLOCKS_APART
-from pipeline.attest.trust import (
+from pipeline.artifacts.attest.keys import key_id, new_key, public_pem
+from pipeline.artifacts.attest.names import HOST_FACTS, PROVENANCE
+from pipeline.artifacts.attest.statement import CLOCKS_APART
+from pipeline.artifacts.attest.trust import (
     OwnKeys,
     Trust,
     add_entry,
@@ -25,7 +25,7 @@ from pipeline.attest.trust import (
     with_named_keys,
     with_own_keys,
 )
-from pipeline.errors import TrustInvalid
+from pipeline.core.errors import TrustInvalid
 
 KEY = new_key().public_key()
 ENTRY = trust_entry("builder", public_pem(KEY), key_id(KEY), datetime(2026, 1, 1, tzinfo=UTC))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from pipeline.bench.metrics import intervals, metrics_of
-from pipeline.bench.model import (
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.serving.bench.metrics import intervals, metrics_of
+from pipeline.serving.bench.model import (
     Cell,
     CellResult,
     ClientFacts,
@@ -21,9 +22,8 @@ from pipeline.bench.model import (
     ServerFacts,
     Trial,
 )
-from pipeline.bench.record import append_rows, write_run
-from pipeline.bench.workload import Fixed, Load, Objectives, Workload
-from pipeline.model import canonical_json, sha256_of
+from pipeline.serving.bench.record import append_rows, write_run
+from pipeline.serving.bench.workload import Fixed, Load, Objectives, Workload
 
 FOLDER = Path(__file__).parent / "example"
 _STARTED = "2026-11-02T08:00:00Z"

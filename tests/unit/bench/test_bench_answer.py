@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from pipeline.bench.answer import Answer, Malformed, loops
-from pipeline.bench.stub import chunk, event, last_events
+from pipeline.serving.bench.answer import Answer, Malformed, loops
+from pipeline.serving.bench.stub import chunk, event, last_events
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WHOLE = _HEAD + event(" one", 1) + event(" two", 2) + event(" three", 3) + last_events(3, 7)

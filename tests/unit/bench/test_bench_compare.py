@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.metrics import DEFINITIONS, t_quantile
-from pipeline.bench.model import CellResult, Mark, Run, Trial
-from pipeline.bench.record import read_run
-from pipeline.bench.results.compare import (
+from pipeline.core.model import sha256_of
+from pipeline.serving.bench.metrics import DEFINITIONS, t_quantile
+from pipeline.serving.bench.model import CellResult, Mark, Run, Trial
+from pipeline.serving.bench.record import read_run
+from pipeline.serving.bench.results.compare import (
     GATED,
     NumberChange,
     Side,
@@ -23,7 +24,6 @@ from pipeline.bench.results.compare import (
     read_side,
     side_of,
 )
-from pipeline.model import sha256_of
 from tests.unit.bench.example_run import FOLDER
 
 FOREIGN = Path(__file__).parent / "foreign_results"

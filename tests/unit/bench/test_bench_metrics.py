@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.bench.metrics import (
+from pipeline.serving.bench.metrics import (
     DEFINITIONS,
     flat,
     interval,
@@ -14,9 +14,9 @@ from pipeline.bench.metrics import (
     quantiles,
     tpot_ms,
 )
-from pipeline.bench.model import Metrics, RequestRow
-from pipeline.bench.record import read_run
-from pipeline.bench.workload import Objectives
+from pipeline.serving.bench.model import Metrics, RequestRow
+from pipeline.serving.bench.record import read_run
+from pipeline.serving.bench.workload import Objectives
 from tests.unit.bench.example_run import FOLDER
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.metrics import metrics_of
-from pipeline.bench.model import RequestRow
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.bench.record import (
+from pipeline.core.errors import DiskFull, RunInvalid
+from pipeline.serving.bench.metrics import metrics_of
+from pipeline.serving.bench.model import RequestRow
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.serving.bench.record import (
     append_rows,
     end_of_rows,
     measured_alone,
@@ -21,7 +22,6 @@ from pipeline.bench.record import (
     read_run,
     write_run,
 )
-from pipeline.errors import DiskFull, RunInvalid
 from tests.unit.bench.example_run import FOLDER, example_rows, write_example
 
 

@@ -15,33 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench import runner
-from pipeline.bench.marks import TrialChecks
-from pipeline.bench.metrics import metrics_of
-from pipeline.bench.model import Inputs, RequestRow, Run
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.bench.plan import Job, cells_of
-from pipeline.bench.record import (
-    measured_alone,
-    read_rows,
-    read_run,
-    workload_digest,
-    write_run,
-)
-from pipeline.bench.results.compare import compare, read_side
-from pipeline.bench.runner import (
-    Bench,
-    Settings,
-    client_facts,
-    differences,
-    measure_in_turns,
-)
-from pipeline.bench.samples import energy_j
-from pipeline.bench.server import Server
-from pipeline.bench.worker import WorkerRun, prepared
-from pipeline.bench.workers import Workers, WorkerStats, start_module
-from pipeline.bench.workload import Workload
-from pipeline.errors import (
+from pipeline.core.errors import (
     BenchNotMeasured,
     BenchUnanswered,
     NumberChanged,
@@ -49,8 +23,34 @@ from pipeline.errors import (
     StoreUnwritable,
     WorkloadInvalid,
 )
-from pipeline.model import sha256_of
-from pipeline.smoke.wire import Address
+from pipeline.core.model import sha256_of
+from pipeline.core.net.wire import Address
+from pipeline.serving.bench import runner
+from pipeline.serving.bench.marks import TrialChecks
+from pipeline.serving.bench.metrics import metrics_of
+from pipeline.serving.bench.model import Inputs, RequestRow, Run
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.serving.bench.plan import Job, cells_of
+from pipeline.serving.bench.record import (
+    measured_alone,
+    read_rows,
+    read_run,
+    workload_digest,
+    write_run,
+)
+from pipeline.serving.bench.results.compare import compare, read_side
+from pipeline.serving.bench.runner import (
+    Bench,
+    Settings,
+    client_facts,
+    differences,
+    measure_in_turns,
+)
+from pipeline.serving.bench.samples import energy_j
+from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.worker import WorkerRun, prepared
+from pipeline.serving.bench.workers import Workers, WorkerStats, start_module
+from pipeline.serving.bench.workload import Workload
 from tests.testbed.bench_faults import BenchServer, bench_server
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.host.machines import H200
@@ -162,7 +162,7 @@ def with_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.bench.server.shutil.which", lambda name: None)
+    monkeypatch.setattr("pipeline.serving.bench.server.shutil.which", lambda name: None)
 
 
 @pytest.mark.parametrize("card", ["with_a_card", "without_a_card"])
@@ -634,7 +634,7 @@ def test_a_worker_that_cannot_start_ends_those_before_it(
         started.append(start_module(module))
         return started[0]
 
-    monkeypatch.setattr("pipeline.bench.workers.start_module", second_fails)
+    monkeypatch.setattr("pipeline.serving.bench.workers.start_module", second_fails)
     load = _workload()
     (cell,) = cells_of(load)
     nowhere = Address.read("127.0.0.1:9")

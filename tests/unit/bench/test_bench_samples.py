@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from pipeline.bench.marks import client_marks, engine_marks
-from pipeline.bench.metrics import metrics_of
-from pipeline.bench.model import EngineSeries, GpuSeries, SelfTest
-from pipeline.bench.record import read_run
-from pipeline.bench.samples import (
+from pipeline.core.known import Unknown
+from pipeline.serving.bench.marks import client_marks, engine_marks
+from pipeline.serving.bench.metrics import metrics_of
+from pipeline.serving.bench.model import EngineSeries, GpuSeries, SelfTest
+from pipeline.serving.bench.record import read_run
+from pipeline.serving.bench.samples import (
     energy_j,
     engine_series,
     gpu_marks,
@@ -19,8 +20,7 @@ from pipeline.bench.samples import (
     read_metrics,
     speculated,
 )
-from pipeline.bench.workers import WorkerStats
-from pipeline.known import Unknown
+from pipeline.serving.bench.workers import WorkerStats
 from tests.unit.bench.example_run import FOLDER, example_rows
 from tests.unit.host.machines import H200
 

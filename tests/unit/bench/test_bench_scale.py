@@ -12,11 +12,11 @@ from statistics import fmean
 import pytest
 
 from pipeline.app.bench import changed
-from pipeline.bench.plan import Job, Scale, cells_of, sessions
-from pipeline.bench.server import Server
-from pipeline.bench.shipped import read_workload
-from pipeline.errors import BenchUnanswered
-from pipeline.smoke.wire import Address
+from pipeline.core.errors import BenchUnanswered
+from pipeline.core.net.wire import Address
+from pipeline.serving.bench.plan import Job, Scale, cells_of, sessions
+from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.shipped import read_workload
 
 
 @contextmanager

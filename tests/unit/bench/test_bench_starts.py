@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.model import Inputs
-from pipeline.bench.record import read_rows, read_run, workload_digest
-from pipeline.bench.server import Server
-from pipeline.bench.shipped import read_workload
-from pipeline.bench.starts import Started, Starter, drop_page_cache, measure_starts
-from pipeline.errors import BenchUnanswered
-from pipeline.smoke.wire import Address
+from pipeline.core.errors import BenchUnanswered
+from pipeline.core.net.wire import Address
+from pipeline.serving.bench.model import Inputs
+from pipeline.serving.bench.record import read_rows, read_run, workload_digest
+from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.shipped import read_workload
+from pipeline.serving.bench.starts import Started, Starter, drop_page_cache, measure_starts
 from tests.testbed.bench_faults import BenchServer, bench_server
 
 

@@ -11,7 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.app.bench import changed
-from pipeline.bench.plan import (
+from pipeline.core.errors import WorkloadInvalid
+from pipeline.core.model import sha256_of
+from pipeline.core.net.wire import Address
+from pipeline.serving.bench.plan import (
     Job,
     Scale,
     arrivals,
@@ -22,12 +25,9 @@ from pipeline.bench.plan import (
     sessions,
     words,
 )
-from pipeline.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
-from pipeline.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
-from pipeline.errors import WorkloadInvalid
-from pipeline.model import sha256_of
-from pipeline.recipe.find import Recipes
-from pipeline.smoke.wire import Address
+from pipeline.serving.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
+from pipeline.serving.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
+from pipeline.serving.recipe.find import Recipes
 
 _BASE: dict[str, Any] = {
     "name": "w",

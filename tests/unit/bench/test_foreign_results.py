@@ -1,6 +1,6 @@
 """Other programs' results: which numbers may be compared with ours, and what hostile files do.
 
-The files have the shape that the programs' own sources write (named in pipeline/bench/foreign),
+The files have the shape that the programs' own sources write (named in serving/bench/foreign.py),
 with small made-up numbers.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench.foreign import ForeignCell, ForeignNumber, read_foreign
-from pipeline.bench.metrics import DEFINITIONS
-from pipeline.bench.model import Quantiles
-from pipeline.errors import RunInvalid
+from pipeline.core.errors import RunInvalid
+from pipeline.serving.bench.foreign import ForeignCell, ForeignNumber, read_foreign
+from pipeline.serving.bench.metrics import DEFINITIONS
+from pipeline.serving.bench.model import Quantiles
 
 FOLDER = Path(__file__).parent / "foreign_results"
 FILES = {

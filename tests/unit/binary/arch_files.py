@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.binary.fatbin import CUBIN, MAGIC
-from pipeline.binary.modules import Module, Opener, read_modules
+from pipeline.artifacts.binary.fatbin import CUBIN, MAGIC
+from pipeline.artifacts.binary.modules import Module, Opener, read_modules
 
 DATA = Path(__file__).parent / "data"
 A, F = 1 << 20, 1 << 21

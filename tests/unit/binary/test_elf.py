@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.binary import elf
+from pipeline.artifacts.binary import elf
 from tests.unit.binary.arch_files import DATA, host_object
 
 PLAIN = (DATA / "plain.so").read_bytes()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.binary import fatbin
-from pipeline.binary.elf import Unreadable
-from pipeline.binary.fatbin import ForwardReader, Target
+from pipeline.artifacts.binary import fatbin
+from pipeline.artifacts.binary.elf import Unreadable
+from pipeline.artifacts.binary.fatbin import ForwardReader, Target
 from tests.unit.binary.arch_files import CUOBJDUMP, DATA, A, F, container, entry
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.binary.fatbin import ForwardReader
+from pipeline.artifacts.binary.fatbin import ForwardReader
 
 DATA = bytes(range(256)) * 4
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.binary.instructions import (
+from pipeline.artifacts.binary.instructions import (
     AMD64,
     ARM64,
     InstructionReader,

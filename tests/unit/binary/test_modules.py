@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.binary.elf import Unreadable
-from pipeline.binary.modules import read_modules
-from pipeline.errors import StoreDamaged
+from pipeline.artifacts.binary.elf import Unreadable
+from pipeline.artifacts.binary.modules import read_modules
+from pipeline.core.errors import StoreDamaged
 from tests.unit.binary.arch_files import (
     CUOBJDUMP,
     DATA,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.binary.fatbin import CUBIN, PTX, Target
-from pipeline.binary.modules import broken_promise
+from pipeline.artifacts.binary.fatbin import CUBIN, PTX, Target
+from pipeline.artifacts.binary.modules import broken_promise
 
 SM_120, SM_120A = Target(CUBIN, 120, ""), Target(CUBIN, 120, "a")
 SM_90, PTX_120 = Target(CUBIN, 90, ""), Target(PTX, 120, "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import Command, build_tiny, make_checkout, make_wheel
 
 

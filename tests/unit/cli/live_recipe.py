@@ -16,10 +16,10 @@ import yaml
 
 from pipeline.app import serve as job_module
 from pipeline.app import serve as on_host_module
-from pipeline.serve import start as start_module
-from pipeline.serve.arguments import ContainerArguments
-from pipeline.serve.facts import ImageFacts
-from pipeline.store.store import read_image_record
+from pipeline.artifacts.containers.arguments import ContainerArguments
+from pipeline.artifacts.containers.facts import ImageFacts
+from pipeline.artifacts.store.store import read_image_record
+from pipeline.serving.serve import start as start_module
 from tests.testbed.model_server import ModelServer
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.support import AMD64, Command, Ended, build_tiny

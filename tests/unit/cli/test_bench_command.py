@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline.app.bench import changed
-from pipeline.bench.record import read_run
-from pipeline.bench.shipped import read_workload
+from pipeline.serving.bench.record import read_run
+from pipeline.serving.bench.shipped import read_workload
 from tests.testbed.bench_faults import bench_server
 from tests.unit.support import ROOT, Command
 
@@ -27,7 +27,7 @@ def test_the_first_line_comes_before_the_modules_that_take_seconds_to_load() -> 
     )
     lines = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()]
     first = lines.index("Preparing to measure")
-    slow = ("pydantic", "pipeline.bench.runner", "pipeline.app.serve")
+    slow = ("pydantic", "pipeline.serving.bench.runner", "pipeline.app.serve")
     assert [name for name in slow if lines.index(name) < first] == []
 
 

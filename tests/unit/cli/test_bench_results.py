@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.envelope import SUFFIX
-from pipeline.bench.metrics import intervals
-from pipeline.bench.model import Run, Trial
-from pipeline.bench.place import RUN_FILE
-from pipeline.bench.record import read_run, write_run
-from pipeline.spec.checkout import Checkout
+from pipeline.artifacts.attest.envelope import SUFFIX
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.bench.metrics import intervals
+from pipeline.serving.bench.model import Run, Trial
+from pipeline.serving.bench.place import RUN_FILE
+from pipeline.serving.bench.record import read_run, write_run
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.support import Command
 

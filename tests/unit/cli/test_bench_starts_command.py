@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.model import Run
-from pipeline.bench.record import read_run
-from pipeline.serve import run as run_module
+from pipeline.serving.bench.model import Run
+from pipeline.serving.bench.record import read_run
+from pipeline.serving.serve import run as run_module
 from tests.unit.cli.live_recipe import LiveRecipe, live_recipe
 from tests.unit.support import Command, Ended
 

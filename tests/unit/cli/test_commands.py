@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PipelineError, UnknownImage
-from pipeline.lock.model import read_lock
-from pipeline.net import timing
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import default_root, open_store
+from pipeline.artifacts.store.store import default_root, open_store
+from pipeline.core.errors import PipelineError, UnknownImage
+from pipeline.core.net import timing
+from pipeline.images.lock.model import read_lock
+from pipeline.images.spec.checkout import Checkout
 from tests.docs.error_table import error_families, error_kinds
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import (
@@ -205,8 +205,8 @@ def test_a_build_with_nothing_to_do_asks_neither_pip_nor_the_network(
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", refuse)
-    monkeypatch.setattr("pipeline.proc.read", refuse)
+    monkeypatch.setattr("pipeline.core.net.settings._pip_config_list", refuse)
+    monkeypatch.setattr("pipeline.core.proc.read", refuse)
     monkeypatch.setattr("socket.socket.connect", refuse)
     assert "nothing to do" in sm120("build", "tiny").out
 
@@ -220,7 +220,7 @@ def test_a_changed_file_of_ours_is_built_without_asking_pip(
     def refuse() -> str:
         raise AssertionError("asked")
 
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", refuse)
+    monkeypatch.setattr("pipeline.core.net.settings._pip_config_list", refuse)
     assert sm120("build", "tiny", "--accept").code == 0
 
 
@@ -358,7 +358,7 @@ def test_sources_shows_no_password(sm120: Command, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SM120_MIRRORS", f"http://me:{SECRET}@mirror.example.invalid /folder")
     monkeypatch.setenv("SM120_DEBIAN_MIRROR", f"http://me:{SECRET}@deb.example.invalid/debian")
     pip = f":env:.proxy='me:{SECRET}@proxy.example.invalid:3128'"
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: pip)
+    monkeypatch.setattr("pipeline.core.net.settings._pip_config_list", lambda: pip)
     shown = sm120("image", "sources", "--json")
     assert SECRET not in shown.out + sm120("image", "sources").out
     assert shown.json["proxy"] == "***@proxy.example.invalid:3128"
@@ -498,7 +498,7 @@ def test_an_image_of_another_version_of_this_tool_is_stale(
     sm120: Command, checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_tiny(sm120, "--accept")
-    monkeypatch.setattr("pipeline.assemble.image.code_digest", lambda: f"sha256:{'0' * 64}")
+    monkeypatch.setattr("pipeline.images.assemble.image.code_digest", lambda: f"sha256:{'0' * 64}")
     assert "another version of this tool" in sm120("image", "export", "tiny", tmp_path / "to").err
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pipeline.app.images import plans_of
-from pipeline.source.box import Box, Running
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import default_root
+from pipeline.artifacts.containers.box import Box, Running
+from pipeline.artifacts.store.store import default_root
+from pipeline.images.spec.checkout import Checkout
 from tests.compiled import HELLO, CopyingWay, compiled_checkout, source_spec
 from tests.unit.support import AMD64, Command, Ended
 
@@ -44,7 +44,7 @@ class Desk:
         builds = {name: {**x, "may_differ": {"notes": WHY}} for name, x in builds.items()}
         self.checkout = compiled_checkout(place, builds=builds)
         monkeypatch.setattr("pipeline.app.sources.find_way", lambda _: self.way)
-        monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "x86_64")
+        monkeypatch.setattr("pipeline.images.source.toolchain.machine", lambda: "x86_64")
 
     def __call__(self, *words: str) -> Ended:
         return self._sm120("--checkout", str(self.checkout.root), *words)
@@ -96,8 +96,8 @@ def test_a_plan_names_what_is_compiled_first_and_what_that_takes(desk: Desk) -> 
 def test_a_toolchain_for_another_processor_is_named_before_anything_is_fetched(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "aarch64")
-    monkeypatch.setattr("pipeline.source.toolchain.BINFMT", str(tmp_path / "binfmt"))
+    monkeypatch.setattr("pipeline.images.source.toolchain.machine", lambda: "aarch64")
+    monkeypatch.setattr("pipeline.images.source.toolchain.BINFMT", str(tmp_path / "binfmt"))
     shutil.rmtree(default_root())
     why = "hello (plain): needs the toolchain tools for linux/amd64, and this machine is aarch64"
     options = ("--platform", "linux/amd64")

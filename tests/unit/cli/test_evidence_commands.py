@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.envelope import enclose
-from pipeline.attest.names import REPORT
-from pipeline.attest.statement import make_statement
-from pipeline.evidence.evidence_set import evidence_folder
-from pipeline.gate.evidence import Evidence, GateKind, keep_evidence
-from pipeline.registry.referrers import fallback_tag
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import default_root, open_store
+from pipeline.artifacts.attest.envelope import enclose
+from pipeline.artifacts.attest.names import REPORT
+from pipeline.artifacts.attest.statement import make_statement
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.artifacts.store.store import default_root, open_store
+from pipeline.evidence.statements.evidence_set import evidence_folder
+from pipeline.images.gate.evidence import Evidence, GateKind, keep_evidence
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import lock_path
 from pipeline.weights.place import Place
 from tests.testbed.locked_set import SMALL, make_set, write

@@ -9,9 +9,9 @@ import click
 import pytest
 
 from pipeline.cli.hosts import fleet_of
-from pipeline.host.fleet.playbook import Played, ansible_program
-from pipeline.host.fleet.promised import Promised
-from pipeline.spec.checkout import Checkout
+from pipeline.hosts.fleet.playbook import Played, ansible_program
+from pipeline.hosts.fleet.promised import Promised
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.playbook import NO_OPTIONS
 from tests.unit.host.fake_host import LOCAL, program
 from tests.unit.host.machines import blackwell, facts

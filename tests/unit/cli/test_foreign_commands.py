@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.lock.model import BasePin, read_lock
-from pipeline.spec.checkout import Checkout
+from pipeline.images.lock.model import BasePin, read_lock
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.foreign_image import (
     REPOSITORY,
     ForeignImage,

@@ -18,7 +18,7 @@ import pytest
 from pipeline.cli.main import cli
 from pipeline.cli.output import say_bytes
 from pipeline.cli.verbs import VerbGroup, _paths
-from pipeline.log import Screen
+from pipeline.core.log import Screen
 from tests.unit.cli.test_foreign_text import ACTS, ODD, require_harmless
 from tests.unit.support import ROOT, Command
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.store.store import default_root
+from pipeline.artifacts.store.store import default_root
 from tests.unit.support import AMD64, ARM64, ROOT, Command
 
 RUN = ("--checkout", ROOT, "gate", "run")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import log
+from pipeline.artifacts.store.store import default_root
 from pipeline.cli.fit import _gib_text
 from pipeline.cli.output import own_name
-from pipeline.lock.model import read_lock
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import default_root
+from pipeline.core import log
+from pipeline.images.lock.model import read_lock
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.support import (

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.app import starts as start
-from pipeline.evidence.evidence_set import evidence_folder
-from pipeline.evidence.runs import Run, TestVerdict, read_runs
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import default_root, open_store
+from pipeline.artifacts.store.store import default_root, open_store
+from pipeline.evidence.statements.evidence_set import evidence_folder
+from pipeline.images.gate.runs import Run, TestVerdict, read_runs
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.unit.evidence.test_runs import a_start
 from tests.unit.support import Command, build_tiny

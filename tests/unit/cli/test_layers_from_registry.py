@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import Envelope, enclose, read_envelope
-from pipeline.attest.keys import Signer, find_signer
-from pipeline.attest.names import OBJECTS
-from pipeline.attest.statement import subject
-from pipeline.model import canonical_json, sha256_of
-from pipeline.net.timing import Patience
-from pipeline.oci.document import Descriptor, descriptor_json
-from pipeline.publish.attachment import attach
-from pipeline.publish.evidence import EvidenceBundle, statements_of
-from pipeline.store.store import default_root
+from pipeline.artifacts.attest.envelope import Envelope, enclose, read_envelope
+from pipeline.artifacts.attest.keys import Signer, find_signer
+from pipeline.artifacts.attest.names import OBJECTS
+from pipeline.artifacts.attest.statement import subject
+from pipeline.artifacts.oci.document import Descriptor, descriptor_json
+from pipeline.artifacts.store.store import default_root
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.net.timing import Patience
+from pipeline.evidence.publish.attachment import attach
+from pipeline.evidence.publish.evidence import EvidenceBundle, statements_of
 from tests.testbed.oci_door import Door, cut_answer, status
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.cli.test_compiled_commands import Desk

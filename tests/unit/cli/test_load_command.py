@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.app.recipes import run_lines
-from pipeline.oci import docker
-from pipeline.recipe.find import Recipes
-from pipeline.spec.checkout import Checkout
+from pipeline.artifacts.containers import docker
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.find import Recipes
 from tests.unit.support import ROOT, Command, build_tiny
 
 SPECS, RECIPES = Checkout(ROOT), Recipes([ROOT / "recipes"])

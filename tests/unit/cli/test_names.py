@@ -11,8 +11,8 @@ from click.shell_completion import BashComplete
 
 from pipeline.cli.main import cli
 from pipeline.cli.verbs import GROUPS, VerbGroup
-from pipeline.recipe.find import Recipes
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.find import Recipes
 from tests.unit.support import ROOT
 
 IMAGES, RECIPES = Checkout(ROOT).images(), Recipes([ROOT / "recipes"]).names()

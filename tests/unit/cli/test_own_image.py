@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.app.workspace import host_platform
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import AMD64, Command, build_tiny
 
 REASONS = ("--no-upstream", "only of our own", "--no-gate", "changes no kernel")

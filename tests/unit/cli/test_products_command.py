@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from pipeline.app import products as products_module
-from pipeline.known import unknown
-from pipeline.products.model import Card, Computed, Measured
+from pipeline.core.known import unknown
+from pipeline.serving.products.model import Card, Computed, Measured
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.support import AMD64, Command, Ended, build_tiny
 

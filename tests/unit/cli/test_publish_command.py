@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.lock.model import read_lock
-from pipeline.spec.checkout import Checkout
+from pipeline.images.lock.model import read_lock
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.support import AMD64, ARM64, Command, build_tiny, lock_to, write_spec

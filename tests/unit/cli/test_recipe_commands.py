@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.model import sha256_of
-from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
-from pipeline.recipe.tiny import tiny_gguf
-from pipeline.spec.checkout import Checkout
-from pipeline.weights.model import (
-    FilePin,
-    WeightsSpec,
-    lock_path,
-    sealed,
-    spec_path,
-    write_lock,
-)
+from pipeline.core.model import sha256_of
+from pipeline.images.engine.parser_flags import flags_folder, read_parser_flags, write_parser_flags
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.tiny import tiny_gguf
+from pipeline.weights.model import FilePin, WeightsSpec, lock_path, sealed, spec_path, write_lock
 from tests.unit.support import ROOT, Command, build_tiny
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4

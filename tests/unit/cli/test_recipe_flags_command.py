@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipeline.cli.main import cli
-from pipeline.errors import RecipeInvalid, SpecInvalid
+from pipeline.core.errors import RecipeInvalid, SpecInvalid
 from tests.unit.support import ROOT
 
 

@@ -11,9 +11,9 @@ from unittest import mock
 
 import pytest
 
-from pipeline.attest.keys import key_id, read_private_file
-from pipeline.errors import StoreDamaged
-from pipeline.oci.layout import export_layout
+from pipeline.artifacts.attest.keys import key_id, read_private_file
+from pipeline.artifacts.oci.layout import export_layout
+from pipeline.core.errors import StoreDamaged
 from tests.makers import AMD64
 from tests.unit.support import Command, Ended
 from tests.unit.verify.world import World, make_world
@@ -244,10 +244,10 @@ def test_a_rebuild_is_attested(desk: Desk) -> None:
 
 
 def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
-    from pipeline.errors import NotReproducible
+    from pipeline.core.errors import NotReproducible
 
     differs = mock.Mock(side_effect=NotReproducible("layer 'x': /a differs in mode"))
-    with mock.patch("pipeline.evidence.rebuilt.rebuild", differs):
+    with mock.patch("pipeline.evidence.statements.rebuilt.rebuild", differs):
         assert (
             desk("image", "rebuild", "engine", "--attest", "--key", desk.key, "--offline").error
             == "NotReproducible"

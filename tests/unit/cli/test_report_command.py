@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.model import sha256_of
-from pipeline.report.check import open_report
-from pipeline.serve.attempts import AttemptList, Begun, Ended, new_id
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.model import sha256_of
+from pipeline.serving.report.check import open_report
+from pipeline.serving.serve.attempts import AttemptList, Begun, Ended, new_id
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.host.machines import blackwell, facts
 from tests.unit.support import Command

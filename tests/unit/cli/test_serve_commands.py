@@ -12,16 +12,16 @@ import yaml
 
 from pipeline.app import serve as job_module
 from pipeline.app import serve as on_host_module
-from pipeline.errors import StartFailed
-from pipeline.host.fleet.tunnel import Tunnel
-from pipeline.recipe.parser_flags import flags_folder, read_parser_flags, write_parser_flags
-from pipeline.serve import run as run_module
-from pipeline.serve.attempts import AttemptList, Begun, stamp
-from pipeline.serve.facts import own_name
-from pipeline.serve.run import Job
-from pipeline.serve.site import There
-from pipeline.serve.start import Served
-from pipeline.spec.checkout import Checkout
+from pipeline.artifacts.containers.facts import own_name
+from pipeline.core.errors import StartFailed
+from pipeline.hosts.fleet.tunnel import Tunnel
+from pipeline.images.engine.parser_flags import flags_folder, read_parser_flags, write_parser_flags
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.serve import run as run_module
+from pipeline.serving.serve.attempts import AttemptList, Begun, stamp
+from pipeline.serving.serve.run import Job
+from pipeline.serving.serve.site import There
+from pipeline.serving.serve.start import Served
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.near_tunnel import NearTunnel, said
 from tests.unit.support import AMD64, ROOT, Command, build_tiny

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.cli.gate_tables import show_numbers
-from pipeline.gate.smem.limits import card_for
-from pipeline.gate.smem.results import GateResult, NumericsResults
+from pipeline.images.gate.smem.limits import card_for
+from pipeline.images.gate.smem.results import GateResult, NumericsResults
 from tests.unit.gate.numerics.test_numerics import computed, judged, results
 
 DIGEST = f"sha256:{'0' * 64}"

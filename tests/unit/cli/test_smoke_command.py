@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.rules.issues import known_issues
-from pipeline.smoke.ladder import LADDER
+from pipeline.hosts.rules.issues import known_issues
+from pipeline.serving.smoke.ladder import LADDER
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import ModelServer, listening
 from tests.unit.support import ROOT, Command

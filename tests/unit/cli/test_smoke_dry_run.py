@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.app import serve as on_host
-from pipeline.smoke import client
-from pipeline.smoke.ladder import LADDER
-from pipeline.store.store import default_root
+from pipeline.artifacts.store.store import default_root
+from pipeline.serving.smoke import client
+from pipeline.serving.smoke.ladder import LADDER
 from tests.unit.support import ROOT, Command
 
 SMOKE = ("--checkout", ROOT, "smoke")

@@ -13,10 +13,10 @@ import yaml
 from pipeline.app import bench as bench_module
 from pipeline.app import serve as job_module
 from pipeline.app.serve import RemoteHost
-from pipeline.bench.record import read_run
-from pipeline.bench.stub import Pacing
-from pipeline.evidence.runs import ImageRuns, Run
-from pipeline.serve.site import Site
+from pipeline.images.gate.runs import ImageRuns, Run
+from pipeline.serving.bench.record import read_run
+from pipeline.serving.bench.stub import Pacing
+from pipeline.serving.serve.site import Site
 from tests.testbed.bench_faults import FaultyConnection
 from tests.testbed.bench_faults import World as StubWorld
 from tests.testbed.model_faults import FAULTS
@@ -302,7 +302,7 @@ def test_a_benchmark_of_a_recipe_on_another_host_goes_through_its_connection(
         yield NearSite(socket, live.port), [world.engine]
 
     monkeypatch.setattr(bench_module, "machine_of_all", near)
-    monkeypatch.setattr("pipeline.serve.run.is_healthy", lambda door: door == socket)
+    monkeypatch.setattr("pipeline.serving.serve.run.is_healthy", lambda door: door == socket)
     small = ("--concurrency", "1", "--requests", "2", "--input", "60", "--output", "5")
     words = ("--on", "rig1", *small, "--repeats", "1", "--model", "stub")
     ended = world.sm120("bench", "brainy", *words, "--no-self-test", "--out", tmp_path / "out")

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from pipeline.app.signing import Signing
-from pipeline.assemble.image import Built
-from pipeline.attest.envelope import Envelope, enclose, read_envelope
-from pipeline.attest.keys import new_key, write_key
-from pipeline.errors import GateFailed
-from pipeline.evidence.evidence_set import evidence_folder
-from pipeline.gate.evidence import Evidence, EvidenceRow, keep_evidence
-from pipeline.gate.stage import Staged
-from pipeline.gate.verdict import CaseVerdict
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, default_root, open_store
+from pipeline.artifacts.attest.envelope import Envelope, enclose, read_envelope
+from pipeline.artifacts.attest.keys import new_key, write_key
+from pipeline.artifacts.store.store import Store, default_root, open_store
+from pipeline.core.errors import GateFailed
+from pipeline.evidence.statements.evidence_set import evidence_folder
+from pipeline.images.assemble.image import Built
+from pipeline.images.gate.evidence import Evidence, EvidenceRow, keep_evidence
+from pipeline.images.gate.stage import Staged
+from pipeline.images.gate.verdict import CaseVerdict
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import Command, build_tiny, make_checkout, make_wheel, write_spec
 from tests.unit.support import tiny_spec as spec_of
 
@@ -446,7 +446,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
         bad = GateFailed("too much") if verdict == "failed" else None
         return Staged(kept, {}, None, bad)
 
-    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
+    monkeypatch.setattr("pipeline.images.gate.stage.judge_built", judge)
     write_spec(checkout, spec_of(gates=["smem"]))
     built = build_tiny(sm120, "--accept", "--json")
     not_run = sm120("verify", "tiny")
@@ -469,7 +469,7 @@ def test_a_damaged_record_of_gates_is_told_and_replaced_by_gates_that_run(
         kept = keep_evidence(shop.store, built.name, built.platform, built.digest, gates)
         return Staged(kept, {}, None, None)
 
-    monkeypatch.setattr("pipeline.gate.stage.judge_built", judge)
+    monkeypatch.setattr("pipeline.images.gate.stage.judge_built", judge)
     write_spec(checkout, spec_of(gates=["smem"]))
     assert build_tiny(sm120, "--accept").code == 0
     (store().image_folder("tiny", AMD64) / "gates.json").write_text("{")

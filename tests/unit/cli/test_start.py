@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.cli.main import as_ours, cli, require_own_code
 from pipeline.cli.verbs import GROUPS, Verb, VerbGroup
-from pipeline.errors import MissingTool
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import MissingTool
+from pipeline.images.spec.checkout import Checkout
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import ROOT, Command, build_tiny
 
@@ -54,8 +54,8 @@ def test_a_verify_of_weights_loads_its_own_libraries_alone(tmp_path: Path) -> No
 def test_a_verify_of_weights_loads_neither_specs_nor_facts_of_hosts(tmp_path: Path) -> None:
     make_set(tmp_path, SMALL, {"model.safetensors": b"weights" * 1000})
     loaded = modules_of("weights", "verify", str(tmp_path))
-    assert "pipeline.spec.checkout" in loaded
-    assert loaded.isdisjoint({"pipeline.spec.image", "pipeline.host.facts.model"})
+    assert "pipeline.images.spec.checkout" in loaded
+    assert loaded.isdisjoint({"pipeline.images.spec.image", "pipeline.hosts.facts.model"})
 
 
 def test_a_second_verify_of_weights_reads_the_record_of_the_first_without_the_code_of_images(
@@ -65,9 +65,11 @@ def test_a_second_verify_of_weights_reads_the_record_of_the_first_without_the_co
     modules_of("weights", "verify", str(tmp_path))
     assert list(tmp_path.rglob("record.dsse.json"))
     loaded = modules_of("weights", "verify", str(tmp_path))
-    assert "pipeline.verify.weights_backing" in loaded
+    assert "pipeline.evidence.verify.weights_backing" in loaded
     # half of the CPU of such a command was their import
-    assert loaded.isdisjoint({"pipeline.verify.chain", "pipeline.assemble.image", "urllib3"})
+    assert loaded.isdisjoint(
+        {"pipeline.evidence.verify.chain", "pipeline.images.assemble.image", "urllib3"}
+    )
 
 
 def test_a_build_with_nothing_to_do_loads_neither_gates_nor_recipes_nor_http(
@@ -75,9 +77,9 @@ def test_a_build_with_nothing_to_do_loads_neither_gates_nor_recipes_nor_http(
 ) -> None:
     assert build_tiny(sm120, "--accept").code == 0
     loaded = modules_of("--checkout", str(checkout.root), "build", "tiny")
-    assert "pipeline.assemble.image" in loaded
-    assert loaded.isdisjoint({"pipeline.recipe.model", "urllib3", "cryptography"})
-    assert not any(name.startswith("pipeline.gate.") for name in loaded)
+    assert "pipeline.images.assemble.image" in loaded
+    assert loaded.isdisjoint({"pipeline.serving.recipe.model", "urllib3", "cryptography"})
+    assert not any(name.startswith("pipeline.images.gate.") for name in loaded)
 
 
 @pytest.mark.parametrize("module", ["verify", "weights", "hosts"])
@@ -87,8 +89,8 @@ def test_what_is_no_benchmark_is_checked_without_the_packages_of_benchmarks(modu
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    assert "pipeline.attest.envelope" in loaded
-    assert loaded.isdisjoint({"pipeline.bench.model", "pipeline.report.model"})
+    assert "pipeline.artifacts.attest.envelope" in loaded
+    assert loaded.isdisjoint({"pipeline.serving.bench.model", "pipeline.serving.report.model"})
 
 
 @pytest.mark.parametrize("group", [cli, *GROUPS], ids=lambda group: group.name)

@@ -10,9 +10,9 @@ from contextlib import suppress
 import pytest
 
 from pipeline.app.registry import open_registry
-from pipeline.errors import Interrupted
-from pipeline.oci.reference import parse_repository
-from pipeline.registry.access import Access
+from pipeline.artifacts.oci.reference import parse_repository
+from pipeline.artifacts.registry.access import Access
+from pipeline.core.errors import Interrupted
 from tests.unit.support import ROOT
 
 # what pydantic does with a KeyboardInterrupt that comes while it makes a model

@@ -14,13 +14,13 @@ import click
 import pytest
 from docker.errors import APIError, ImageNotFound
 
-from pipeline import proc
 from pipeline.app import uninstall as verb
-from pipeline.errors import DockerUnavailable
-from pipeline.serve.facts import own_name
-from pipeline.serve.podman import Podman
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store
+from pipeline.artifacts.containers.facts import own_name
+from pipeline.artifacts.containers.podman import Podman
+from pipeline.artifacts.store.store import Store
+from pipeline.core import proc
+from pipeline.core.errors import DockerUnavailable
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import Command
 
 OURS, MOVING, CHOSEN = "sm120/vllm:7e106a76b933", "sm120/vllm:latest", "sm120/vllm:mine"

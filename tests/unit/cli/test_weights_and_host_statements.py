@@ -10,8 +10,8 @@ import pytest
 from pipeline.app.hosts import Played, record_changes
 from pipeline.app.signing import Signing
 from pipeline.app.statements import state_host
-from pipeline.attest.envelope import Envelope, countersigned, read_envelope
-from pipeline.attest.keys import LocalSigner, new_key, write_key
+from pipeline.artifacts.attest.envelope import Envelope, countersigned, read_envelope
+from pipeline.artifacts.attest.keys import LocalSigner, new_key, write_key
 from pipeline.cli.hosts import _show_played
 from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path

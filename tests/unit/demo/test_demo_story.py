@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.recipe.find import Recipes
+from pipeline.serving.recipe.find import Recipes
 from tests import makers
 from tests.demo import __main__ as demo
 from tests.demo import breaks, story, world

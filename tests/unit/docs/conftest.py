@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.attest.keyring import default_folder
-from pipeline.errors import DockerUnavailable
+from pipeline.artifacts.attest.keyring import default_folder
+from pipeline.core.errors import DockerUnavailable
 from tests import makers
 from tests.compiled import COPYING, compiled_checkout
 from tests.docs.walks import World
@@ -84,7 +84,7 @@ def compiler(sm120: Command, door: Door, monkeypatch: pytest.MonkeyPatch, tmp_pa
     sm120.cwd = compiled_checkout(tmp_path).root
     monkeypatch.setenv("SM120_MIRRORS", str(tmp_path / "mirror"))
     monkeypatch.setattr("pipeline.app.sources.find_way", lambda _: COPYING)
-    monkeypatch.setattr("pipeline.source.toolchain.machine", lambda: "x86_64")
+    monkeypatch.setattr("pipeline.images.source.toolchain.machine", lambda: "x86_64")
     monkeypatch.setattr("pipeline.app.sources.host_platform", lambda: makers.AMD64)
     for name in ("tools", "engine"):
         assert sm120("build", name, "--accept").code == 0

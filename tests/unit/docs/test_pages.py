@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pipeline import __version__
-from pipeline.errors import (
+from pipeline.core.errors import (
     EvidenceBroken,
     EvidenceIncomplete,
     EvidenceStale,
@@ -18,7 +18,7 @@ from pipeline.errors import (
     NumberChanged,
     TagMoved,
 )
-from pipeline.host.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
+from pipeline.hosts.probes.runner import NCCL_LIBRARY, NCCL_SETTINGS
 from tests.docs.commands import complaint, options, refusal
 from tests.docs.error_table import error_families, error_kinds
 from tests.docs.pages import DOCS, ROOT, Page, pages

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.bench.samples import GAUGES
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.model import merged_flags
+from pipeline.serving.bench.samples import GAUGES
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.model import merged_flags
 from tests.docs.pages import DOCS, ROOT, Page
 from tests.docs.recipe_table import BEGIN, recipe_table, with_recipes
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evidence import bill
-from pipeline.evidence.bill import licences_of
-from pipeline.evidence.inventory import parts_of
-from pipeline.evidence.licence import Licence
+from pipeline.evidence.statements import bill
+from pipeline.evidence.statements.bill import licences_of
+from pipeline.evidence.statements.inventory import parts_of
+from pipeline.evidence.statements.licence import Licence
 from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import Item, hard_link, symlink
 from tests.unit.verify.world import COPYRIGHT

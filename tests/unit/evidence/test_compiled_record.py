@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from pipeline import __version__
-from pipeline.assemble.image import Built, code_digest
-from pipeline.attest.names import BUILD_TIME
-from pipeline.errors import StoreDamaged, UnknownSource
-from pipeline.evidence.bill import Bill, bill_of
-from pipeline.evidence.image import image_statements
-from pipeline.evidence.inventory import explain, objects_text, placed_layers, trees_of
-from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
-from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
-from pipeline.evidence.stated import find_stated, state_image
-from pipeline.model import sha256_of
-from pipeline.source.compiled import read_tree, tree_path
+from pipeline.artifacts.attest.names import BUILD_TIME
+from pipeline.core.errors import StoreDamaged, UnknownSource
+from pipeline.core.model import sha256_of
+from pipeline.evidence.statements.bill import Bill, bill_of
+from pipeline.evidence.statements.image import image_statements
+from pipeline.evidence.statements.inventory import explain, objects_text, placed_layers, trees_of
+from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
+from pipeline.evidence.statements.sbom_spdx import spdx, spdx_bytes
+from pipeline.evidence.statements.stated import find_stated, state_image
+from pipeline.images.assemble.image import Built, code_digest
+from pipeline.images.source.compiled import read_tree, tree_path
 from tests.compiled import COMMIT, HELLO, CompiledWorld, build_compiled
 from tests.unit.evidence.test_recorded_image import spdx_problems
 from tests.unit.verify.world import WHEN, World

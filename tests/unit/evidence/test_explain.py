@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UnknownFile
-from pipeline.evidence.inventory import Origin, explain
+from pipeline.core.errors import UnknownFile
+from pipeline.evidence.statements.inventory import Origin, explain
 from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import symlink
 from tests.unit.verify.world import World

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from pipeline.evidence.bill import Bill, bill_of
-from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
-from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
+from pipeline.evidence.statements.bill import Bill, bill_of
+from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
+from pipeline.evidence.statements.sbom_spdx import spdx, spdx_bytes
 from tests.testbed.foreign_image import REPOSITORY
 from tests.testbed.tiny_registry import digest_of
 from tests.unit.evidence.test_recorded_image import spdx_problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.evidence.licence import deb_licence, wheel_licence
+from pipeline.evidence.statements.licence import deb_licence, wheel_licence
 
 
 def metadata(*lines: str) -> bytes:

@@ -6,14 +6,14 @@ from unittest import mock
 
 import pytest
 
-from pipeline.assemble import locked_layers as pinned
-from pipeline.assemble.entry import Entry, with_parents
-from pipeline.assemble.image import Built, build_images
-from pipeline.assemble.plan import LayerPlan
-from pipeline.errors import NotReproducible, StoreDamaged
-from pipeline.evidence.rebuilt import compare, rebuild
-from pipeline.oci.record import Kind
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.oci.record import Kind
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import NotReproducible, StoreDamaged
+from pipeline.evidence.statements.rebuilt import compare, rebuild
+from pipeline.images.assemble import locked_layers as pinned
+from pipeline.images.assemble.entry import Entry, with_parents
+from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.plan import LayerPlan
 from tests.makers import (
     build_in,
     file_in_image,

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.image import build_images
-from pipeline.errors import NotReproducible
-from pipeline.evidence.rebuilt import Rebuilt, compare, first_difference, rebuild, section_at
-from pipeline.source.compiled import compile_tree
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import NotReproducible
+from pipeline.evidence.statements.rebuilt import (
+    Rebuilt,
+    compare,
+    first_difference,
+    rebuild,
+    section_at,
+)
+from pipeline.images.assemble.image import build_images
+from pipeline.images.source.compiled import compile_tree
 from tests.compiled import (
     COPYING,
     CompiledWorld,
@@ -113,7 +119,7 @@ def test_other_settings_of_the_image_are_no_declared_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = build_compiled(tmp_path, CopyingWay(outputs()), builds=declaring(notes=WHY))
-    monkeypatch.setattr("pipeline.assemble.manifest.CREATED", "1990-01-01T00:00:00Z")
+    monkeypatch.setattr("pipeline.images.assemble.manifest.CREATED", "1990-01-01T00:00:00Z")
     with pytest.raises(NotReproducible, match="the config or manifest differs"):
         again(world, CopyingWay(outputs(notes=b"later")))
 

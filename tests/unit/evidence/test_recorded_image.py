@@ -13,14 +13,17 @@ from urllib.parse import quote
 
 import pytest
 
-from pipeline.assemble.image import Built
-from pipeline.attest.envelope import Envelope
-from pipeline.attest.keys import LocalSigner
-from pipeline.attest.names import KINDS, TEST_RESULT
-from pipeline.attest.predicates import MODELS, check_predicate
-from pipeline.errors import RecordInvalid, StoreDamaged
-from pipeline.evidence.bill import Bill, bill_of, licences_of
-from pipeline.evidence.evidence_set import (
+from pipeline.artifacts.attest.envelope import Envelope
+from pipeline.artifacts.attest.keys import LocalSigner
+from pipeline.artifacts.attest.names import KINDS, TEST_RESULT
+from pipeline.artifacts.attest.predicates import MODELS, check_predicate
+from pipeline.artifacts.oci.record import TitledLayer
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import RecordInvalid, StoreDamaged
+from pipeline.core.model import sha256_of
+from pipeline.core.yaml_file import schema
+from pipeline.evidence.statements.bill import Bill, bill_of, licences_of
+from pipeline.evidence.statements.evidence_set import (
     evidence_folder,
     keep_set,
     kept,
@@ -28,18 +31,20 @@ from pipeline.evidence.evidence_set import (
     readable,
     set_statement,
 )
-from pipeline.evidence.image import image_statements, keep_all, record_image, record_rebuild
-from pipeline.evidence.inventory import parts_of, placed_layers
-from pipeline.evidence.licence import Licence
-from pipeline.evidence.provenance import image_provenance
-from pipeline.evidence.results import gate_predicate, gate_statements
-from pipeline.evidence.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
-from pipeline.evidence.sbom_spdx import spdx, spdx_bytes
-from pipeline.gate.evidence import Evidence, EvidenceRow, ImageGates
-from pipeline.model import sha256_of
-from pipeline.oci.record import TitledLayer
-from pipeline.store.store import open_store
-from pipeline.yaml_file import schema
+from pipeline.evidence.statements.image import (
+    image_statements,
+    keep_all,
+    record_image,
+    record_rebuild,
+)
+from pipeline.evidence.statements.inventory import parts_of, placed_layers
+from pipeline.evidence.statements.licence import Licence
+from pipeline.evidence.statements.provenance import image_provenance
+from pipeline.evidence.statements.results import gate_predicate, gate_statements
+from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
+from pipeline.evidence.statements.sbom_spdx import spdx, spdx_bytes
+from pipeline.images.assemble.image import Built
+from pipeline.images.gate.evidence import Evidence, EvidenceRow, ImageGates
 from tests.makers import (
     AMD64,
     build_in,
@@ -437,7 +442,7 @@ def test_two_stages_that_state_one_image_at_once_are_both_in_the_last_set(
             second_is_done.wait(0.5)
         return envelopes
 
-    monkeypatch.setattr("pipeline.evidence.image.readable", slowly)
+    monkeypatch.setattr("pipeline.evidence.statements.image.readable", slowly)
     store = open_store(tmp_path)
 
     def leave(name: str) -> None:

@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.attest.envelope import enclose
-from pipeline.attest.keys import LocalSigner, new_key
-from pipeline.errors import RecordInvalid, StoreDamaged
-from pipeline.evidence.evidence_set import NAME, folder_of, read_set, readable, verdict_of
-from pipeline.evidence.image import image_statements
-from pipeline.evidence.results import read_run_result, run_predicate, run_statements
-from pipeline.evidence.runs import Run, RunTest, TestVerdict, keep_runs, read_runs, runs_path
-from pipeline.evidence.stated import Problem, find_stated, sign_stated, state_image
+from pipeline.artifacts.attest.envelope import enclose
+from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.core.errors import RecordInvalid, StoreDamaged
+from pipeline.evidence.statements.evidence_set import (
+    NAME,
+    folder_of,
+    read_set,
+    readable,
+    verdict_of,
+)
+from pipeline.evidence.statements.image import image_statements
+from pipeline.evidence.statements.results import read_run_result, run_predicate, run_statements
+from pipeline.evidence.statements.stated import Problem, find_stated, sign_stated, state_image
+from pipeline.images.gate.runs import Run, RunTest, TestVerdict, keep_runs, read_runs, runs_path
 from tests.unit.verify.world import World, make_world
 
 DIGEST = "sha256:" + "a" * 64

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.envelope import enclose
-from pipeline.attest.keys import LocalSigner, key_id, new_key, public_pem
-from pipeline.attest.names import EVIDENCE_SET
-from pipeline.attest.predicates import check_predicate
-from pipeline.attest.statement import make_statement, moment
-from pipeline.attest.strict import MAX_DEPTH, read_json
-from pipeline.attest.trust import Trust, with_own_keys
-from pipeline.errors import RecordInvalid
-from pipeline.evidence.evidence_set import folder_of, readable, verdict_of
-from pipeline.evidence.image import record_rebuild
-from pipeline.evidence.stated import FILE, Problem, find_stated, sign_stated, state_image
+from pipeline.artifacts.attest.envelope import enclose
+from pipeline.artifacts.attest.keys import LocalSigner, key_id, new_key, public_pem
+from pipeline.artifacts.attest.names import EVIDENCE_SET
+from pipeline.artifacts.attest.predicates import check_predicate
+from pipeline.artifacts.attest.statement import make_statement, moment
+from pipeline.artifacts.attest.strict import MAX_DEPTH, read_json
+from pipeline.artifacts.attest.trust import Trust, with_own_keys
+from pipeline.core.errors import RecordInvalid
+from pipeline.evidence.statements.evidence_set import folder_of, readable, verdict_of
+from pipeline.evidence.statements.image import record_rebuild
+from pipeline.evidence.statements.stated import FILE, Problem, find_stated, sign_stated, state_image
 from tests.unit.verify.world import World, make_world, trust_in, trusted
 
 
@@ -131,7 +131,7 @@ def test_what_was_stated_while_the_clock_was_ahead_is_stated_again(
     given = (world.checkout, world.store, world.built)
     ahead = moment(datetime.now(UTC) + timedelta(days=20))
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.evidence.stated.moment", lambda: ahead)
+        patch.setattr("pipeline.evidence.statements.stated.moment", lambda: ahead)
         stated = state_image(*given, [signer])
     record_rebuild(world.store, world.built, signer, "", ahead)
     assert stated.latest >= ahead.at

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import MirrorUnknown
-from pipeline.fetch.aptconf import DebianMirror, find_mirror
+from pipeline.core.errors import MirrorUnknown
+from pipeline.images.fetch.aptconf import DebianMirror, find_mirror
 
 MAIN = "http://mirror.example.invalid/debian"
 SECURITY = "http://mirror.example.invalid/debian-security"

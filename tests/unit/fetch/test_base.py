@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import (
     BaseUnplaced,
     BaseUnusable,
     NotInRegistry,
@@ -19,12 +21,10 @@ from pipeline.errors import (
     RegistryUnreachable,
     SourceUnreachable,
 )
-from pipeline.fetch.base import Bases
-from pipeline.fetch.base_settings import BaseSettings
-from pipeline.lock.model import BasePin
-from pipeline.registry.access import Access
-from pipeline.spec.base import ForeignBase
-from pipeline.store.store import Store, open_store
+from pipeline.images.fetch.base import Bases
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.lock.model import BasePin
+from pipeline.images.spec.base import ForeignBase
 from tests.testbed.foreign_image import (
     OCI,
     REPOSITORY,

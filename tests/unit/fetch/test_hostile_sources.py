@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import HubBroken, PipelineError, SourceUnreachable
-from pipeline.fetch.http import Client, download
-from pipeline.fetch.index import find_file, list_files
-from pipeline.fetch.settings import Settings
-from pipeline.fetch.sources import read_below, snapshot_places
-from pipeline.log import NoBar
-from pipeline.net.timing import Limits
+from pipeline.core.errors import HubBroken, PipelineError, SourceUnreachable
+from pipeline.core.log import NoBar
+from pipeline.core.net.http import Client, download
+from pipeline.core.net.settings import Settings
+from pipeline.core.net.timing import Limits
+from pipeline.images.fetch.index import find_file, list_files
+from pipeline.images.fetch.sources import read_below, snapshot_places
 from pipeline.weights.hub import Hub
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
@@ -270,8 +270,8 @@ def resuming(name: str) -> hostile.Script:
 def test_a_download_goes_on_whatever_a_server_makes_of_ranges(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 9)
-    monkeypatch.setattr("pipeline.net.download._PROGRESS_BYTES", 100)
+    monkeypatch.setattr("pipeline.core.net.timing.ATTEMPTS", 9)
+    monkeypatch.setattr("pipeline.core.net.download._PROGRESS_BYTES", 100)
     (tmp_path / "partial").write_bytes(WHOLE[:1000])
     want = hashlib.sha256(WHOLE).hexdigest()
     with hostile_server(resuming(name)) as url:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pypi_simple import DistributionPackage, ProjectPage
 
-from pipeline.fetch.index import narrowed
+from pipeline.images.fetch.index import narrowed
 
 BASE = "http://127.0.0.1/simple/thing/"
 FILE = "thing-1.0-py3-none-any.whl"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import (
     DigestMismatch,
     DiskFull,
     Interrupted,
@@ -19,16 +20,15 @@ from pipeline.errors import (
     PipelineError,
     SourceUnreachable,
 )
-from pipeline.fetch import sources
-from pipeline.fetch.aptconf import DebianMirror
-from pipeline.fetch.http import Client
-from pipeline.fetch.inputs import Fetcher, collect
-from pipeline.fetch.settings import Settings
-from pipeline.fetch.sources import Sources
-from pipeline.lock.model import Pin, WheelPin
-from pipeline.net import timing
-from pipeline.net.timing import Limits
-from pipeline.store.store import Store, open_store
+from pipeline.core.net import timing
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
+from pipeline.core.net.timing import Limits
+from pipeline.images.fetch import sources
+from pipeline.images.fetch.aptconf import DebianMirror
+from pipeline.images.fetch.inputs import Fetcher, collect
+from pipeline.images.fetch.sources import Sources
+from pipeline.images.lock.model import Pin, WheelPin
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import Fault, FaultServer
 from tests.unit.support import deb_pin_for, pin_for
@@ -133,7 +133,7 @@ def test_a_passing_fault_is_survived(store: Store, server: FaultServer, name: st
 def test_a_link_that_breaks_often_but_moves_on_is_not_given_up(
     store: Store, server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.net.download._PROGRESS_BYTES", 1000)
+    monkeypatch.setattr("pipeline.core.net.download._PROGRESS_BYTES", 1000)
     server.add(NAME, DATA)
     server.fail_file(NAME, faults.cut(50_000), timing.ATTEMPTS + 3)
     fetch(store, from_index(server))
@@ -620,7 +620,7 @@ def test_files_that_the_stores_disk_cannot_hold_are_not_asked_for(
     store: Store, server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.add(NAME, DATA)
-    monkeypatch.setattr("pipeline.files.free_bytes", lambda folder: len(DATA) - 1)
+    monkeypatch.setattr("pipeline.core.files.free_bytes", lambda folder: len(DATA) - 1)
     with pytest.raises(DiskFull, match="needed"):
         collect(store, fetcher_of(store, from_index(server)), [pin_for(DATA)], tmp_path / "usb")
     assert server.starts(NAME) == []
@@ -640,7 +640,7 @@ def test_a_folder_on_another_disk_needs_space_of_its_own(
     for _ in fetcher.fetch_all([pin], Count()):
         pass
     with tempfile.TemporaryDirectory(dir=disk or tmp_path) as folder:
-        monkeypatch.setattr("pipeline.files.free_bytes", lambda folder: free)
+        monkeypatch.setattr("pipeline.core.files.free_bytes", lambda folder: free)
         usb = Path(folder) / "to" / "usb"
         if disk and free < len(DATA):
             with pytest.raises(DiskFull, match="needed"):
@@ -668,7 +668,7 @@ def test_a_copy_that_ends_halfway_leaves_nothing_in_the_folder_of_parts(
         raise fault
 
     server.add(NAME, DATA)
-    monkeypatch.setattr("pipeline.fetch.inputs.link_or_copy", half)
+    monkeypatch.setattr("pipeline.images.fetch.inputs.link_or_copy", half)
     with pytest.raises(error):
         collect(store, fetcher_of(store, from_index(server)), [pin_for(DATA)], tmp_path / "usb")
     assert not list((tmp_path / "usb").iterdir())

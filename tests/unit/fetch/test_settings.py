@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-from pipeline.errors import SourceUnreachable
-from pipeline.fetch import http
-from pipeline.fetch.http import Client
-from pipeline.fetch.index import find_file
-from pipeline.fetch.settings import (
+from pipeline.core.errors import SourceUnreachable
+from pipeline.core.net import http, timing
+from pipeline.core.net.address import masked, parts_of
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import (
     Settings,
     _pip_config_list,
     folder_of,
@@ -23,11 +23,10 @@ from pipeline.fetch.settings import (
     uv_settings,
     with_login,
 )
-from pipeline.fetch.sources import Sources, debian_mirror, read_below
-from pipeline.fetch.transport import uv_environment
-from pipeline.net import timing
-from pipeline.net.address import masked, parts_of
-from pipeline.net.timing import Limits
+from pipeline.core.net.timing import Limits
+from pipeline.images.fetch.index import find_file
+from pipeline.images.fetch.sources import Sources, debian_mirror, read_below
+from pipeline.images.fetch.transport import uv_environment
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import pin_for
@@ -79,7 +78,7 @@ def test_a_value_with_an_equals_sign_and_a_quote_survives() -> None:
 
 @pytest.fixture
 def real_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", ASK_PIP)
+    monkeypatch.setattr("pipeline.core.net.settings._pip_config_list", ASK_PIP)
 
 
 @pytest.mark.usefixtures("real_pip")
@@ -104,7 +103,7 @@ def test_a_python_without_pip_has_no_pip_settings(
 @pytest.fixture
 def pip_says(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr("pipeline.fetch.settings._pip_config_list", lambda: "\n".join(lines))
+    monkeypatch.setattr("pipeline.core.net.settings._pip_config_list", lambda: "\n".join(lines))
     return lines
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline import proc
-from pipeline.errors import SourceUnreachable
-from pipeline.fetch.tool import (
+from pipeline.core import proc
+from pipeline.core.errors import SourceUnreachable
+from pipeline.images.fetch.tool import (
     GROUPS,
     ToolTarget,
     collect_tool,

@@ -6,17 +6,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.errors import DoesNotFit
-from pipeline.fit.answer import FitAnswer, answer
-from pipeline.fit.cache import kv_token_bytes, request_bytes
-from pipeline.fit.config import architecture_of
-from pipeline.fit.engine import Question, sglang_default_fraction, vllm_request_bytes
-from pipeline.fit.facts import fact_of
-from pipeline.fit.parts import parts_of, require_divisible
-from pipeline.fit.shape import Architecture
-from pipeline.fit.units import GIB
-from pipeline.model import Frozen
-from pipeline.yaml_file import read_yaml
+from pipeline.core.errors import DoesNotFit
+from pipeline.core.model import Frozen
+from pipeline.core.yaml_file import read_yaml
+from pipeline.serving.fit.answer import FitAnswer, answer
+from pipeline.serving.fit.cache import kv_token_bytes, request_bytes
+from pipeline.serving.fit.config import architecture_of
+from pipeline.serving.fit.engine import Question, sglang_default_fraction, vllm_request_bytes
+from pipeline.serving.fit.facts import fact_of
+from pipeline.serving.fit.parts import parts_of, require_divisible
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.fit.units import GIB
 
 _FILE = Path(__file__).with_name("published_runs.yaml")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import FilePin, lock_path, read_spec, sealed, write_lock
 from pipeline.weights.place import new_place
 from tests.testbed import hub_faults as fault
@@ -340,7 +340,7 @@ def test_a_file_that_may_not_be_read_is_not_called_a_wrong_one(
     def refused(path: Path, most_bytes: int) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("pipeline.fit.config.read_at_most", refused)
+    monkeypatch.setattr("pipeline.serving.fit.config.read_at_most", refused)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     ended = fit(tmp_path / "config.json")
     assert ended.error == "ModelUnreadable"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DoesNotFit, ModelUnreadable
-from pipeline.fit.answer import answer
-from pipeline.fit.cache import kv_token_bytes, request_bytes, state_bytes
-from pipeline.fit.config import architecture_of, read_config
-from pipeline.fit.engine import (
+from pipeline.core.errors import DoesNotFit, ModelUnreadable
+from pipeline.serving.fit.answer import answer
+from pipeline.serving.fit.cache import kv_token_bytes, request_bytes, state_bytes
+from pipeline.serving.fit.config import architecture_of, read_config
+from pipeline.serving.fit.engine import (
     KERNELS_BYTES,
     Question,
     later_sglang_fraction,
@@ -21,10 +21,10 @@ from pipeline.fit.engine import (
     shown_bytes,
     vllm_request_bytes,
 )
-from pipeline.fit.facts import Fact, all_facts, fact_of
-from pipeline.fit.parts import parts_of, require_divisible
-from pipeline.fit.shape import Architecture, Gqa, Mla
-from pipeline.fit.units import GIB, read_card_size, read_size, read_tokens
+from pipeline.serving.fit.facts import Fact, all_facts, fact_of
+from pipeline.serving.fit.parts import parts_of, require_divisible
+from pipeline.serving.fit.shape import Architecture, Gqa, Mla
+from pipeline.serving.fit.units import GIB, read_card_size, read_size, read_tokens
 
 # the shape of a published Llama-3.1-8B config.json
 LLAMA: dict[str, Any] = {

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from pipeline.errors import WeightsUnknown
-from pipeline.fit.facts import shipped_repositories
-from pipeline.fit.named import named_spec, nearest
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import WeightsUnknown
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.fit.facts import shipped_repositories
+from pipeline.serving.fit.named import named_spec, nearest
 from tests.unit.support import ROOT
 
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from pipeline.fit.facts import from_recipe, recipe_of
-from pipeline.fit.gguf import BY_NAME, GgufTensor
-from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.placement import (
+from pipeline.serving.fit.facts import from_recipe, recipe_of
+from pipeline.serving.fit.gguf import BY_NAME, GgufTensor
+from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.placement import (
     CPU,
     Batch,
     Machine,
@@ -22,7 +22,7 @@ from pipeline.fit.placement import (
     read_overrides,
     shortage,
 )
-from pipeline.fit.units import GIB, MIB
+from pipeline.serving.fit.units import GIB, MIB
 
 TWO = ["CUDA0", "CUDA1"]
 PUBLISHED = [r"blk\.(1|2)\.ffn.*=CUDA0", r"blk\.(59|60)\.ffn.*=CUDA1", "exps=CPU"]

@@ -40,11 +40,11 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.fit.engine import Engine, Question, sglang_room, shown_bytes
-from pipeline.fit.facts import fact_of, from_recipe, recipe_of
-from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.parts import parts_of
-from pipeline.fit.placement import (
+from pipeline.serving.fit.engine import Engine, Question, sglang_room, shown_bytes
+from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of
+from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.parts import parts_of
+from pipeline.serving.fit.placement import (
     Batch,
     Layout,
     Machine,
@@ -53,8 +53,8 @@ from pipeline.fit.placement import (
     read_overrides,
     shortage,
 )
-from pipeline.fit.shape import Architecture
-from pipeline.fit.units import GIB
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.fit.units import GIB
 from tests.unit.fit.published import Case, answered, ours, published, table
 from tests.unit.support import ROOT
 

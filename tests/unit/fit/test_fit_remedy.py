@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.fit.answer import FitAnswer, answer
-from pipeline.fit.engine import Question, shown_bytes
-from pipeline.fit.facts import fact_of, from_recipe, recipe_of
-from pipeline.fit.gguf_model import GgufModel
-from pipeline.fit.placement import Batch, Machine, checked, place, read_overrides, shortage
-from pipeline.fit.remedy import hybrid_hint, parallel_hint
-from pipeline.fit.shape import Architecture
-from pipeline.fit.units import GIB, read_tokens
+from pipeline.serving.fit.answer import FitAnswer, answer
+from pipeline.serving.fit.engine import Question, shown_bytes
+from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of
+from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.placement import Batch, Machine, checked, place, read_overrides, shortage
+from pipeline.serving.fit.remedy import hybrid_hint, parallel_hint
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.fit.units import GIB, read_tokens
 
 CARD = shown_bytes(96 * GIB)
 

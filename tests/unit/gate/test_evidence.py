@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import (
     GateFailed,
     GateUnknown,
     GateWrong,
@@ -15,7 +16,7 @@ from pipeline.errors import (
     PipelineError,
     StoreDamaged,
 )
-from pipeline.gate.evidence import (
+from pipeline.images.gate.evidence import (
     Evidence,
     EvidenceRow,
     GateKind,
@@ -24,10 +25,9 @@ from pipeline.gate.evidence import (
     keep_evidence,
     read_evidence,
 )
-from pipeline.gate.smem.limits import CARDS, card_for
-from pipeline.gate.stage import ptxas_version, ptxas_versions, unjudged
-from pipeline.gate.verdict import CaseVerdict, worst
-from pipeline.store.store import Store, open_store
+from pipeline.images.gate.smem.limits import CARDS, card_for
+from pipeline.images.gate.stage import ptxas_version, ptxas_versions, unjudged
+from pipeline.images.gate.verdict import CaseVerdict, worst
 
 IMAGE, PLATFORM = "engine", "linux/amd64"
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import GateInvalid
-from pipeline.gate.arch import read_arch_spec
-from pipeline.gate.files import gate_files
-from pipeline.gate.numerics import read_numeric_cases
-from pipeline.gate.smem.cases import Case, read_gates
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import GateInvalid
+from pipeline.images.gate.arch import read_arch_spec
+from pipeline.images.gate.files import gate_files
+from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.smem.cases import Case, read_gates
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import AMD64, ARM64
 
 WHY = "because a test wants to see it"

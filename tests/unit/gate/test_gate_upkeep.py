@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.smem.context import mark_used
-from pipeline.gate.upkeep import gate_leftovers, gate_sections, remove, size_of
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.images.gate.smem.context import mark_used
+from pipeline.images.gate.upkeep import gate_leftovers, gate_sections, remove, size_of
+from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item
 from tests.unit.support import Command

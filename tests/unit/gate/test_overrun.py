@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.evidence import Evidence, EvidenceRow, keep_evidence
-from pipeline.gate.smem.cases import read_gates
-from pipeline.gate.tracebacks import Frame, KnownKernel, Overrun, TracebackReader, known_kernels
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.images.gate.evidence import Evidence, EvidenceRow, keep_evidence
+from pipeline.images.gate.smem.cases import read_gates
+from pipeline.images.gate.tracebacks import (
+    Frame,
+    KnownKernel,
+    Overrun,
+    TracebackReader,
+    known_kernels,
+)
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import ROOT
 
 CHECKOUT = Checkout(ROOT)

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 from packaging.version import Version
 
-from pipeline.errors import GateInvalid
-from pipeline.gate.patches import (
+from pipeline.core.errors import GateInvalid
+from pipeline.images.gate.patches import (
     PatchVerdict,
     State,
     decide,
@@ -20,9 +20,9 @@ from pipeline.gate.patches import (
     versions_against,
     without_gate,
 )
-from pipeline.gate.smem.engine import EngineTree, compiler_requirements, is_applied
-from pipeline.gate.smem.results import CaseResult
-from pipeline.spec.image import PatchSpec
+from pipeline.images.gate.smem.engine import EngineTree, compiler_requirements, is_applied
+from pipeline.images.gate.smem.results import CaseResult
+from pipeline.images.spec.image import PatchSpec
 from tests.makers import patch_spec
 from tests.unit.gate.smem.test_results import judged, record
 

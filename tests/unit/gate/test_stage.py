@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item
 from tests.unit.binary.arch_files import DATA

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from tests.gpu.launches import padded
 from tests.unit.support import ROOT
 

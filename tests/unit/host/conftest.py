@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.fleet.promised import Promised
-from pipeline.lock.host_model import HostLock, sealed_host, write_host_lock
-from pipeline.spec.host import HostSpec
+from pipeline.hosts.fleet.promised import Promised
+from pipeline.hosts.lock_model import HostLock, sealed_host, write_host_lock
+from pipeline.hosts.spec import HostSpec
 from tests.testbed import unkillable as stuck
 from tests.testbed.unkillable import CANNOT
 from tests.unit.host.good_host import LOCK

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.host.fleet.promised import Connection
+from pipeline.hosts.fleet.promised import Connection
 
 LOCAL = Connection(kind="local", address="here")
 

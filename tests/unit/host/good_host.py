@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from pipeline.host.facts.model import HostFacts
-from pipeline.host.fleet.promised import (
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.fleet.promised import (
     DriverPromise,
     NcclPromise,
     PciePromise,
@@ -15,10 +15,10 @@ from pipeline.host.fleet.promised import (
     RuntimePromise,
     TuningPromise,
 )
-from pipeline.host.promises.boot import ROLE_FILES
-from pipeline.host.promises.owned import LOOSE
-from pipeline.lock.host_model import Part, TargetLock
-from pipeline.lock.model import DebPin
+from pipeline.hosts.lock_model import Part, TargetLock
+from pipeline.hosts.promises.boot import ROLE_FILES
+from pipeline.hosts.promises.owned import LOOSE
+from pipeline.images.lock.model import DebPin
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.machines import blackwell, changed, facts
 

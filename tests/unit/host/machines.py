@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.host.facts.capture import PCI
-from pipeline.host.facts.gather import gather
-from pipeline.host.facts.model import HostFacts
-from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
+from pipeline.hosts.facts.capture import PCI
+from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
 
 DATA = Path(__file__).parent / "data"
 H200 = DATA / "h200.json"

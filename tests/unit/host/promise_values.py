@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.host.fleet.promised import (
-    WeightsPromise,
-)
+from pipeline.hosts.fleet.promised import WeightsPromise
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import saying, shown
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.fleet.remote import Remote, Unreached, connect_command
+from pipeline.hosts.fleet.remote import Remote, Unreached, connect_command
 from tests.unit.host.fake_host import LOCAL, program
 
 

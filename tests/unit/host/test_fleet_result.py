@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.app.hosts import require_verified
 from pipeline.cli.hosts import show_result
-from pipeline.errors import (
+from pipeline.core.errors import (
     FleetUnready,
     HostDrifted,
     HostUnfit,
@@ -25,11 +25,12 @@ from pipeline.errors import (
     ProbeUnstarted,
     PromiseBroken,
 )
-from pipeline.host.facts.drift import Difference
-from pipeline.host.fleet.promised import DriverPromise, Promised, Roles, read_promised
-from pipeline.host.fleet.remote import Remote, Unreached
-from pipeline.host.fleet.result import FleetResult, HostResult, Row, not_tested
-from pipeline.host.fleet.verify import (
+from pipeline.core.known import unknown
+from pipeline.hosts.facts.drift import Difference
+from pipeline.hosts.fleet.promised import DriverPromise, Promised, Roles, read_promised
+from pipeline.hosts.fleet.remote import Remote, Unreached
+from pipeline.hosts.fleet.result import FleetResult, HostResult, Row, not_tested
+from pipeline.hosts.fleet.verify import (
     VerifyOptions,
     keep_records,
     recorded,
@@ -37,13 +38,12 @@ from pipeline.host.fleet.verify import (
     verify_fleet,
     verify_host,
 )
-from pipeline.host.probes import runner
-from pipeline.host.probes.runner import ProbeRow
-from pipeline.host.promises import host as every_host
-from pipeline.host.promises import run
-from pipeline.host.promises.run import judge_promises
-from pipeline.host.rules.verdict import RuleResult
-from pipeline.known import unknown
+from pipeline.hosts.probes import runner
+from pipeline.hosts.probes.runner import ProbeRow
+from pipeline.hosts.promises import host as every_host
+from pipeline.hosts.promises import run
+from pipeline.hosts.promises.run import judge_promises
+from pipeline.hosts.rules.verdict import RuleResult
 from tests.unit.host.fake_host import LOCAL, FakeHost, program
 from tests.unit.host.machines import DATA, blackwell, facts, h200
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.facts import capture
-from pipeline.host.fleet import shell
-from pipeline.host.probes.runner import WORKER
+from pipeline.hosts.facts import capture
+from pipeline.hosts.fleet import shell
+from pipeline.hosts.probes.runner import WORKER
 
 ROOT = Path(__file__).resolve().parents[3]
 ALONE = [Path(capture.__file__), Path(shell.__file__), *sorted(WORKER.glob("*.py"))]
@@ -35,7 +35,7 @@ def test_only_the_standard_library_and_torch_are_imported(path: Path) -> None:
 
 def test_the_look_at_imports_would_see_ours(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
-    path.write_text("def f():\n    from pipeline.errors import X\n    import pydantic\n")
+    path.write_text("def f():\n    from pipeline.core.errors import X\n    import pydantic\n")
     assert imported(path) == {"pipeline", "pydantic"}
 
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.host.promises import container_runtime as runtime
-from pipeline.host.promises import host_tuning as tuning
-from pipeline.host.promises import nccl, pcie, registry, weights
-from pipeline.host.promises import nvidia_driver as driver
-from pipeline.host.promises import nvidia_repository as repository
-from pipeline.host.promises import pinned_packages as pins
-from pipeline.host.promises.boot import READ_INITRAMFS, boot_entries, chosen_kernel
-from pipeline.host.promises.checks import Broken, NotApplicable, Undecided
+from pipeline.hosts.promises import container_runtime as runtime
+from pipeline.hosts.promises import host_tuning as tuning
+from pipeline.hosts.promises import nccl, pcie, registry, weights
+from pipeline.hosts.promises import nvidia_driver as driver
+from pipeline.hosts.promises import nvidia_repository as repository
+from pipeline.hosts.promises import pinned_packages as pins
+from pipeline.hosts.promises.boot import READ_INITRAMFS, boot_entries, chosen_kernel
+from pipeline.hosts.promises.checks import Broken, NotApplicable, Undecided
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     CMDLINE,

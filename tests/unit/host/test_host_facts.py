@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.names import HOST_FACTS
-from pipeline.attest.predicates import check_predicate
-from pipeline.errors import FactsUnreadable
-from pipeline.host.facts import capture
-from pipeline.host.facts.drift import read_facts
-from pipeline.host.facts.gather import find_xids, gather, read_xids, without_secrets
-from pipeline.host.facts.model import HostFacts
-from pipeline.host.facts.pci import extended_capability
-from pipeline.host.facts.redact import redact
-from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
-from pipeline.host.facts.summary import summarise
-from pipeline.known import Unknown
+from pipeline.artifacts.attest.names import HOST_FACTS
+from pipeline.artifacts.attest.predicates import check_predicate
+from pipeline.core.errors import FactsUnreadable
+from pipeline.core.known import Unknown
+from pipeline.hosts.facts import capture
+from pipeline.hosts.facts.drift import read_facts
+from pipeline.hosts.facts.gather import find_xids, gather, read_xids, without_secrets
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.pci import extended_capability
+from pipeline.hosts.facts.redact import redact
+from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
+from pipeline.hosts.facts.summary import summarise
 from tests.unit.host.machines import H200, blackwell, changed, facts, h200
 
 EMPTY = Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={})

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.host.facts.drift import compare
-from pipeline.host.facts.model import HostFacts
-from pipeline.host.facts.source import Capture
-from pipeline.host.probes.runner import ProbeRow
-from pipeline.host.rules.outliers import find_outliers
-from pipeline.known import Unknown, unknown
+from pipeline.core.known import Unknown, unknown
+from pipeline.hosts.facts.drift import compare
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.source import Capture
+from pipeline.hosts.probes.runner import ProbeRow
+from pipeline.hosts.rules.outliers import find_outliers
 from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
 
 

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from pipeline.errors import RecordInvalid
-from pipeline.host.facts.model import HostFacts
-from pipeline.host.facts.redact import redact
-from pipeline.host.facts.source import Capture, CapturedCommand, CapturedFile
-from pipeline.host.facts.summary import summarise
-from pipeline.host.rules.judge import judge
+from pipeline.core.errors import RecordInvalid
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.redact import redact
+from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile
+from pipeline.hosts.facts.summary import summarise
+from pipeline.hosts.rules.judge import judge
 from tests.unit.host.machines import ACS_ON, blackwell, facts, h200
 
 _NOISE = ["\x00", "ÿ", "-1", "9" * 30, "\n\n", "N/A", "[Unknown Error]", "<", "&x;", ":", "=", '"']

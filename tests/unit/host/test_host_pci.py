@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from pipeline.host.facts.capture import PCI
-from pipeline.host.facts.pci import acs_control, aspm_of, extended_capability, read_pci
-from pipeline.known import Unknown
+from pipeline.core.known import Unknown
+from pipeline.hosts.facts.capture import PCI
+from pipeline.hosts.facts.pci import acs_control, aspm_of, extended_capability, read_pci
 from tests.unit.host.machines import ACS_OFF, ACS_ON, blackwell, changed, h200, registers
 
 

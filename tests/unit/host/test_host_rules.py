@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from pipeline.host.facts.source import Capture, CapturedCommand
-from pipeline.host.rules.issues import (
+from pipeline.core.known import Unknown
+from pipeline.hosts.facts.source import Capture, CapturedCommand
+from pipeline.hosts.rules.issues import (
     Issue,
     findings,
     known_issues,
@@ -17,9 +18,8 @@ from pipeline.host.rules.issues import (
     match_rules,
     match_rungs,
 )
-from pipeline.host.rules.judge import judge
-from pipeline.host.rules.verdict import RuleResult, overall
-from pipeline.known import Unknown
+from pipeline.hosts.rules.judge import judge
+from pipeline.hosts.rules.verdict import RuleResult, overall
 from tests.unit.host.machines import ACS_ON, DATA, blackwell, changed, facts, h200
 
 SAMPLES: dict[str, dict[str, list[str]]] = yaml.safe_load(

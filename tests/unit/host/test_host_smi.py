@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.host.facts.smi import plain_address, read_field, read_gpus, read_matrix
-from pipeline.known import Unknown, unknown
+from pipeline.core.known import Unknown, unknown
+from pipeline.hosts.facts.smi import plain_address, read_field, read_gpus, read_matrix
 from tests.unit.host.machines import card_xml, h200, log_of, matrix, xml
 
 CAPABILITIES = {"0000:00:06.0": "9.0"}

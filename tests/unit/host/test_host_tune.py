@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import FactsUnreadable, ProbeUnstarted
-from pipeline.host.probes.runner import (
+from pipeline.core.errors import FactsUnreadable, ProbeUnstarted
+from pipeline.core.known import unknown
+from pipeline.hosts.probes.runner import (
     ProbeReport,
     ProbeRow,
     card_options,
@@ -18,8 +19,8 @@ from pipeline.host.probes.runner import (
     run_in_image,
     run_probes,
 )
-from pipeline.host.probes.tune import Setting, plan, sweep, workloads
-from pipeline.host.probes.worker.judge import (
+from pipeline.hosts.probes.tune import Setting, plan, sweep, workloads
+from pipeline.hosts.probes.worker.judge import (
     DEFAULT_FLOORS,
     judge_copy,
     judge_library,
@@ -29,9 +30,8 @@ from pipeline.host.probes.worker.judge import (
     overall,
     row,
 )
-from pipeline.host.probes.worker.processes import RankResult
-from pipeline.host.rules.issues import match_lines
-from pipeline.known import unknown
+from pipeline.hosts.probes.worker.processes import RankResult
+from pipeline.hosts.rules.issues import match_lines
 from tests.unit.host.machines import DATA
 
 LOADS = workloads(7168, 1, 32)

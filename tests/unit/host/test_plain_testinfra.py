@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.fleet.promised import Promised, Roles
+from pipeline.hosts.fleet.promised import Promised, Roles
 from tests.testbed.playbook import ROOT
 from tests.unit.host.fake_host import LOCAL
 from tests.unit.host.good_host import NCCL
@@ -25,7 +25,7 @@ def judged(tmp_path: Path, roles: Roles, chosen: str, host: str = "local") -> tu
         [
             *(sys.executable, "-m", "pytest", "-q", "-n0", "-rs", "-p", "no:cacheprovider"),
             *("--hosts=local://", "--promises", str(tmp_path), "-k", chosen),
-            "pipeline/host/promises",
+            "pipeline/hosts/promises",
         ],
         cwd=ROOT,
         capture_output=True,

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import WeightsDamaged, WeightsUnknown
-from pipeline.host.fleet.promised import (
+from pipeline.core.errors import WeightsDamaged, WeightsUnknown
+from pipeline.hosts.fleet.promised import (
     CudaPromise,
     Promised,
     RepositoryPromise,
     Roles,
     RuntimePromise,
 )
-from pipeline.host.fleet.remote import Remote
-from pipeline.host.promises import container_runtime as runtime
-from pipeline.host.promises import host as base
-from pipeline.host.promises import host_tuning as tuning
-from pipeline.host.promises import nccl, owned, pcie, registry, run, weights
-from pipeline.host.promises import nvidia_driver as driver
-from pipeline.host.promises import nvidia_repository as repository
-from pipeline.host.promises import pinned_packages as pins
-from pipeline.host.promises.checks import Broken
-from pipeline.host.promises.run import MODULES, checks_in, judge_promises
+from pipeline.hosts.fleet.remote import Remote
+from pipeline.hosts.promises import container_runtime as runtime
+from pipeline.hosts.promises import host as base
+from pipeline.hosts.promises import host_tuning as tuning
+from pipeline.hosts.promises import nccl, owned, pcie, registry, run, weights
+from pipeline.hosts.promises import nvidia_driver as driver
+from pipeline.hosts.promises import nvidia_repository as repository
+from pipeline.hosts.promises import pinned_packages as pins
+from pipeline.hosts.promises.checks import Broken
+from pipeline.hosts.promises.run import MODULES, checks_in, judge_promises
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     ACS,

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.host.facts.model import HostFacts
-from pipeline.host.fleet.promised import (
-    CudaPromise,
-    Promised,
-)
-from pipeline.host.promises import cuda, owned, pcie
-from pipeline.host.promises import host as base
-from pipeline.host.promises import host_tuning as tuning
-from pipeline.host.promises import nvidia_driver as driver
-from pipeline.host.promises import nvidia_repository as repository
-from pipeline.host.promises.checks import Broken, NotApplicable, Outcome, Undecided
-from pipeline.host.promises.owned import LEFT
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.fleet.promised import CudaPromise, Promised
+from pipeline.hosts.promises import cuda, owned, pcie
+from pipeline.hosts.promises import host as base
+from pipeline.hosts.promises import host_tuning as tuning
+from pipeline.hosts.promises import nvidia_driver as driver
+from pipeline.hosts.promises import nvidia_repository as repository
+from pipeline.hosts.promises.checks import Broken, NotApplicable, Outcome, Undecided
+from pipeline.hosts.promises.owned import LEFT
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     CMDLINE,

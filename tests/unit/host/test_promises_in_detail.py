@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.host.promises import container_runtime as runtime
-from pipeline.host.promises import nccl, pcie
-from pipeline.host.promises import nvidia_driver as driver
-from pipeline.host.promises import nvidia_repository as repository
-from pipeline.host.promises.boot import without_effect
-from pipeline.host.promises.checks import Broken, Undecided
-from pipeline.host.promises.owned import LOOSE
+from pipeline.hosts.promises import container_runtime as runtime
+from pipeline.hosts.promises import nccl, pcie
+from pipeline.hosts.promises import nvidia_driver as driver
+from pipeline.hosts.promises import nvidia_repository as repository
+from pipeline.hosts.promises.boot import without_effect
+from pipeline.hosts.promises.checks import Broken, Undecided
+from pipeline.hosts.promises.owned import LOOSE
 from tests.unit.host.fake_host import FakeHost
 from tests.unit.host.good_host import (
     END,

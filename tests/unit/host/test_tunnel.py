@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import HostUnreached, PreflightFailed
-from pipeline.host.fleet.promised import Connection
-from pipeline.host.fleet.tunnel import open_tunnel, plain_connection
+from pipeline.core.errors import HostUnreached, PreflightFailed
+from pipeline.hosts.fleet.promised import Connection
+from pipeline.hosts.fleet.tunnel import open_tunnel, plain_connection
 from tests.unit.host.fake_host import LOCAL, program
 
 # The connection itself waits for its input to end; programs and forwards need its socket.

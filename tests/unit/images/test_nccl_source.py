@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.assemble import patch
-from pipeline.gate.arch import read_arch_spec
-from pipeline.host.probes.tune import plan
-from pipeline.lock.model import read_lock
-from pipeline.lock.source import read_source_lock
-from pipeline.recipe.find import Recipes
-from pipeline.serve.preflight import PROCESSORS
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.source import SourcePatch
+from pipeline.hosts.probes.tune import plan
+from pipeline.images.assemble import patch
+from pipeline.images.gate.arch import read_arch_spec
+from pipeline.images.lock.model import read_lock
+from pipeline.images.lock.source import read_source_lock
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.source import SourcePatch
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.serve.preflight import PROCESSORS
 
 ROOT = Path(__file__).parents[3]
 OWN = ROOT / "images" / "sources" / "nccl-sm120"

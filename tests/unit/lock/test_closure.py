@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from pipeline.errors import IndexBroken, PipelineError, ResolveFailed, UnknownPackage
-from pipeline.lock.closure import resolve_closure
-from pipeline.lock.debian import Stanza
+from pipeline.core.errors import IndexBroken, PipelineError, ResolveFailed, UnknownPackage
+from pipeline.images.lock.closure import resolve_closure
+from pipeline.images.lock.debian import Stanza
 
 
 def package(name: str, version: str = "1.0", **fields: str) -> Stanza:

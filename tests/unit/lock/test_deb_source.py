@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipeline.errors import IndexBroken, PipelineError, ResolveFailed, UnknownPackage
-from pipeline.lock.deb_source import find_debian_source
-from pipeline.lock.model import ArchivePin
-from pipeline.spec.source import DebianSourceSpec
+from pipeline.core.errors import IndexBroken, PipelineError, ResolveFailed, UnknownPackage
+from pipeline.images.lock.deb_source import find_debian_source
+from pipeline.images.lock.model import ArchivePin
+from pipeline.images.spec.source import DebianSourceSpec
 from tests.testbed.signer import Signer, new_signer
 
 pytestmark = pytest.mark.skipif(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.errors import IndexBroken
-from pipeline.lock.debian import read_stanza, read_stanzas, version_key
+from pipeline.core.errors import IndexBroken
+from pipeline.images.lock.debian import read_stanza, read_stanzas, version_key
 
 
 def test_stanzas_are_parted_by_empty_lines_however_many() -> None:

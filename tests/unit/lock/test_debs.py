@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from pipeline.errors import IndexBroken, PipelineError, SignatureInvalid
-from pipeline.lock.debs import Get, inflated, resolve_debs
+from pipeline.core.errors import IndexBroken, PipelineError, SignatureInvalid
+from pipeline.images.lock.debs import Get, inflated, resolve_debs
 from tests.testbed.signer import Signer, new_signer
 
 pytestmark = pytest.mark.skipif(

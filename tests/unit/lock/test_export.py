@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.lock.export import pylock, requirements
-from pipeline.lock.model import ImageLock, sealed
-from pipeline.spec.image import PythonSpec
+from pipeline.images.lock.export import pylock, requirements
+from pipeline.images.lock.model import ImageLock, sealed
+from pipeline.images.spec.image import PythonSpec
 from tests.makers import wheel_pin
 from tests.unit.support import AMD64, make_wheel
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.errors import (
+from pipeline.core.errors import (
     IndexBroken,
     LockEdited,
     LockMissing,
@@ -20,8 +20,9 @@ from pipeline.errors import (
     SpecInvalid,
     UnknownPackage,
 )
-from pipeline.lock.host import Repository, lock_target, read_package_index
-from pipeline.lock.host_model import (
+from pipeline.core.yaml_file import read_yaml
+from pipeline.hosts.lock import Repository, lock_target, read_package_index
+from pipeline.hosts.lock_model import (
     HostLock,
     TargetLock,
     current_host_lock,
@@ -30,8 +31,7 @@ from pipeline.lock.host_model import (
     sealed_host,
     write_host_lock,
 )
-from pipeline.spec.host import HostSpec
-from pipeline.yaml_file import read_yaml
+from pipeline.hosts.spec import HostSpec
 from tests.testbed.apt_repository import (
     DRIVER,
     NEW_DRIVER,

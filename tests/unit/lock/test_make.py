@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.lock import make
-from pipeline.lock.make import Transport, make_lock
-from pipeline.lock.model import DebPin, read_lock
+from pipeline.images.lock import make
+from pipeline.images.lock.make import Transport, make_lock
+from pipeline.images.lock.model import DebPin, read_lock
 from tests.makers import AMD64, make_checkout, make_deb, make_wheel, root_image, wheel_image
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.errors import LockEdited, LockMissing, LockStale
-from pipeline.lock.export import diff_locks
-from pipeline.lock.model import (
+from pipeline.core.errors import LockEdited, LockMissing, LockStale
+from pipeline.images.lock.export import diff_locks
+from pipeline.images.lock.model import (
     BasePin,
     DebPin,
     ImageLock,
@@ -23,7 +23,7 @@ from pipeline.lock.model import (
     sealed,
     write_lock,
 )
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import AMD64, ARM64, ROOT, lock_to, make_checkout, tiny_spec, write_spec
 
 HEX = "ab" * 32

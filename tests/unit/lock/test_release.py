@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import IndexBroken, MissingTool, SignatureInvalid
-from pipeline.lock.release import DEBIAN_12_KEYRING, read_release, verify
+from pipeline.core.errors import IndexBroken, MissingTool, SignatureInvalid
+from pipeline.images.lock.release import DEBIAN_12_KEYRING, read_release, verify
 from tests.testbed.signer import Signer, new_old_signer, new_signer
 
 pytestmark = pytest.mark.skipif(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockEdited, LockMissing
-from pipeline.lock.host_model import read_host_lock
-from pipeline.lock.model import read_lock as read_image_lock
-from pipeline.lock.sealed import UNSEALED, Sealed, read_sealed
-from pipeline.model import Digest, Name
+from pipeline.core.errors import LockEdited, LockMissing
+from pipeline.core.model import Digest, Name
+from pipeline.core.sealed import UNSEALED, Sealed, read_sealed
+from pipeline.hosts.lock_model import read_host_lock
+from pipeline.images.lock.model import read_lock as read_image_lock
 from pipeline.weights.model import read_lock as read_weights_lock
 
 EDITED, MISSING = LockEdited.hint, LockMissing.hint

@@ -8,12 +8,12 @@ import pytest
 from packaging import _manylinux, tags
 from packaging.utils import parse_wheel_filename
 
-from pipeline.errors import ResolveFailed
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import Settings
-from pipeline.fetch.transport import size_finder, uv_environment
-from pipeline.lock.wheels import choose_wheels, resolve_wheels, tag_ranks
-from pipeline.spec.image import PythonSpec
+from pipeline.core.errors import ResolveFailed
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
+from pipeline.images.fetch.transport import size_finder, uv_environment
+from pipeline.images.lock.wheels import choose_wheels, resolve_wheels, tag_ranks
+from pipeline.images.spec.image import PythonSpec
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import AMD64, ARM64, make_wheel

@@ -104,7 +104,7 @@ def test_a_mutant_keeps_its_name_when_lines_move() -> None:
 
 
 def test_every_mutant_of_the_pipeline_is_python() -> None:
-    path = Path("pipeline/log.py")
+    path = Path("pipeline/core/log.py")
     source = (ROOT / path).read_text(encoding="utf-8")
     mutants = mutants_of(str(path), source)
     assert len(mutants) > 50

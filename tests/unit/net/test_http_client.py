@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import Interrupted
-from pipeline.net.address import linked_page, masked, next_address, number_in, parts_of, shown
-from pipeline.net.client import Client, Small
-from pipeline.net.failures import (
+from pipeline.core.errors import Interrupted
+from pipeline.core.net.address import linked_page, masked, next_address, number_in, parts_of, shown
+from pipeline.core.net.client import Client, Small
+from pipeline.core.net.failures import (
     BadAddress,
     BadAnswer,
     BadHeader,
@@ -26,8 +26,8 @@ from pipeline.net.failures import (
     NetError,
     Untrusted,
 )
-from pipeline.net.route import Proxies, read_proxy, tls_context
-from pipeline.net.timing import ATTEMPTS, Limits, Patience, Watchdog, asked_wait_s
+from pipeline.core.net.route import Proxies, read_proxy, tls_context
+from pipeline.core.net.timing import ATTEMPTS, Limits, Patience, Watchdog, asked_wait_s
 from tests.growth import grows_linearly
 from tests.testbed import hostile
 from tests.testbed.hostile import SHORT, hostile_server

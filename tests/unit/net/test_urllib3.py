@@ -1,4 +1,4 @@
-"""What `pipeline.net` uses of urllib3 that is private: a new version may change it."""
+"""What `pipeline.core.net` uses of urllib3 that is private: a new version may change it."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import StoreDamaged
-from pipeline.model import sha256_of
-from pipeline.oci.docker import archive_bytes, docker_archive
-from pipeline.oci.document import Document, read_document
+from pipeline.artifacts.containers.docker import archive_bytes, docker_archive
+from pipeline.artifacts.oci.document import Document, read_document
+from pipeline.core.errors import StoreDamaged
+from pipeline.core.model import sha256_of
 from tests.makers import build_in, make_deb, make_wheel, root_image, wheel_image
 
 TAG = "sm120/child:abc"

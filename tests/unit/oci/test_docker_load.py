@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import log
-from pipeline.errors import DockerUnavailable
-from pipeline.oci.docker import load
+from pipeline.artifacts.containers.docker import load
+from pipeline.core import log
+from pipeline.core.errors import DockerUnavailable
 from tests.makers import build_in, make_deb, root_image
 
 FIXED, MOVING = "sm120/root:abc", "sm120/root:latest"

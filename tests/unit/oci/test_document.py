@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import RegistryBroken
-from pipeline.oci.document import (
+from pipeline.artifacts.oci.document import (
     DOCKER_MANIFEST,
     OCI_INDEX,
     OCI_MANIFEST,
@@ -16,6 +15,7 @@ from pipeline.oci.document import (
     read_document,
     read_json,
 )
+from pipeline.core.errors import RegistryBroken
 from tests.unit.registry.support import EMPTY_INDEX, manifest_json
 
 GOOD = manifest_json(b"config", b"layer")

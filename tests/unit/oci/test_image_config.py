@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import BaseUnusable
-from pipeline.oci.config import read_config
+from pipeline.artifacts.oci.config import read_config
+from pipeline.core.errors import BaseUnusable
 
 DIGEST = "sha256:" + "a" * 64
 GOOD: dict[str, Any] = {

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ReferenceInvalid
-from pipeline.net.address import is_loopback
-from pipeline.oci.reference import parse_reference, parse_repository
+from pipeline.artifacts.oci.reference import parse_reference, parse_repository
+from pipeline.core.errors import ReferenceInvalid
+from pipeline.core.net.address import is_loopback
 
 DIGEST = "sha256:" + "a" * 64
 

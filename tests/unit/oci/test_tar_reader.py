@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import CorruptArchive, HostileArchive
-from pipeline.oci.document import GZIP_LAYER
-from pipeline.oci.record import FileRow
-from pipeline.oci.tar_reader import TarStream, open_layer
+from pipeline.artifacts.oci.document import GZIP_LAYER
+from pipeline.artifacts.oci.record import FileRow
+from pipeline.artifacts.oci.tar_reader import TarStream, open_layer
+from pipeline.core.errors import CorruptArchive, HostileArchive
 from tests.growth import grows_linearly
 from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store.store import Store
+from pipeline.artifacts.store.store import Store
 from tests.perf import __main__ as perf
 from tests.perf import dockerfile, measure
 from tests.perf.dockerfile import DOCKERFILE, docker, platform_options

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.products.compute import (
+from pipeline.serving.products.compute import (
     E2M1,
     E4M3,
     Array,
@@ -17,7 +17,7 @@ from pipeline.products.compute import (
     pack,
     swizzle,
 )
-from pipeline.products.model import Bound, Measured, judge
+from pipeline.serving.products.model import Bound, Measured, judge
 
 FORMATS = ("fp8-tensor", "fp8-channel", "fp8-block", "nvfp4")
 M, N, K = 48, 320, 512

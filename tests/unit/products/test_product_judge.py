@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.products.model import (
+from pipeline.serving.products.model import (
     Bound,
     Card,
     Computed,

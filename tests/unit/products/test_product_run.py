@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import AlreadyServed, PreflightFailed, StartFailed
-from pipeline.files import locked
-from pipeline.known import unknown
-from pipeline.products import compute as program
-from pipeline.products.model import Product
-from pipeline.products.run import (
+from pipeline.artifacts.containers.container_engine import sdk_arguments
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import AlreadyServed, PreflightFailed, StartFailed
+from pipeline.core.files import locked
+from pipeline.core.known import unknown
+from pipeline.serving.products import compute as program
+from pipeline.serving.products.model import Product
+from pipeline.serving.products.run import (
     RUNS,
     Order,
     compute,
@@ -19,10 +21,8 @@ from pipeline.products.run import (
     read_results,
     require_card,
 )
-from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.serve.container_engine import sdk_arguments
-from pipeline.serve.preflight import Machine
-from pipeline.store.store import Store
+from pipeline.serving.recipe.launch import Overrides, plan_launch
+from pipeline.serving.serve.preflight import Machine
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine
 from tests.unit.serve.recipes import two_cards
 

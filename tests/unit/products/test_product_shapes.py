@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import DoesNotFit, RecipeInvalid
-from pipeline.fit.config import architecture_of
-from pipeline.fit.facts import fact_of
-from pipeline.fit.shape import Architecture
-from pipeline.products.model import Product
-from pipeline.products.shapes import Sharding, products_of, sharding_of, tokens_of
-from pipeline.recipe.model import Recipe
+from pipeline.core.errors import DoesNotFit, RecipeInvalid
+from pipeline.serving.fit.config import architecture_of
+from pipeline.serving.fit.facts import fact_of
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.products.model import Product
+from pipeline.serving.products.shapes import Sharding, products_of, sharding_of, tokens_of
+from pipeline.serving.recipe.model import Recipe
 from tests.unit.serve.recipes import recipe
 
 FP8 = {"quant_method": "fp8"}

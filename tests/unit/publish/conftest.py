@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.image import Built
-from pipeline.model import canonical_json
-from pipeline.publish.publish import Order, make_shipment
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.model import canonical_json
+from pipeline.evidence.publish.publish import Order, make_shipment
+from pipeline.images.assemble.image import Built
 from tests.makers import built_image
 from tests.testbed.oci_door import Door
 from tests.unit.registry.support import NAME, manifest_json, repository_at

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from pipeline.errors import DeleteDisabled, NotInRegistry, PipelineError, RegistryBroken
-from pipeline.oci.document import Document
-from pipeline.publish.gc import Plan, plan_gc, run_gc
-from pipeline.publish.known import KnownRepository
-from pipeline.publish.publish import publish
-from pipeline.registry.referrers import fallback_tag
-from pipeline.store.store import Store
+from pipeline.artifacts.oci.document import Document
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import DeleteDisabled, NotInRegistry, PipelineError, RegistryBroken
+from pipeline.evidence.publish.gc import Plan, plan_gc, run_gc
+from pipeline.evidence.publish.known import KnownRepository
+from pipeline.evidence.publish.publish import publish
 from tests.testbed.oci_door import Door, status, with_body
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.publish.conftest import MakeOrder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.evidence.runs import keep_runs, runs_path
-from pipeline.publish.gates import GateState, how_far
-from pipeline.store.store import Store
+from pipeline.artifacts.store.store import Store
+from pipeline.images.gate.runs import keep_runs, runs_path
+from pipeline.images.gate.state import GateState, how_far
 from tests.makers import built_image
 from tests.unit.evidence.test_runs import a_ladder, a_start
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import PublishRefused
-from pipeline.publish.gates import gate_state, require_gates
-from pipeline.spec.image import ImageSpec
-from pipeline.store.store import Store
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import PublishRefused
+from pipeline.images.gate.state import gate_state, require_gates
+from pipeline.images.spec.image import ImageSpec
 from tests.makers import built_image
 from tests.unit.support import tiny_spec
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.image import Built
-from pipeline.attest.cosign import UNGATED_MEDIA, Content
-from pipeline.errors import (
+from pipeline.artifacts.attest.cosign import UNGATED_MEDIA, Content
+from pipeline.artifacts.registry.referrers import kind_of, referrers
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import (
     AttachmentInvalid,
     NotInRegistry,
     PipelineError,
@@ -18,12 +19,11 @@ from pipeline.errors import (
     RegistryUnreachable,
     StoreDamaged,
 )
-from pipeline.publish.attachment import Attachment, file_attachment
-from pipeline.publish.gates import GateState
-from pipeline.publish.known import KnownRepository
-from pipeline.publish.publish import make_shipment, publish, rehearse
-from pipeline.registry.referrers import kind_of, referrers
-from pipeline.store.store import Store
+from pipeline.evidence.publish.attachment import Attachment, file_attachment
+from pipeline.evidence.publish.known import KnownRepository
+from pipeline.evidence.publish.publish import make_shipment, publish, rehearse
+from pipeline.images.assemble.image import Built
+from pipeline.images.gate.state import GateState
 from tests.testbed.oci_door import Door, Reply, Request, changed, drop, lose_answer, status
 from tests.testbed.oci_door import with_body as with_body_instead
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -186,7 +186,7 @@ def test_who_has_to_wait_for_another_publish_is_told_why(
     store: Store, order: MakeOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr("pipeline.publish.known.log.say", messages.put)
+    monkeypatch.setattr("pipeline.evidence.publish.known.log.say", messages.put)
     made = order()
     with ThreadPoolExecutor() as pool:
         with KnownRepository(store, made.repository).alone():

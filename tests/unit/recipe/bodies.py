@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.model import Recipe, RecipeFile
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.model import Recipe, RecipeFile
 
 _SOURCES = {
     "paper": {"kind": "document", "title": "A paper"},

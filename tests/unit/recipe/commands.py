@@ -9,8 +9,8 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pipeline.recipe.launch import Launch
-from pipeline.recipe.model import Recipe
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.model import Recipe
 
 NOTHING = "nothing"
 PROGRAMS = (

@@ -8,11 +8,11 @@ from typing import NoReturn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.recipe.launch import Launch
-from pipeline.recipe.model import ContainerSpec
-from pipeline.recipe.parser import check_flags, split_command_line
-from pipeline.recipe.parser_flags import ParserFlags
-from pipeline.serve.print_flags import describe
+from pipeline.images.engine.parser_flags import ParserFlags
+from pipeline.images.engine.print_flags import describe
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.model import ContainerSpec
+from pipeline.serving.recipe.parser import check_flags, split_command_line
 
 WORDS = [
     *("--size", "--si", "--s", "--sizes", "--mode", "--mod", "--on", "--no-on", "--many", "--may"),

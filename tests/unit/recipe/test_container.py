@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RecipeInvalid
-from pipeline.recipe.container import container_arguments, container_name
-from pipeline.recipe.launch import Launch
-from pipeline.recipe.model import ContainerSpec
-from pipeline.serve.arguments import Mount
+from pipeline.artifacts.containers.arguments import Mount
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.container import container_arguments, container_name
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.model import ContainerSpec
 
 DIGEST = "sha256:" + "a" * 64
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from pipeline.recipe.launch import with_whole_repositories
-from pipeline.serve.arguments import Mount
+from pipeline.artifacts.containers.arguments import Mount
+from pipeline.serving.recipe.launch import with_whole_repositories
 from tests.unit.recipe.render.launches import small_launch
 
 CACHE = "/mnt/models/models--ubergarm--Kimi-K2.6-GGUF"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import RecipeInvalid
-from pipeline.model import Engine
-from pipeline.recipe.launch import Launch
-from pipeline.recipe.model import ContainerSpec
-from pipeline.recipe.parser import check_flags, require_flags
-from pipeline.recipe.parser_flags import FlagSpec, ParserFlags
+from pipeline.core.errors import RecipeInvalid
+from pipeline.core.model import Engine
+from pipeline.images.engine.parser_flags import FlagSpec, ParserFlags
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.model import ContainerSpec
+from pipeline.serving.recipe.parser import check_flags, require_flags
 
 DIGEST = f"sha256:{'7' * 64}"
 CONFIG_FIELDS = ["mode", "pass_config", "pass_config.fuse_allreduce_rms", "extra", "extra.*"]

@@ -8,16 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.app.recipes import images_alike
-from pipeline.assemble.golden import read_golden
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import RecipeInvalid
-from pipeline.model import Engine
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
-from pipeline.recipe.launch import Launch, Overrides, plan_launch
-from pipeline.recipe.model import ContainerSpec
-from pipeline.recipe.parser import check_flags, require_known_flags, split_command_line
-from pipeline.recipe.parser_flags import (
+from pipeline.core.errors import RecipeInvalid
+from pipeline.core.model import Engine
+from pipeline.images.assemble.golden import read_golden
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.engine.parser_flags import (
     FlagSpec,
     ParserFlags,
     find_parser_flags,
@@ -25,7 +20,12 @@ from pipeline.recipe.parser_flags import (
     read_parser_flags,
     write_parser_flags,
 )
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
+from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch
+from pipeline.serving.recipe.model import ContainerSpec
+from pipeline.serving.recipe.parser import check_flags, require_known_flags, split_command_line
 
 CHECKOUT = Checkout(Path(__file__).parents[3])
 COMMITTED = sorted(path.stem for path in flags_folder(CHECKOUT).glob("*.yaml"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RecipeInvalid, UnknownRecipe
-from pipeline.recipe.find import Recipes, merge
+from pipeline.core.errors import RecipeInvalid, UnknownRecipe
+from pipeline.serving.recipe.find import Recipes, merge
 from tests.unit.recipe.bodies import DRAFTS, body, write
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
+from pipeline.serving.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RecipeInvalid
-from pipeline.recipe.launch import Launch, Overrides, plan_launch, read_overrides
-from pipeline.recipe.model import Recipe
-from pipeline.serve.arguments import Mount
+from pipeline.artifacts.containers.arguments import Mount
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch, read_overrides
+from pipeline.serving.recipe.model import Recipe
 from tests.unit.recipe.bodies import DRAFTS, recipe
 
 ALL = [name.upper() for name in Overrides.model_fields]

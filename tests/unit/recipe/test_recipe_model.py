@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from pipeline.recipe.flags import LlamaFlags, SglangFlags, VllmFlags
-from pipeline.recipe.launch import Overrides
-from pipeline.recipe.model import Override, RecipeFile, Source, merged_flags
+from pipeline.serving.recipe.flags import LlamaFlags, SglangFlags, VllmFlags
+from pipeline.serving.recipe.launch import Overrides
+from pipeline.serving.recipe.model import Override, RecipeFile, Source, merged_flags
 from tests.unit.recipe.bodies import DRAFTS, body, recipe, without
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.errors import RecipeInvalid
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.flags import Flags, SglangFlags, VllmFlags
-from pipeline.recipe.launch import CONTEXT, Overrides, plan_launch
-from pipeline.recipe.model import Recipe, merged_flags
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.flags import Flags, SglangFlags, VllmFlags
+from pipeline.serving.recipe.launch import CONTEXT, Overrides, plan_launch
+from pipeline.serving.recipe.model import Recipe, merged_flags
 from tests.unit.support import ROOT
 
 FOLDER = ROOT / "recipes"

@@ -17,20 +17,20 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.fit.facts import fact_of
-from pipeline.fit.parts import parts_of
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import (
+from pipeline.serving.fit.facts import fact_of
+from pipeline.serving.fit.parts import parts_of
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import (
     Launch,
     Overrides,
     plan_launch,
     read_overrides,
     with_whole_repositories,
 )
-from pipeline.recipe.model import Change, Recipe
-from pipeline.recipe.render.formats import render
-from pipeline.recipe.render.target import Target
-from pipeline.report.reference import all_references
+from pipeline.serving.recipe.model import Change, Recipe
+from pipeline.serving.recipe.render.formats import render
+from pipeline.serving.recipe.render.target import Target
+from pipeline.serving.report.reference import all_references
 from tests.unit.recipe.commands import (
     launch_parts,
     logged_parts,

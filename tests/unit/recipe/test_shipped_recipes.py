@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.recipe.model import LlamaRecipe, Recipe, RecipeFile, merged_flags
-from pipeline.spec.checkout import Checkout
+from pipeline.core.yaml_file import schema
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import Overrides, plan_launch
+from pipeline.serving.recipe.model import LlamaRecipe, Recipe, RecipeFile, merged_flags
 from pipeline.weights.model import WeightsSpec, read_spec, spec_names
-from pipeline.yaml_file import schema
 from tests.unit.recipe.bodies import body
 from tests.unit.recipe.commands import launch_parts, parts
 from tests.unit.spec.json_schema import problems

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RecipeInvalid
-from pipeline.recipe.launch import Launch, Overrides, plan_launch
-from pipeline.recipe.model import RecipeFile
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch
+from pipeline.serving.recipe.model import RecipeFile
 
 ON = Overrides(enable_eagle3=True)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from pipeline.model import sha256_of
-from pipeline.recipe.tiny import WORDS, Tensor, dump_gguf, tiny_gguf
+from pipeline.core.model import sha256_of
+from pipeline.serving.recipe.tiny import WORDS, Tensor, dump_gguf, tiny_gguf
 from tests.testbed import tiny_gguf as reference
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.registry.repository import Repository
+from pipeline.artifacts.registry.repository import Repository
 from tests.testbed.oci_door import Door
 from tests.unit.registry.support import repository_at
 

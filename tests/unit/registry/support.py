@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.log import NoBar
-from pipeline.oci.document import OCI_MANIFEST, Document, read_document
-from pipeline.oci.reference import parse_reference
-from pipeline.registry.access import Access
-from pipeline.registry.client import RegistryClient
-from pipeline.registry.repository import Repository
-from pipeline.registry.upload import LocalBlob, Way, push_blob
+from pipeline.artifacts.oci.document import OCI_MANIFEST, Document, read_document
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.registry.client import RegistryClient
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.artifacts.registry.upload import LocalBlob, Way, push_blob
+from pipeline.core.log import NoBar
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import (
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.registry.auth import read_challenges
+from pipeline.artifacts.registry.client import RegistryClient
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.core.errors import (
     DeleteDisabled,
     Interrupted,
     NotInRegistry,
@@ -18,13 +23,8 @@ from pipeline.errors import (
     RegistryRefused,
     RegistryUnreachable,
 )
-from pipeline.net.failures import Lost
-from pipeline.net.timing import retry_after_s
-from pipeline.oci.reference import parse_reference
-from pipeline.registry.access import Access
-from pipeline.registry.auth import read_challenges
-from pipeline.registry.client import RegistryClient
-from pipeline.registry.repository import Repository
+from pipeline.core.net.failures import Lost
+from pipeline.core.net.timing import retry_after_s
 from tests.testbed.oci_door import (
     Door,
     Fault,
@@ -238,7 +238,7 @@ def test_a_list_of_tags_that_does_not_end_is_given_up(
     door: Door, tiny: TinyRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_image(tiny, "v1", b"layer")
-    monkeypatch.setattr("pipeline.registry.repository._MOST_PAGES", 5)
+    monkeypatch.setattr("pipeline.artifacts.registry.repository._MOST_PAGES", 5)
     repository = repository_at(door)
     link = f'</v2/{NAME}/tags/list>; rel="next"'
     door.fail("GET", "tags", with_headers(Link=link), times=9)
@@ -251,7 +251,7 @@ def test_more_tags_than_any_repository_has_are_not_kept_in_memory(
 ) -> None:
     for number in range(7):
         put_image(tiny, f"v{number}", b"layer")
-    monkeypatch.setattr("pipeline.registry.repository._MOST_TAGS", 6)
+    monkeypatch.setattr("pipeline.artifacts.registry.repository._MOST_TAGS", 6)
     with pytest.raises(RegistryBroken, match="lists more than 6 tags"):
         repository_at(door).tags()
 

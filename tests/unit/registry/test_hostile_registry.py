@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
-from pipeline.log import NoBar
-from pipeline.oci.document import Descriptor, read_document
-from pipeline.oci.reference import parse_reference
-from pipeline.registry.access import Access
-from pipeline.registry.client import RegistryClient
-from pipeline.registry.pull import check_blob, plan_pull, pull_blob
-from pipeline.registry.referrers import referrers
-from pipeline.registry.repository import Repository
-from pipeline.registry.upload import push_blob
+from pipeline.artifacts.oci.document import Descriptor, read_document
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.registry.client import RegistryClient
+from pipeline.artifacts.registry.pull import check_blob, plan_pull, pull_blob
+from pipeline.artifacts.registry.referrers import referrers
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.artifacts.registry.upload import push_blob
+from pipeline.core.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
+from pipeline.core.log import NoBar
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
 from tests.testbed.oci_door import Door, oci_door, status, with_body, with_headers
@@ -47,7 +47,7 @@ NOWHERE = [
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ends the first time ends the fifth time, too."""
-    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 1)
+    monkeypatch.setattr("pipeline.core.net.timing.ATTEMPTS", 1)
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -166,7 +166,7 @@ def test_a_size_in_an_index_does_not_lift_the_bound_of_a_manifest(
 def test_a_blob_cut_in_the_middle_of_a_chunk_is_gone_on_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 2)
+    monkeypatch.setattr("pipeline.core.net.timing.ATTEMPTS", 2)
     data, asked = random.Random(1).randbytes(300_000), list[bytes]()
     blob = Descriptor(media_type="a/b", digest=digest_of(data), size_bytes=len(data))
 
@@ -197,7 +197,7 @@ def test_a_blob_that_is_always_cut_in_a_chunk_is_unreachable_not_broken(tmp_path
 def test_a_registry_that_says_when_to_come_back_in_a_ratelimit_is_obeyed(
     door: Door, tiny: TinyRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 2)
+    monkeypatch.setattr("pipeline.core.net.timing.ATTEMPTS", 2)
     put_image(tiny, "v1", b"layer")
     repository = repository_at(door)
     door.fail("GET", "tags", status(429, RateLimit='"pulls";r=0;t=1'))
@@ -230,8 +230,8 @@ def test_an_error_of_nonsense_is_still_one_line(door: Door) -> None:
 def test_a_blob_is_gone_on_with_whatever_a_registry_makes_of_ranges(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 9)
-    monkeypatch.setattr("pipeline.net.download._PROGRESS_BYTES", 100)
+    monkeypatch.setattr("pipeline.core.net.timing.ATTEMPTS", 9)
+    monkeypatch.setattr("pipeline.core.net.download._PROGRESS_BYTES", 100)
     blob = Descriptor(media_type="a/b", digest=digest_of(WHOLE), size_bytes=len(WHOLE))
     (tmp_path / "partial").write_bytes(WHOLE[:1000])
     with hostile_server(resuming(name)) as url:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import MissingTool, RegistryRefused
-from pipeline.oci.reference import parse_reference
-from pipeline.registry.auth import Login, find_login
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry.auth import Login, find_login
+from pipeline.core.errors import MissingTool, RegistryRefused
 from tests.unit.registry.support import keep_login
 
 HERE = parse_reference("reg.example:5000/app")

@@ -10,19 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
-from pipeline.files import locked
-from pipeline.oci.document import Document
-from pipeline.oci.reference import parse_reference
-from pipeline.registry.pull import (
-    plan_pull,
-    pull_blob,
-    pull_into,
-    pull_layout,
-    resolve,
-)
-from pipeline.registry.repository import Repository
-from pipeline.store.store import open_store
+from pipeline.artifacts.oci.document import Document
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry.pull import plan_pull, pull_blob, pull_into, pull_layout, resolve
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
+from pipeline.core.files import locked
 from tests.testbed.oci_door import (
     Door,
     Fault,

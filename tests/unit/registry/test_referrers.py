@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.cosign import Content
-from pipeline.errors import RegistryBroken
-from pipeline.oci.document import Document
-from pipeline.publish.attachment import Attachment, attach
-from pipeline.registry.referrers import (
+from pipeline.artifacts.attest.cosign import Content
+from pipeline.artifacts.oci.document import Document
+from pipeline.artifacts.registry.referrers import (
     fallback_tag,
     kind_of,
     list_in_fallback_tag,
     listed_referrers,
     referrers,
 )
-from pipeline.registry.repository import Repository
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.core.errors import RegistryBroken
+from pipeline.evidence.publish.attachment import Attachment, attach
 from tests.testbed.oci_door import Door, Reply, changed, status, with_body
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.registry.support import NAME, described, put, put_image

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RegistryUnreachable
-from pipeline.oci.reference import parse_reference
-from pipeline.registry import auth as trust
-from pipeline.registry.access import Access
-from pipeline.registry.client import RegistryClient
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry import auth as trust
+from pipeline.artifacts.registry.access import Access
+from pipeline.artifacts.registry.client import RegistryClient
+from pipeline.core.errors import RegistryUnreachable
 from tests.testbed.registry import make_certificates
 
 HOST = "reg.example:5000"

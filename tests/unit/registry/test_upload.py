@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PipelineError, RegistryBroken, RegistryUnreachable, StoreDamaged
-from pipeline.log import NoBar
-from pipeline.registry import upload
-from pipeline.registry.repository import Repository
-from pipeline.registry.upload import LocalBlob, push_blob
+from pipeline.artifacts.registry import upload
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.artifacts.registry.upload import LocalBlob, push_blob
+from pipeline.core.errors import PipelineError, RegistryBroken, RegistryUnreachable, StoreDamaged
+from pipeline.core.log import NoBar
 from tests.testbed.oci_door import Door, Reply, cut, drop, lose_answer, oci_door, status
 from tests.testbed.oci_door import changed as changed_answer
 from tests.testbed.tiny_registry import TinyRegistry, digest_of

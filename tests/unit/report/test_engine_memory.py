@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pipeline.report.engine_memory import memory_of_log
+from pipeline.serving.report.engine_memory import memory_of_log
 
 SGLANG = """\
 [2026-01-28 14:34:24 TP0] Load weight end. type=X, avail mem=19.71 GB, mem usage=72.33 GB.

@@ -6,7 +6,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.report.chart import HEIGHT, WIDTH, Axis, Bar, Line, Part, Point, bar_chart, line_chart
+from pipeline.serving.report.chart import (
+    HEIGHT,
+    WIDTH,
+    Axis,
+    Bar,
+    Line,
+    Part,
+    Point,
+    bar_chart,
+    line_chart,
+)
 
 SVG = ElementTree.Element
 

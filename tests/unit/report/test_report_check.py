@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ReportInvalid
-from pipeline.model import canonical_json, sha256_of
-from pipeline.report.build import report_data
-from pipeline.report.check import check_run, differences, open_report
-from pipeline.report.from_run import read_run_data
-from pipeline.report.head import is_report
-from pipeline.report.page import render_page
-from pipeline.report.redact import redact
+from pipeline.core.errors import ReportInvalid
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.check import check_run, differences, open_report
+from pipeline.serving.report.from_run import read_run_data
+from pipeline.serving.report.head import is_report
+from pipeline.serving.report.page import render_page
+from pipeline.serving.report.redact import redact
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.report.reports import MADE, of_example, published
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from pipeline.bench.model import Mark
-from pipeline.report.build import report_data
-from pipeline.report.findings import _is_apart
-from pipeline.report.model import Cell, Finding, Lengths, Measure, RunData, Series
-from pipeline.report.reference import named_reference
+from pipeline.serving.bench.model import Mark
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.findings import _is_apart
+from pipeline.serving.report.model import Cell, Finding, Lengths, Measure, RunData, Series
+from pipeline.serving.report.reference import named_reference
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.build import report_data
-from pipeline.report.check import open_report
-from pipeline.report.from_run import read_foreign_data
-from pipeline.report.model import Lengths
-from pipeline.report.page import render_page
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.check import open_report
+from pipeline.serving.report.from_run import read_foreign_data
+from pipeline.serving.report.model import Lengths
+from pipeline.serving.report.page import render_page
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.report.reports import MADE
 from tests.unit.support import ROOT, Command

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.bench.record import read_run, write_run
-from pipeline.report.from_host import with_host
-from pipeline.report.model import Memory
+from pipeline.serving.bench.record import read_run, write_run
+from pipeline.serving.report.from_host import with_host
+from pipeline.serving.report.model import Memory
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.host.machines import facts
 from tests.unit.report.reports import as_data, sweep

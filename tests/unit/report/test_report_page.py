@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pipeline.report.build import report_data
-from pipeline.report.check import open_report
-from pipeline.report.model import Measure, ReportData
-from pipeline.report.page import render_page
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.check import open_report
+from pipeline.serving.report.model import Measure, ReportData
+from pipeline.serving.report.page import render_page
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import MissingTool, PrintFailed
-from pipeline.report.pdf import print_pdf
+from pipeline.core.errors import MissingTool, PrintFailed
+from pipeline.serving.report.pdf import print_pdf
 
 
 def browser(folder: Path, body: str) -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.report.build import report_data
-from pipeline.report.from_host import with_host
-from pipeline.report.redact import Redactor, redact
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.from_host import with_host
+from pipeline.serving.report.redact import Redactor, redact
 from tests.unit.host.machines import facts
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.report.chart import linear, logarithmic, stepped, tick_label
+from pipeline.serving.report.chart import linear, logarithmic, stepped, tick_label
 
 
 def test_a_linear_axis_starts_at_zero_and_ends_at_a_round_number() -> None:

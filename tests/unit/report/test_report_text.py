@@ -3,9 +3,9 @@ from __future__ import annotations
 import csv
 import io
 
-from pipeline.report.build import attempt_row, report_data
-from pipeline.report.text import render_csv, render_markdown
-from pipeline.serve.attempts import Attempt, Begun, Ended
+from pipeline.serving.report.build import attempt_row, report_data
+from pipeline.serving.report.text import render_csv, render_markdown
+from pipeline.serving.serve.attempts import Attempt, Begun, Ended
 from tests.unit.report.reports import DIGEST, MADE, as_data, of_example, published, sweep
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from pipeline.oci.document import Descriptor
-from pipeline.oci.record import ImageRecord, LayerRecord, TitledLayer
-from pipeline.serve.arguments import ContainerArguments
-from pipeline.serve.container_engine import EngineKind
-from pipeline.serve.facts import ContainerFacts, ImageFacts
-from pipeline.store.store import Store
+from pipeline.artifacts.containers.arguments import ContainerArguments
+from pipeline.artifacts.containers.container_engine import EngineKind
+from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
+from pipeline.artifacts.oci.document import Descriptor
+from pipeline.artifacts.oci.record import ImageRecord, LayerRecord, TitledLayer
+from pipeline.artifacts.store.store import Store
 
 
 def digest(letter: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import proc
-from pipeline.host.fleet.remote import CommandResult
+from pipeline.core import proc
+from pipeline.hosts.fleet.remote import CommandResult
 
 
 def said(out: str = "", code: int = 0, err: str = "") -> CommandResult:

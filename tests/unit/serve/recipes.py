@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.recipe.model import Recipe, RecipeFile
+from pipeline.serving.recipe.model import Recipe, RecipeFile
 
 
 def recipe(**changes: Any) -> Recipe:

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from pipeline.serve.attempts import AttemptList, Begun, Ended, new_id, short_failure, stamp
+from pipeline.serving.serve.attempts import AttemptList, Begun, Ended, new_id, short_failure, stamp
 
 NOON = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.errors import ImageDiffers
-from pipeline.serve.facts import ContainerFacts, ImageFacts, difference, require_same
+from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts, difference, require_same
+from pipeline.core.errors import ImageDiffers
 from tests.unit.serve.fake_engine import RECORD, digest
 
 LAYERS = [digest("1"), digest("2")]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.errors import DockerUnavailable, MissingTool, NothingServed, PipelineError
-from pipeline.serve import find_engine as module
-from pipeline.serve.container_engine import EngineKind
-from pipeline.serve.find_engine import find_engine, find_engines
-from pipeline.serve.run import find_among
+from pipeline.artifacts.containers import find_engine as module
+from pipeline.artifacts.containers.container_engine import EngineKind
+from pipeline.artifacts.containers.find_engine import find_engine, find_engines
+from pipeline.core.errors import DockerUnavailable, MissingTool, NothingServed, PipelineError
+from pipeline.serving.serve.run import find_among
 from tests.unit.serve.fake_engine import FakeEngine
 
 

@@ -6,20 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.known import Unknown, unknown
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import Overrides
-from pipeline.recipe.model import Recipe
-from pipeline.serve.fits import (
-    FitPlan,
-    Room,
-    find_model,
-    model_in,
-    plan_fit,
-    shortfall,
-)
-from pipeline.serve.weights import HostProof, WeightsFolder
-from pipeline.spec.checkout import Checkout
+from pipeline.core.known import Unknown, unknown
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import Overrides
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.serve.fits import FitPlan, Room, find_model, model_in, plan_fit, shortfall
+from pipeline.serving.serve.weights import HostProof, WeightsFolder
 from tests.unit.support import ROOT
 
 GIB = 1 << 30

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from pipeline.serve.health import is_healthy, served_models
+from pipeline.serving.serve.health import is_healthy, served_models
 from tests.unit.serve.fake_engine import answering
 
 

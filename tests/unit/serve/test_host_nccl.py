@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StartFailed
-from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.serve.host_nccl import with_host_nccl
+from pipeline.core.errors import StartFailed
+from pipeline.serving.recipe.launch import Overrides, plan_launch
+from pipeline.serving.serve.host_nccl import with_host_nccl
 from tests.unit.serve.recipes import recipe
 
 LAUNCH = plan_launch(

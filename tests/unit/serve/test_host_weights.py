@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.errors import WeightsDamaged, WeightsUnknown
-from pipeline.host.fleet.remote import CommandResult
-from pipeline.host.fleet.tunnel import Tunnel
-from pipeline.known import Unknown
-from pipeline.serve.weights import WeightsFolder, find_weights_on, tiny_weights_on
+from pipeline.core.errors import WeightsDamaged, WeightsUnknown
+from pipeline.core.known import Unknown
+from pipeline.hosts.fleet.remote import CommandResult
+from pipeline.hosts.fleet.tunnel import Tunnel
+from pipeline.serving.serve.weights import WeightsFolder, find_weights_on, tiny_weights_on
 from tests.testbed.locked_set import make_set
 from tests.unit.serve.near_tunnel import NearTunnel, said
 from tests.unit.serve.recipes import recipe, two_cards

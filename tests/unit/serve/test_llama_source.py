@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.plan import TreePlan, plan_image
-from pipeline.errors import ParserUnreadable, SpecInvalid
-from pipeline.files import sha256_of_file
-from pipeline.recipe.parser_flags import FlagSpec
-from pipeline.serve.read_flags import TABLE, read_source, read_table
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import ParserUnreadable, SpecInvalid
+from pipeline.core.files import sha256_of_file
+from pipeline.images.assemble.plan import TreePlan, plan_image
+from pipeline.images.engine.parser_flags import FlagSpec
+from pipeline.images.engine.read_flags import TABLE, read_source, read_table
+from pipeline.images.spec.checkout import Checkout
 
 CHECKOUT = Checkout(Path(__file__).parents[3])
 TEXT = """

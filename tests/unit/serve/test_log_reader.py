@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DockerUnavailable
-from pipeline.serve.log_reader import LogReader, split_lines
+from pipeline.core.errors import DockerUnavailable
+from pipeline.serving.serve.log_reader import LogReader, split_lines
 
 
 def test_lines_come_whole_however_they_are_cut() -> None:

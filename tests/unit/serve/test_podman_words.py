@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline import proc
-from pipeline.errors import ContainerRefused, PodmanUnavailable
-from pipeline.serve import podman as podman_module
-from pipeline.serve.podman import Podman
+from pipeline.artifacts.containers import podman as podman_module
+from pipeline.artifacts.containers.podman import Podman
+from pipeline.core import proc
+from pipeline.core.errors import ContainerRefused, PodmanUnavailable
 
 REFUSED = b"Error: unable to start container: crun: setrlimit `RLIMIT_NOFILE`: not permitted\n"
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from pipeline.serve.port_probe import port_problem
+from pipeline.serving.serve.port_probe import port_problem
 
 
 class _WithoutRights(socket.socket):

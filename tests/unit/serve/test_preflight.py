@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import PreflightFailed
-from pipeline.host.facts.capture import PCI
-from pipeline.host.facts.gather import gather
-from pipeline.host.facts.smi import read_memory_used
-from pipeline.host.rules.verdict import RuleResult
-from pipeline.known import Unknown, unknown
-from pipeline.publish.gates import GateState
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import Overrides
-from pipeline.recipe.model import Recipe
-from pipeline.serve.fits import FitPlan, find_model, plan_fit
-from pipeline.serve.preflight import (
+from pipeline.core.errors import PreflightFailed
+from pipeline.core.known import Unknown, unknown
+from pipeline.hosts.facts.capture import PCI
+from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.smi import read_memory_used
+from pipeline.hosts.rules.verdict import RuleResult
+from pipeline.images.gate.state import GateState
+from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import Overrides
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.serve.fits import FitPlan, find_model, plan_fit
+from pipeline.serving.serve.preflight import (
     CHECKS,
     Machine,
     Plan,
@@ -27,9 +28,8 @@ from pipeline.serve.preflight import (
     require_ready,
     run_checks,
 )
-from pipeline.serve.site import HERE
-from pipeline.serve.weights import HostProof, WeightsFolder
-from pipeline.spec.checkout import Checkout
+from pipeline.serving.serve.site import HERE
+from pipeline.serving.serve.weights import HostProof, WeightsFolder
 from tests.unit.host.machines import blackwell, changed, log_of, matrix, xml
 from tests.unit.serve.recipes import recipe, two_cards
 from tests.unit.support import ROOT

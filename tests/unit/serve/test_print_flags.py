@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.recipe.parser_flags import FlagSpec
-from pipeline.serve import print_flags
-from pipeline.serve.print_flags import Program, describe
+from pipeline.images.engine import print_flags
+from pipeline.images.engine.parser_flags import FlagSpec
+from pipeline.images.engine.print_flags import Program, describe
 
 
 def size(value: str) -> int:

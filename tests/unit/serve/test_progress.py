@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.model import Engine
-from pipeline.serve.log_reader import STAGES, is_fatal, read_progress
+from pipeline.core.model import Engine
+from pipeline.serving.serve.log_reader import STAGES, is_fatal, read_progress
 
 # engine, line, what it tells
 LINES: list[tuple[Engine, str, str]] = [

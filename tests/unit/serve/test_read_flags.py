@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import ParserUnreadable, SpecInvalid
-from pipeline.serve import read_flags
-from pipeline.serve.read_flags import as_parser_flags, find_parser
-from pipeline.source.box import Box, Kind, Limits, Running
-from pipeline.spec.checkout import Checkout
+from pipeline.artifacts.containers.box import Box, Kind, Limits, Running
+from pipeline.core.errors import ParserUnreadable, SpecInvalid
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.engine import read_flags
+from pipeline.images.engine.read_flags import as_parser_flags, find_parser
+from pipeline.images.spec.checkout import Checkout
 
 CHECKOUT = Checkout(Path(__file__).parents[3])
 FLAGS = {"flags": {"--a": {"takes": "one"}}, "syntax": "argparse", "version": "1"}

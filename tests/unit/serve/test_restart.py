@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.errors import StartFailed
-from pipeline.serve import start as start_module
-from pipeline.serve.start import restart
+from pipeline.core.errors import StartFailed
+from pipeline.serving.serve import start as start_module
+from pipeline.serving.serve.start import restart
 from tests.unit.serve.fake_engine import FakeEngine
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import (
     AlreadyServed,
     DiskFull,
     Interrupted,
@@ -16,11 +17,11 @@ from pipeline.errors import (
     UnknownImage,
     WeightsUnknown,
 )
-from pipeline.recipe.launch import Overrides, plan_launch
-from pipeline.serve import start as start_module
-from pipeline.serve.attempts import AttemptList, Begun, Ended
-from pipeline.serve.preflight import CHECKS
-from pipeline.serve.run import (
+from pipeline.serving.recipe.launch import Overrides, plan_launch
+from pipeline.serving.serve import start as start_module
+from pipeline.serving.serve.attempts import AttemptList, Begun, Ended
+from pipeline.serving.serve.preflight import CHECKS
+from pipeline.serving.serve.run import (
     Job,
     attempts_of,
     find_served,
@@ -31,8 +32,7 @@ from pipeline.serve.run import (
     status_of,
     stop,
 )
-from pipeline.serve.weights import tiny_weights
-from pipeline.store.store import Store, open_store
+from pipeline.serving.serve.weights import tiny_weights
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest
 from tests.unit.serve.recipes import recipe
 

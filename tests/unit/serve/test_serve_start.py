@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.artifacts.containers.container_engine import EngineKind, sdk_arguments
+from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import (
     AlreadyServed,
     BackendDiffers,
     DockerUnavailable,
@@ -15,13 +18,10 @@ from pipeline.errors import (
     RecipeInvalid,
     StartFailed,
 )
-from pipeline.recipe.launch import Launch
-from pipeline.recipe.model import ContainerSpec, Expectations, LogLine
-from pipeline.serve import start as start_module
-from pipeline.serve.container_engine import EngineKind, sdk_arguments
-from pipeline.serve.facts import ContainerFacts, ImageFacts
-from pipeline.serve.start import Start, make_room, start_engine
-from pipeline.store.store import Store
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.model import ContainerSpec, Expectations, LogLine
+from pipeline.serving.serve import start as start_module
+from pipeline.serving.serve.start import Start, make_room, start_engine
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest
 
 
@@ -276,8 +276,8 @@ def test_what_is_left_of_an_ended_one_makes_room() -> None:
 
 
 def test_docker_s_sdk_is_told_what_the_command_line_would_say() -> None:
-    from pipeline.recipe.container import container_arguments
-    from pipeline.serve.arguments import Mount
+    from pipeline.artifacts.containers.arguments import Mount
+    from pipeline.serving.recipe.container import container_arguments
 
     mounts = [Mount(host="/data/kimi", inside="/models")]
     spec = ContainerSpec(capabilities=["SYS_NICE"])

@@ -4,11 +4,11 @@ from typing import get_args
 
 import pytest
 
-from pipeline.model import Engine
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.model import Card
-from pipeline.serve.log_reader import STAGES, ExpectedLog
-from pipeline.serve.preflight import CARD_NAMES
+from pipeline.core.model import Engine
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.model import Card
+from pipeline.serving.serve.log_reader import STAGES, ExpectedLog
+from pipeline.serving.serve.preflight import CARD_NAMES
 from tests.unit.support import ROOT
 
 SHIPPED = Recipes([ROOT / "recipes"])

@@ -18,13 +18,13 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.errors import DockerUnavailable, HostUnreached
-from pipeline.host.fleet.tunnel import Tunnel
-from pipeline.known import Unknown
-from pipeline.serve import guard
-from pipeline.serve.container_engine import EngineKind
-from pipeline.serve.health import is_healthy, served_models
-from pipeline.serve.site import HERE, There, find_there, platform_of
+from pipeline.artifacts.containers.container_engine import EngineKind
+from pipeline.core.errors import DockerUnavailable, HostUnreached
+from pipeline.core.known import Unknown
+from pipeline.hosts.fleet.tunnel import Tunnel
+from pipeline.serving.serve import guard
+from pipeline.serving.serve.health import is_healthy, served_models
+from pipeline.serving.serve.site import HERE, There, find_there, platform_of
 from tests.unit.serve.near_tunnel import NearTunnel, said
 from tests.unit.serve.recipes import recipe, two_cards
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RecipeInvalid, WeightsUnknown
-from pipeline.known import unknown
-from pipeline.model import sha256_of
-from pipeline.recipe.launch import Overrides, plan_launch, with_whole_repositories
-from pipeline.recipe.model import Recipe
-from pipeline.recipe.tiny import tiny_gguf
-from pipeline.serve.preflight import CHECKS, Machine, Plan
-from pipeline.serve.weights import WeightsFolder, find_weights, tiny_weights
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import RecipeInvalid, WeightsUnknown
+from pipeline.core.known import unknown
+from pipeline.core.model import sha256_of
+from pipeline.serving.recipe.launch import Overrides, plan_launch, with_whole_repositories
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.recipe.tiny import tiny_gguf
+from pipeline.serving.serve.preflight import CHECKS, Machine, Plan
+from pipeline.serving.serve.weights import WeightsFolder, find_weights, tiny_weights
 from pipeline.weights.disk import receipt
 from tests.unit.serve.recipes import recipe
 from tests.unit.weights.disk_set import COMMIT, flip, make_set, settle

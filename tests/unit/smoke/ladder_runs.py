@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import io
 
-from pipeline.smoke.baseline import Baseline
-from pipeline.smoke.client import Client, Unsound
-from pipeline.smoke.ladder import climb
-from pipeline.smoke.model import Limits, SmokePlan, SmokeResult
-from pipeline.smoke.session import Session, record_baseline
-from pipeline.smoke.wire import Address
+from pipeline.core.net.wire import Address
+from pipeline.serving.smoke.baseline import Baseline
+from pipeline.serving.smoke.client import Client, Unsound
+from pipeline.serving.smoke.ladder import climb
+from pipeline.serving.smoke.model import Limits, SmokePlan, SmokeResult
+from pipeline.serving.smoke.session import Session, record_baseline
 from tests.testbed.model_server import ModelServer, listening
 
 PLAN = SmokePlan(

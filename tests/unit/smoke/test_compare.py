@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from pipeline.smoke.chat import Answer, Token, logprobs_fault
-from pipeline.smoke.compare import Difference, Reference, compare, tally
-from pipeline.smoke.model import Exchange, Tolerance
+from pipeline.serving.smoke.chat import Answer, Token, logprobs_fault
+from pipeline.serving.smoke.compare import Difference, Reference, compare, tally
+from pipeline.serving.smoke.model import Exchange, Tolerance
 
 TOLERANCE = Tolerance()
 BASE = Reference(

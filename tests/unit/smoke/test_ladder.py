@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputInvalid
-from pipeline.evidence.runs import EXCHANGES, RESULT, Run
-from pipeline.model import sha256_of
-from pipeline.recipe.find import Recipes
-from pipeline.recipe.launch import context_of
-from pipeline.recipe.model import RecipeFile
-from pipeline.smoke.baseline import Baseline, read_baseline, write_baseline
-from pipeline.smoke.ladder import LADDER, climb
-from pipeline.smoke.model import SmokePlan, SmokeResult, plan_for, quick
-from pipeline.smoke.record import as_run, keep_climb
-from pipeline.smoke.session import Session
+from pipeline.core.errors import InputInvalid
+from pipeline.core.model import sha256_of
+from pipeline.images.gate.runs import EXCHANGES, RESULT, Run
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.launch import context_of
+from pipeline.serving.recipe.model import RecipeFile
+from pipeline.serving.smoke.baseline import Baseline, read_baseline, write_baseline
+from pipeline.serving.smoke.ladder import LADDER, climb
+from pipeline.serving.smoke.model import SmokePlan, SmokeResult, plan_for, quick
+from pipeline.serving.smoke.record import as_run, keep_climb
+from pipeline.serving.smoke.session import Session
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, listening
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result, open_session, recorded

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.smoke.client import Client, Gone, Unsound, read_events
-from pipeline.smoke.model import Limits
-from pipeline.smoke.record import exchanges_file
-from pipeline.smoke.wire import Address, Raw
+from pipeline.core.net.wire import Address, Raw
+from pipeline.serving.smoke.client import Client, Gone, Unsound, read_events
+from pipeline.serving.smoke.model import Limits
+from pipeline.serving.smoke.record import exchanges_file
 from tests.testbed.hostile import CHUNKED, OK, Script, body, forever, hostile_server, sends
 
 BOM = b"\xef\xbb\xbf"

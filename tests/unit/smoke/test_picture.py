@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.smoke.ladder import LADDER, climb
-from pipeline.smoke.model import SmokeResult
-from pipeline.smoke.rungs.pictures import PICTURES, picture_questions
+from pipeline.serving.smoke.ladder import LADDER, climb
+from pipeline.serving.smoke.model import SmokeResult
+from pipeline.serving.smoke.rungs.pictures import PICTURES, picture_questions
 from tests.testbed.model_eye import look_at
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, Refusal, listening

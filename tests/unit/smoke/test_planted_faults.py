@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline import log
-from pipeline.smoke.baseline import Baseline
-from pipeline.smoke.model import SmokePlan
+from pipeline.core import log
+from pipeline.serving.smoke.baseline import Baseline
+from pipeline.serving.smoke.model import SmokePlan
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault, ModelServer
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result, recorded

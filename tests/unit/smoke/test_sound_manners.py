@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.smoke.model import SmokePlan, SmokeResult
+from pipeline.serving.smoke.model import SmokePlan, SmokeResult
 from tests.testbed.model_manners import MANNERS, ThinkingServer, small_room_server
 from tests.testbed.model_server import ModelServer
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result

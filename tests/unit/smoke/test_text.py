@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.smoke.tasks import PERSON, PERSON_SCHEMA, Question, code_in, haystack, violation
-from pipeline.smoke.text import corruption
+from pipeline.serving.smoke.tasks import (
+    PERSON,
+    PERSON_SCHEMA,
+    Question,
+    code_in,
+    haystack,
+    violation,
+)
+from pipeline.serving.smoke.text import corruption
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.errors import InputInvalid
-from pipeline.smoke.client import Unsound, read_events
-from pipeline.smoke.wire import Address, Lost, Raw, send
+from pipeline.core.errors import InputInvalid
+from pipeline.core.net.wire import Address, Lost, Raw, send
+from pipeline.serving.smoke.client import Unsound, read_events
 
 
 def _sent(answer: Sequence[bytes], *, limit_s: float = 20.0, most_bytes: int = 10_000) -> Raw:

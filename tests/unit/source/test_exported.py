@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.entry import Entry, with_parents
-from pipeline.assemble.layer import write_layer
-from pipeline.assemble.plan import plan_tree
-from pipeline.errors import PipelineError, StoreDamaged
-from pipeline.oci.record import Kind, LayerRecord
-from pipeline.source.compiled import export_tree
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import CompiledSpec
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.oci.record import Kind, LayerRecord
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import PipelineError, StoreDamaged
+from pipeline.images.assemble.entry import Entry, with_parents
+from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.plan import plan_tree
+from pipeline.images.source.compiled import export_tree
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import CompiledSpec
 from tests.unit.support import ROOT, Command
 
 KEY = "sha256:" + "1" * 64

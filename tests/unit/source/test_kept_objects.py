@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.source.objects import (
+from pipeline.artifacts.store.store import Store
+from pipeline.images.source.objects import (
     STATS,
     count_objects,
     kept_objects,
     objects_folder,
     replaced_objects,
 )
-from pipeline.store.store import Store
 
 RESULT, OTHER = "0/3/" + "a" * 30 + "R", "0/3/" + "b" * 30 + "R"
 MANIFEST = "0/3/" + "c" * 30 + "M"

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.assemble.plan import TreePlan, plan_tree
-from pipeline.errors import OutputWrong
-from pipeline.source.compiled import compile_tree, read_tree
-from pipeline.source.outputs import declared_outputs
-from pipeline.spec.image import CompiledSpec
-from pipeline.spec.source import OutputSpec
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import OutputWrong
+from pipeline.images.assemble.plan import TreePlan, plan_tree
+from pipeline.images.source.compiled import compile_tree, read_tree
+from pipeline.images.source.outputs import declared_outputs
+from pipeline.images.spec.image import CompiledSpec
+from pipeline.images.spec.source import OutputSpec
 from tests.compiled import CopyingWay, compiled_checkout, compiler_in, source_spec
 from tests.makers import AMD64
 from tests.unit.binary.arch_files import DATA

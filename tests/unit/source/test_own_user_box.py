@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.source.box import Box, Limits, Podman, _docker_arguments
+from pipeline.artifacts.containers.box import Box, Limits, Podman, _docker_arguments
 
 LIMITS = Limits(cpus=2, memory_bytes=1 << 30, silent_s=60.0)
 CALLER = f"{os.geteuid()}:{os.getegid()}"

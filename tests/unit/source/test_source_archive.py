@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.core.errors import (
     CorruptArchive,
     HostileArchive,
     PatchConflict,
     PipelineError,
     SpecInvalid,
 )
-from pipeline.model import canonical_json, sha256_of
-from pipeline.source import archive
-from pipeline.source.archive import add_files, apply_patches, unpack
-from pipeline.spec.source import ArchiveSpec, SourceSpec
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.images.source import archive
+from pipeline.images.source.archive import add_files, apply_patches, unpack
+from pipeline.images.spec.source import ArchiveSpec, SourceSpec
 
 Member = tuple[str, dict[str, Any], bytes]
 

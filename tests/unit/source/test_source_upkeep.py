@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.source.upkeep import source_leftovers, source_sections
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.images.source.upkeep import source_leftovers, source_sections
 
 OLD = 1_000_000_000.0
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.errors import HostileArchive
-from pipeline.oci.record import FileRow, Kind
-from pipeline.source import toolchain
-from pipeline.store.store import Store
+from pipeline.artifacts.oci.record import FileRow, Kind
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import HostileArchive
+from pipeline.images.source import toolchain
 
 
 def row(path: str, kind: str, target: str = "") -> FileRow:

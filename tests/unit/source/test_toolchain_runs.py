@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.assemble.plan import plan_tree
-from pipeline.errors import SandboxUnavailable
-from pipeline.source import compiled
-from pipeline.source.box import Box, Namespaces
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import CompiledSpec
+from pipeline.artifacts.containers.box import Box, Namespaces
+from pipeline.core.errors import SandboxUnavailable
+from pipeline.images.assemble.plan import plan_tree
+from pipeline.images.source import compiled
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import CompiledSpec
 
 SHIPPED = Checkout(Path(__file__).resolve().parents[3])
 PLAN = plan_tree(SHIPPED, CompiledSpec(source="ik-llama", build="cpu-arm64"), "linux/arm64")

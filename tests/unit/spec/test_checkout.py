@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from pipeline.errors import NoCheckout, SpecInvalid, UnknownImage
-from pipeline.spec.checkout import Checkout, find_checkout
-from pipeline.spec.image import ImageSpec
+from pipeline.core.errors import NoCheckout, SpecInvalid, UnknownImage
+from pipeline.images.spec.checkout import Checkout, find_checkout
+from pipeline.images.spec.image import ImageSpec
 from tests.unit.support import AMD64, ROOT, make_checkout, tiny_spec, write_spec
 
 

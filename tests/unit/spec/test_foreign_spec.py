@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.spec.base import parse_foreign
-from pipeline.spec.image import ImageSpec
+from pipeline.images.spec.base import parse_foreign
+from pipeline.images.spec.image import ImageSpec
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.spec.image import ImageFile, ImageSpec, PatchSeries, PatchSpec
-from pipeline.yaml_file import schema
+from pipeline.core.yaml_file import schema
+from pipeline.images.spec.image import ImageFile, ImageSpec, PatchSeries, PatchSpec
 from tests.unit.spec.json_schema import problems
 from tests.unit.support import AMD64, ROOT, tiny_spec
 

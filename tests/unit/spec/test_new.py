@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.errors import SpecInvalid, UnknownImage
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import PatchSpec
-from pipeline.spec.new import (
+from pipeline.core.errors import SpecInvalid, UnknownImage
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import PatchSpec
+from pipeline.images.spec.new import (
     add_to_series,
     copy_image,
     new_image,

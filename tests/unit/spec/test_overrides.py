@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.assemble.golden import read_golden
-from pipeline.assemble.plan import plan_image
-from pipeline.model import canonical_json
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import ImageFile, ImageSpec
-from pipeline.yaml_file import schema
+from pipeline.core.model import canonical_json
+from pipeline.core.yaml_file import schema
+from pipeline.images.assemble.golden import read_golden
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import ImageFile, ImageSpec
 from tests.unit.spec.json_schema import problems
 from tests.unit.support import AMD64, ARM64, ROOT, tiny_spec
 

@@ -11,17 +11,17 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.assemble.plan import plan_image
-from pipeline.gate.arch import ArchSpec
-from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics import NumericsFile
-from pipeline.gate.smem.cases import GateFile
-from pipeline.lock.model import current_lock
-from pipeline.lock.source import current_source_lock
-from pipeline.spec.checkout import Checkout
-from pipeline.spec.image import ImageFile, PatchSeries
-from pipeline.spec.source import SourceSpec
-from pipeline.yaml_file import schema
+from pipeline.core.yaml_file import schema
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.gate.arch import ArchSpec
+from pipeline.images.gate.files import EngineSetup
+from pipeline.images.gate.numerics import NumericsFile
+from pipeline.images.gate.smem.cases import GateFile
+from pipeline.images.lock.model import current_lock
+from pipeline.images.lock.source import current_source_lock
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import ImageFile, PatchSeries
+from pipeline.images.spec.source import SourceSpec
 from tests.unit.spec.json_schema import problems
 
 CHECKOUT = Checkout(Path(__file__).resolve().parents[3])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.starts.prove import BYTECODE_VARIABLE, compile_bytecode
+from pipeline.images.start_test.prove import BYTECODE_VARIABLE, compile_bytecode
 
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 

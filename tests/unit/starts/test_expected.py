@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.assemble.plan import plan_image
-from pipeline.oci.config import ImageConfig
-from pipeline.recipe.parser_flags import find_parser_flags, flags_folder
-from pipeline.spec.checkout import Checkout
-from pipeline.starts.expected import OPTIONAL, OptionalLibraries, Wanted, wanted_of
-from pipeline.starts.inside.check import CHECKS
-from pipeline.yaml_file import read_yaml
+from pipeline.artifacts.oci.config import ImageConfig
+from pipeline.core.yaml_file import read_yaml
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.start_test.expected import OPTIONAL, OptionalLibraries, Wanted, wanted_of
+from pipeline.images.start_test.inside.check import CHECKS
 from tests.unit.support import ROOT
 
 CHECKOUT = Checkout(ROOT)

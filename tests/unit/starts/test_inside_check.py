@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.starts.expected import DRIVER
-from pipeline.starts.inside import check, libraries
-from pipeline.starts.inside.check import Broken, Row, one
+from pipeline.images.start_test.expected import DRIVER
+from pipeline.images.start_test.inside import check, libraries
+from pipeline.images.start_test.inside.check import Broken, Row, one
 from tests.unit.starts.elf_file import write_elf
 
 

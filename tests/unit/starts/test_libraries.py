@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.starts.inside.libraries import Loader, linked_files, missing_libraries, read_needs
+from pipeline.images.start_test.inside.libraries import (
+    Loader,
+    linked_files,
+    missing_libraries,
+    read_needs,
+)
 from tests.unit.starts.elf_file import AMD, ARM, write_elf
 
 PACKAGES = "opt/venv/lib/python3.11/site-packages"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.oci.record import FileRow, Kind
-from pipeline.starts.prove import judge_owners, read_owners
+from pipeline.artifacts.oci.record import FileRow, Kind
+from pipeline.images.start_test.prove import judge_owners, read_owners
 from tests.makers import build_in, make_deb, make_wheel, root_image, wheel_image
 from tests.testbed.deb_file import Item
 

@@ -12,14 +12,20 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.assemble.image import Built
-from pipeline.errors import StepFailed
-from pipeline.evidence.runs import Run
-from pipeline.source.box import Box, Kind, Running
-from pipeline.starts import prove
-from pipeline.starts.inside.check import MARK
-from pipeline.starts.prove import Passwd, emulator_for, find_user, prove_start, read_passwd
-from pipeline.store.store import Store
+from pipeline.artifacts.containers.box import Box, Kind, Running
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import StepFailed
+from pipeline.images.assemble.image import Built
+from pipeline.images.gate.runs import Run
+from pipeline.images.start_test import prove
+from pipeline.images.start_test.inside.check import MARK
+from pipeline.images.start_test.prove import (
+    Passwd,
+    emulator_for,
+    find_user,
+    prove_start,
+    read_passwd,
+)
 from tests.makers import AMD64, build_in, make_deb, root_image
 from tests.testbed.deb_file import Item
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import NotAStore
-from pipeline.store.store import FOLDERS, Store, open_store, open_to_read, write_mark
-from pipeline.store.upkeep import damaged, repair, trim
+from pipeline.artifacts.store.store import FOLDERS, Store, open_store, open_to_read, write_mark
+from pipeline.artifacts.store.upkeep import damaged, repair, trim
+from pipeline.core.errors import NotAStore
 from tests.unit.support import (
     ROOT,
     Command,
@@ -114,7 +114,8 @@ def test_no_command_touches_a_folder_that_is_no_store(
 
 
 def test_a_new_store_is_marked_before_anything_else_is_in_it(tmp_path: Path) -> None:
-    code = "import os, sys\nfrom pathlib import Path\nfrom pipeline.store.store import open_store\n"
+    code = "import os, sys\nfrom pathlib import Path\n"
+    code += "from pipeline.artifacts.store.store import open_store\n"
     code += "real = Path.mkdir\n"
     code += "def mkdir(self, *a, **k):\n"
     code += "    if self.name == 'oci': os.kill(os.getpid(), 9)\n    return real(self, *a, **k)\n"

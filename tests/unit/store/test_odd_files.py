@@ -11,16 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.image import find_built
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import DiskFull, FolderInTheWay, GoldenMismatch, StoreDamaged, StoreUnwritable
-from pipeline.fetch.inputs import collect
-from pipeline.files import is_free, locked
-from pipeline.gate.evidence import evidence_path, read_evidence
-from pipeline.lock.model import Pin
-from pipeline.oci.layout import export_layout
-from pipeline.store.store import Store, read_image_record
-from pipeline.store.upkeep import damaged, repair, unreachable
+from pipeline.artifacts.oci.layout import export_layout
+from pipeline.artifacts.store.store import Store, read_image_record
+from pipeline.artifacts.store.upkeep import damaged, repair, unreachable
+from pipeline.core.errors import (
+    DiskFull,
+    FolderInTheWay,
+    GoldenMismatch,
+    StoreDamaged,
+    StoreUnwritable,
+)
+from pipeline.core.files import is_free, locked
+from pipeline.images.assemble.image import find_built
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.fetch.inputs import collect
+from pipeline.images.gate.evidence import evidence_path, read_evidence
+from pipeline.images.lock.model import Pin
 from tests import makers
 
 pytestmark = pytest.mark.usefixtures("no_slow_helpers")
@@ -225,7 +231,7 @@ def test_an_export_that_finds_no_space_says_that_nothing_was_written(
 ) -> None:
     built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
     assert built is not None
-    monkeypatch.setattr("pipeline.oci.layout.link_or_copy", half_a_copy)
+    monkeypatch.setattr("pipeline.artifacts.oci.layout.link_or_copy", half_a_copy)
     with pytest.raises(DiskFull) as full:
         export_layout(world.store, built.record, tmp_path / "usb")
     assert full.value.hint.startswith("Nothing was written.")
@@ -237,8 +243,8 @@ def test_an_export_to_a_disk_without_space_copies_nothing(
 ) -> None:
     built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
     assert built is not None
-    monkeypatch.setattr("pipeline.files.free_bytes", lambda folder: 99)
-    monkeypatch.setattr("pipeline.oci.layout.link_or_copy", half_a_copy)
+    monkeypatch.setattr("pipeline.core.files.free_bytes", lambda folder: 99)
+    monkeypatch.setattr("pipeline.artifacts.oci.layout.link_or_copy", half_a_copy)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
         with pytest.raises(DiskFull, match=r"usb: .* needed, 99 B free") as full:
             export_layout(world.store, built.record, Path(disk) / "usb")

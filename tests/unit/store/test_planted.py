@@ -15,23 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.image import Built
-from pipeline.errors import (
+from pipeline.artifacts.containers.docker import docker_archive
+from pipeline.artifacts.oci.document import read_document
+from pipeline.artifacts.oci.layout import export_layout
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import (
     EvidenceIncomplete,
     OfflineMiss,
     StoreDamaged,
     StoreUnwritable,
     UnknownImage,
 )
-from pipeline.fetch.http import Client
-from pipeline.fetch.inputs import Fetcher
-from pipeline.fetch.settings import Settings
-from pipeline.fetch.sources import Sources
-from pipeline.log import NoBar
-from pipeline.oci.docker import docker_archive
-from pipeline.oci.document import read_document
-from pipeline.oci.layout import export_layout
-from pipeline.store.store import Store, open_store
+from pipeline.core.log import NoBar
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
+from pipeline.images.assemble.image import Built
+from pipeline.images.fetch.inputs import Fetcher
+from pipeline.images.fetch.sources import Sources
 from tests import makers
 from tests.makers import file_in_image
 from tests.testbed.fault_server import FaultServer

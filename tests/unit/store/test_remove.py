@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import NotAStore
-from pipeline.store.remove import own_parts, remove_store, total_bytes
-from pipeline.store.store import OWN, open_store
+from pipeline.artifacts.store.remove import own_parts, remove_store, total_bytes
+from pipeline.artifacts.store.store import OWN, open_store
+from pipeline.core.errors import NotAStore
 
 
 def test_a_store_goes_with_all_its_folders(store_root: Path) -> None:

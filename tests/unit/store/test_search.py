@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.oci.record import FileRow
-from pipeline.store.store import dump_table, search_table
+from pipeline.artifacts.oci.record import FileRow
+from pipeline.artifacts.store.store import dump_table, search_table
 
 NAMES = st.text(st.sampled_from('ab/"\\],[é\n.'), min_size=1, max_size=12)
 

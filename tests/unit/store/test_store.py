@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import files
-from pipeline.assemble.image import build_images
-from pipeline.assemble.plan import plan_image
-from pipeline.errors import DiskFull, Interrupted, PipelineError, StoreDamaged, StoreUnwritable
-from pipeline.fetch.http import Client
-from pipeline.fetch.inputs import Fetcher
-from pipeline.fetch.settings import Settings
-from pipeline.fetch.sources import Sources
-from pipeline.files import atomic_file, explained, is_free, locked, write_bytes
-from pipeline.log import NoBar
-from pipeline.model import sha256_of
-from pipeline.oci.document import OCI_MANIFEST
-from pipeline.oci.record import FileRow, LayerRecord, WrittenLayer
-from pipeline.store.store import Store, default_root, open_store
+from pipeline.artifacts.oci.document import OCI_MANIFEST
+from pipeline.artifacts.oci.record import FileRow, LayerRecord, WrittenLayer
+from pipeline.artifacts.store.store import Store, default_root, open_store
+from pipeline.core import files
+from pipeline.core.errors import DiskFull, Interrupted, PipelineError, StoreDamaged, StoreUnwritable
+from pipeline.core.files import atomic_file, explained, is_free, locked, write_bytes
+from pipeline.core.log import NoBar
+from pipeline.core.model import sha256_of
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
+from pipeline.images.assemble.image import build_images
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.fetch.inputs import Fetcher
+from pipeline.images.fetch.sources import Sources
 from tests import makers
 from tests.makers import folder_fetcher
 from tests.testbed.fault_server import FaultServer
@@ -126,7 +126,7 @@ def test_an_error_without_an_ending_stays_what_it_is() -> None:
 
 def test_a_lock_keeps_others_out_until_its_process_ends(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    code = "import sys, time\nfrom pathlib import Path\nfrom pipeline.files import locked\n"
+    code = "import sys, time\nfrom pathlib import Path\nfrom pipeline.core.files import locked\n"
     code += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -300,7 +300,8 @@ def test_a_damaged_record_of_an_image_counts_as_not_built(store: Store, text: st
 
 
 def test_what_a_kill_leaves_of_a_small_file_is_swept(store: Store) -> None:
-    code = "import os, sys\nfrom pathlib import Path\nfrom pipeline.store.store import Store\n"
+    code = "import os, sys\nfrom pathlib import Path\n"
+    code += "from pipeline.artifacts.store.store import Store\n"
     code += "os.replace = lambda *a: os.kill(os.getpid(), 9)\n"
     code += "Store(Path(sys.argv[1])).put_blob(b'x')\n"
     done = subprocess.run([sys.executable, "-c", code, str(store.root)], check=False)
@@ -440,7 +441,8 @@ def test_a_store_of_somebody_else_ends_with_its_own_code(tmp_path: Path) -> None
     root = tmp_path / "store"
     open_store(root)
     code = "import os, sys\nfrom pathlib import Path\n"
-    code += "from pipeline.store.store import Store\nfrom pipeline.errors import StoreUnwritable\n"
+    code += "from pipeline.artifacts.store.store import Store\n"
+    code += "from pipeline.core.errors import StoreUnwritable\n"
     code += "os.setgid(65534)\nos.setuid(65534)\ntry:\n    Store(Path(sys.argv[1])).prepare()\n"
     code += "except StoreUnwritable as e:\n    sys.exit(e.exit_code)\n"
     done = subprocess.run([sys.executable, "-c", code, str(root)], check=False)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spec.checkout import Checkout
-from pipeline.store import upkeep
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.store import upkeep
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.unit.support import AMD64, Command, build_tiny, make_checkout, make_wheel, misnamed
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import enclose
-from pipeline.attest.keys import LocalSigner, new_key
-from pipeline.attest.predicates import DeclaredDifference
-from pipeline.evidence.evidence_set import verdict_of
-from pipeline.evidence.image import image_statements, rebuild_statement
-from pipeline.evidence.provenance import Provenance, read_provenance
-from pipeline.model import canonical_json, sha256_of
-from pipeline.spec.checkout import Checkout
-from pipeline.verify.trees import judge_trees, may_differ, recorded_key
-from pipeline.verify.verdict import Verdict, show
+from pipeline.artifacts.attest.envelope import enclose
+from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.predicates import DeclaredDifference
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.statements.evidence_set import verdict_of
+from pipeline.evidence.statements.image import image_statements, rebuild_statement
+from pipeline.evidence.statements.provenance import Provenance, read_provenance
+from pipeline.evidence.verify.trees import judge_trees, may_differ, recorded_key
+from pipeline.evidence.verify.verdict import Verdict, show
+from pipeline.images.spec.checkout import Checkout
 from tests.compiled import add_source, build_compiled, lock_source, source_spec, write_archive
 from tests.unit.verify.world import WHEN, World
 

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.attest.envelope import read_envelope
-from pipeline.attest.strict import hidden_in, plain, read_base64, read_json
-from pipeline.errors import RecordInvalid
-from pipeline.model import canonical_json
+from pipeline.artifacts.attest.envelope import read_envelope
+from pipeline.artifacts.attest.strict import hidden_in, plain, read_base64, read_json
+from pipeline.core.errors import RecordInvalid
+from pipeline.core.model import canonical_json
 from tests.fuzz import Fuzzer
 from tests.unit.verify.world import World
 

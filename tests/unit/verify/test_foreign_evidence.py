@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.keys import new_key
-from pipeline.attest.trust import Trust
-from pipeline.errors import UnknownFile
-from pipeline.evidence.image import image_statements
-from pipeline.evidence.inventory import explain
-from pipeline.store.store import open_store
-from pipeline.verify.verdict import Verdict, show
+from pipeline.artifacts.attest.keys import new_key
+from pipeline.artifacts.attest.trust import Trust
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import UnknownFile
+from pipeline.evidence.statements.image import image_statements
+from pipeline.evidence.statements.inventory import explain
+from pipeline.evidence.verify.verdict import Verdict, show
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel
 from tests.testbed.foreign_image import (
     REPOSITORY,
@@ -47,9 +47,9 @@ NAME = f"{REPOSITORY}@{IMAGE.digest}"
 
 
 def make_foreign_world(place: Path) -> World:
-    from pipeline.fetch.base import Bases
-    from pipeline.fetch.base_settings import BaseSettings
-    from pipeline.spec.base import ForeignBase
+    from pipeline.images.fetch.base import Bases
+    from pipeline.images.fetch.base_settings import BaseSettings
+    from pipeline.images.spec.base import ForeignBase
 
     mirror = place / "mirror"
     IMAGE.write(mirror)

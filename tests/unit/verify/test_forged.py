@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import Envelope, Signature, enclose
-from pipeline.attest.keys import LocalSigner
-from pipeline.attest.statement import Moment, make_statement
-from pipeline.attest.trust import Trust
-from pipeline.model import canonical_json
-from pipeline.verify.evidence import read_item
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.artifacts.attest.envelope import Envelope, Signature, enclose
+from pipeline.artifacts.attest.keys import LocalSigner
+from pipeline.artifacts.attest.statement import Moment, make_statement
+from pipeline.artifacts.attest.trust import Trust
+from pipeline.core.model import canonical_json
+from pipeline.evidence.verify.evidence import read_item
+from pipeline.evidence.verify.verdict import Node, Verdict
 from tests.unit.verify.world import World, sign_bytes, trust_in, trusted
 
 Body = dict[str, Any]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import enclose
-from pipeline.attest.keys import LocalSigner, new_key
-from pipeline.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
-from pipeline.attest.statement import make_statement
-from pipeline.verify.chain import Judge, judge_statement
-from pipeline.verify.evidence import EvidenceItem, read_item
-from pipeline.verify.verdict import Verdict
+from pipeline.artifacts.attest.envelope import enclose
+from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
+from pipeline.artifacts.attest.statement import make_statement
+from pipeline.evidence.verify.chain import Judge, judge_statement
+from pipeline.evidence.verify.evidence import EvidenceItem, read_item
+from pipeline.evidence.verify.verdict import Verdict
 from tests.unit.verify.world import NOW, World, make_world, trust_in, trusted
 
 KEY = new_key()

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.cosign import NAMED_AT, read_payload, signature_attachment
-from pipeline.attest.keys import LocalSigner, PrivateKey
-from pipeline.attest.statement import Moment
-from pipeline.attest.trust import Trust
-from pipeline.errors import PipelineError
-from pipeline.model import canonical_json
-from pipeline.publish.evidence import EvidenceBundle
-from pipeline.publish.publish import make_shipment
-from pipeline.registry.referrers import fallback_tag
-from pipeline.store.store import Store, open_store
-from pipeline.verify.naming import Memory, TrustedName
-from pipeline.verify.verdict import Node, Verdict, error_of
+from pipeline.artifacts.attest.cosign import NAMED_AT, read_payload, signature_attachment
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey
+from pipeline.artifacts.attest.statement import Moment
+from pipeline.artifacts.attest.trust import Trust
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import PipelineError
+from pipeline.core.model import canonical_json
+from pipeline.evidence.publish.evidence import EvidenceBundle
+from pipeline.evidence.publish.publish import make_shipment
+from pipeline.evidence.verify.naming import Memory, TrustedName
+from pipeline.evidence.verify.verdict import Node, Verdict, error_of
 from tests.makers import built_image
 from tests.testbed.oci_door import Reply, Request, drop, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.cosign import read_payload, signature_attachment
-from pipeline.attest.envelope import Envelope, enclose
-from pipeline.attest.keys import LocalSigner
-from pipeline.attest.statement import Moment, stamp
-from pipeline.evidence.image import image_statements, rebuild_statement
-from pipeline.publish.evidence import EvidenceBundle
-from pipeline.publish.publish import make_shipment
-from pipeline.registry.pull import plan_pull, pull_layout
-from pipeline.registry.referrers import fallback_tag
-from pipeline.store.store import open_store
-from pipeline.verify.artifact import open_layout
-from pipeline.verify.chain import Judge, judge_attached
-from pipeline.verify.evidence import attached_in
-from pipeline.verify.naming import Memory
-from pipeline.verify.verdict import Node, Verdict, show
+from pipeline.artifacts.attest.cosign import read_payload, signature_attachment
+from pipeline.artifacts.attest.envelope import Envelope, enclose
+from pipeline.artifacts.attest.keys import LocalSigner
+from pipeline.artifacts.attest.statement import Moment, stamp
+from pipeline.artifacts.registry.pull import plan_pull, pull_layout
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.artifacts.store.store import open_store
+from pipeline.evidence.publish.evidence import EvidenceBundle
+from pipeline.evidence.publish.publish import make_shipment
+from pipeline.evidence.statements.image import image_statements, rebuild_statement
+from pipeline.evidence.verify.artifact import open_layout
+from pipeline.evidence.verify.chain import Judge, judge_attached
+from pipeline.evidence.verify.evidence import attached_in
+from pipeline.evidence.verify.naming import Memory
+from pipeline.evidence.verify.verdict import Node, Verdict, show
 from tests.testbed.oci_door import oci_door
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.registry.support import NAME
@@ -178,7 +178,7 @@ def test_also_where_the_publisher_did_not_sign_which_index_it_was(
     site: Site, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As images that were published before are signed."""
-    monkeypatch.setattr("pipeline.publish.evidence.Naming.index_over", lambda *_: None)
+    monkeypatch.setattr("pipeline.evidence.publish.evidence.Naming.index_over", lambda *_: None)
     index = publish_at(site, FIRST, index=True)
     for _ in range(2):
         assert site.judge(memory=memory).verdict is Verdict.VALID

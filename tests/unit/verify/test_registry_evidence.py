@@ -10,20 +10,25 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.cosign import (
+from pipeline.artifacts.attest.cosign import (
     ENVELOPE_MEDIA,
     SIGNATURE_MEDIA,
     SIGNATURE_NOTE,
     signature_attachment,
 )
-from pipeline.attest.envelope import enclose
-from pipeline.attest.keys import LocalSigner
-from pipeline.attest.names import KINDS, UNGATED
-from pipeline.attest.predicates import Ungated
-from pipeline.attest.statement import Moment, make_statement
-from pipeline.attest.strict import MAX_BYTES
-from pipeline.attest.trust import OwnKeys, Trust
-from pipeline.errors import (
+from pipeline.artifacts.attest.envelope import enclose
+from pipeline.artifacts.attest.keys import LocalSigner
+from pipeline.artifacts.attest.names import KINDS, UNGATED
+from pipeline.artifacts.attest.predicates import Ungated
+from pipeline.artifacts.attest.statement import Moment, make_statement
+from pipeline.artifacts.attest.strict import MAX_BYTES
+from pipeline.artifacts.attest.trust import OwnKeys, Trust
+from pipeline.artifacts.oci.reference import parse_reference
+from pipeline.artifacts.registry.pull import plan_pull, pull_layout
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import (
     EvidenceBroken,
     EvidenceIncomplete,
     NotInRegistry,
@@ -33,20 +38,20 @@ from pipeline.errors import (
     RegistryUnreachable,
     TagMoved,
 )
-from pipeline.model import canonical_json
-from pipeline.oci.reference import parse_reference
-from pipeline.publish.evidence import EvidenceBundle, for_cosign, plan_naming, read_cosign_tags
-from pipeline.publish.gates import GateState
-from pipeline.publish.publish import Order, Published, make_shipment, publish
-from pipeline.registry.pull import plan_pull, pull_layout
-from pipeline.registry.referrers import fallback_tag
-from pipeline.registry.repository import Repository
-from pipeline.store.store import open_store
-from pipeline.verify.artifact import open_layout
-from pipeline.verify.chain import Judge, judge_attached, judge_remote
-from pipeline.verify.evidence import attached_in
-from pipeline.verify.remote import open_remote
-from pipeline.verify.verdict import Node, Verdict, error_of, show
+from pipeline.core.model import canonical_json
+from pipeline.evidence.publish.evidence import (
+    EvidenceBundle,
+    for_cosign,
+    plan_naming,
+    read_cosign_tags,
+)
+from pipeline.evidence.publish.publish import Order, Published, make_shipment, publish
+from pipeline.evidence.verify.artifact import open_layout
+from pipeline.evidence.verify.chain import Judge, judge_attached, judge_remote
+from pipeline.evidence.verify.evidence import attached_in
+from pipeline.evidence.verify.remote import open_remote
+from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.images.gate.state import GateState
 from tests.testbed.oci_door import Door, cut_answer, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.publish.conftest import some_bytes

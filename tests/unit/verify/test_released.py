@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.smoke.model import SmokeResult
+from pipeline.serving.smoke.model import SmokeResult
 from tests.unit.support import Command, Ended
 
 RELEASED = Path(__file__).parents[2] / "fixtures" / "released"

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import Envelope, enclose
-from pipeline.attest.keys import LocalSigner
-from pipeline.evidence.results import read_run_result, run_predicate, run_statements
-from pipeline.evidence.runs import Run, TestVerdict
-from pipeline.model import sha256_of
-from pipeline.verify.chain import Judge, judge_statement
-from pipeline.verify.evidence import read_item
-from pipeline.verify.verdict import Node, Verdict
-from pipeline.verify.walk import judge_results, judge_run
+from pipeline.artifacts.attest.envelope import Envelope, enclose
+from pipeline.artifacts.attest.keys import LocalSigner
+from pipeline.core.model import sha256_of
+from pipeline.evidence.statements.results import read_run_result, run_predicate, run_statements
+from pipeline.evidence.verify.chain import Judge, judge_statement
+from pipeline.evidence.verify.evidence import read_item
+from pipeline.evidence.verify.verdict import Node, Verdict
+from pipeline.evidence.verify.walk import judge_results, judge_run
+from pipeline.images.gate.runs import Run, TestVerdict
 from tests.unit.evidence.test_runs import a_ladder, a_start
 from tests.unit.verify.world import NOW, WHEN, World, make_world, sign_bytes
 

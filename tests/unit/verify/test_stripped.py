@@ -16,25 +16,31 @@ from typing import Literal
 
 import pytest
 
-from pipeline.attest.cosign import SIGNATURE_NOTE, UNGATED_MEDIA, signature_attachment
-from pipeline.attest.envelope import Envelope, countersigned, enclose
-from pipeline.attest.keys import LocalSigner, PrivateKey
-from pipeline.attest.names import UNGATED
-from pipeline.attest.predicates import Ungated
-from pipeline.attest.statement import Moment, make_statement
-from pipeline.evidence.evidence_set import NAME as SET
-from pipeline.evidence.results import gate_statements
-from pipeline.gate.evidence import ImageGates
-from pipeline.gate.verdict import CaseVerdict
-from pipeline.model import canonical_json, sha256_of
-from pipeline.publish.evidence import EvidenceBundle
-from pipeline.publish.publish import make_shipment
-from pipeline.registry.pull import plan_pull, pull_layout
-from pipeline.registry.referrers import fallback_tag
-from pipeline.verify.artifact import open_layout
-from pipeline.verify.chain import Judge, judge_attached
-from pipeline.verify.evidence import AttachedBlob, AttachedEvidence, attached_in, gather, read_item
-from pipeline.verify.verdict import Node, Verdict, show
+from pipeline.artifacts.attest.cosign import SIGNATURE_NOTE, UNGATED_MEDIA, signature_attachment
+from pipeline.artifacts.attest.envelope import Envelope, countersigned, enclose
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey
+from pipeline.artifacts.attest.names import UNGATED
+from pipeline.artifacts.attest.predicates import Ungated
+from pipeline.artifacts.attest.statement import Moment, make_statement
+from pipeline.artifacts.registry.pull import plan_pull, pull_layout
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.publish.evidence import EvidenceBundle
+from pipeline.evidence.publish.publish import make_shipment
+from pipeline.evidence.statements.evidence_set import NAME as SET
+from pipeline.evidence.statements.results import gate_statements
+from pipeline.evidence.verify.artifact import open_layout
+from pipeline.evidence.verify.chain import Judge, judge_attached
+from pipeline.evidence.verify.evidence import (
+    AttachedBlob,
+    AttachedEvidence,
+    attached_in,
+    gather,
+    read_item,
+)
+from pipeline.evidence.verify.verdict import Node, Verdict, show
+from pipeline.images.gate.evidence import ImageGates
+from pipeline.images.gate.verdict import CaseVerdict
 from tests.makers import AMD64
 from tests.testbed.oci_door import oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.verify.verdict import Node, Verdict, error_of, show, worst
+from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show, worst
 from tests.docs.error_table import error_families
 
 GOOD, BAD = Node("good"), Node("bad", Verdict.BROKEN, "is wrong")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EvidenceBroken, PipelineError, RecordInvalid, UnknownImage
-from pipeline.model import canonical_json, sha256_of
-from pipeline.oci.document import OCI_INDEX
-from pipeline.oci.layout import export_layout
-from pipeline.verify.artifact import open_file, open_layout, read_bounded
-from pipeline.verify.evidence import MOST_FILES, beside, gather
-from pipeline.verify.verdict import Verdict
+from pipeline.artifacts.oci.document import OCI_INDEX
+from pipeline.artifacts.oci.layout import export_layout
+from pipeline.core.errors import EvidenceBroken, PipelineError, RecordInvalid, UnknownImage
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.verify.artifact import open_file, open_layout, read_bounded
+from pipeline.evidence.verify.evidence import MOST_FILES, beside, gather
+from pipeline.evidence.verify.verdict import Verdict
 from tests.unit.verify.world import World
 
 Json = dict[str, Any]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import countersigned
-from pipeline.attest.keys import LocalSigner, key_id
-from pipeline.errors import TrustInvalid
-from pipeline.verify.policy import Policy, judge_policy, read_policy
-from pipeline.verify.verdict import Node, Verdict
+from pipeline.artifacts.attest.envelope import countersigned
+from pipeline.artifacts.attest.keys import LocalSigner, key_id
+from pipeline.core.errors import TrustInvalid
+from pipeline.evidence.verify.policy import Policy, judge_policy, read_policy
+from pipeline.evidence.verify.verdict import Node, Verdict
 from tests.unit.verify.world import NOW, World, trust_in, trusted
 
 

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.envelope import SUFFIX, enclose
-from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.bench.results.statement import benchmark_statement
-from pipeline.errors import NumberChanged
-from pipeline.report.build import report_data
-from pipeline.report.check import open_report
-from pipeline.report.from_run import NUMBERS, read_run_data
-from pipeline.report.markup import Markup
-from pipeline.report.page import render_page
-from pipeline.report.statement import report_statement
-from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import beside, gather
-from pipeline.verify.reports import judge_report
-from pipeline.verify.runs import Behind
-from pipeline.verify.verdict import Node, Verdict, error_of, show
+from pipeline.artifacts.attest.envelope import SUFFIX, enclose
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, new_key
+from pipeline.core.errors import NumberChanged
+from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.evidence import beside, gather
+from pipeline.evidence.verify.reports import judge_report
+from pipeline.evidence.verify.runs import Behind
+from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.serving.bench.results.statement import benchmark_statement
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.check import open_report
+from pipeline.serving.report.from_run import NUMBERS, read_run_data
+from pipeline.serving.report.markup import Markup
+from pipeline.serving.report.page import render_page
+from pipeline.serving.report.statement import report_statement
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.verify.world import NOW, WHEN, trust_in, trusted
 
@@ -128,9 +128,9 @@ def test_a_byte_that_people_see_and_that_was_changed_is_found(
 def test_a_page_stays_valid_where_a_later_version_draws_words_or_counts_otherwise(
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.report.page._asset", lambda name: Markup("p{margin:1px}"))
-    monkeypatch.setattr("pipeline.report.reference.all_references", lambda: ())
-    monkeypatch.setattr("pipeline.report.from_run.NUMBERS", (*NUMBERS, "energy_j"))
+    monkeypatch.setattr("pipeline.serving.report.page._asset", lambda name: Markup("p{margin:1px}"))
+    monkeypatch.setattr("pipeline.serving.report.reference.all_references", lambda: ())
+    monkeypatch.setattr("pipeline.serving.report.from_run.NUMBERS", (*NUMBERS, "energy_j"))
     node = _judged(page)
     assert _find(node, "report (").verdict is Verdict.VALID
     assert _find(node, "numbers of the report").verdict is Verdict.VALID

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import SUFFIX, enclose
-from pipeline.attest.keys import LocalSigner, PrivateKey, new_key
-from pipeline.attest.names import EVIDENCE_SET, REPORT, kind_of
-from pipeline.attest.statement import make_statement
-from pipeline.bench.metrics import intervals, metrics_of
-from pipeline.bench.model import RequestRow, Run
-from pipeline.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.bench.record import append_rows, read_rows, read_run, write_run
-from pipeline.bench.results.statement import benchmark_statement
-from pipeline.errors import NumberChanged
-from pipeline.model import canonical_json, sha256_of
-from pipeline.oci.layout import export_layout
-from pipeline.recipe import tiny
-from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import gather
-from pipeline.verify.host_facts import how_to_add_facts
-from pipeline.verify.runs import Behind, judge_run
-from pipeline.verify.verdict import Node, Verdict, error_of, show
+from pipeline.artifacts.attest.envelope import SUFFIX, enclose
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, new_key
+from pipeline.artifacts.attest.names import EVIDENCE_SET, REPORT, kind_of
+from pipeline.artifacts.attest.statement import make_statement
+from pipeline.artifacts.oci.layout import export_layout
+from pipeline.core.errors import NumberChanged
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.evidence import gather
+from pipeline.evidence.verify.host_facts import how_to_add_facts
+from pipeline.evidence.verify.runs import Behind, judge_run
+from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.serving.bench.metrics import intervals, metrics_of
+from pipeline.serving.bench.model import RequestRow, Run
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.serving.bench.record import append_rows, read_rows, read_run, write_run
+from pipeline.serving.bench.results.statement import benchmark_statement
+from pipeline.serving.recipe import tiny
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import enclose
-from pipeline.attest.keys import LocalSigner, new_key
-from pipeline.attest.names import EVIDENCE_SET, HOST_FACTS, REPORT, kind_of
-from pipeline.attest.statement import make_statement
-from pipeline.attest.trust import OwnKeys, Trust
-from pipeline.spec.checkout import Checkout
-from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import read_item
-from pipeline.verify.verdict import Node, Verdict
-from pipeline.verify.weights import judge_weights
+from pipeline.artifacts.attest.envelope import enclose
+from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.names import EVIDENCE_SET, HOST_FACTS, REPORT, kind_of
+from pipeline.artifacts.attest.statement import make_statement
+from pipeline.artifacts.attest.trust import OwnKeys, Trust
+from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.evidence import read_item
+from pipeline.evidence.verify.verdict import Node, Verdict
+from pipeline.evidence.verify.weights import judge_weights
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.model import lock_path, write_lock
 from pipeline.weights.place import Place

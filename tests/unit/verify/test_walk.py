@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from pipeline.attest.envelope import Signature, countersigned, enclose
-from pipeline.attest.keys import LocalSigner, key_id
-from pipeline.attest.names import REPORT, WEIGHTS
-from pipeline.attest.statement import make_statement
-from pipeline.attest.trust import OwnKeys
-from pipeline.evidence.results import gate_predicate, gate_statements, read_test_result
-from pipeline.gate.evidence import ImageGates
-from pipeline.gate.verdict import CaseVerdict
-from pipeline.lock.model import read_lock, sealed, write_lock
-from pipeline.spec.checkout import Checkout
-from pipeline.verify.artifact import open_file
-from pipeline.verify.evidence import distinct, read_item
-from pipeline.verify.verdict import Code, Node, Verdict, show
-from pipeline.verify.walk import judge_tests, walk
+from pipeline.artifacts.attest.envelope import Signature, countersigned, enclose
+from pipeline.artifacts.attest.keys import LocalSigner, key_id
+from pipeline.artifacts.attest.names import REPORT, WEIGHTS
+from pipeline.artifacts.attest.statement import make_statement
+from pipeline.artifacts.attest.trust import OwnKeys
+from pipeline.evidence.statements.results import gate_predicate, gate_statements, read_test_result
+from pipeline.evidence.verify.artifact import open_file
+from pipeline.evidence.verify.evidence import distinct, read_item
+from pipeline.evidence.verify.verdict import Code, Node, Verdict, show
+from pipeline.evidence.verify.walk import judge_tests, walk
+from pipeline.images.gate.evidence import ImageGates
+from pipeline.images.gate.verdict import CaseVerdict
+from pipeline.images.lock.model import read_lock, sealed, write_lock
+from pipeline.images.spec.checkout import Checkout
 from tests.makers import AMD64
 from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
 

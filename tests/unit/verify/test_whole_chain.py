@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.envelope import SUFFIX, enclose
-from pipeline.attest.keys import LocalSigner, new_key
-from pipeline.attest.names import HOST_FACTS
-from pipeline.attest.statement import make_statement
-from pipeline.bench.place import RUN_FILE
-from pipeline.bench.record import write_run
-from pipeline.bench.results.statement import benchmark_statement
-from pipeline.evidence.evidence_set import evidence_folder
-from pipeline.host.facts.summary import summarise
-from pipeline.model import sha256_of
-from pipeline.recipe.find import Recipes
-from pipeline.report.build import report_data
-from pipeline.report.from_run import read_run_data
-from pipeline.report.page import render_page
-from pipeline.report.statement import report_statement
-from pipeline.serve.run import recipe_digest
-from pipeline.store.store import Store
-from pipeline.verify.chain import Judge
-from pipeline.verify.evidence import beside, gather
-from pipeline.verify.reports import judge_report
-from pipeline.verify.runs import Behind
-from pipeline.verify.verdict import Node, Verdict, error_of, show
+from pipeline.artifacts.attest.envelope import SUFFIX, enclose
+from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.names import HOST_FACTS
+from pipeline.artifacts.attest.statement import make_statement
+from pipeline.artifacts.store.store import Store
+from pipeline.core.model import sha256_of
+from pipeline.evidence.statements.evidence_set import evidence_folder
+from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.evidence import beside, gather
+from pipeline.evidence.verify.reports import judge_report
+from pipeline.evidence.verify.runs import Behind
+from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.hosts.facts.summary import summarise
+from pipeline.serving.bench.place import RUN_FILE
+from pipeline.serving.bench.record import write_run
+from pipeline.serving.bench.results.statement import benchmark_statement
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.from_run import read_run_data
+from pipeline.serving.report.page import render_page
+from pipeline.serving.report.statement import report_statement
+from pipeline.serving.serve.run import recipe_digest
 from pipeline.weights.sign import signing
 from tests.makers import AMD64
 from tests.testbed.locked_set import SMALL, make_set

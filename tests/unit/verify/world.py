@@ -12,24 +12,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.assemble.image import Built
-from pipeline.attest.envelope import Envelope, Signature, enclose
-from pipeline.attest.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
-from pipeline.attest.names import KINDS
-from pipeline.attest.statement import Moment, Statement
-from pipeline.attest.trust import Trust
-from pipeline.evidence.evidence_set import NAME as SET
-from pipeline.evidence.evidence_set import set_statement
-from pipeline.evidence.image import image_statements, rebuild_statement
-from pipeline.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
-from pipeline.gate.verdict import CaseVerdict
-from pipeline.model import canonical_json, sha256_of
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store
-from pipeline.verify.artifact import Artifact, open_image
-from pipeline.verify.evidence import EvidenceItem, read_item
-from pipeline.verify.verdict import Node
-from pipeline.verify.walk import Walk, walk
+from pipeline.artifacts.attest.envelope import Envelope, Signature, enclose
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
+from pipeline.artifacts.attest.names import KINDS
+from pipeline.artifacts.attest.statement import Moment, Statement
+from pipeline.artifacts.attest.trust import Trust
+from pipeline.artifacts.store.store import Store
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.statements.evidence_set import NAME as SET
+from pipeline.evidence.statements.evidence_set import set_statement
+from pipeline.evidence.statements.image import image_statements, rebuild_statement
+from pipeline.evidence.verify.artifact import Artifact, open_image
+from pipeline.evidence.verify.evidence import EvidenceItem, read_item
+from pipeline.evidence.verify.verdict import Node
+from pipeline.evidence.verify.walk import Walk, walk
+from pipeline.images.assemble.image import Built
+from pipeline.images.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
+from pipeline.images.gate.verdict import CaseVerdict
+from pipeline.images.spec.checkout import Checkout
 from tests.makers import (
     AMD64,
     Edit,
@@ -165,8 +165,8 @@ class World:
 
 def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
     """An envelope around any bytes: what a liar with a good key can make."""
-    from pipeline.attest.envelope import pae
-    from pipeline.attest.names import PAYLOAD
+    from pipeline.artifacts.attest.envelope import pae
+    from pipeline.artifacts.attest.names import PAYLOAD
 
     signer = LocalSigner(key)
     signature = Signature(signer.key_id, signer.sign(pae(PAYLOAD, payload)))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import Settings
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
 from pipeline.weights.disk import receipt
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.errors import OfflineMiss, SourceUnreachable
+from pipeline.core.errors import OfflineMiss, SourceUnreachable
 from pipeline.weights.check.copies import RouteSupply, Source
 from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport, verify
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
+from pipeline.core.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
 from pipeline.weights.hub import endpoint, is_offline, saved_token
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, Stage, test_hub

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
+from pipeline.core.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
 from pipeline.weights.locking import diff_locks, look_up
 from pipeline.weights.model import FilePin, WeightsLock, sealed
 from tests.testbed import hub_faults as fault

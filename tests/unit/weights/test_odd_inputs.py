@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import files
-from pipeline.errors import DiskFull
+from pipeline.core import files
+from pipeline.core.errors import DiskFull
 from pipeline.weights.check.repair import repair
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.survey import shown

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockEdited, WeightsUnknown
+from pipeline.core.errors import LockEdited, WeightsUnknown
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, find_places, new_place
 

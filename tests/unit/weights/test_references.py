@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import LockEdited, SpecInvalid
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import LockEdited, SpecInvalid
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
     current_lock,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.spec.checkout import Checkout
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import lock_path, read_spec, spec_names
 from tests.unit.support import ROOT
 

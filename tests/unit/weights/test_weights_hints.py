@@ -155,7 +155,7 @@ def test_without_a_hub_the_way_over_another_machine_is_named(
     ended = sm120("weights", "fetch", "org/tiny", "--to", "w", "--offline")
     assert ended.error == "OfflineMiss"
     assert "a lock that was made elsewhere (docs/air-gap.md)" in ended.err
-    monkeypatch.setattr("pipeline.net.timing.ATTEMPTS", 1)
+    monkeypatch.setattr("pipeline.core.net.timing.ATTEMPTS", 1)
     hub.fail("*", fault.status(503), times=ALWAYS, stage="info")
     ended = sm120("weights", "lock", "org/tiny")
     assert ended.error == "SourceUnreachable"

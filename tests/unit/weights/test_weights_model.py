@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipeline.errors import LockEdited, LockMissing, LockStale, SpecInvalid, WeightsUnknown
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import LockEdited, LockMissing, LockStale, SpecInvalid, WeightsUnknown
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
     WeightsSpec,

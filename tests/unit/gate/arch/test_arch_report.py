@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import StoreDamaged
-from pipeline.gate import arch
-from pipeline.gate.arch import (
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import StoreDamaged
+from pipeline.images.gate import arch
+from pipeline.images.gate.arch import (
     ArchReport,
     ArchSpec,
     ObjectVerdict,
@@ -20,8 +21,7 @@ from pipeline.gate.arch import (
     read_image,
     reader_digest,
 )
-from pipeline.spec.checkout import Checkout
-from pipeline.store.store import Store, open_store
+from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item, hard_link, symlink
 from tests.unit.binary.arch_files import DATA

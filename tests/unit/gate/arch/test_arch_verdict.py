@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.binary.fatbin import CUBIN, NVVM, PTX, Target
-from pipeline.gate.arch import (
+from pipeline.artifacts.binary.fatbin import CUBIN, NVVM, PTX, Target
+from pipeline.images.gate.arch import (
     Facts,
     ModuleFacts,
     ObjectVerdict,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.arch import (
+from pipeline.images.gate.arch import (
     ArchReport,
     ArchSpec,
     ObjectVerdict,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.errors import GateInvalid
-from pipeline.gate.numerics import read_numeric_cases
-from pipeline.gate.smem.cases import Case, read_gates
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import GateInvalid
+from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.smem.cases import Case, read_gates
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.gate.smem.test_cases import CASE, read
 
 NUMERICS: dict[str, Any] = {

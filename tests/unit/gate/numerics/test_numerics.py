@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.numerics import TOLERANCES, judge_numbers, overall_numbers
-from pipeline.gate.patches import PatchVerdict, unproved, with_numbers
-from pipeline.gate.smem.cases import Case
-from pipeline.gate.smem.results import NumericsResult, NumericsResults, WorkerAnswer
+from pipeline.images.gate.numerics import TOLERANCES, judge_numbers, overall_numbers
+from pipeline.images.gate.patches import PatchVerdict, unproved, with_numbers
+from pipeline.images.gate.smem.cases import Case
+from pipeline.images.gate.smem.results import NumericsResult, NumericsResults, WorkerAnswer
 from tests.unit.gate.smem.test_results import case as make_case
 from tests.unit.gate.smem.test_results import record
 

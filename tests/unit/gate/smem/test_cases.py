@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.errors import GateInvalid
-from pipeline.gate.smem.cases import Gates, read_gates, size_of
-from pipeline.spec.checkout import Checkout
+from pipeline.core.errors import GateInvalid
+from pipeline.images.gate.smem.cases import Gates, read_gates, size_of
+from pipeline.images.spec.checkout import Checkout
 
 CASE: dict[str, Any] = {
     "name": "decode",

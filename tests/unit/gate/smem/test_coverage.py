@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.gate.smem.coverage import EngineKernels, coverage, find_kernels
+from pipeline.images.gate.smem.coverage import EngineKernels, coverage, find_kernels
 
 CODE = """
 import triton

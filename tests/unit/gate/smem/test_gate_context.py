@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.assemble.entry import Entry
-from pipeline.assemble.layer import write_layer
-from pipeline.errors import StoreDamaged
-from pipeline.gate.smem.context import unpack
-from pipeline.model import sha256_of
-from pipeline.oci.record import FileRow, Kind, LayerRecord
-from pipeline.store.store import Store, open_store
+from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord
+from pipeline.artifacts.store.store import Store, open_store
+from pipeline.core.errors import StoreDamaged
+from pipeline.core.model import sha256_of
+from pipeline.images.assemble.entry import Entry
+from pipeline.images.assemble.layer import write_layer
+from pipeline.images.gate.smem.context import unpack
 
 BIG = os.urandom(2_500_000)
 LOWER = [

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from pipeline.errors import GateEnvironment, ResolveFailed
-from pipeline.gate.smem.context import WheelFinder, for_host, nearest
-from pipeline.gate.smem.environment import cuda_of
-from pipeline.lock.model import WheelPin
+from pipeline.core.errors import GateEnvironment, ResolveFailed
+from pipeline.images.gate.smem.context import WheelFinder, for_host, nearest
+from pipeline.images.gate.smem.environment import cuda_of
+from pipeline.images.lock.model import WheelPin
 
 HOST = "linux/arm64"
 
@@ -116,7 +116,9 @@ def offer(file: str, **changes: Any) -> Any:
 
 
 def index(monkeypatch: pytest.MonkeyPatch, *offers: Any) -> WheelFinder:
-    monkeypatch.setattr("pipeline.fetch.index.list_files", lambda client, place, project: offers)
+    monkeypatch.setattr(
+        "pipeline.images.fetch.index.list_files", lambda client, place, project: offers
+    )
     settings = SimpleNamespace(indexes=["https://index.test/simple"])
     client: Any = SimpleNamespace(settings=settings, size_of=lambda url: 7)
     return WheelFinder(client)

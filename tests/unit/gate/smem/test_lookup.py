@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.files import EngineSetup
-from pipeline.gate.smem.cases import GateFile, Gates
-from pipeline.gate.tracebacks import (
+from pipeline.images.gate.files import EngineSetup
+from pipeline.images.gate.smem.cases import GateFile, Gates
+from pipeline.images.gate.tracebacks import (
     FoundCase,
     Traceback,
     TracebackReader,

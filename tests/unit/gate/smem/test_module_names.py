@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.assemble.plan import plan_image
-from pipeline.gate.smem.environment import absent_modules, modules_of
-from pipeline.spec.checkout import Checkout
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.gate.smem.environment import absent_modules, modules_of
+from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import ROOT
 
 

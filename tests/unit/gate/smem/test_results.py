@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.smem.cases import AcceptedKernel, Case
-from pipeline.gate.smem.limits import CARDS, card_for
-from pipeline.gate.smem.results import CaseResult, Record, WorkerAnswer, judge_case, overall
+from pipeline.images.gate.smem.cases import AcceptedKernel, Case
+from pipeline.images.gate.smem.limits import CARDS, card_for
+from pipeline.images.gate.smem.results import CaseResult, Record, WorkerAnswer, judge_case, overall
 
 CARD = card_for("sm_120")
 LIMIT = CARD.shared_bytes

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from pipeline import log
-from pipeline.gate.files import EngineSetup
-from pipeline.gate.smem import run
-from pipeline.gate.smem.cases import Case
-from pipeline.gate.smem.engine import EngineTree
-from pipeline.gate.smem.environment import Environment, EnvironmentFacts
-from pipeline.gate.smem.limits import card_for
-from pipeline.gate.smem.results import judge_case
-from pipeline.store.store import open_store
+from pipeline.artifacts.store.store import open_store
+from pipeline.core import log
+from pipeline.images.gate.files import EngineSetup
+from pipeline.images.gate.smem import run
+from pipeline.images.gate.smem.cases import Case
+from pipeline.images.gate.smem.engine import EngineTree
+from pipeline.images.gate.smem.environment import Environment, EnvironmentFacts
+from pipeline.images.gate.smem.limits import card_for
+from pipeline.images.gate.smem.results import judge_case
 from tests.unit.gate.smem.test_results import case as make_case
 
 FACTS = EnvironmentFacts(

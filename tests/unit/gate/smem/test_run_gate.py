@@ -9,18 +9,24 @@ from typing import Any
 
 import pytest
 
+from pipeline.artifacts.store.store import open_store
 from pipeline.cli.gate_tables import show_kernels
-from pipeline.errors import GateInvalid
-from pipeline.gate.files import EngineSetup
-from pipeline.gate.numerics import add_numbers
-from pipeline.gate.smem import run
-from pipeline.gate.smem.cases import GateFile, Gates
-from pipeline.gate.smem.engine import EngineTree
-from pipeline.gate.smem.image_gate import ImageGate, chosen_cases, find_case, reached, run_gate
-from pipeline.gate.smem.limits import card_for
-from pipeline.gate.smem.results import GateResult
-from pipeline.spec.image import PatchSeries
-from pipeline.store.store import open_store
+from pipeline.core.errors import GateInvalid
+from pipeline.images.gate.files import EngineSetup
+from pipeline.images.gate.numerics import add_numbers
+from pipeline.images.gate.smem import run
+from pipeline.images.gate.smem.cases import GateFile, Gates
+from pipeline.images.gate.smem.engine import EngineTree
+from pipeline.images.gate.smem.image_gate import (
+    ImageGate,
+    chosen_cases,
+    find_case,
+    reached,
+    run_gate,
+)
+from pipeline.images.gate.smem.limits import card_for
+from pipeline.images.gate.smem.results import GateResult
+from pipeline.images.spec.image import PatchSeries
 from tests import makers
 from tests.unit.gate.smem.test_run import FACTS, HEAD, ThisPython, worker
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GateEnvironment
-from pipeline.gate.smem.stub_libraries import Links, make_stubs, read_links, shared_object
+from pipeline.core.errors import GateEnvironment
+from pipeline.images.gate.smem.stub_libraries import Links, make_stubs, read_links, shared_object
 from tests.unit.binary.arch_files import DATA
 
 MACHINES = {"x86_64": 62, "aarch64": 183}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GateUnknown
-from pipeline.gate.smem.image_gate import CaseTuning, ImageGate, find_case, tune
-from pipeline.gate.smem.limits import card_for
+from pipeline.core.errors import GateUnknown
+from pipeline.images.gate.smem.image_gate import CaseTuning, ImageGate, find_case, tune
+from pipeline.images.gate.smem.limits import card_for
 from tests.unit.gate.smem.test_run import HEAD, worker
 from tests.unit.gate.smem.test_run_gate import make_gate
 from tests.unit.support import ROOT, Command

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.gate.worker.arguments import build
-from pipeline.gate.worker.calling import attempt, call
-from pipeline.gate.worker.engines import find, settle
-from pipeline.gate.worker.errors import FunctionGone, Stopped
-from pipeline.gate.worker.recorder import KeptKernels, compiler_faults, means_used, placeless
-from pipeline.gate.worker.stand_ins import BarePackages, StandIns
+from pipeline.images.gate.worker.arguments import build
+from pipeline.images.gate.worker.calling import attempt, call
+from pipeline.images.gate.worker.engines import find, settle
+from pipeline.images.gate.worker.errors import FunctionGone, Stopped
+from pipeline.images.gate.worker.recorder import KeptKernels, compiler_faults, means_used, placeless
+from pipeline.images.gate.worker.stand_ins import BarePackages, StandIns
 
 
 @pytest.fixture(autouse=True)

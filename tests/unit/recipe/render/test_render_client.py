@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import RecipeInvalid
-from pipeline.recipe.render.client import client_settings, render_env
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.render.client import client_settings, render_env
 
 
 def test_clients_are_told_what_the_guide_tells_them() -> None:

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import RecipeInvalid
-from pipeline.recipe.render.formats import CONTAINED, render, systemd_word
-from pipeline.serve.arguments import Mount
+from pipeline.artifacts.containers.arguments import Mount
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.render.formats import CONTAINED, render, systemd_word
 from tests.testbed.unit_file import settings as settings_of
 from tests.testbed.unit_file import words
 from tests.unit.recipe.render.launches import (

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.attest.keys import key_id, read_key_file, read_public
-from pipeline.attest.trust import trust_entry
+from pipeline.artifacts.attest.keys import key_id, read_key_file, read_public
+from pipeline.artifacts.attest.trust import trust_entry
 from pipeline.weights.model import FilePin, WeightsLock, write_lock
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import DiskSet, make_set, pin_of

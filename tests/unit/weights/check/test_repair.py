@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import plain_settings
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import plain_settings
 from pipeline.weights.check import copies, repair
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import Repaired

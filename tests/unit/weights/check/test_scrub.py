@@ -9,16 +9,9 @@ from unittest import mock
 
 import pytest
 
-from pipeline.errors import StoreUnwritable
+from pipeline.core.errors import StoreUnwritable
 from pipeline.weights.check import repair
-from pipeline.weights.check.scrub import (
-    CATCH_UP_NIGHTS,
-    DAY_S,
-    Pace,
-    ScrubSlice,
-    read_state,
-    scrub,
-)
+from pipeline.weights.check.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, ScrubSlice, read_state, scrub
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import identity_of
 from pipeline.weights.place import Place

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import Interrupted, WeightsUnknown
+from pipeline.core.errors import Interrupted, WeightsUnknown
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, read_file

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import WeightsUnknown
-from pipeline.recipe.model import RecipeFile
-from pipeline.serve.weights import find_weights
+from pipeline.core.errors import WeightsUnknown
+from pipeline.serving.recipe.model import RecipeFile
+from pipeline.serving.serve.weights import find_weights
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.lock_folder import lock_folder
 from pipeline.weights.disk.receipt import check_by_receipt

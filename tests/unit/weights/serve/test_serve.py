@@ -18,8 +18,8 @@ from urllib.parse import quote
 import pytest
 
 from pipeline.app import weights_hub as weights_serve
-from pipeline.errors import AddressUnusable, LockEdited
-from pipeline.files import remove_tree
+from pipeline.core.errors import AddressUnusable, LockEdited
+from pipeline.core.files import remove_tree
 from pipeline.weights.disk.proof import identity, open_pin
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.serve import http as wire

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attest.names import WEIGHTS
-from pipeline.attest.predicates import check_predicate
-from pipeline.errors import RecordInvalid
+from pipeline.artifacts.attest.names import WEIGHTS
+from pipeline.artifacts.attest.predicates import check_predicate
+from pipeline.core.errors import RecordInvalid
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.sign.record import set_digest, verification, weights_statement

@@ -13,8 +13,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from pipeline.attest import bundle
-from pipeline.errors import ModelSignatureInvalid, WeightsDamaged
+from pipeline.artifacts.attest import bundle
+from pipeline.core.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.weights.disk import hashing, proof
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing

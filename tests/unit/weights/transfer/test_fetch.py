@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import (
+from pipeline.core.errors import (
     DigestMismatch,
     DiskFull,
     HubBroken,
@@ -21,7 +21,7 @@ from pipeline.errors import (
     SpecInvalid,
     StoreUnwritable,
 )
-from pipeline.fetch.http import Client
+from pipeline.core.net.http import Client
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import (
-    HubRefused,
-    StoreUnwritable,
-)
+from pipeline.core.errors import HubRefused, StoreUnwritable
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import Reading, identity_of, read_file

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import (
-    DigestMismatch,
-    OfflineMiss,
-    SourceUnreachable,
-)
+from pipeline.core.errors import DigestMismatch, OfflineMiss, SourceUnreachable
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.router import Attempts
 from pipeline.weights.transfer.sources import has_xet

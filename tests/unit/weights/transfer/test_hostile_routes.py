@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PipelineError
-from pipeline.fetch.http import Client
-from pipeline.fetch.settings import Settings
+from pipeline.core.errors import PipelineError
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range

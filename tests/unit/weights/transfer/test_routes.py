@@ -9,9 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.errors import DigestMismatch, HubBroken, HubRefused, OfflineMiss, SourceUnreachable
-from pipeline.fetch.http import Client
-from pipeline.net.timing import Watchdog, retry_after_s
+from pipeline.core.errors import (
+    DigestMismatch,
+    HubBroken,
+    HubRefused,
+    OfflineMiss,
+    SourceUnreachable,
+)
+from pipeline.core.net.http import Client
+from pipeline.core.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer import sources
 from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range

@@ -1,0 +1,232 @@
+"""Predicates of our own, small and versioned. A field without a value has the reason."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from pipeline.artifacts.attest import names
+from pipeline.artifacts.attest.statement import RECORDED
+from pipeline.artifacts.attest.strict import as_model
+from pipeline.core.known import Known
+from pipeline.core.model import (
+    Count,
+    Digest,
+    Frozen,
+    HubRepository,
+    Identity,
+    Name,
+    Platform,
+    Sha1,
+    Stamp,
+)
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+
+
+class DeclaredDifference(Frozen):
+    """A file that a compiled tree's build says may have other bytes, and why."""
+
+    path: Text  # in the image
+    reason: Text  # as the build's `may_differ` has it
+
+
+_Differences = Annotated[list[DeclaredDifference], Field(min_length=1, max_length=1000)]
+
+
+class Rebuild(Frozen):
+    """A second build from the same lock, in an empty store, compared byte for byte."""
+
+    image: Identity
+    platform: Platform
+    identical: bool
+    # what differed first; a reason why there is none
+    difference: Known[Text]
+    inputs: Digest  # the digest of all that decides the image
+    builder: Identity
+    builder_version: Identity
+    builder_code: Digest
+    rebuilt_by: Digest  # the key that vouches for it
+    claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
+    # not identical, but every difference is declared; left out where there is none
+    equivalent: _Differences | None = None
+
+
+class WeightsLockName(Frozen):
+    """Which lock, and which spec it answers."""
+
+    name: Identity
+    seal: Digest
+    spec: Digest
+
+
+class WeightsVerification(Frozen):
+    """Whether the files on disk are the locked ones; `unknown` and `damaged` say why."""
+
+    result: Literal["verified", "damaged", "unknown"]
+    how: Literal["full", "receipt"]
+    at: Stamp
+    files_read: Count
+    files_by_receipt: Count
+    why: list[str]
+
+
+class Tool(Frozen):
+    """The program that made the statement."""
+
+    name: Literal["sm120-pipeline"]
+    version: Identity
+
+
+class Weights(Frozen):
+    """A set of model files, as locked and as they are on a disk."""
+
+    lock: WeightsLockName
+    repository: HubRepository
+    commit: Sha1
+    files: Count
+    size_bytes: Count
+    layout: Literal["plain", "hub-cache"]
+    verification: WeightsVerification
+    tool: Tool
+
+
+class GpuSummary(Frozen):
+    """One card as its driver reports it."""
+
+    name: Known[Text]
+    uuid: Known[Identity]
+    compute_capability: Known[Identity]
+    memory_bytes: Known[Count]
+    bar1_bytes: Known[Count]
+    vbios: Known[Identity]
+    power_limit_w: Known[float]
+    pcie_generation: Known[Count]
+    pcie_width: Known[Count]
+
+
+class HostSummary(Frozen):
+    """A machine at one time: what a number measured on it depends on."""
+
+    host: Identity  # a name chosen for it, or a digest of its machine id
+    os: Known[Text]
+    kernel: Known[Text]
+    kernel_command_line: Known[Text]
+    cpu: Known[Text]
+    cpu_sockets: Known[Count]
+    cpu_cores: Known[Count]
+    cpu_microcode: Known[Identity]
+    memory_bytes: Known[Count]
+    driver: Known[Identity]
+    driver_is_open: Known[bool]
+    cuda_driver: Known[Identity]
+    container_runtime: Known[Text]
+    iommu: Known[Text]
+    acs_redirect: Known[bool]
+    aspm: Known[Text]
+    peer_to_peer: Known[Text]
+    nccl: Known[Text]
+    gpus: Known[list[GpuSummary]]
+
+
+class BenchmarkRun(Frozen):
+    """A measurement and what it depends on; its subjects are the result and the raw requests."""
+
+    image: Known[Digest]
+    weights: Known[Digest]
+    recipe: Known[Digest]
+    host_facts: Known[Digest]
+    client: Digest  # of the code that measured
+    workload: Digest
+    outcome: Literal["complete", "partial"]
+    # Copies of the result's values: statements of 0.1 have them, and no verifier needs them.
+    fields: dict[str, Any] = {}
+    lines: dict[str, Any] = {}
+
+
+class Report(Frozen):
+    """A document with numbers, and the runs they came from; its subject is the page."""
+
+    title: Text
+    runs: list[Digest]  # of the files of the runs
+    data: Digest
+    fields: dict[str, Any] = {}  # as in BenchmarkRun
+
+
+class CompiledFile(Frozen):
+    """A file that `sm120 source export` wrote: of which source, compiled how, from what."""
+
+    source: Name
+    build: Name
+    platform: Platform
+    inputs: Digest  # of all that decides the compiled tree
+    layer: Digest  # that images have the tree in
+    tool: Tool
+
+
+class Ungated(Frozen):
+    """An image that was published although its gates had not passed, and why."""
+
+    image: Identity
+    platform: Platform
+    reference: Identity  # where it was published
+    gates: Text  # what was wrong with them
+    reason: Text
+
+
+MOST_STATEMENTS = 1000
+
+
+class Committed(Frozen):
+    """One statement of a set: its exact bytes and, where it holds a verdict, that verdict."""
+
+    predicate_type: Identity
+    payload: Digest  # of the signed bytes, so that a second signature changes nothing
+    about: Identity | None = None  # a gate and its card, or who rebuilt it
+    verdict: Identity | None = None
+
+    @property
+    def title(self) -> str:
+        verdict = f", {self.verdict}" if self.verdict else ""
+        about = f" {self.about}" if self.about else ""
+        return f"{names.kind_of(self.predicate_type)}{about}{verdict}"
+
+
+class EvidenceSet(Frozen):
+    """Every statement there is of an image, so that one taken away or added is noticed."""
+
+    image: Identity
+    platform: Platform
+    statements: Annotated[list[Committed], Field(max_length=MOST_STATEMENTS)]
+    ungated: Text | None  # why it was published although its gates had not passed
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> EvidenceSet:
+        payloads = [x.payload for x in self.statements]
+        if len(payloads) != len(set(payloads)):
+            raise ValueError("one statement is named twice")
+        return self
+
+
+MODELS: dict[str, type[Frozen]] = {
+    names.REBUILD: Rebuild,
+    names.WEIGHTS: Weights,
+    names.HOST_FACTS: HostSummary,
+    names.BENCHMARK_RUN: BenchmarkRun,
+    names.REPORT: Report,
+    names.UNGATED: Ungated,
+    names.COMPILED_FILE: CompiledFile,
+    names.EVIDENCE_SET: EvidenceSet,
+}
+
+
+def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> Frozen | None:
+    """A predicate of our own as a value, refused where it is not what its type promises."""
+    model = MODELS.get(predicate_type)
+    if model is None:
+        return None
+    # the time is checked with the statement
+    body = {k: v for k, v in predicate.items() if k != RECORDED}
+    # JSON has no bool that is an int: each value must be of its own kind
+    return as_model(model, body, predicate_type, "the predicate", strict=True)

@@ -1,0 +1,103 @@
+"""An image as an OCI layout folder of its own, for skopeo, a USB stick or another machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.artifacts.oci.document import Document, index_json, read_document
+from pipeline.artifacts.oci.record import ImageRecord
+from pipeline.core import log
+from pipeline.core.errors import DiskFull, StoreDamaged, StoreUnwritable
+from pipeline.core.files import (
+    link_or_copy,
+    need_space_for_copies,
+    on_all_cores,
+    os_errors_explained,
+    sha256_of_file,
+    write_bytes,
+)
+
+# The file that makes a folder an OCI layout, as this project has always written it.
+LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
+# What an export that was killed may have left in its own folder, and nothing else.
+_NAMES = {"blobs", "oci-layout", "index.json", "records"}
+
+
+class Blobs(Protocol):
+    """Where an image's blobs are read from: the store, for one."""
+
+    def blob_path(self, digest: str) -> Path: ...
+
+    def read_blob(self, digest: str) -> bytes: ...
+
+
+def export_layout(
+    blobs: Blobs, record: ImageRecord, folder: Path, evidence: Iterable[Path] = ()
+) -> None:
+    """Writes the layout; blobs are hard links where the disk allows, copies elsewhere.
+
+    Each blob is read once where it now lies, so that it matches its digest. Evidence is copied to
+    `records`, where `sm120 verify` looks for it; other programs ignore that folder.
+    """
+    folder = folder.absolute()  # `.` has no name to put another one beside
+    require_new(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    is_folder = partial.is_dir() and not partial.is_symlink()
+    is_ours = is_folder and {p.name for p in partial.iterdir()} <= _NAMES
+    # a killed export may have left it; a folder of that name with other things in it stays
+    if not is_ours and (partial.exists() or partial.is_symlink()):
+        raise StoreUnwritable(f"{partial}: is in the way", "Move it, or name another folder.")
+    shutil.rmtree(partial, ignore_errors=True)
+    image = read_document(blobs.read_blob(record.digest))
+    # type and size as the manifest is, whatever the record claims of it
+    shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
+    index = index_json([record.descriptor.model_copy(update=shown)])
+    try:
+        with os_errors_explained(folder):
+            source = blobs.blob_path(image.digest).parent
+            need_space_for_copies(source, folder, sum(b.size_bytes for b in image.blobs))
+            _write_blobs(blobs, image, partial / "blobs" / "sha256")
+            write_bytes(partial / "oci-layout", LAYOUT)
+            write_bytes(partial / "index.json", index)
+            for path in evidence:
+                write_bytes(partial / "records" / path.name, path.read_bytes())
+            # onto an empty folder, too: rename(2) allows that
+            os.replace(partial, folder)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, DiskFull):
+            error.hint = "Nothing was written. Free some space there, or name another folder."
+        raise
+
+
+def require_new(folder: Path) -> None:
+    """Refuses a place where something is already."""
+    is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
+    if is_other or (folder.exists() and any(folder.iterdir())):
+        fault = "is not a folder" if is_other else "is not empty"
+        raise StoreUnwritable(f"{folder}: {fault}", "Name a new or empty folder.")
+
+
+def _write_blobs(blobs: Blobs, image: Document, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    digests = [image.digest, *(blob.digest for blob in image.blobs)]
+    sources = {digest: blobs.blob_path(digest) for digest in digests}
+    for digest, path in sources.items():
+        if not path.exists():
+            raise StoreDamaged(f"{image.part(digest)} is missing: there is no {path}")
+    with log.progress("written", sum(path.stat().st_size for path in sources.values())) as bar:
+
+        def write(digest: str) -> None:
+            target = folder / digest.removeprefix("sha256:")
+            link_or_copy(sources[digest], target)
+            # after the copy: the bytes that lie there now count
+            if target.is_symlink() or sha256_of_file(target) != digest:
+                what = f"{image.part(digest)} is damaged"
+                raise StoreDamaged(f"{what}: {sources[digest]} does not match its digest")
+            bar.advance(target.stat().st_size)
+
+        on_all_cores(write, sources)

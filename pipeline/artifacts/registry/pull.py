@@ -1,0 +1,257 @@
+"""An image from a registry by its digest, into an OCI layout or the store, byte for byte.
+
+A blob is resumed after a break, and kept only if its digest matches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.artifacts.oci.document import MOST_MANIFEST_BYTES, Descriptor, Document, index_json
+from pipeline.artifacts.oci.layout import LAYOUT
+from pipeline.artifacts.oci.reference import Reference
+from pipeline.artifacts.registry.client import RegistryRequest
+from pipeline.artifacts.registry.referrers import kind_of, referrers
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.core import log
+from pipeline.core.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
+from pipeline.core.files import is_whole, keep, locked, os_errors_explained, write_bytes
+from pipeline.core.log import Bar, Gauge
+from pipeline.core.model import Frozen
+from pipeline.core.net.answer import Answer
+from pipeline.core.net.download import OpenAt, download, pour, require_length
+from pipeline.core.net.failures import BadAnswer, Lost
+
+# Two pulls into one place would write into one file.
+_LOCK = "pull.lock"
+# engine images are tens of gigabytes; a forged size must not fill the disk
+MOST_BYTES = 200 << 30
+
+
+class BlobFolder(Protocol):
+    """Where blobs go: the store, or a layout folder."""
+
+    def blob_path(self, digest: str) -> Path: ...
+
+    def partial_path(self, sha256: str) -> Path: ...
+
+
+class LayoutBlobs:
+    """The blobs of an OCI layout folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def blob_path(self, digest: str) -> Path:
+        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def partial_path(self, sha256: str) -> Path:
+        return self.folder / ".partial" / sha256
+
+
+class Pulled(Frozen):
+    """The result of a pull."""
+
+    digest: str
+    platforms: tuple[str, ...]
+    size_bytes: int
+    received_bytes: int
+    evidence: tuple[str, ...] = ()
+
+
+class Wanted(Frozen):
+    """All that belongs to one image: its root document, those below it, and their blobs."""
+
+    root: Document
+    documents: tuple[Document, ...]
+    platform: str | None = None  # of the root, where it was chosen from an index
+    evidence: tuple[Document, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[Descriptor, ...]:
+        blobs = [b for d in (*self.documents, *self.evidence) for b in d.blobs]
+        return tuple({b.digest: b for b in blobs}.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(b.size_bytes for b in self.blobs)
+
+
+def resolve(repository: Repository, reference: Reference) -> Document:
+    """The root document; a tag only helps to find a digest, and must agree with one given."""
+    name = reference.digest or reference.tag
+    if not name:
+        raise NotInRegistry(f"{reference}: names neither a tag nor a digest")
+    return repository.manifest(name)
+
+
+def plan_pull(
+    repository: Repository,
+    root: Document,
+    platform: str | None = None,
+    *,
+    with_evidence: bool = False,
+    most_bytes: int = MOST_BYTES,
+) -> Wanted:
+    """Reads the documents of an image, of one platform or of all, and what they need."""
+    found = {root.digest: root}
+    if root.kind == "index":
+        for entry in root.manifests if platform is None else [choose(root, platform)]:
+            limit = min(entry.size_bytes or 1, MOST_MANIFEST_BYTES)
+            document = repository.manifest(entry.digest, limit)
+            if document.digest != entry.digest or len(document.data) != entry.size_bytes:
+                message = f"{entry.digest} differs from the descriptor that names it"
+                raise RegistryBroken(f"{repository}: {message}")
+            if document.kind != "manifest":
+                raise RegistryBroken(f"{repository}: an index in an index is not followed")
+            found[document.digest] = document
+    documents, evidence = tuple(found.values()), dict[str, Document]()
+    if with_evidence:
+        attached = [d for digest in found for d in referrers(repository, digest)]
+        evidence = {d.digest: d for d in attached if d.kind == "manifest"}
+    if platform is not None:
+        # of an index, only the document that was chosen
+        documents = documents[-1:]
+    wanted = Wanted(
+        root=documents[0],
+        documents=documents,
+        platform=platform,
+        evidence=tuple(evidence.values()),
+    )
+    # as the manifests claim; each blob is held to its claim when it comes
+    if wanted.size_bytes > most_bytes:
+        message = f"{repository}: the image claims to be {log.size(wanted.size_bytes)}"
+        raise RegistryBroken(message, f"The limit is {log.size(most_bytes)}; nothing was fetched.")
+    return wanted
+
+
+def choose(root: Document, platform: str) -> Descriptor:
+    """The one image of an index that is for a platform."""
+    # arm64 is v8; some tools write the variant, some do not
+    names = {platform, "linux/arm64/v8"} if platform == "linux/arm64" else {platform}
+    matches = [d for d in root.manifests if d.platform in names]
+    if len(matches) != 1:
+        listed = ", ".join(str(d.platform) for d in root.manifests) or "none"
+        message = f"{root.digest}: has {len(matches)} images for {platform} (there are: {listed})"
+        raise NotInRegistry(message)
+    return matches[0]
+
+
+def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:
+    """Reads a blob of any size and compares its digest; nothing is kept."""
+
+    def receive(open_at: OpenAt, gauge: Gauge) -> str:
+        def once() -> str:
+            gauge.at(0)
+            with open_at(0) as answer:
+                require_length(answer, blob.size_bytes)
+                return pour(answer, hashlib.sha256(), 0, blob.size_bytes, gauge)
+
+        return repository.client.patience.retried(once)
+
+    _receive(repository, blob, bar, receive)
+
+
+def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar) -> None:
+    """Completes `partial` to the verified blob; bytes that it has already are not sent again."""
+
+    def receive(open_at: OpenAt, gauge: Gauge) -> str:
+        patience = repository.client.patience
+        return download(open_at, partial, blob.digest, blob.size_bytes, gauge, patience)
+
+    _receive(repository, blob, bar, receive)
+
+
+def _receive(
+    repository: Repository, blob: Descriptor, bar: Bar, receive: Callable[[OpenAt, Gauge], str]
+) -> None:
+    place, scope = f"{repository.path}/blobs/{blob.digest}", repository.may("pull")
+
+    def open_at(start: int) -> Answer:
+        part = {"Range": f"bytes={start}-"} if start else {}
+        good = (200, 206, 416) if start else (200,)
+        return repository.client.once(RegistryRequest("GET", place, scope, good, part))
+
+    try:
+        got = receive(open_at, Gauge(bar))
+    except BadAnswer as error:
+        raise RegistryBroken(f"{blob.digest}: {error}") from error
+    except Lost as lost:
+        raise RegistryUnreachable(f"{repository}: {lost}") from lost
+    if got != blob.digest:
+        raise RegistryBroken(f"{blob.digest}: received {got}")
+
+
+def missing_blobs(wanted: Wanted, blobs: BlobFolder) -> list[Descriptor]:
+    """What a pull fetches: blobs that are there and whole stay."""
+    place = blobs.blob_path
+    return [b for b in wanted.blobs if not is_whole(place(b.digest), b.digest, b.size_bytes)]
+
+
+def pull_into(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int = 4) -> int:
+    """Brings the missing blobs into the store; returns the bytes received."""
+    with locked(blobs.partial_path(_LOCK)):
+        return _fetch_blobs(repository, wanted, blobs, jobs)
+
+
+def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
+    """Brings what is missing, in parallel, each blob checked; returns the bytes received."""
+    todo = missing_blobs(wanted, blobs)
+    total = sum(b.size_bytes for b in todo)
+    with (
+        log.step(f"Fetching {len(todo)} of {len(wanted.blobs)} blobs, {log.size(total)}"),
+        log.progress("fetched", total) as bar,
+    ):
+
+        def bring(blob: Descriptor) -> None:
+            partial = blobs.partial_path(blob.digest.removeprefix("sha256:"))
+            pull_blob(repository, blob, partial, bar)
+            keep(partial, blobs.blob_path(blob.digest))
+
+        repository.client.each(jobs, todo, bring)
+    for document in (*wanted.documents, *wanted.evidence):
+        write_bytes(blobs.blob_path(document.digest), document.data)
+    return total
+
+
+def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int = 4) -> Pulled:
+    """Writes an OCI layout; it has an index only once everything in it is there."""
+    require_ours(folder)
+    partial = folder / ".partial"
+    entries = []
+    for document in (wanted.root, *wanted.evidence):
+        kind = kind_of(document) if document.subject else None
+        platform = wanted.platform if document is wanted.root else None
+        changes = {"artifact_type": kind, "platform": platform}
+        entries.append(document.descriptor.model_copy(update=changes))
+    with locked(partial / _LOCK):
+        with os_errors_explained(folder):
+            partial.mkdir(exist_ok=True)  # a pull that we waited for has removed it
+        received = _fetch_blobs(repository, wanted, LayoutBlobs(folder), jobs)
+        with os_errors_explained(folder):
+            write_bytes(folder / "oci-layout", LAYOUT)
+            write_bytes(folder / "index.json", index_json(entries))
+        # only now: an interrupted pull leaves partial files, and the next one resumes them
+        shutil.rmtree(partial, ignore_errors=True)
+    return Pulled(
+        digest=wanted.root.digest,
+        platforms=tuple(d.platform for d in wanted.root.manifests if d.platform),
+        size_bytes=wanted.size_bytes,
+        received_bytes=received,
+        evidence=tuple(d.digest for d in wanted.evidence),
+    )
+
+
+def require_ours(folder: Path) -> None:
+    """A new or empty folder, or a layout that an earlier pull began."""
+    hint = "Name a new or empty folder."
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise StoreUnwritable(f"{folder}: is not a folder", hint)
+    # overwrites no other files, and an interrupted pull can be resumed
+    known = {"blobs", ".partial", "oci-layout", "index.json"}
+    if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
+        raise StoreUnwritable(f"{folder}: holds other files", hint)

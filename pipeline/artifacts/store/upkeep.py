@@ -1,0 +1,143 @@
+"""Looking after the store: what is in it, whether it is whole, what can go."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.artifacts.store.store import Store, read_image_record, read_table
+from pipeline.core.errors import FolderInTheWay, StoreDamaged
+from pipeline.core.files import files_below, on_all_cores, os_errors_explained, sha256_of_file
+from pipeline.core.model import Frozen
+
+_STALE_S = 7 * 24 * 3600  # a younger download may belong to a fetch of today
+# What a store puts into its folders is named by hashes; a file of any other name is not its own.
+OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
+
+
+class StoreSection(Frozen):
+    """One part of the store in numbers."""
+
+    name: str
+    files: int
+    size_bytes: int
+
+
+def sections(store: Store) -> list[StoreSection]:
+    """How much of what the store holds."""
+    folders = {"layers": "oci/blobs/sha256", "inputs": "inputs", "partial downloads": "partial"}
+    folders["tables of contents"] = "contents"
+    result = []
+    for name, folder in folders.items():
+        sizes = [_size(p) for p in _files(store.root / folder)]
+        result.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes)))
+    return result
+
+
+def tree_sections(store: Store, places: Mapping[str, str]) -> list[StoreSection]:
+    """The size of folders that other packages keep in the store, by the parts' names."""
+    result = []
+    for name, place in places.items():
+        # trees share files by hard links: each counts once
+        sizes = {(s.st_dev, s.st_ino): s.st_size for s in stats_below(store.root / place)}
+        result.append(StoreSection(name=name, files=len(sizes), size_bytes=sum(sizes.values())))
+    return result
+
+
+def stats_below(path: Path) -> Iterator[os.stat_result]:
+    """Stats every file below; skips one that a build just removed."""
+    for entry in files_below(path):
+        with suppress(FileNotFoundError):
+            yield entry.stat(follow_symlinks=False)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The store's own files of a folder; others that users put there stay."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+    return (p for p in paths if OWN_NAME.fullmatch(p.name))
+
+
+def _size(path: Path) -> int:
+    """A file's size; a build at the same time may have moved it on."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
+    """Files whose bytes do not match their name, read on all cores, and broken records."""
+    named = [*_files(store.root / "oci" / "blobs" / "sha256"), *_files(store.root / "inputs")]
+
+    def check(path: Path) -> bool:
+        try:
+            # a pipe would be waited for
+            if not stat.S_ISREG(path.lstat().st_mode):
+                return False
+            got = sha256_of_file(path)
+        except FileNotFoundError:
+            # a build or a trim removed it meanwhile: gone is not damaged
+            return True
+        advance(_size(path))
+        return got == f"sha256:{path.name}"
+
+    whole = on_all_cores(check, named)
+    bad = [path for path, is_whole in zip(named, whole, strict=True) if not is_whole]
+    tables = [p for p in _files(store.root / "contents") if not _reads(read_table, p)]
+    records = [p for p in store.image_paths() if not _reads(read_image_record, p)]
+    return [*bad, *tables, *records]
+
+
+def _reads(read: Callable[[Path], object], path: Path) -> bool:
+    try:
+        read(path)
+    except (StoreDamaged, FileNotFoundError):
+        return not path.exists()
+    return True
+
+
+def total_bytes(store: Store) -> int:
+    """What a full check reads."""
+    return sum(s.size_bytes for s in sections(store) if s.name in ("layers", "inputs"))
+
+
+def repair(bad: list[Path]) -> None:
+    """Removes damaged files; the next build makes them again."""
+    for path in bad:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes a file; a folder in its place is not the store's to remove."""
+    if path.is_dir() and not path.is_symlink():
+        raise FolderInTheWay(path)
+    with os_errors_explained(path):
+        path.unlink(missing_ok=True)
+
+
+def unreachable(store: Store) -> list[Path]:
+    """Blobs, tables and inputs that no kept image needs, and abandoned downloads."""
+    # a record that cannot be read ends it: nothing can go while its blobs are unknown
+    needed = [read_image_record(path).digests for path in store.image_paths()]
+    names = {digest.removeprefix("sha256:") for digests in needed for digest in digests}
+    blobs = [p for p in _files(store.root / "oci" / "blobs" / "sha256") if p.name not in names]
+    tables = [p for p in _files(store.root / "contents") if p.name.split(".")[0] not in names]
+    old = time.time() - _STALE_S
+    partial = [p for p in _files(store.root / "partial") if p.lstat().st_mtime < old]
+    # all inputs: they are in the layers already, and a rebuild can fetch them again
+    return [*blobs, *tables, *_files(store.root / "inputs"), *partial]
+
+
+def trim(store: Store) -> int:
+    """Removes what is unreachable; returns the bytes freed."""
+    freed = 0
+    for path in unreachable(store):
+        n_bytes = _size(path)
+        _remove(path)
+        freed += n_bytes
+    return freed

@@ -1,0 +1,141 @@
+"""The one place that starts programs: argument lists, a named environment, a line to replay."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from pipeline.core.errors import MissingTool
+
+# What children may see by default: enough to find programs, homes and networks.
+_PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+# How long a killed process may take to go.
+_GRACE_S = 5.0
+# held, so that Python does not complain about a child that was not waited for
+_GIVEN_UP: list[subprocess.Popen[bytes]] = []
+
+
+def environment(*extra_names: str, **values: str) -> dict[str, str]:
+    """A short explicit environment: the common names, those asked for, and set values."""
+    # a token in the environment reaches only the child that it is named for
+    env = {n: os.environ[n] for n in (*_PASSED, *extra_names) if n in os.environ}
+    env.update(values)
+    return env
+
+
+def last_line(output: str, otherwise: str = "no output") -> str:
+    """Where programs give the reason for a failure."""
+    lines = output.strip().splitlines()
+    return lines[-1].strip() if lines else otherwise
+
+
+def find_tool(name: str, hint: str) -> str:
+    """The program's path, or an error with how to get it."""
+    path = shutil.which(name)
+    if path is None:
+        raise MissingTool(f"`{name}` is not installed", hint)
+    return path
+
+
+def read(
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    timeout_s: float | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run to the end and return its output; the caller judges the exit code."""
+    process = subprocess.Popen(
+        list(args),
+        env=dict(env or environment()),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        out, err = process.communicate(stdin, timeout=timeout_s)
+    except BaseException:
+        # a program that runs under another user's rights cannot be killed by us
+        with suppress(OSError):
+            process.kill()
+        _let_go(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Wait a moment for a killed process, then give it up.
+
+    Inside a driver that hangs, a process ignores even SIGKILL: waiting for it has no end.
+    """
+    try:
+        process.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        _GIVEN_UP.append(process)
+    _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def running(
+    args: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program beside us, its output in a file; it and its children end with the block."""
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            list(args),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            # a group of its own, so that what it starts ends with it
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        _let_go(process)
+
+
+def talk(
+    args: Sequence[str], *, env: Mapping[str, str], errors: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """A program to write to and read from; the caller ends it with `end`.
+
+    `errors` is a file for what nobody reads while it runs: a pipe would fill up and stop it.
+    """
+    return subprocess.Popen(
+        list(args),
+        env=dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors or subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Close its pipes, and end it and its children if it does not go by itself."""
+    _close(process)
+    try:
+        # most programs end by themselves once their stdin is closed
+        process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        _let_go(process)

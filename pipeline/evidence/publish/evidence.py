@@ -1,0 +1,288 @@
+"""The evidence of a publish, in the forms in which registries and cosign look for it.
+
+Each signed statement and each bill of materials becomes a referrer of its own. cosign looks under
+tags instead: all statements together under `sha256-<hex>.att`, signatures of the digest under
+`sha256-<hex>.sig`. What other tools put there stays.
+https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pipeline.artifacts.attest import cosign
+from pipeline.artifacts.attest.envelope import Envelope, read_envelope
+from pipeline.artifacts.attest.keys import Signer, is_valid_signature
+from pipeline.artifacts.attest.names import BILL_MEDIA, UNGATED
+from pipeline.artifacts.attest.predicates import Ungated
+from pipeline.artifacts.attest.statement import (
+    CLOCKS_APART,
+    Moment,
+    make_statement,
+    moment,
+    read_stamp,
+)
+from pipeline.artifacts.attest.strict import read_base64
+from pipeline.artifacts.oci.document import OCI_CONFIG, Descriptor, Document
+from pipeline.artifacts.registry.referrers import fallback_tag
+from pipeline.artifacts.registry.repository import Repository
+from pipeline.artifacts.store.store import Store, read_own
+from pipeline.core.errors import NotInRegistry, RecordInvalid, RegistryBroken
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.publish.attachment import PREDICATE_NOTE, Attachment, described
+from pipeline.evidence.statements.evidence_set import (
+    evidence_folder,
+    is_set,
+    keep,
+    keep_set,
+    kept,
+    read_set,
+    set_statement,
+)
+from pipeline.images.assemble.image import Built
+from pipeline.images.gate.state import GateState
+from pipeline.images.spec.checkout import Checkout
+
+_Names = Sequence[cosign.SignedName]
+# a signature payload is below a kilobyte
+_MOST_PAYLOAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class EvidenceBundle:
+    """What goes along with an image: signed statements by platform, and who signs the name."""
+
+    envelopes: Mapping[str, Sequence[Envelope]] = field(default_factory=dict)
+    signer: Signer | None = None
+    now: datetime | None = None  # when the name is given
+
+
+def make_bundle(
+    checkout: Checkout,
+    store: Store,
+    built: Sequence[Built],
+    signer: Signer | None,
+    forced: Sequence[GateState],
+    reason: str,
+    reference: str,
+    *,
+    spdx: bool = False,
+) -> EvidenceBundle:
+    """All evidence for a publish; that gates did not pass is signed with the rest."""
+    when, signers = moment(), [signer] if signer else []
+    envelopes: dict[str, list[Envelope]] = {}
+    for image in built:
+        if signers:
+            # loads slowly: only who signs pays for it
+            from pipeline.evidence.statements.image import record_image
+
+            # an equal statement with this signature stays as it is
+            record_image(checkout, store, image, signers, when, spdx=spdx)
+        envelopes[image.platform] = _signed_records(store, image)
+    for gates in forced if signers else ():
+        image = next(b for b in built if b.platform == gates.platform)
+        ungated = Ungated(
+            image=image.name,
+            platform=image.platform,
+            reference=reference,
+            gates=gates.message,
+            reason=reason,
+        )
+        known = envelopes[gates.platform]
+        envelopes[gates.platform] = _with_ungated(store, image, known, ungated, signers, when)
+    return EvidenceBundle(envelopes, signer, read_stamp(when.at))
+
+
+def _signed_records(store: Store, image: Built) -> list[Envelope]:
+    """The signed statements of an image, and all that a signed set names.
+
+    A damaged file is an error that names it.
+    """
+    paths = kept(store, image.name, image.platform, image.digest)
+    # an error, not a gap: a set would no longer match the published statements
+    envelopes = [read_envelope(read_own(path), path.name) for path in paths]
+    # a file that was copied into the folder from another image is left out
+    about = [e for e in envelopes if e.statement.is_about(image.digest)]
+    sets = [read_set(e.statement) for e in about if e.signatures and is_set(e)]
+    named = {each.payload for listed in sets for each in listed.statements}
+    return [e for e in about if e.signatures or sha256_of(e.payload) in named]
+
+
+def _with_ungated(
+    store: Store,
+    image: Built,
+    known: Sequence[Envelope],
+    ungated: Ungated,
+    signers: Sequence[Signer],
+    when: Moment,
+) -> list[Envelope]:
+    """An image's statements with the ungated one, and a set that lists all of them."""
+    # about one publish, not the image: it may be ungated in one registry and gated in another
+    place = sha256_of(ungated.reference.encode()).removeprefix("sha256:")[:16]
+    folder = evidence_folder(store, image.name, image.platform, image.digest) / "published" / place
+    statement = make_statement(image.name, image.digest, UNGATED, ungated.model_dump(), when)
+    every = [e for e in known if not is_set(e)]
+    every.append(keep(store, folder, "ungated", statement, signers))
+    subject = (image.name, image.platform, image.digest)
+    named = set_statement(*subject, every, ungated.reason, when)
+    return [*every, keep_set(store, folder, named, signers)]
+
+
+def statements_of(bundle: EvidenceBundle) -> list[Attachment]:
+    """Statements and bills, each as an artifact of its own."""
+    attachments = []
+    for platform, envelope in ((p, e) for p, each in bundle.envelopes.items() for e in each):
+        kind, predicate = envelope.statement.predicate_type, envelope.statement.predicate
+        attachments.append(
+            Attachment(
+                artifact_type=cosign.ENVELOPE_MEDIA,
+                layers=(cosign.Content(envelope.dump(), cosign.ENVELOPE_MEDIA),),
+                annotations={PREDICATE_NOTE: kind},
+                platform=platform,
+            )
+        )
+        if media := BILL_MEDIA.get(kind):
+            bill = cosign.Content(canonical_json(predicate) + b"\n", media)
+            attachments.append(Attachment(artifact_type=media, layers=(bill,), platform=platform))
+    return attachments
+
+
+@dataclass(frozen=True)
+class CosignTags:
+    """The contents of cosign's tags of one image, read once."""
+
+    statements: tuple[Descriptor, ...] = ()
+    signatures: tuple[Descriptor, ...] = ()
+    names: tuple[cosign.SignedName, ...] = ()  # in those signatures that our own key made
+
+
+def read_cosign_tags(repository: Repository, digest: str, signer: Signer | None) -> CosignTags:
+    """The layers under cosign's tags, and the names that this key has given the image."""
+
+    def layers(suffix: str, media_type: str) -> tuple[Descriptor, ...]:
+        document = repository.find_manifest(f"{fallback_tag(digest)}.{suffix}")
+        # another image's manifest may have been pushed under this tag
+        if document is None or (document.subject and document.subject.digest != digest):
+            return ()
+        return tuple(layer for layer in document.layers if layer.media_type == media_type)
+
+    statements = layers("att", cosign.ENVELOPE_MEDIA)
+    signatures = layers("sig", cosign.SIGNATURE_MEDIA) if signer else ()
+    names = []
+    # larger ones are not ours
+    for layer in (x for x in signatures if signer and x.size_bytes <= _MOST_PAYLOAD_BYTES):
+        # a signature that cannot be read counts as none: the name is signed again
+        with suppress(RecordInvalid, RegistryBroken, NotInRegistry):
+            signature = read_base64(layer.annotations.get(cosign.SIGNATURE_NOTE, ""), "signature")
+            data = repository.read_blob(layer, _MOST_PAYLOAD_BYTES)
+            # other keys' payloads may say anything
+            if signer and is_valid_signature(signer.public, signature, data):
+                names.append(cosign.read_payload(data))
+    return CosignTags(statements, signatures, tuple(names))
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The name that images get, who signs it, and since when it holds."""
+
+    reference: str
+    signer: Signer
+    at: datetime | None
+    moves: bool  # the tag named another image before, or none
+    index: str | None = None  # the index that the tag names, where it is one
+    # later than all names of the future, where there are: one of two clocks is wrong, and who
+    # verifies believes the name that is not in the future by theirs
+    later: datetime | None = None
+
+    def is_signed(self, digest: str, names: _Names, evidence_set: str | None) -> bool:
+        """Whether the key has signed this already; a tag that moves is always signed again.
+
+        Only the last name counts: one that covers an older evidence set would hide the newer.
+        """
+        # the time of the move is what a verifier compares
+        if self.moves and self.at:
+            return False
+        given = (digest, self.reference, self.index_over(digest))
+        same = [n for n in names if (n.digest, n.reference, n.index) == given]
+        # no verifier believes a name of the future
+        same = [n for n in same if not (n.at and self.at) or n.at <= self.at + CLOCKS_APART]
+        last = max(same, key=lambda n: n.at.timestamp() if n.at else 0, default=None)
+        return last is not None and last.evidence_set == evidence_set
+
+    def index_over(self, digest: str) -> str | None:
+        """The index that an image is named in; none for what the tag itself names."""
+        return self.index if digest != self.index else None
+
+
+def plan_naming(
+    repository: Repository,
+    root: Document,
+    tag: str,
+    bundle: EvidenceBundle,
+    names: _Names,
+) -> Naming | None:
+    """The name that an image will get, dated later than every earlier name under this tag.
+
+    Later also where a clock was set back: a verifier takes the latest name for the true one. Where
+    earlier names are of the future, either their clock was ahead or ours is behind: both times are
+    signed, so that the name holds in either case.
+    """
+    if bundle.signer is None:
+        return None
+    now, current = bundle.now, repository.find_manifest(tag)
+    moves = current is None or current.digest != root.digest
+    earlier = list(names)
+    if current is not None and moves:
+        earlier += read_cosign_tags(repository, current.digest, bundle.signer).names
+    index, later = root.digest if root.kind == "index" else None, None
+    if now is not None and (times := [n.at + timedelta(seconds=1) for n in earlier if n.at]):
+        near = [at for at in times if at <= now + CLOCKS_APART]
+        later = max(times) if len(near) < len(times) else None
+        now = max([now, *near])
+    return Naming(f"{repository}:{tag}", bundle.signer, now, moves, index, later)
+
+
+def for_cosign(
+    subject: Document, envelopes: Sequence[Envelope], naming: Naming | None, found: CosignTags
+) -> list[Attachment]:
+    """An image's statements, and the signature of its name, where cosign looks for them."""
+    attachments = []
+    if envelopes:
+        statements = [cosign.attestation_attachment(e) for e in envelopes]
+        attachments.append(_under_tag(subject, "att", found.statements, statements))
+    if naming is not None:
+        evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
+        new = []
+        if not naming.is_signed(subject.digest, found.names, evidence_set):
+            times = [naming.at, *([naming.later] if naming.later else [])]
+            given = (evidence_set, naming.index_over(subject.digest))
+            who = (subject.digest, naming.reference, naming.signer)
+            new = [cosign.signature_attachment(*who, at, *given) for at in times]
+        attachments.append(_under_tag(subject, "sig", found.signatures, new))
+    return attachments
+
+
+def _under_tag(
+    subject: Document, suffix: str, found: Sequence[Descriptor], new: Sequence[cosign.Content]
+) -> Attachment:
+    """An image as cosign stores things: layers that were found, then new ones."""
+    # the annotation is the signature: the same payload by another key is another layer
+    known = [(d.digest, d.annotations) for d in found]
+    fresh = tuple(c for c in new if (sha256_of(c.data), c.annotations) not in known)
+    # the least config that cosign accepts
+    diff_ids = [x.digest for x in (*found, *map(described, fresh))]
+    rootfs = {"type": "layers", "diff_ids": diff_ids}
+    config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
+    return Attachment(
+        # cosign's own names for these, where it attaches them as referrers
+        artifact_type=f"application/vnd.dev.cosign.artifact.{suffix}.v1+json",
+        kept=tuple(found),
+        layers=fresh,
+        config=cosign.Content(canonical_json(config), OCI_CONFIG),
+        tag=f"{fallback_tag(subject.digest)}.{suffix}",
+        # statements are referrers already, each for itself
+        is_referrer=suffix == "sig",
+    )

@@ -1,0 +1,165 @@
+"""Building again from nothing: identical, equivalent, or the first byte that differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipeline.artifacts.attest.predicates import DeclaredDifference
+from pipeline.artifacts.attest.strict import plain
+from pipeline.artifacts.binary import elf
+from pipeline.artifacts.oci.record import Kind, TitledLayer
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import NotReproducible
+from pipeline.evidence.statements.inventory import placed_layers
+from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.layer import read_file
+from pipeline.images.spec.checkout import Checkout
+
+if TYPE_CHECKING:
+    from pipeline.images.fetch.inputs import Fetcher
+
+_COMPARED = ("kind", "mode", "size_bytes", "sha256", "target")
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A second build that is as good as the first."""
+
+    second: Built
+    declared: tuple[DeclaredDifference, ...] = ()  # files whose bytes may differ, and did
+
+    @property
+    def verdict(self) -> Literal["identical", "equivalent"]:
+        return "equivalent" if self.declared else "identical"
+
+
+def rebuild(
+    checkout: Checkout, first: Built, store: Store, empty: Store, fetcher: Fetcher
+) -> Rebuilt:
+    """Build in an empty store and compare with the first build, layer by layer.
+
+    Compiled trees must be in that store already, compiled again.
+    """
+    second = build_images(checkout, empty, [first.plan], lambda: fetcher, judge=False)[0]
+    with log.watched(f"Comparing {first.name}"):
+        return Rebuilt(second, compare(store, first, empty, second))
+
+
+def compare(
+    one: Store, first: Built, other: Store, second: Built
+) -> tuple[DeclaredDifference, ...]:
+    """The declared differences of two builds; one that no build declares is an error."""
+    if first.digest == second.digest:
+        return ()
+    declared = []
+    for found in _differences(one, first, other, second):
+        if found.declared is None:
+            raise NotReproducible(found.text)
+        declared.append(DeclaredDifference(path=found.path, reason=plain(found.declared)))
+    # settings and annotations follow from the layers, and from nothing that a build declares
+    if not declared or _settings(one, first) != _settings(other, second):
+        raise NotReproducible("all layers are equal, the config or manifest differs")
+    return tuple(declared)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    text: str
+    path: str = ""  # of a file, if it is one
+    declared: str | None = None  # the reason why a build may give it other bytes
+
+
+def _differences(one: Store, first: Built, other: Store, second: Built) -> Iterator[_Difference]:
+    # paths whose bytes may differ, each with the reason, by the digest of the tree's layer
+    may_differ: dict[str, dict[str, str]] = {}
+    for placed in placed_layers(first) if first.plan.all_trees() else ():
+        if placed.tree:
+            build, folder = placed.tree.build, placed.tree.build.to.strip("/")
+            reasons = {f"{folder}/{path}": why for path, why in build.may_differ.items()}
+            may_differ[placed.layer.record.digest] = reasons
+    # layers that only one of them has are counted below
+    for layer, again in zip(first.layers, second.layers, strict=False):
+        if layer.record.digest != again.record.digest:
+            allowed = may_differ.get(layer.record.digest, {})
+            yield from _layer_differences(one, layer, other, again, allowed)
+    if len(first.layers) != len(second.layers):
+        yield _Difference(f"{len(first.layers)} layers against {len(second.layers)}")
+
+
+def _layer_differences(
+    one: Store, layer: TitledLayer, other: Store, again: TitledLayer, allowed: Mapping[str, str]
+) -> Iterator[_Difference]:
+    before = {r.path: r for r in one.contents(layer.record)}
+    after = {r.path: r for r in other.contents(again.record)}
+    is_explained = False
+    for path in sorted(before.keys() | after.keys()):
+        title, a, b = f"layer {layer.title!r}: /{path}", before.get(path), after.get(path)
+        if a is None or b is None:
+            is_explained = True
+            yield _Difference(f"{title} is only in the {'first' if b is None else 'second'} build")
+            continue
+        differs = [f for f in _COMPARED if getattr(a, f) != getattr(b, f)]
+        if not differs:
+            continue
+        is_explained, field = True, differs[0]
+        text = f"{title} differs in {field}: {getattr(a, field)} against {getattr(b, field)}"
+        # other bytes are what a build declares: never another kind of file, mode or target
+        if (a.kind, a.mode, a.target) != (b.kind, b.mode, b.target):
+            yield _Difference(text, f"/{path}")
+        elif path in allowed:
+            yield _Difference(text, f"/{path}", allowed[path])
+        # the offsets of files in a foreign layer are not known
+        elif a.kind == Kind.FILE and not layer.record.is_foreign:
+            was = read_file(one.blob_path(layer.record.digest), a)
+            now = read_file(other.blob_path(again.record.digest), b)
+            at = first_difference(was, now)
+            shown = [f"0x{data[at]:02x}" if at < len(data) else "its end" for data in (was, now)]
+            where = f" ({section})" if (section := section_at(was, at)) else ""
+            text += f"; first at byte {at}{where}, {shown[0]} against {shown[1]}"
+            yield _Difference(text, f"/{path}")
+        else:
+            yield _Difference(text, f"/{path}")
+    if not is_explained:
+        yield _Difference(f"layer {layer.title!r}: the same files, packed differently")
+
+
+def first_difference(one: bytes, other: bytes) -> int:
+    """Where two texts differ first; where the shorter one ends, if that is all."""
+    low, high = 0, min(len(one), len(other))
+    # halved rather than walked: a program has a hundred million bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def section_at(data: bytes, offset: int) -> str:
+    """The part of an ELF file at an offset; empty where the file is none that can be read."""
+    if not data.startswith(elf.MAGIC64):
+        return ""
+    if offset < elf.HEAD_BYTES:
+        return "the ELF header"
+    try:
+        header = elf.read_header(data[: elf.HEAD_BYTES], len(data))
+        table = data[header.table_offset : header.table_offset + header.table_bytes]
+        sections = elf.read_sections(header, table, len(data))
+        names = elf.names_section(header, sections)
+        named = elf.named(sections, data[names.offset : names.end])
+    except elf.Unreadable:
+        return ""
+    inside = [x.name for x in named if x.name and x.offset <= offset < x.end]
+    return f"section {plain(inside[0])}" if inside else "between the sections of its ELF"
+
+
+def _settings(store: Store, built: Built) -> list[Any]:
+    """An image's settings and annotations, without its layers."""
+    config = json.loads(store.read_blob(built.record.config))
+    manifest = json.loads(store.read_blob(built.digest))
+    return [{k: v for k, v in config.items() if k != "rootfs"}, manifest.get("annotations")]

@@ -1,0 +1,303 @@
+"""A benchmark's run: its statement, its numbers computed again, and each input by its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from pipeline.artifacts.attest.envelope import SUFFIX
+from pipeline.artifacts.attest.names import BENCHMARK_RUN, HOST_FACTS, kind_of
+from pipeline.artifacts.attest.predicates import check_predicate
+from pipeline.artifacts.attest.statement import Statement
+from pipeline.artifacts.attest.strict import plain
+from pipeline.artifacts.store.store import Store, read_image_record
+from pipeline.core import errors, log
+from pipeline.core.files import sha256_of_file
+from pipeline.core.model import sha256_of
+from pipeline.evidence.statements.evidence_set import kept
+from pipeline.evidence.verify.artifact import open_file, open_image, open_layout, read_index
+from pipeline.evidence.verify.chain import Judge, judge_attached
+from pipeline.evidence.verify.evidence import EvidenceItem, attached_in, beside, distinct, gather
+from pipeline.evidence.verify.host_facts import HOST
+from pipeline.evidence.verify.signature import Opened, judge_signatures
+from pipeline.evidence.verify.verdict import Code, Node, Verdict, broken, changed, incomplete, stale
+from pipeline.evidence.verify.walk import Walk, walk
+from pipeline.evidence.verify.weights import judge_weights
+from pipeline.serving.bench.model import Run
+from pipeline.serving.bench.place import (
+    MOST_REQUESTS_BYTES,
+    REQUESTS_FILE,
+    RUN_FILE,
+    requests_digest,
+)
+from pipeline.serving.bench.record import read_run_value, run_of, workload_digest
+from pipeline.serving.bench.results.recompute import left_out, recomputed, recomputed_intervals
+from pipeline.serving.recipe import tiny
+from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.serve.run import recipe_digest
+from pipeline.weights.model import kept_locks
+from pipeline.weights.place import Place, find_places
+from pipeline.weights.sign.record import record_path
+
+# facts of a host are some hundred kilobytes; a folder that was named may hold anything
+_MOST_FACTS_BYTES = 64 << 20
+_MOST_FILES = 10_000
+_MOST_SHOWN = 10
+# Judges the files by a statement; the text is "signed" or "stated".
+Compare = Callable[[Statement, str], list[Node]]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Where to look for what a run names: a store, and folders of anything else."""
+
+    store: Store | None
+    folders: Sequence[Path] = ()
+
+
+def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: Behind) -> Walk:
+    """From the numbers of a run to who signed them, and to all that they depend on."""
+    path = folder / RUN_FILE
+    try:
+        data, value = read_run_value(path)
+        requests = requests_digest(folder, MOST_REQUESTS_BYTES)
+    except errors.RunInvalid as error:
+        return Walk(broken(str(folder), str(error)))
+    digest = sha256_of(data)
+
+    def compare(statement: Statement, how: str) -> list[Node]:
+        nodes = [_signed_file("result", RUN_FILE, digest, statement, how)]
+        if requests is not None:
+            return [*nodes, _signed_file("requests", REQUESTS_FILE, requests, statement, how)]
+        message = f"{REQUESTS_FILE} is not beside the run"
+        return [*nodes, Node("requests", Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)]
+
+    walks = [
+        judge_file_statement(item, BENCHMARK_RUN, "benchmark", judge, compare)
+        for item in distinct(items)
+    ]
+    if not items:
+        message = "there is none: nobody says that this was measured"
+        walks.append(Walk(incomplete("statement", message)))
+    try:
+        run = run_of(path, value)
+    except errors.RunInvalid as error:
+        walks.append(Walk(broken("result", str(error))))
+    else:
+        walks.append(Walk(_numbers(folder, run, has_requests=requests is not None)))
+        now, named = workload_digest(run.workload), run.inputs.workload
+        title, message = f"workload {run.workload.name}", f"{named}, part of the run"
+        workload = Node(title, message=message, part="workload")
+        if now != named:
+            message = f"is {now}, the run names {named}"
+            workload = Node("workload", Verdict.CHANGED, message, part="workload")
+        walks += [Walk(workload), *_inputs(run, sources, judge)]
+    believed = tuple(each for walked in walks for each in walked.believed)
+    return Walk(Node(f"{path} {digest}", children=tuple(w.node for w in walks)), believed)
+
+
+def judge_file_statement(
+    item: EvidenceItem, predicate_type: str, about: str, judge: Judge, compare: Compare
+) -> Walk:
+    """One envelope beside a file that must be of this type; `about` names what such state."""
+    if item.envelope is None:
+        return Walk(broken(item.name, item.error))
+    statement = item.envelope.statement
+    kind = kind_of(statement.predicate_type)
+    title = f"{kind} ({item.name})"
+    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
+    try:
+        if statement.predicate_type != predicate_type:
+            raise errors.RecordInvalid(f"is no statement about a {about}")
+        check_predicate(predicate_type, statement.predicate)
+    except errors.RecordInvalid as error:
+        return Walk(Node(title, children=(signature, broken("predicate", str(error)))))
+    nodes = [signature]
+    # what an unbelieved statement says was changed may be its own lie: then it counts for nothing
+    if signature.verdict is not Verdict.BROKEN:
+        nodes += compare(statement, "signed" if item.envelope.signatures else "stated")
+    opened = Opened(item.name, item.envelope, (signature,), tuple(keys))
+    node = Node(title, children=tuple(nodes), subject=kind)
+    return Walk(node, (opened,) if keys else ())
+
+
+def _signed_file(title: str, file: str, digest: str, statement: Statement, how: str) -> Node:
+    if statement.is_about(digest):
+        return Node(title, message=f"every byte as {how}")
+    return changed(title, f"{file} has {digest}, which was not {how}")
+
+
+def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
+    """Every metric computed again from the raw requests."""
+    title = "numbers"
+    if not has_requests:
+        message = f"cannot be computed again: {REQUESTS_FILE} is not beside the run"
+        return Node(title, Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)
+    try:
+        trials = list(recomputed(folder, run))
+        missing = left_out(folder, run)
+    except errors.RunInvalid as error:
+        return changed(title, str(error))
+    nodes = []
+    for trial in (trial for trial in trials if not trial.is_as_named):
+        message = f"the requests have {trial.digest}, the run names {trial.named}"
+        nodes.append(changed(f"{trial.place}/requests ({trial.name})", message))
+    wrong = [change for trial in trials for change in trial.changed]
+    if wrong := wrong + recomputed_intervals(run, trials):
+        children = []
+        for each in wrong[:_MOST_SHOWN]:
+            # people know a cell by its name, and each place begins with /cells/NUMBER
+            cell = run.cells[int(each.place.split("/")[2])].cell.name
+            message = f"is {each.now}, by its requests and samples it is {each.then}"
+            children.append(changed(plain(f"{each.place} (cell {cell})"), plain(message)))
+        message = f"{log.count(len(wrong), 'value')} changed"
+        if len(wrong) > _MOST_SHOWN:
+            message += f", the first {_MOST_SHOWN} are shown"
+        nodes.append(Node("recomputed", message=message, children=tuple(children)))
+    nodes += [changed("left out", plain(each)) for each in missing[:_MOST_SHOWN]]
+    if nodes:
+        return Node(title, children=tuple(nodes))
+    requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)
+    counts = f"{log.count(requests, 'request')} of {log.count(len(trials), 'trial')}"
+    return Node(title, message=f"the same again from {counts}")
+
+
+def _inputs(run: Run, sources: Behind, judge: Judge) -> list[Walk]:
+    """Each thing that the run names; one that is not found is missing, and never valid."""
+    client = f"{run.client.name} {run.client.version} {run.client.digest}"
+    parts = {
+        "image": _image(run.inputs.image, sources, judge),
+        "weights": _weights(run.inputs.weights, sources, judge),
+        "recipe": Walk(_recipe(run, sources, judge)),
+        HOST: _host(run.inputs.host, sources, judge),
+        "client": Walk(Node("client", message=client)),
+    }
+    return [replace(w, node=replace(w.node, part=part)) for part, w in parts.items()]
+
+
+def _missing(title: str, message: str) -> Walk:
+    return Walk(incomplete(title, message))
+
+
+def _titled(walked: Walk, title: str) -> Walk:
+    return replace(walked, node=replace(walked.node, title=f"{title} {walked.node.title}"))
+
+
+def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
+    if digest is None:
+        return _missing("image", "the run does not say which image served")
+    if (store := sources.store) is not None:
+        for path in store.image_paths():
+            try:
+                is_this = read_image_record(path).digest == digest
+            # `store check` reports it
+            except (errors.StoreDamaged, FileNotFoundError):
+                continue
+            if not is_this:
+                continue
+            name, platform = path.parts[-3], path.parts[-2].replace("-", "/", 1)
+            title = f"{name} {platform}"
+            try:
+                with store.in_use():
+                    items = gather(kept(store, name, platform, digest))
+                    opened = open_image(store.blob_path(digest).parent, digest, title)
+            except errors.PipelineError as error:
+                return Walk(broken(f"image {title} {digest}", str(error)))
+            given = (judge.trust, judge.checkout, judge.now)
+            return _titled(walk(opened, items, *given, gates_may_wait=True), "image")
+    # an OCI layout that was pulled or exported
+    for folder in (f for f in sources.folders if (f / "index.json").is_file()):
+        try:
+            opened = open_layout(folder)
+        except errors.PipelineError as error:
+            # a damaged layout of this image, and not merely one of another
+            with suppress(errors.PipelineError):
+                if any(each.digest == digest for each in read_index(folder).manifests):
+                    return Walk(broken(f"image {folder.name} {digest}", str(error)))
+            continue
+        if opened.digest == digest:
+            attached = attached_in(folder, digest)
+            attached.items += gather(beside(folder))
+            return _titled(judge_attached(opened, attached, judge), "image")
+    message = f"{digest} is not in the store here, nor in a layout that --look-in names"
+    return _missing("image", message)
+
+
+@cache
+def _tiny_digest() -> str:
+    return sha256_of(tiny.tiny_gguf())
+
+
+def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
+    if digest is None:
+        return _missing("weights", "the run does not say which weights were served")
+    if digest == _tiny_digest():
+        return Walk(Node("weights", message="the tiny model, which this code makes"))
+    locks = kept_locks(judge.checkout) if judge.checkout else []
+    for folder in sources.folders:
+        places: Sequence[Place] = ()
+        with suppress(errors.WeightsUnknown):
+            places = find_places(folder, locks)
+        for place in (place for place in places if place.lock.seal == digest):
+            record = record_path(place)
+            items = gather([record] if record.exists() else [])
+            return _titled(judge_weights(place, places, items, judge), "weights")
+    lock = next((lock for lock in locks if lock.seal == digest), None)
+    if lock is None:
+        return _missing("weights", f"no lock here has the seal {digest}")
+    files = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
+    message = f"the lock names {files}, which are not here (--look-in DIR)"
+    return _missing(f"weights {lock.name}", message)
+
+
+def _recipe(run: Run, sources: Behind, judge: Judge) -> Node:
+    name, digest = run.inputs.recipe_name, run.inputs.recipe
+    if name is None or digest is None:
+        return incomplete("recipe", "the run was not served from a recipe")
+    own = [judge.checkout.root / "recipes"] if judge.checkout else []
+    title = f"recipe {name}"
+    try:
+        now = recipe_digest(Recipes([*sources.folders, *own]).read(name))
+    except errors.PipelineError as error:
+        return incomplete(title, f"{digest} cannot be compared: {error}")
+    if now != digest:
+        return stale(title, f"has changed since: it is {now}, the run had {digest}")
+    return Node(title, message=digest)
+
+
+def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
+    if digest is None:
+        message = "no facts of the host were given"
+        return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN))
+    path = next((p for p in _facts_files(sources, judge) if sha256_of_file(p) == digest), None)
+    if path is None:
+        for other in _facts_files(sources, judge):
+            # a statement of those facts, beside a file that is another one by now
+            about = other.with_name(other.name.removesuffix(SUFFIX))
+            (item,) = gather([other]) if about != other and about.is_file() else (None,)
+            if item and item.envelope and item.envelope.statement.is_about(digest):
+                message = f"has {sha256_of_file(about)}, the run names {digest}"
+                return Walk(changed(f"{HOST} {about.name}", message))
+        return _missing(HOST, f"{digest} is in none of the folders here (--look-in DIR)")
+    # facts may be named by their statement, which is proof of itself
+    about = path.with_name(path.name.removesuffix(SUFFIX))
+    if not about.is_file():
+        return _missing(f"{HOST} {path.name}", "the facts are not beside their statement")
+    given = (judge.trust, judge.checkout, judge.now)
+    walked = _titled(walk(open_file(about), gather(beside(about)), *given, only=HOST_FACTS), HOST)
+    return replace(walked, node=replace(walked.node, subject=str(about)))
+
+
+def _facts_files(sources: Behind, judge: Judge) -> Iterator[Path]:
+    own = [judge.checkout.root / "records"] if judge.checkout else []
+    seen = 0
+    for folder in (f for f in (*sources.folders, *own) if f.is_dir()):
+        for path in sorted(folder.glob("*.json")):
+            seen += 1
+            if seen > _MOST_FILES:
+                raise errors.EvidenceBroken(f"{folder}: more than {_MOST_FILES} files")
+            if path.is_file() and path.stat().st_size <= _MOST_FACTS_BYTES:
+                yield path

@@ -1,0 +1,103 @@
+"""Which facts of a host differ from its record; fields that change by themselves are marked so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from pipeline.core.errors import FactsUnreadable
+from pipeline.core.files import read_plain
+from pipeline.core.known import Unknown
+from pipeline.core.model import Frozen
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.source import MOST_BYTES
+
+
+class Difference(Frozen):
+    """A field and how it changed. `lost` was known and is unknown now; `gained` is the opposite."""
+
+    field: str
+    kind: Literal["changed", "lost", "gained"]
+    before: str
+    after: str
+
+
+def read_facts(path: Path) -> HostFacts:
+    """Recorded facts, as `sm120 host facts --json` wrote them."""
+    cause: Exception | None = None
+    try:
+        data = read_plain(path, MOST_BYTES)
+        if data is not None:
+            return HostFacts.model_validate_json(data)
+        reason = f"it is larger than {MOST_BYTES} bytes"
+    except OSError as error:
+        cause, reason = error, str(error.strerror)
+    except ValidationError as error:
+        # without the names of our classes
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "its contents"
+        not_json = first["type"] == "json_invalid"
+        cause, reason = error, "it is not JSON" if not_json else f"{place}: {first['msg']}"
+    except RecursionError as error:
+        cause, reason = error, str(error).splitlines()[0]
+    raise FactsUnreadable(f"{path}: not a file of host facts: {reason}") from cause
+
+
+def compare(before: HostFacts, after: HostFacts) -> list[Difference]:
+    """Every field that differs, but for those declared volatile."""
+    return list(_model("", before, after))
+
+
+def _model(path: str, before: Frozen, after: Frozen) -> Iterator[Difference]:
+    for name, field in type(before).model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        old, new, within = getattr(before, name), getattr(after, name), extra.get("within")
+        known = not isinstance(old, Unknown) and not isinstance(new, Unknown)
+        near = isinstance(within, float) and known and abs(new - old) <= within * old
+        if not extra.get("volatile") and not near:
+            yield from _value(f"{path}{name}", old, new)
+
+
+def _value(path: str, before: Any, after: Any) -> Iterator[Difference]:
+    if isinstance(before, Unknown) or isinstance(after, Unknown):
+        # two reasons may be worded differently by another version
+        if type(before) is not type(after):
+            kind: Literal["lost", "gained"] = "lost" if isinstance(after, Unknown) else "gained"
+            yield Difference(field=path, kind=kind, before=_text(before), after=_text(after))
+    elif isinstance(before, Frozen) and type(before) is type(after):
+        yield from _model(f"{path}.", before, after)
+    elif isinstance(before, (list, dict)) and type(before) is type(after):
+        old, new = (x if isinstance(x, dict) else _keyed(x) for x in (before, after))
+        for key in sorted({*old, *new}):
+            if key in old and key in new:
+                yield from _value(f"{path}[{key}]", old[key], new[key])
+                continue
+            was, now = (_text(side[key]) if key in side else "(none)" for side in (old, new))
+            yield Difference(field=f"{path}[{key}]", kind="changed", before=was, after=now)
+    elif before != after:
+        yield Difference(field=path, kind="changed", before=_text(before), after=_text(after))
+
+
+def _keyed(values: list[Any]) -> dict[str, Any]:
+    """Lists by the name of each entry, so that one more does not change all others."""
+    keys = []
+    for place, value in enumerate(values):
+        # cards by their address: an index changes with the number of cards
+        name = getattr(value, "address", None) or getattr(value, "name", None)
+        named = f"{getattr(value, 'code', '')} {name}".strip() if isinstance(name, str) else ""
+        keys.append((named or str(place)) if isinstance(value, Frozen) else str(value))
+    # only their place distinguishes two of one name
+    unique = len(set(keys)) == len(keys)
+    return dict(zip(keys if unique else map(str, range(len(values))), values, strict=True))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Unknown):
+        return f"unknown: {value.unknown}"
+    # a difference is a row of a table
+    if isinstance(value, Frozen):
+        return value.model_dump_json()[:200]
+    return str(value)[:200]

@@ -1,0 +1,247 @@
+"""Judges the hosts of a fleet in parallel: promises, drift, rules over facts, function tests.
+
+Keeps host records on the controller: the facts of each host as of its last provisioning run.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+import tarfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+from pipeline.core.errors import FactsUnreadable
+from pipeline.core.files import write_bytes
+from pipeline.core.known import Known, Unknown, then, unknown
+from pipeline.core.model import Frozen
+from pipeline.hosts.facts import capture
+from pipeline.hosts.facts.drift import Difference, compare, read_facts
+from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.source import Capture, read_capture
+from pipeline.hosts.fleet.promised import Promised
+from pipeline.hosts.fleet.remote import Remote, Unreached, one_line
+from pipeline.hosts.fleet.result import FleetResult, HostResult, Row, not_tested
+from pipeline.hosts.probes import runner
+from pipeline.hosts.rules.judge import judge
+
+# of a play, in the folder of records
+CAPTURES = "captures"
+# nvidia-smi alone is asked four times, and may take seconds each on many cards
+_CAPTURE_S = 300.0
+# the script's own limit comes first, so that it can clean up
+_CLEAN_UP_S = 60.0
+# unlike /tmp, only root writes to it, and a boot empties it
+_FOLDER = Path("/run/sm120/probes")
+# host.promises.run.judge_promises
+Judge: TypeAlias = Callable[[Promised, Remote, Known[HostFacts], Sequence[str]], list[Row]]
+
+
+class VerifyOptions(Frozen):
+    """Which promises to judge, and what else."""
+
+    roles: tuple[str, ...] = ()
+    rules: bool = False
+    image: str | None = None
+    cuda: str | None = None
+    probe_arguments: tuple[str, ...] = ()
+    records: Path | None = None
+    save: Path | None = None
+
+
+def verify_fleet(
+    fleet: Sequence[Promised],
+    options: VerifyOptions,
+    judge_promises: Judge,
+    *,
+    jobs: int,
+    on_result: Callable[[HostResult], None],
+) -> FleetResult:
+    """Every host, some in parallel; one that is down does not hold up the others."""
+    remotes = [Remote(promised.connection) for promised in fleet]
+
+    def one(promised: Promised, remote: Remote) -> HostResult:
+        result = verify_host(promised, remote, options, judge_promises)
+        on_result(result)
+        return result
+
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        try:
+            return FleetResult(hosts=list(pool.map(one, fleet, remotes)))
+        except BaseException:
+            # Ctrl-C reaches this thread alone, and the pool waits for all others
+            for remote in remotes:
+                remote.hang_up()
+            raise
+
+
+def verify_host(
+    promised: Promised, remote: Remote, options: VerifyOptions, judge_promises: Judge
+) -> HostResult:
+    """One host."""
+    if promised.unreached is not None:
+        reason = promised.unreached.removeprefix("Task failed: ")
+        return HostResult(host=promised.host, unreached=_one_line(reason))
+    try:
+        with remote:
+            # the first command: a host that is down is reported once, not by every check
+            read = _facts(remote, promised.host)
+            rows = judge_promises(promised, remote, read, options.roles)
+            facts = None if isinstance(read, Unknown) else read
+            functions, output = run_functions(
+                remote, promised, facts, options.image, options.probe_arguments
+            )
+    except Unreached as why:
+        return HostResult(host=promised.host, unreached=_one_line(str(why)))
+    if options.save and facts:
+        save_facts(options.save, facts, functions)
+    before = recorded(options.records, promised.host)
+    return HostResult(
+        host=promised.host,
+        rows=rows,
+        rules=judge(facts, options.cuda) if options.rules and facts else [],
+        functions=functions,
+        output=output,
+        drift=compare(before, facts) if before and facts else None,
+    )
+
+
+def _facts(remote: Remote, host: str) -> Known[HostFacts]:
+    """The host's facts, captured by the code that captures this machine."""
+    code = one_line(Path(capture.__file__))
+    done = remote.run(f"python3 -c {shlex.quote(code)}", _CAPTURE_S)
+    if done.code != 0:
+        return unknown(f"the facts cannot be read: {done.message}")
+    return then(done.out, lambda data: gather(Capture.model_validate_json(data), host))
+
+
+def _one_line(text: str) -> str:
+    # Ansible and ssh may report many lines; a host has one row in the table
+    return " ".join(text.split())[:300]
+
+
+def run_functions(
+    remote: Remote,
+    promised: Promised,
+    facts: HostFacts | None,
+    image: str | None,
+    arguments: Sequence[str],
+) -> tuple[list[runner.ProbeRow], list[str]]:
+    """Run the function tests on a host, in a container of an engine image that the host has.
+
+    Returns rows, and output in which known issues are recognised; nothing where no image is named.
+    """
+    if image is None:
+        return [], []
+    if facts is not None and not facts.pci.gpus:
+        return [not_tested("no GPU is on the bus of this host: the function tests did not run")], []
+    runtime = promised.roles.container_runtime
+    engine = runtime.engine if runtime else "docker"
+    cards = runner.card_options(engine, facts.software.docker if facts is not None else None)
+    script = function_script(engine, image, arguments, cards)
+    done = remote.run(script, runner.LIMIT_S + _CLEAN_UP_S)
+    try:
+        report = runner.parse_report(done.out, "the function tests")
+    except FactsUnreadable:
+        # a script that was killed could not do it itself
+        remote.run(_clean_up(engine), _CLEAN_UP_S)
+        output = (done.err.strip() or done.out).decode(errors="replace")
+        reason = runner.last_message(output)
+        return [not_tested(f"the function tests gave no report: {reason}")], []
+    return report.rows, report.lines()
+
+
+def function_script(engine: str, image: str, arguments: Sequence[str], cards: Sequence[str]) -> str:
+    """A script that unpacks the tests, runs them in a container and prints their report.
+
+    The image's user is not root, so the folder of the report is open while the tests run.
+    """
+    packed = io.BytesIO()
+    # an argument has at most 128 KiB, see execve(2); the script is one
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=9) as tar:
+        for path in sorted(runner.WORKER.glob("*.py")):
+            tar.add(path, arcname=path.name)
+    code, report = _FOLDER / "code", _FOLDER / "report"
+    command = runner.container_command(
+        image, report, arguments, {}, worker=code, cards=cards, nccl=["@NCCL@"]
+    )
+    # whether the host has NCCL settings is seen only on it, by the lines before
+    run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
+    limit, settings, library = f"{runner.LIMIT_S:.0f}", runner.NCCL_SETTINGS, runner.NCCL_LIBRARY
+    return "\n".join(
+        [
+            f"{_clean_up(engine)}; mkdir -p {code} {report} || exit 1",
+            f"trap '{_clean_up(engine)}' EXIT",
+            f"chmod 755 {_FOLDER} {code} && chmod 777 {report}",
+            f"echo {base64.b64encode(packed.getvalue()).decode()} | base64 -d"
+            f" | tar -xz -C {code} || exit 1",
+            # the same settings and library that an engine on this host gets
+            f"set --; [ ! -f {settings} ] || set -- --env-file {settings}",
+            f'[ ! -d {library} ] || set -- "$@" --volume {library}:{library}:ro',
+            # stdout is for the report alone
+            f"timeout --kill-after=10 {limit} {run} >&2",
+            f'[ $? -ne 124 ] || echo "did not finish within {limit} s"  >&2',
+            # stderr above has the reason where there is no report
+            f"cat {report}/{runner.REPORT_NAME} 2>/dev/null",
+        ]
+    )
+
+
+def _clean_up(engine: str) -> str:
+    """Commands that remove the tests' container and folder, also those of an earlier run."""
+    return f"{engine} rm --force {runner.CONTAINER} >/dev/null 2>&1; rm -rf {_FOLDER}"
+
+
+class HostChanges(Frozen):
+    """One host and what a run changed on it; empty where nothing was captured before the run."""
+
+    host: str
+    changes: list[Difference]
+
+
+def record_path(folder: Path, host: str) -> Path:
+    """The file of a host's record."""
+    return folder / f"{host}.json"
+
+
+def recorded(folder: Path | None, host: str) -> HostFacts | None:
+    """A host's record, where there is one."""
+    path = record_path(folder, host) if folder else None
+    return read_facts(path) if path and path.exists() else None
+
+
+def keep_records(folder: Path) -> list[HostChanges]:
+    """Turn the captures of a play into records and delete them; returns the changes of each host.
+
+    A host whose run did not finish keeps the record of the run before.
+    """
+    hosts = []
+    for after in sorted((folder / CAPTURES).glob("*.after.json")):
+        host = after.name.removesuffix(".after.json")
+        now = gather(read_capture(after), host)
+        write_bytes(record_path(folder, host), _json(now))
+        before = after.with_name(f"{host}.before.json")
+        changes = compare(gather(read_capture(before), host), now) if before.exists() else []
+        hosts.append(HostChanges(host=host, changes=changes))
+        # a capture that stayed would be taken for one of the next run
+        after.unlink()
+        before.unlink(missing_ok=True)
+    return hosts
+
+
+def save_facts(folder: Path, facts: HostFacts, functions: Sequence[runner.ProbeRow]) -> None:
+    """Keep facts and function tests of a host for `host drift` and `host outliers`."""
+    write_bytes(record_path(folder, facts.host), _json(facts))
+    if functions:
+        rows = [r.model_dump(mode="json") for r in functions]
+        text = json.dumps({"functions": {"rows": rows}}, indent=2, sort_keys=True) + "\n"
+        write_bytes(folder / "checks" / f"{facts.host}.json", text.encode())
+
+
+def _json(facts: HostFacts) -> bytes:
+    return (facts.model_dump_json(indent=2) + "\n").encode()

@@ -1,0 +1,181 @@
+"""From the hosts' spec to exact packages, through one signed index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.core.errors import ResolveFailed, UnknownPackage
+from pipeline.hosts.lock_model import Part, TargetLock
+from pipeline.hosts.spec import HostSpec
+from pipeline.images.lock.closure import Alternatives, pin_of, read_relations, shown
+from pipeline.images.lock.debian import Stanza, version_key
+from pipeline.images.lock.debs import MAX_RELEASE_BYTES, Get, read_packages
+from pipeline.images.lock.openpgp import sha1_bound
+from pipeline.images.lock.release import read_keyring, read_release
+
+Accepts = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A place with a signed index: flat, as NVIDIA's are, or with suites, as a mirror may be."""
+
+    get: Get
+    keyring: Path
+    suite: str | None = None
+    components: Sequence[str] = ("main",)
+
+
+@dataclass
+class PackageIndex:
+    """All versions of all packages, newest first."""
+
+    date: str
+    # the key that signed the index, where nothing stronger than SHA-1 binds it
+    sha1_key: str = ""
+    stanzas: dict[str, list[Stanza]] = field(default_factory=dict)
+    providers: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, stanza: Stanza) -> None:
+        """Put a package into the index, also under the names it provides."""
+        self.stanzas.setdefault(stanza["Package"], []).append(stanza)
+        for (provided,) in read_relations(stanza.get("Provides", "")):
+            self.providers.setdefault(provided.name, []).append(stanza["Package"])
+
+    def newest(self, name: str, accepts: Accepts) -> Stanza | None:
+        """The newest version that is accepted."""
+        return next((s for s in self.stanzas.get(name, ()) if accepts(s["Version"])), None)
+
+
+def read_package_index(repository: Repository, architecture: str) -> PackageIndex:
+    """What the repository offers for one architecture, if its index is signed by the keyring."""
+    base = f"dists/{repository.suite}" if repository.suite else ""
+    inrelease = repository.get(f"{base}/InRelease" if base else "InRelease", MAX_RELEASE_BYTES)
+    release = read_release(inrelease, keyring=repository.keyring)
+    # a flat repository has one index, beside its Release file
+    folders = [f"{c}/binary-{architecture}" for c in repository.components] if base else [""]
+    # weak only where no signer is bound by more: apt needs one key that it accepts
+    weak = release.signers & sha1_bound(read_keyring(repository.keyring))
+    sha1_key = min(weak) if weak == release.signers else ""
+    index = PackageIndex(f"{release.date:%Y-%m-%dT%H:%M:%SZ}", sha1_key)
+    for folder in folders:
+        for stanza in read_packages(repository.get, base, release, folder):
+            if stanza.get("Architecture") in (architecture, "all"):
+                index.add(stanza)
+    for versions in index.stanzas.values():
+        versions.sort(key=lambda s: version_key(s["Version"]), reverse=True)
+    return index
+
+
+def refused_key(target: str, index: PackageIndex) -> str:
+    """The key because of which the target's apt refuses the repository; empty where it does not.
+
+    Debian 13's apt verifies with Sequoia, which rejects SHA-1 self-signatures since 2026-02-01
+    (NVIDIA/cuda-repo-management#30, #34, #39).
+    """
+    return index.sha1_key if target.startswith("debian-13/") else ""
+
+
+def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
+    """The exact packages of one system; each in one version, whichever part needs it."""
+    release = spec.cuda.release
+    # a branch alone means its newest driver
+    driver = spec.driver.version or f"{spec.driver.branch}"
+    choice = _Choice(index)
+    # the spec gives a lower bound only: the newest is taken
+    oldest = version_key(spec.container_toolkit.at_least)
+    return TargetLock(
+        index_date=index.date,
+        driver=choice.part(spec.driver.package_names(target), lambda v: _is_of(v, driver)),
+        cuda=choice.part(
+            [f"cuda-toolkit-{release.replace('.', '-')}"], lambda v: _is_of(v, release)
+        ),
+        container_toolkit=choice.part(
+            ["nvidia-container-toolkit"], lambda v: version_key(v) >= oldest
+        ),
+        nccl=choice.part(
+            # built once for each CUDA release, which its version ends with
+            ["libnccl2"],
+            lambda v: _is_of(v, spec.nccl.release) and v.endswith(f"+cuda{release}"),
+        ),
+    )
+
+
+def _is_of(version: str, release: str) -> bool:
+    """Whether a Debian version is of an upstream release: 13.0.2-1 is of 13.0."""
+    upstream = version.partition(":")[2] if ":" in version else version
+    return upstream == release or upstream.startswith((f"{release}.", f"{release}-"))
+
+
+@dataclass
+class _Choice:
+    """One version of each package that was needed so far."""
+
+    index: PackageIndex
+    chosen: dict[str, Stanza] = field(default_factory=dict)
+
+    def part(self, names: Sequence[str], accepts: Accepts) -> Part:
+        reached: dict[str, Stanza] = {}
+        todo = [self._root(name, accepts) for name in names]
+        while todo:
+            stanza = todo.pop()
+            name = stanza["Package"]
+            if name in reached:
+                continue
+            reached[name] = known = self.chosen.setdefault(name, stanza)
+            if known["Version"] != stanza["Version"]:
+                raise ResolveFailed(
+                    f"{name} is needed as {known['Version']} and as {stanza['Version']}"
+                )
+            for field_name in ("Pre-Depends", "Depends"):
+                for group in read_relations(stanza.get(field_name, "")):
+                    if (needed := self._resolve(group, stanza)) is not None:
+                        todo.append(needed)
+        # a flat repository writes ./name, a lock does not
+        pins = [
+            pin_of({**stanza, "Filename": stanza.get("Filename", "").removeprefix("./")})
+            for _, stanza in sorted(reached.items())
+        ]
+        return Part(packages=sorted(names), debs=pins)
+
+    def _root(self, name: str, accepts: Accepts) -> Stanza:
+        newest = self.index.newest(name, accepts)
+        if newest is not None:
+            return newest
+        offered = [s["Version"] for s in self.index.stanzas.get(name, ())]
+        if not offered:
+            raise UnknownPackage(
+                f"the repository has no package {name}",
+                "Check that it is the repository of this system.",
+            )
+        raise ResolveFailed(
+            f"{name}: no version satisfies the spec (offered: {', '.join(offered[:5])})",
+            "Correct lockfiles/host.yaml, or name a repository that has such a version.",
+        )
+
+    def _resolve(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
+        """The repository's package for a dependency; None where the system's own archive has it."""
+        # what is chosen already comes first: one version of each package for all parts
+        for relation in group:
+            known = self.chosen.get(relation.name)
+            if known is not None and relation.accepts(known["Version"]):
+                return known
+        first = group[0]
+        name = first.name
+        # it may only be provided; any rule would do, but two locks of one index must agree
+        if name not in self.index.stanzas:
+            name = min(self.index.providers.get(name, ()), default="")
+        if not name:
+            return None
+        # packages of one source go together, also where the dependency is loose
+        same = self.index.newest(name, lambda v: v == needed_by["Version"])
+        if same is not None and (name != first.name or first.accepts(same["Version"])):
+            return same
+        newest = self.index.newest(name, first.accepts)
+        if newest is None and len(group) == 1:
+            raise ResolveFailed(
+                f"{needed_by['Package']} needs {shown(group)}, which the repository does not offer"
+            )
+        return newest

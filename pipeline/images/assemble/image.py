@@ -1,0 +1,267 @@
+"""From a plan and finished layers to an image in the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.artifacts import oci
+from pipeline.artifacts.oci.record import ImageRecord, LayerRecord, TitledLayer
+from pipeline.artifacts.store.store import Store
+from pipeline.core import model
+from pipeline.core.errors import StoreDamaged, UnknownImage
+from pipeline.core.files import os_errors_explained
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.images.assemble import golden, manifest
+from pipeline.images.assemble.deflate import check_compressor
+from pipeline.images.assemble.entry import Entry, with_parents
+from pipeline.images.assemble.foreign import Foreign, base_layers, below, read_layers, require_fit
+from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.locked_layers import make_layers
+from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
+from pipeline.images.assemble.patch_series import patched_entries, refresh_series
+from pipeline.images.assemble.plan import ImagePlan, LayerKind, plan_image, require_few, work_for
+from pipeline.images.spec.checkout import Checkout
+
+if TYPE_CHECKING:
+    from pipeline.images.fetch.inputs import Fetcher
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A finished image: the plan that it follows, and what the store holds of it."""
+
+    plan: ImagePlan
+    record: ImageRecord
+    cached: bool
+    time_s: float = 0.0  # from the start of the build until this image was done
+
+    @property
+    def name(self) -> str:
+        return self.plan.spec.name
+
+    @property
+    def platform(self) -> str:
+        return self.plan.platform
+
+    @property
+    def digest(self) -> str:
+        return self.record.digest
+
+    @property
+    def layers(self) -> tuple[TitledLayer, ...]:
+        return self.record.layers
+
+    @property
+    def size_bytes(self) -> int:
+        return self.record.size_bytes
+
+
+@cache
+def code_digest() -> str:
+    """The builder's own code: after an upgrade a build assembles each image again, in a second."""
+    # oci holds the media types, descriptors and tar constants that images are written with, model
+    # the function that writes their JSON. An edited comment counts: a false alarm costs a second,
+    # and what Python makes of a source without comments differs between versions of Python.
+    folders = (Path(__file__).parent, Path(oci.__file__).parent)
+    sources = sorted(path for folder in folders for path in folder.glob("*.py"))
+    sources.append(Path(model.__file__))
+    return sha256_of(b"".join(path.read_bytes() for path in sources))
+
+
+def find_built(store: Store, plan: ImagePlan) -> Built | None:
+    """The image as built before, if its inputs are the same and every blob is still there."""
+    record = store.image_record(plan.spec.name, plan.platform)
+    # without reading the layers' bytes: `sm120 store check` reads those
+    if record is None or (record.key, record.code) != (plan.key, code_digest()):
+        return None
+    return Built(plan, record, cached=True) if _is_whole(store, record) else None
+
+
+def staleness(checkout: Checkout, store: Store, plan: ImagePlan) -> str:
+    """Why an image that the store holds is not the one of today's checkout; empty where it is."""
+    record = store.image_record(plan.spec.name, plan.platform)
+    if record is None or (record.key, record.code) == (plan.key, code_digest()):
+        return ""
+    if record.key == plan.key:
+        return "another version of this tool built it"
+    # a record has the digest of its inputs alone; the committed digest lists them by name
+    golden_images = golden.read_golden(checkout.golden_path).images
+    known = golden_images.get(f"{plan.spec.name}.{plan.architecture}")
+    inputs = known.inputs if known and known.digest == record.digest else {}
+    moved = [name for name in plan.inputs if inputs and inputs.get(name) != plan.inputs[name]]
+    return f"{', '.join(moved) or 'spec, lock or patches'} changed since it was built"
+
+
+def _is_whole(store: Store, record: ImageRecord) -> bool:
+    """Whether the store still holds all of an image."""
+    for layer in record.layers:
+        path = store.blob_path(layer.record.digest)
+        if not path.exists() or path.stat().st_size != layer.record.size_bytes:
+            return False
+    try:
+        store.read_blob(record.config)
+        store.read_blob(record.digest)
+    except StoreDamaged:
+        return False
+    return True
+
+
+def build_images(
+    checkout: Checkout,
+    store: Store,
+    plans: list[ImagePlan],
+    make_fetcher: Callable[[], Fetcher],
+    *,
+    keep_inputs: bool = False,
+    accept: bool = False,
+    judge: bool = True,
+) -> list[Built]:
+    """Builds all images, sharing downloads and layers; nothing is done twice.
+
+    With `judge`, an image that is not its golden digest is an error. The fetcher is made only
+    when something must be fetched: a build with nothing to do uses no network.
+    """
+    start, done = time.monotonic(), list[Built]()
+    if todo := [plan for plan in plans if find_built(store, plan) is None]:
+        check_compressor()
+    work = work_for(todo, store)
+    if work.missing or work.bases:
+        # before the first download, not after most of them
+        store.need_space(work.disk_bytes)
+        fetcher = make_fetcher()
+        for base in work.bases:
+            fetcher.bases.bring(base)
+            read_layers(store, base)
+        # after the bases were read, before gigabytes of wheels are fetched for them
+        require_fit(store, todo)
+        if work.missing:
+            make_layers(store, work, fetcher, keep_inputs=keep_inputs)
+    if accept:
+        # takes edited patches as they are now, and plans again with the hashes that they give
+        for plan in plans:
+            refresh_series(checkout, plan, _wheel_tree(store, plan))
+        plans = [plan_image(checkout, plan.spec.name, plan.platform) for plan in plans]
+    for plan in plans:
+        built = _finish(checkout, store, plan, accept=accept, judge=judge)
+        done.append(replace(built, time_s=time.monotonic() - start))
+    return done
+
+
+def _finish(
+    checkout: Checkout, store: Store, plan: ImagePlan, *, accept: bool, judge: bool
+) -> Built:
+    """Assembles the image from its layers and compares it with its golden digest."""
+    built, diff = find_built(store, plan), None
+    if built is None:
+        record, diff = _assemble(checkout, store, plan)
+        built = Built(plan, record, cached=False)
+    layers = {x.title: x.record.digest for x in built.layers}
+    got = golden.GoldenImage(digest=built.digest, inputs=plan.inputs, layers=layers)
+    label = f"{plan.spec.name}.{plan.architecture}"
+    # before the image gets its name: a refused one must not be found as built
+    if accept:
+        golden.accept_golden(checkout.golden_path, label, got)
+    if judge:
+        golden.check_golden(golden.read_golden(checkout.golden_path), label, got)
+    # an image that was there keeps its name and its diff
+    if diff is not None:
+        folder = store.image_folder(plan.spec.name, plan.platform)
+        store.write(folder / "patches.diff", diff.encode())
+        store.keep_image(plan.spec.name, plan.platform, built.record)
+    return built
+
+
+def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageRecord, str]:
+    """Puts an image's layers in order, makes its own ones, and writes config and manifest."""
+    layers: list[TitledLayer] = []
+    if plan.base:
+        base = find_built(store, plan.base)
+        layers += (base.record if base else _assemble(checkout, store, plan.base)[0]).layers
+    if plan.lock.base_image:
+        layers += base_layers(store, plan.lock.base_image)
+    keys = [(x.title, x.key) for x in plan.layers] + [(x.title, x.key) for x in plan.trees]
+    for title, key in keys:
+        layers.append(TitledLayer(title=title, record=_pinned(store, key, title)))
+    foreign = Foreign(store, plan.foreign) if plan.foreign else None
+    tree = _wheel_tree(store, plan)
+    if own := _own_layer(checkout, store, plan, layers, tree, foreign):
+        layers.append(TitledLayer(title=f"{plan.spec.name} files", record=own))
+    patched = patched_entries(checkout, plan, tree)
+    if patched.entries:
+        layers.append(TitledLayer(title="patches", record=_thin_layer(store, patched.entries)))
+    require_few(plan.spec.name, len(layers))
+    runs_on = below(checkout, plan, foreign) if foreign else None
+    config = canonical_json(manifest.image_config(plan, layers, runs_on))
+    described = manifest.config_descriptor(config)
+    document = canonical_json(manifest.image_manifest(plan, described, layers))
+    image = ImageRecord(
+        key=plan.key,
+        code=code_digest(),
+        config=store.put_blob(config),
+        descriptor=manifest.image_descriptor(plan, document),
+        layers=tuple(layers),
+        base=tuple(x.digest for x in plan.foreign.documents) if plan.foreign else (),
+    )
+    store.put_blob(document)
+    # another process may have deleted files of the store meanwhile
+    if not _is_whole(store, image):
+        raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
+    return image, patched.diff
+
+
+def _pinned(store: Store, key: str, title: str) -> LayerRecord:
+    record = store.layer(key)
+    if record is None:
+        raise StoreDamaged(f"the layer of {title} is gone from the store")
+    return record
+
+
+def _wheel_tree(store: Store, plan: ImagePlan) -> WheelTree:
+    wheels = [x for x in plan.all_layers() if x.kind is LayerKind.WHEELS]
+    return WheelTree(store, [_pinned(store, x.key, x.title) for x in wheels])
+
+
+def wheel_tree(store: Store, plan: ImagePlan) -> WheelTree:
+    """The files of an image's wheels, which an earlier build put into the store."""
+    lacking = [x for x in plan.all_layers() if not store.layer(x.key)]
+    if lacking:
+        message = f"{plan.spec.name}: {lacking[0].title} is not in the store yet"
+        raise UnknownImage(message, f"Run `sm120 build {plan.spec.name} --accept` first.")
+    return _wheel_tree(store, plan)
+
+
+def _own_layer(
+    checkout: Checkout,
+    store: Store,
+    plan: ImagePlan,
+    lower: list[TitledLayer],
+    tree: WheelTree,
+    foreign: Foreign | None,
+) -> LayerRecord | None:
+    """The image's own files; cached, so that an edited patch need not visit all paths."""
+    parts = plan.spec.model_dump(mode="json", include={"name", "python", "cuda", "files"})
+    digests = [x.record.digest for x in lower]
+    # the layers below decide which folders and winners are written again
+    key = sha256_of(canonical_json([parts, plan.inputs["files"], digests, code_digest()]))
+    if known := store.layer(key):
+        return known
+    entries = own_entries(checkout, plan, tree, foreign)
+    if not entries:
+        return None
+    # a layer replaces the folders it names, so they are written as they are below
+    entries += folders_above(entries, [store.contents(x.record) for x in lower], plan)
+    return _thin_layer(store, entries, key)
+
+
+def _thin_layer(store: Store, entries: list[Entry], key: str | None = None) -> LayerRecord:
+    """Writes a small layer at once, in this process."""
+    with store.new_blob() as blob:
+        with os_errors_explained(blob.path), blob.path.open("wb") as out:
+            written = write_layer(with_parents(entries), out)
+        blob.keep(written.record.digest)
+    return store.keep_layer(key or written.record.digest, written)

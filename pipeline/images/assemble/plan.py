@@ -1,0 +1,322 @@
+"""What a build will do, worked out from specs, locks and the store before the first byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import SpecInvalid
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.images.assemble.venv import Venv
+from pipeline.images.lock.model import BasePin, ImageLock, LayerPin, Pin, WheelPin, current_lock
+from pipeline.images.lock.source import SourceLock, current_source_lock
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import Account, CompiledSpec, ImageSpec
+from pipeline.images.spec.source import BuildSpec, OutputSpec, SourceSpec
+
+# Raised when the same inputs would give other bytes; part of every layer's key.
+FORMAT = 1
+# Raised when the same source, toolchain and steps would give another compiled tree.
+TREE_FORMAT = 1
+# Fields of a build that only help to plan or to judge it: they decide none of its bytes. The
+# toolchain's own key covers its platform, and `TreePlan.inputs` lists the outputs separately.
+BUILD_HINTS = frozenset({"cpu_minutes", "job_memory_mb", "silent_minutes", "platforms"})
+BUILD_HINTS |= {"may_differ", "toolchain_platform", "outputs", "cpu_checked"}
+# Raised when the same foreign layer would be listed otherwise.
+READER = 1
+# A wheel this large has a layer of its own, shared between images and pushed once.
+BIG_WHEEL_BYTES = 16_000_000
+# below the 127 that engines mount, with room for the layers of images built on it
+MOST_LAYERS = 100
+DEFAULT_VENV = Venv()
+
+
+class LayerKind(Enum):
+    """What a layer is made of."""
+
+    ROOT = "debian root"
+    DEBS = "debs"
+    WHEELS = "wheels"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """A layer whose bytes follow from locked files alone."""
+
+    title: str
+    kind: LayerKind
+    architecture: str
+    pins: tuple[Pin, ...]
+    venv: Venv = DEFAULT_VENV
+    prefer: tuple[str, ...] = ()
+    rewrite_record: tuple[str, ...] = ()
+    accounts: tuple[Account, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The digest of everything that decides the layer's bytes."""
+        parts = {
+            "format": FORMAT,
+            "kind": self.kind.value,
+            # a wheel's file name has its platform; pure ones give one layer for both
+            "architecture": self.architecture if self.kind is not LayerKind.WHEELS else "",
+            # neither address nor path: a mirror may move files
+            "pins": [[p.file, p.sha256] for p in self.pins],
+            "venv": [self.venv.version, self.venv.root],
+            "prefer": self.prefer,
+            "rewrite_record": self.rewrite_record,
+            "accounts": [a.model_dump() for a in self.accounts],
+        }
+        return sha256_of(canonical_json(parts))
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(p.size_bytes for p in self.pins)
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """A source compiled in one way for one platform."""
+
+    source: SourceSpec
+    name: str  # of the build
+    platform: str
+    lock: SourceLock
+    toolchain: ImagePlan
+    own: tuple[str, ...]  # the digests of our files and patches, in their order
+
+    @property
+    def build(self) -> BuildSpec:
+        return self.source.builds[self.name]
+
+    @property
+    def outputs(self) -> list[OutputSpec]:
+        """The results of compiling: those of every build of the source, then its own."""
+        return [*self.source.outputs, *self.build.outputs]
+
+    @property
+    def title(self) -> str:
+        return f"{self.source.name} ({self.name})"
+
+    @cached_property
+    def inputs(self) -> dict[str, object]:
+        """All that decides its bytes, by name, without the fields that only help to plan."""
+        return {
+            "format": TREE_FORMAT,
+            "platform": self.platform,
+            "tree": self.lock.tree,
+            "build": self.build.model_dump(mode="json", by_alias=True, exclude={*BUILD_HINTS}),
+            "outputs": [x.model_dump(mode="json", by_alias=True) for x in self.outputs],
+            "files": [[file.to, file.mode] for file in self.source.files],
+            "own": list(self.own),
+            "toolchain": self.toolchain.key,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """The store keeps its layer under this key."""
+        return sha256_of(canonical_json(self.inputs))
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """One image for one platform: its spec, its lock, and the layers that come from pins."""
+
+    spec: ImageSpec
+    platform: str
+    lock: ImageLock
+    layers: tuple[LayerPlan, ...]
+    base: ImagePlan | None
+    inputs: dict[str, object]  # all that decides the image, by name
+    trees: tuple[TreePlan, ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        """The digest of everything that decides the image: `nothing to do` depends on it."""
+        return sha256_of(canonical_json(self.inputs))
+
+    @property
+    def architecture(self) -> str:
+        return self.platform.partition("/")[2]
+
+    @property
+    def venv(self) -> Venv:
+        if self.spec.python:
+            return Venv(version=self.spec.python.version)
+        # an image without wheels of its own has the environment of its base
+        return self.base.venv if self.base else Venv()
+
+    def chain(self) -> list[ImagePlan]:
+        """The plans from the root image to this one."""
+        return [*(self.base.chain() if self.base else []), self]
+
+    @property
+    def foreign(self) -> BasePin | None:
+        """The foreign image at the bottom of the chain, if there is one."""
+        return self.chain()[0].lock.base_image
+
+    def find_wheel(self, project: str) -> WheelPin | None:
+        """The wheel of a project that counts in the image: its own, else that of its base."""
+        own = next((pin for pin in self.lock.wheels if pin.name == project), None)
+        return own or (self.base.find_wheel(project) if self.base else None)
+
+    @property
+    def entrypoint(self) -> list[str]:
+        """What the image starts: its own program, else that of its base."""
+        return self.spec.entrypoint or (self.base.entrypoint if self.base else [])
+
+    def all_layers(self) -> list[LayerPlan]:
+        return [layer for plan in self.chain() for layer in plan.layers]
+
+    def all_trees(self) -> list[TreePlan]:
+        return [tree for plan in self.chain() for tree in plan.trees]
+
+
+def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
+    """Everything that can be known without network or disk work; refuses stale locks."""
+    root, *others = checkout.chain(name, platform)
+    plan = _plan_on(checkout, root, platform, None)
+    for spec in others:
+        plan = _plan_on(checkout, spec, platform, plan)
+    return plan
+
+
+def _plan_on(
+    checkout: Checkout, spec: ImageSpec, platform: str, base: ImagePlan | None
+) -> ImagePlan:
+    folder = checkout.folder(spec.name)
+    for file in spec.files:
+        if not (folder / file.source).is_file():
+            raise SpecInvalid(f"{spec.name}: files: {file.source} is not in the image's folder")
+    lock = current_lock(checkout, spec, platform)
+    layers = tuple(_layers(spec, lock, platform.partition("/")[2]))
+    trees = tuple(plan_tree(checkout, each, platform) for each in spec.compiled)
+    series, patches = checkout.series(spec), (folder / (spec.patches or "")).parent
+    # by name, so that a golden digest can report which of them changed
+    inputs: dict[str, object] = {
+        "format": FORMAT,
+        "spec": sha256_of(canonical_json(spec.dumped())),
+        "lock": lock.seal,
+        "base": base.key if base else None,
+        "files": [_file_digest(folder / file.source) for file in spec.files],
+        "patches": [_file_digest(patches / p.file) for p in series.patches],
+        "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
+    }
+    if trees:
+        inputs["compiled"] = [tree.key for tree in trees]
+    plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees)
+    # refuses an image on a base with too many layers before anything is fetched
+    foreign_layers = len(plan.foreign.layers) if plan.foreign else 0
+    require_few(spec.name, len(plan.all_layers()) + len(plan.all_trees()) + foreign_layers)
+    return plan
+
+
+def plan_tree(checkout: Checkout, compiled: CompiledSpec, platform: str) -> TreePlan:
+    """What a compiled tree is made of; refuses a stale lock, and a toolchain compiled itself."""
+    source = checkout.source(compiled.source)
+    build = checkout.source_build(compiled.source, compiled.build, platform)
+    lock = current_source_lock(checkout.source_lock_path(source.name), source)
+    runs_on = build.toolchain_platform or platform
+    if runs_on not in checkout.spec(build.toolchain).platforms:
+        raise SpecInvalid(f"{source.name}: toolchain: {build.toolchain} is not for {runs_on}")
+    toolchain = plan_image(checkout, build.toolchain, runs_on)
+    if toolchain.all_trees():
+        raise SpecInvalid(
+            f"{source.name}: toolchain: {build.toolchain} holds compiled trees; use one of packages"
+        )
+    folder = checkout.source_folder(source.name)
+    names = [*(f.source for f in source.files), *(p.file for p in source.patches)]
+    own = tuple(_file_digest(folder / name) for name in names)
+    if "missing" in own:
+        absent = names[own.index("missing")]
+        raise SpecInvalid(f"{source.name}: {absent} is not in the source's folder")
+    return TreePlan(source, compiled.build, platform, lock, toolchain, own)
+
+
+def require_few(name: str, layers: int) -> None:
+    """Container engines stop at about 127 layers, and some tools earlier."""
+    if layers >= MOST_LAYERS:
+        raise SpecInvalid(f"{name}: has {layers} layers, at most {MOST_LAYERS - 1} are allowed")
+
+
+def _layers(spec: ImageSpec, lock: ImageLock, architecture: str) -> Iterator[LayerPlan]:
+    """A layer for all .debs, one for each big wheel in order of name, one for all small wheels."""
+    if lock.debs:
+        kind = LayerKind.ROOT if spec.debian else LayerKind.DEBS
+        title = f"{len(lock.debs)} {'' if spec.debian else 'more '}Debian packages"
+        yield LayerPlan(title, kind, architecture, tuple(lock.debs), accounts=tuple(spec.accounts))
+    if spec.python is None:
+        return
+    small = tuple(w for w in lock.wheels if w.size_bytes < BIG_WHEEL_BYTES)
+    groups: list[tuple[WheelPin, ...]] = [(w,) for w in lock.wheels if w not in small]
+    for pins in [*groups, small] if small else groups:
+        names = {w.name for w in pins}
+        title, prefer = f"{pins[0].name} {pins[0].version}", tuple[str, ...]()
+        if pins is small:
+            title = f"{len(small)} small wheels"
+            prefer = tuple(n for n in spec.python.prefer if n in names)
+        venv, untrue = Venv(version=spec.python.version), names & set(spec.python.rewrite_record)
+        wheels, record = LayerKind.WHEELS, tuple(sorted(untrue))
+        yield LayerPlan(title, wheels, architecture, pins, venv, prefer, record)
+
+
+def _file_digest(path: Path) -> str:
+    return sha256_of(path.read_bytes()) if path.is_file() else "missing"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work that remains for a set of images."""
+
+    missing: tuple[LayerPlan, ...]
+    cached: tuple[LayerPlan, ...]
+    fetch: tuple[Pin, ...]
+    bases: tuple[BasePin, ...] = ()  # foreign ones, of which something is missing
+    base_bytes: int = 0  # to be fetched of them
+
+    @property
+    def fetch_bytes(self) -> int:
+        return sum(p.size_bytes for p in self.fetch)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Room for the downloads in flight and for the layers that stay."""
+        layers = sum(layer_bytes_guess(layer) for layer in self.missing)
+        # downloads in flight, at their worst; big ones are removed once they are a layer
+        largest = sorted((p.size_bytes for p in self.fetch), reverse=True)[:8]
+        small = sum(p.size_bytes for p in self.fetch if p.size_bytes < BIG_WHEEL_BYTES)
+        return layers + sum(largest) + small + self.base_bytes
+
+
+def layer_bytes_guess(layer: LayerPlan) -> int:
+    """A wheel's layer has the wheel's size; .debs grow, as xz packs tighter than gzip."""
+    return int(layer.input_bytes * (1.01 if layer.kind is LayerKind.WHEELS else 1.5))
+
+
+def foreign_key(layer: LayerPin) -> str:
+    """The store keeps the contents of a foreign base's layer under this key."""
+    # in one table with our own layers, so the first part keeps the keys apart
+    parts = ["foreign layer", READER, layer.digest, layer.diff_id, layer.media_type]
+    return sha256_of(canonical_json(parts))
+
+
+def work_for(plans: Sequence[ImagePlan], store: Store) -> Work:
+    """Which layers are missing and which files must be fetched for them."""
+    by_key = {layer.key: layer for plan in plans for layer in plan.all_layers()}
+    cached = [layer for layer in by_key.values() if store.layer(layer.key)]
+    missing = [layer for layer in by_key.values() if not store.layer(layer.key)]
+    pins: dict[str, Pin] = {p.sha256: p for layer in missing for p in layer.pins}
+    fetch = [p for p in pins.values() if not store.has_input(p.sha256, p.size_bytes)]
+    lacking = []
+    for base in {str(p.foreign): p.foreign for p in plans if p.foreign}.values():
+        sizes = [(store.blob_path(x.digest), x.size_bytes) for x in base.documents]
+        is_whole = all(path.exists() and path.stat().st_size == n for path, n in sizes)
+        if not is_whole or not all(store.layer(foreign_key(layer)) for layer in base.layers):
+            lacking.append(base)
+    blobs = {x.digest: x.size_bytes for b in lacking for x in (*b.documents, *b.blobs)}
+    absent = sum(n for digest, n in blobs.items() if not store.blob_path(digest).exists())
+    return Work(tuple(missing), tuple(cached), tuple(fetch), tuple(lacking), absent)

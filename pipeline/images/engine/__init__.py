@@ -1,0 +1,1 @@
+"""The command-line flags of the engines, as each image's own parser knows them."""

@@ -1,0 +1,263 @@
+"""Locked files into the store: in parallel, resumable, checked on arrival or not kept.
+
+What is there already is hashed again before it is used: a store can come from a backup or a CI
+cache, and a file that was put there has the right name and size, too. That costs a second for a
+gigabyte, and finds any change made before the build began. It is no defence against a program that
+writes to the store while it is built from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import BinaryIO
+
+from pipeline.artifacts.store.store import Store
+from pipeline.core import errors, log
+from pipeline.core.files import (
+    is_whole,
+    keep,
+    link_or_copy,
+    need_space_for_copies,
+    os_errors_explained,
+    size_so_far,
+)
+from pipeline.core.log import Bar, Gauge
+from pipeline.core.net.http import Client, download
+from pipeline.core.net.settings import folder_of
+from pipeline.images.fetch.base import Bases
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.fetch.sources import Place, Sources
+from pipeline.images.lock.model import BasePin, Pin
+
+# Large files keep the line busy, small ones wait for answers: some threads begin at each end.
+LARGE_FIRST, SMALL_FIRST = 4, 6
+_CHUNK_BYTES = 1 << 20  # between two looks for Ctrl-C
+
+Result = tuple[Pin, Path | Exception]
+
+
+class Fetcher:
+    """Brings pins into the store from wherever this machine may ask."""
+
+    def __init__(
+        self,
+        store: Store,
+        client: Client,
+        sources: Sources,
+        *,
+        offline: bool,
+        bases: BaseSettings | None = None,
+    ) -> None:
+        self._store, self._client, self._sources = store, client, sources
+        self.offline = offline
+        folders = tuple(f for m in client.settings.mirrors if (f := folder_of(m)))
+        chosen = bases or BaseSettings()
+        chosen = replace(chosen, folders=(*folders, *chosen.folders))
+        self.bases = Bases(store, chosen, offline=offline)
+
+    def fetch(self, pin: Pin, bar: Bar) -> Path:
+        """One file, downloaded once even if two processes want it."""
+        final = self._store.input_path(pin.sha256)
+        # by content, not by image: two builds often want the same wheel at the same time
+        with self._store.locked(f"input-{pin.sha256}", self._client.stop):
+            if self._store.has_input(pin.sha256, pin.size_bytes):
+                gauge = Gauge(bar)
+                with final.open("rb") as handle:
+                    if _hashed(handle, gauge, self._client.stop) == pin.sha256:
+                        return final
+                gauge.at(0)
+                log.say(f"{pin.file}: the store's copy is not the locked file and is removed")
+                final.unlink(missing_ok=True)
+            self._try_all(pin, bar)
+            keep(self._store.partial_path(pin.sha256), final)
+        return final
+
+    def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Generator[tuple[Pin, Path]]:
+        """Yield each file as it is done.
+
+        Use it under `contextlib.closing`, so that its threads end when the caller does.
+        """
+        if self.offline:
+            self._require_near(pins)
+        # a deque's ends may be taken from by several threads without a lock
+        todo = deque(sorted(pins, key=lambda p: p.size_bytes))
+        done: SimpleQueue[Result] = SimpleQueue()
+
+        def work(take: Callable[[], Pin]) -> None:
+            while not self._client.stop.is_set():
+                try:
+                    pin = take()
+                except IndexError:
+                    return
+                try:
+                    done.put((pin, self.fetch(pin, bar)))
+                except Exception as error:
+                    # also a defect of ours: without it the other end would wait for ever
+                    done.put((pin, error))
+
+        takers = [todo.pop] * LARGE_FIRST + [todo.popleft] * SMALL_FIRST
+        threads = [
+            threading.Thread(target=work, args=(take,), daemon=True) for take in takers[: len(pins)]
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in pins:
+                pin, got = done.get()
+                if isinstance(got, Exception):
+                    raise got
+                yield pin, got
+        finally:
+            # threads wait in recv(); closing their sockets is the only way to end them
+            self._client.hang_up()
+            self._client.join(threads)
+
+    def _require_near(self, pins: Sequence[Pin]) -> None:
+        """With --offline: say at once how much is missing, not only the first file."""
+        missing = [
+            pin
+            for pin in pins
+            if not self._store.has_input(pin.sha256, pin.size_bytes)
+            and not any(True for find in self._sources.finders(pin, offline=True) for _ in find())
+        ]
+        if len(missing) == 1:
+            raise self._verdict(missing[0], [])
+        if missing:
+            largest = max(missing, key=lambda pin: pin.size_bytes)
+            files = log.count(len(missing), "file is", "files are")
+            raise errors.OfflineMiss(f"{files} not in the store, such as {largest.file}")
+
+    def _try_all(self, pin: Pin, bar: Bar) -> None:
+        """Take the first place that delivers; remember why the others did not."""
+        failures: list[errors.PipelineError] = []
+        partial, stop = self._store.partial_path(pin.sha256), self._client.stop
+        sha256, size = pin.sha256, pin.size_bytes
+
+        def take(place: Place) -> None:
+            gauge = Gauge(bar)
+            try:
+                if place.local:
+                    return _copy(pin, Path(place.where), partial, gauge, stop)
+                download(
+                    self._client, place.where, partial, sha256=sha256, size_bytes=size, bar=gauge
+                )
+            except BaseException:
+                gauge.at(0)
+                raise
+
+        for find in self._sources.finders(pin, offline=self.offline):
+            try:
+                for place in find():
+                    try:
+                        return take(place)
+                    except (errors.SourceUnreachable, errors.DigestMismatch) as error:
+                        failures.append(error)
+            except (
+                errors.SourceUnreachable,
+                errors.DigestMismatch,
+                errors.MirrorUnknown,
+            ) as error:
+                failures.append(error)
+        raise self._verdict(pin, failures)
+
+    def _verdict(self, pin: Pin, failures: list[errors.PipelineError]) -> errors.PipelineError:
+        """The most telling of several failures."""
+        # that a source has other bytes matters more than that the next one does not answer
+        wrong = [f for f in failures if isinstance(f, errors.DigestMismatch)]
+        if wrong:
+            return wrong[0]
+        if self.offline:
+            return errors.OfflineMiss(f"{pin.file}: not in the store")
+        if len(failures) == 1:
+            return failures[0]
+        reasons = "; ".join(str(f) for f in failures) or "no source has it"
+        return errors.SourceUnreachable(f"{pin.file}: {reasons}")
+
+
+def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event) -> None:
+    """From a folder: copied, and judged like any download."""
+    try:
+        with source.open("rb") as handle:
+            # of the open file: what lies under the name may change
+            if os.fstat(handle.fileno()).st_size != pin.size_bytes:
+                raise errors.DigestMismatch(
+                    f"{source}: is not of the locked {pin.size_bytes} bytes"
+                )
+            with os_errors_explained(partial), partial.open("wb") as out:
+                got = _hashed(handle, bar, stop, out)
+    except OSError as error:
+        raise errors.SourceUnreachable(f"{source}: {error.strerror}") from error
+    if got != pin.sha256:
+        partial.unlink()
+        raise errors.DigestMismatch(f"{source}: locked as {pin.sha256}, it holds {got}")
+
+
+def _hashed(source: BinaryIO, bar: Bar, stop: threading.Event, out: BinaryIO | None = None) -> str:
+    sha = hashlib.sha256()
+    while chunk := source.read(_CHUNK_BYTES):
+        if stop.is_set():
+            raise errors.Interrupted("stopped")
+        if out is not None:
+            out.write(chunk)
+        sha.update(chunk)
+        bar.advance(len(chunk))
+    return sha.hexdigest()
+
+
+def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> int:
+    """Fetch all pins and put them into `folder` under their own names; returns the bytes."""
+    with os_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    todo = [p for p in pins if not is_whole(folder / p.file, f"sha256:{p.sha256}", p.size_bytes)]
+    total = sum(p.size_bytes for p in todo)
+    absent = [p for p in todo if not store.has_input(p.sha256, p.size_bytes)]
+    begun = [size_so_far(store.partial_path(p.sha256)) for p in absent]
+    store.need_space(sum(max(0, p.size_bytes - n) for p, n in zip(absent, begun, strict=True)))
+    need_space_for_copies(store.root, folder, total)
+    title = f"Collecting {log.count(len(todo), 'file')}, {log.size(total)}"
+    with (
+        log.step(title),
+        log.progress("fetched", total) as bar,
+        closing(fetcher.fetch_all(todo, bar)) as arrivals,
+    ):
+        for pin, path in arrivals:
+            with os_errors_explained(folder):
+                _place(path, folder / pin.file)
+    return sum(p.size_bytes for p in pins)
+
+
+def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> list[int]:
+    """The documents and layers of a foreign base by their hashes; returns the bytes of each."""
+    place = folder / "sha256"
+    sizes = {x.digest: x.size_bytes for x in (*pin.documents, *pin.blobs)}
+    need_space_for_copies(store.root, folder, sum(sizes.values()))
+    fetcher.bases.bring(pin)
+    with os_errors_explained(folder):
+        place.mkdir(parents=True, exist_ok=True)
+        for digest in sizes:
+            _place(store.blob_path(digest), place / digest.removeprefix("sha256:"))
+    return list(sizes.values())
+
+
+def _place(source: Path, target: Path) -> None:
+    """A link where the disk allows it; else a copy that gets its name only when whole."""
+    if target.is_dir():
+        raise errors.StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
+    # beside the target, so that the rename stays on one disk
+    partial = target.with_name(f".{target.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        link_or_copy(source, partial)
+        os.replace(partial, target)
+    except BaseException:
+        # a disk that is full, or Ctrl-C in the middle of a copy
+        partial.unlink(missing_ok=True)
+        raise

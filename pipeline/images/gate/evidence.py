@@ -1,0 +1,121 @@
+"""The results of an image's gates, kept with it: `images/<name>/<platform>/gates.json`.
+
+The same findings give the same bytes, wherever and whenever they were made, so the file holds no
+times. A failure is kept like a success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from pipeline.artifacts.store.store import Store, read_own
+from pipeline.core import errors, log
+from pipeline.core.files import write_bytes
+from pipeline.core.model import Digest, Frozen
+from pipeline.images.gate.smem.limits import Card
+from pipeline.images.gate.verdict import CaseVerdict, worst
+
+GateKind = Literal["smem", "numerics", "patches", "arch"]
+# The order in which they are run, and in which files list them.
+_ORDER = ("smem", "numerics", "patches", "arch")
+# The error that a command ends with, and how its message counts the rows that did not pass.
+_FAILED: dict[GateKind, tuple[type[errors.PipelineError], str, str]] = {
+    "smem": (errors.GateFailed, "case fails", "cases fail"),
+    "numerics": (errors.GateWrong, "case computes wrong numbers", "cases compute wrong numbers"),
+    "patches": (errors.PatchUnproved, "patch fails", "patches fail"),
+    "arch": (errors.NoKernelImage, "object fails", "objects fail"),
+}
+_UNKNOWN = (errors.GateUnknown, "result is unknown", "results are unknown")
+
+
+class EvidenceRow(Frozen):
+    """One thing that was judged: a case, a patch, an object."""
+
+    name: str
+    verdict: CaseVerdict
+    message: str = ""
+    facts: dict[str, Any] = {}
+
+
+class Evidence(Frozen):
+    """One gate's result: what it was asked about, what decided it, what came out."""
+
+    gate: GateKind
+    arch: str
+    verdict: CaseVerdict
+    message: str = ""
+    inputs: dict[str, Digest]  # beyond the image itself: case files, patches, wheels
+    made_by: dict[str, str]  # versions, and digests of the judging code
+    card: Card | None = None
+    summary: dict[str, Any] = {}
+    rows: list[EvidenceRow] = []
+
+
+class ImageGates(Frozen):
+    """All results of one image."""
+
+    format: Literal[2] = 2
+    image: str
+    platform: str
+    image_digest: Digest
+    results: list[Evidence]
+
+    @property
+    def verdict(self) -> CaseVerdict:
+        return worst([result.verdict for result in self.results])
+
+
+def error_of(image: str, result: Evidence) -> errors.PipelineError | None:
+    """The error that a command with this result ends with; none where it may go on."""
+    if result.verdict in ("passed", "accepted"):
+        return None
+    kind, one, many = _UNKNOWN if result.verdict == "unknown" else _FAILED[result.gate]
+    bad = [row for row in result.rows if row.verdict == result.verdict]
+    if not bad:
+        why = result.message or "nothing was judged"
+        return kind(f"{image}, gate {result.gate} on {result.arch}: {why}")
+    first = f"{bad[0].name}: {bad[0].message}" + (" …" if len(bad) > 1 else "")
+    return kind(f"{image}: {log.count(len(bad), one, many)} on {result.arch}: {first}")
+
+
+def evidence_path(store: Store, image: str, platform: str) -> Path:
+    """The file of an image's results."""
+    return store.image_folder(image, platform) / "gates.json"
+
+
+def read_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
+    """Reads the results of this very image; none where the file has those of another one."""
+    path = evidence_path(store, image, platform)
+    try:
+        gates = ImageGates.model_validate_json(read_own(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, errors.StoreDamaged, ValidationError) as error:
+        raise errors.StoreDamaged(
+            f"{path}: the record of its gates cannot be read",
+            f"Judge it again: `sm120 build {image} --gate`.",
+        ) from error
+    # results of other bytes say nothing about these
+    return gates if gates.image_digest == digest else None
+
+
+def keep_evidence(
+    store: Store, image: str, platform: str, digest: str, new: Sequence[Evidence]
+) -> ImageGates:
+    """Replaces older results of the same gate and card."""
+    # two gates of one image may end at the same time
+    with store.locked(f"gates-{image}-{platform.replace('/', '-')}"):
+        before = None
+        with suppress(errors.StoreDamaged):  # the new results replace what cannot be read
+            before = read_evidence(store, image, platform, digest)
+        results = {(e.gate, e.arch): e for e in [*(before.results if before else []), *new]}
+        ordered = sorted(results.values(), key=lambda e: (_ORDER.index(e.gate), e.arch))
+        gates = ImageGates(image=image, platform=platform, image_digest=digest, results=ordered)
+        path = evidence_path(store, image, platform)
+        write_bytes(path, (gates.model_dump_json(indent=1) + "\n").encode())
+    return gates

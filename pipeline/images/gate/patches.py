@@ -1,0 +1,269 @@
+"""Is a patch still needed? Its gate decides, with it and without it, at any version.
+
+`git apply` and reverse-apply only compare text, so they miss a fix that upstream wrote differently
+(sglang PR 17908 was superseded that way by PR 14311). A gate compares what the kernels need:
+
+    needed      fails without the patch, passes with it
+    upstreamed  passes without it, and upstream's file holds the patch's own lines
+    superseded  passes without it, by other code
+    inert       fails without it, and applying it changes nothing
+    weak        fails without it, and still fails with it, differently
+    conflict    fails without it, and it cannot be applied
+    wrong       passes with it, and a kernel then computes wrong numbers
+    not needed yet: as superseded, or without such code at all, in a version before the locked one
+    no gate     series.yaml says why no gate can judge it, as it is not about a kernel
+    unknown     a case could not be judged: never taken for any of the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from pipeline.core.errors import GateInvalid, PatchConflict, PipelineError
+from pipeline.core.model import Frozen
+from pipeline.images.gate.numerics import check_numbers, numeric_cases
+from pipeline.images.gate.smem import engine
+from pipeline.images.gate.smem.context import GateContext
+from pipeline.images.gate.smem.image_gate import ImageGate
+from pipeline.images.gate.smem.limits import Card
+from pipeline.images.gate.smem.results import (
+    CaseResult,
+    NumericsResult,
+    NumericsResults,
+    NumericsVerdict,
+    fingerprint,
+    overall,
+)
+from pipeline.images.lock.model import WheelPin
+from pipeline.images.spec.image import PatchSpec
+
+State = Literal[
+    "needed",
+    "upstreamed",
+    "superseded",
+    "not needed yet",
+    "inert",
+    "weak",
+    "conflict",
+    "wrong",
+    "no gate",
+    "unknown",
+]
+# Each version is a wheel to fetch and every case of the patch to compile.
+MOST_VERSIONS = 40
+_VERSIONS = "Name a version that exists, or a range such as '>=0.5.8,<0.6'."
+
+
+class PatchVerdict(Frozen):
+    """One patch at one version of its engine."""
+
+    patch: str
+    gate: str | None
+    version: str
+    state: State
+    message: str
+    judged_with: dict[str, str] = {}  # the image's own Triton and torch, whatever the version
+    requires: list[str] = []  # what this version's METADATA requires of those
+    without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
+    with_patch: dict[str, int] = {}
+    numerics: NumericsVerdict | None = None  # of the patched kernels; none where not asked for
+
+
+def decide(
+    without: Sequence[CaseResult],
+    with_patch: Sequence[CaseResult] | None,
+    *,
+    applied: bool,
+    conflict: str,
+    is_older: bool = False,
+    is_absent: bool = False,
+) -> tuple[State, str]:
+    """The verdict, from the gate's results; `with_patch` is none where it does not apply.
+
+    `is_older`: the version is before the locked one; `is_absent`: no function that the
+    gate calls is anywhere in it.
+    """
+    before = overall(without)
+    # before anything else: cases whose functions are gone are unknown, which this is not
+    if is_older and is_absent:
+        return "not needed yet", "this older version does not have the code yet"
+    if before == "unknown":
+        return "unknown", _first_message(without, "unknown")
+    if before != "failed":
+        if applied:
+            return "upstreamed", "upstream holds the patch's own lines, and the gate passes"
+        if is_older:
+            return "not needed yet", "the gate passes without it at this older version"
+        return "superseded", "the gate passes without it"
+    if with_patch is None:
+        return "conflict", conflict
+    after = overall(with_patch)
+    # compared by what was compiled: a patch of code that no case reaches changes no verdict either
+    if fingerprint(without) == fingerprint(with_patch):
+        return "inert", f"changes nothing: {_first_message(with_patch, 'failed')}"
+    if after == "unknown":
+        return "unknown", _first_message(with_patch, "unknown")
+    if after == "failed":
+        return "weak", f"still over with it: {_first_message(with_patch, 'failed')}"
+    return "needed", _first_message(without, "failed")
+
+
+def with_numbers(state: State, message: str, numbers: NumericsResults | None) -> tuple[State, str]:
+    """A patch that fits is needed only if its kernels still compute the right thing."""
+    if numbers is None or numbers.verdict == "right":
+        return state, message
+    if first := _first_message(numbers.cases, numbers.verdict):
+        return numbers.verdict, first
+    return "unknown", "no case has its numbers compared"
+
+
+def _first_message(cases: Sequence[CaseResult | NumericsResult], verdict: str) -> str:
+    return next((f"{x.name}: {x.message}" for x in cases if x.verdict == verdict), "")
+
+
+def judge_patches(gate: ImageGate, card: Card, version: str | None = None) -> list[PatchVerdict]:
+    """Judges every patch of an image at one version: the locked one, or another of the index."""
+    pin = engine.engine_pin(gate.context, gate.plan, gate.gates.setup.package, version)
+    tree = engine.engine_tree(gate.context, gate.plan, pin)
+    return [_judge(gate, card, tree, spec) for spec in gate.series.patches]
+
+
+def without_gate(spec: PatchSpec, version: str) -> PatchVerdict:
+    """A patch that is not about a kernel: no gate runs for it, and its reason is shown."""
+    return PatchVerdict(
+        patch=spec.file, gate=None, version=version, state="no gate", message=spec.no_gate or ""
+    )
+
+
+def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec) -> PatchVerdict:
+    if spec.gate is None:
+        return without_gate(spec, tree.version)
+    cases = gate.gates.cases(only=spec.gate)
+    if not cases:
+        raise GateInvalid(
+            f"{spec.file}: its gate {spec.gate} has no cases",
+            "`gate` names a case file without .yaml; `no_gate` says why there is none.",
+        )
+    # with the others in place, as in the image: one patch may need another
+    others = [w for w in gate.series.patches if w is not spec]
+    base, _ = _with_patches(gate, tree, others)
+    without = gate.judge(base, card, cases)
+    full, conflict = _with_patches(gate, tree, gate.series.patches)
+    after = None if conflict else gate.judge(full, card, cases)
+    # gone from the whole version, and not only from where the case looks for it
+    is_absent = all(
+        result.gone and not engine.modules_defining(tree, [f.partition(":")[2] for f in names])
+        for names, result in zip((case.function for case in cases), without, strict=True)
+    )
+    state, message = decide(
+        without,
+        after,
+        applied=engine.is_applied(tree, spec, gate.patch_folder),
+        conflict=conflict,
+        is_older=Version(tree.version) < Version(gate.tree.version),
+        is_absent=is_absent,
+    )
+    numbers = None
+    # numbers take minutes, and only a patch that fits is worth them
+    if state == "needed":
+        small = [case for case in numeric_cases(gate) if case.gate == spec.gate]
+        numbers = check_numbers(gate.target(full, card), small) if small else None
+        state, message = with_numbers(state, message, numbers)
+    return PatchVerdict(
+        patch=spec.file,
+        gate=spec.gate,
+        version=tree.version,
+        state=state,
+        message=message,
+        judged_with=gate.environment.facts.model_dump(include={"triton", "torch"}),
+        requires=engine.compiler_requirements(tree),
+        without=_needs(without),
+        with_patch=_needs(after or []),
+        numerics=numbers.verdict if numbers else None,
+    )
+
+
+def _with_patches(
+    gate: ImageGate, tree: engine.EngineTree, patches: Sequence[PatchSpec]
+) -> tuple[engine.EngineTree, str]:
+    """Patches a tree, or returns it as it is and why they do not fit."""
+    try:
+        return engine.patched(tree, patches, gate.patch_folder, gate.context), ""
+    except PatchConflict as error:
+        return tree, str(error)
+
+
+def _needs(cases: Sequence[CaseResult]) -> dict[str, int]:
+    return {c.name: c.worst.record.shared_bytes or 0 for c in cases if c.worst is not None}
+
+
+def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> list[str]:
+    """`0.5.9`, `0.5.9,0.5.10` or a range such as `>=0.5.9,<0.6`, as versions of the engine."""
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    with suppress(InvalidVersion):
+        if named := [str(Version(part)) for part in parts]:
+            _require_offered(context, locked, named)
+            return named
+    neither = GateInvalid(f"{wanted}: is neither a version nor a range of versions", _VERSIONS)
+    if not parts:
+        raise neither
+    try:
+        accepted = SpecifierSet(wanted)
+    except InvalidSpecifier as error:
+        raise neither from error
+    offered = context.make_finder().versions(locked.name)
+    # a release candidate is judged where it is named, not because a range reaches it
+    versions = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
+    if not versions:
+        raise GateInvalid(f"{locked.name}: no published version matches {wanted}", _VERSIONS)
+    if len(versions) > MOST_VERSIONS:
+        raise GateInvalid(
+            f"{wanted}: matches {len(versions)} versions, more than {MOST_VERSIONS}",
+            "Name a smaller range.",
+        )
+    return versions
+
+
+def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]) -> None:
+    package = locked.name
+    # the locked version's wheel is known by its hash and needs no index
+    others = [version for version in versions if Version(version) != Version(locked.version)]
+    if not others:
+        return
+    finder = context.make_finder()
+    # a user who names a withdrawn version wants just that one
+    offered = finder.versions(package, withdrawn=True)
+    for version in others:
+        if Version(version) not in offered:
+            newest = ", ".join(map(str, finder.versions(package)[-3:])) or "none"
+            raise GateInvalid(
+                f"{package} {version}: no index has a wheel of this version (its newest: {newest})",
+                _VERSIONS,
+            )
+
+
+def judge_against(
+    gate: ImageGate, card: Card, versions: Sequence[str], say: Callable[[str], None]
+) -> list[PatchVerdict]:
+    """Judges patches at several versions; one that cannot be fetched is unknown, and no end."""
+    verdicts: list[PatchVerdict] = []
+    for version in versions:
+        say(f"Judging the patches at {gate.gates.setup.package} {version}")
+        try:
+            verdicts += judge_patches(gate, card, version)
+        except PipelineError as error:
+            unknown = {"version": version, "state": "unknown", "message": str(error)}
+            for spec in gate.series.patches:
+                row = {"patch": spec.file, "gate": spec.gate, **unknown}
+                verdicts.append(PatchVerdict.model_validate(row))
+    return verdicts
+
+
+def unproved(verdicts: Sequence[PatchVerdict]) -> list[PatchVerdict]:
+    """Patches that must not be in a build."""
+    return [v for v in verdicts if v.state not in ("needed", "no gate")]

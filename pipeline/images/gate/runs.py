@@ -1,0 +1,154 @@
+"""What running an image proved, kept beside it: `images/<name>/<platform>/runs.json`.
+
+Two kinds of runs: that the image starts, which needs no GPU, and how far a recipe's server came up
+the smoke ladder. A failure is kept like a success. The latest run of a kind and recipe counts; only
+a shorter ladder with the same recipe and weights in which nothing failed keeps the longer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pydantic import ValidationError, model_validator
+
+from pipeline.artifacts.store.store import Store, read_own
+from pipeline.core.errors import StoreDamaged
+from pipeline.core.files import write_bytes
+from pipeline.core.model import Digest, Frozen, Name, Platform
+
+if TYPE_CHECKING:
+    from pipeline.images.assemble.image import Built
+
+# `address`: a ladder of a server of which only the address is known, and no image
+RunKind: TypeAlias = Literal["start", "smoke", "address"]
+# `skipped`: this image or model does not have it; `unknown`: it has, and it could not be judged.
+TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
+RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
+FILE = "runs.json"
+RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a ladder; other each time
+MARK = "sm120_run"  # the field of a statement that tells runs from gates
+
+
+class RunTest(Frozen):
+    """One check; of a ladder it is named `RUNG: CHECK`."""
+
+    name: str
+    verdict: TestVerdict
+    message: str = ""
+
+
+class Run(Frozen):
+    """One run of an image: with what, where, and what came out."""
+
+    kind: RunKind
+    recipe: Name | None = None  # of a smoke run
+    last_good: str | None = None  # the highest rung that passed
+    inputs: dict[str, Digest] = {}  # beyond the image: `recipes/NAME.yaml`, weights, exchanges
+    machine: dict[str, str] = {}  # how and on what it ran: sandbox, processor, cards, driver
+    made_by: dict[str, str] = {}  # versions, and digests of the judging code
+    tests: list[RunTest]
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Run:
+        if (self.kind == "smoke") != (self.recipe is not None):
+            raise ValueError("a smoke run has a recipe, and no other run has one")
+        if self.kind == "start" and self.last_good is not None:
+            raise ValueError("only a ladder has rungs")
+        return self
+
+    @property
+    def verdict(self) -> RunVerdict:
+        """Counted from its tests; where nothing passed, nothing is known."""
+        verdicts = {test.verdict for test in self.tests}
+        if "failed" in verdicts:
+            return "failed"
+        return "passed" if "passed" in verdicts and "unknown" not in verdicts else "unknown"
+
+    @property
+    def about(self) -> str:
+        """Its name: a later run of the same name takes its place."""
+        return about_run(self.kind, self.recipe)
+
+    def is_less_than(self, other: Run) -> bool:
+        """Whether it is a sound ladder from the same inputs that looked only at a part."""
+        if self.kind != "smoke" or self.verdict == "failed":
+            return False
+        mine, theirs = (
+            {k: v for k, v in run.inputs.items() if k not in OUTPUTS} for run in (self, other)
+        )
+        judged, before = (
+            {test.name for test in run.tests if test.verdict != "skipped"} for run in (self, other)
+        )
+        return mine == theirs and judged < before
+
+    def summary(self) -> str:
+        """How far the image was proved by it, for people."""
+        return summary_of(self.kind, self.recipe, self.verdict, self.last_good)
+
+
+def about_run(kind: object, recipe: object) -> str:
+    """The name of a run, as a set of evidence lists it."""
+    if kind == "address":
+        return "smoke of an address"
+    return f"smoke with {recipe}" if kind == "smoke" else str(kind)
+
+
+def summary_of(
+    kind: RunKind, recipe: str | None, verdict: RunVerdict, last_good: str | None
+) -> str:
+    """One line about a run."""
+    if kind == "start":
+        outcomes = {"passed": "starts", "failed": "does not start"}
+        return outcomes.get(verdict, "not known whether it starts")
+    reached = f"smoke up to {last_good}" if last_good else "no rung of the ladder"
+    with_what = f"with {recipe}" if recipe else "of an address"
+    return f"{reached} {with_what}" + (f" ({verdict} after it)" if verdict != "passed" else "")
+
+
+class ImageRuns(Frozen):
+    """All runs of one image that count."""
+
+    format: Literal[1] = 1
+    image: str
+    platform: Platform
+    image_digest: Digest
+    runs: list[Run]
+
+
+def runs_path(store: Store, image: str, platform: str) -> Path:
+    """The file of an image's runs."""
+    return store.image_folder(image, platform) / FILE
+
+
+def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Run]:
+    """The runs of this very image; those of other bytes say nothing about it."""
+    path = runs_path(store, image, platform)
+    try:
+        record = ImageRuns.model_validate_json(read_own(path))
+    except FileNotFoundError:
+        return []
+    except (OSError, StoreDamaged, ValidationError) as error:
+        hint = f"Run it again: `sm120 image test {image}`."
+        raise StoreDamaged(f"{path}: the record of its runs cannot be read", hint) from error
+    return record.runs if record.image_digest == digest else []
+
+
+def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
+    """Put runs in the place of older ones of the same name; all that count now."""
+    name, platform, digest = built.name, built.platform, built.digest
+    # a start proof and a ladder may end at the same time
+    with store.locked(f"runs-{name}-{platform.replace('/', '-')}"):
+        latest: dict[str, Run] = {}
+        with suppress(StoreDamaged):  # a file that cannot be read is replaced
+            latest = {run.about: run for run in read_runs(store, name, platform, digest)}
+        for run in new:
+            if run.about not in latest or not run.is_less_than(latest[run.about]):
+                latest[run.about] = run
+        runs = [latest[about] for about in sorted(latest)]
+        record = ImageRuns(image=name, platform=platform, image_digest=digest, runs=runs)
+        data = (record.model_dump_json(indent=1) + "\n").encode()
+        write_bytes(runs_path(store, name, platform), data)
+    return runs

@@ -1,0 +1,316 @@
+"""Puts cases to workers, in parallel; keeps answers, so that it asks each question once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from pydantic import ValidationError
+
+from pipeline.artifacts.containers.sandbox import Sandbox, find_sandbox, hide_environment
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log, proc
+from pipeline.core.errors import Interrupted
+from pipeline.core.files import os_errors_explained, write_bytes
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.images.gate.files import EngineSetup
+from pipeline.images.gate.smem.cases import Case, Gates
+from pipeline.images.gate.smem.context import mark_used
+from pipeline.images.gate.smem.engine import EngineTree, modules_defining
+from pipeline.images.gate.smem.environment import Environment
+from pipeline.images.gate.smem.limits import Card
+from pipeline.images.gate.smem.results import CaseResult, WorkerAnswer, judge_case
+
+WORKER = Path(__file__).parent.with_name("worker")
+# From the start of a process to its first case: importing torch, Triton and the engine's parts.
+START_S = 180.0
+# How often a worker's answers are read again; cases take seconds.
+_LOOK_EVERY_S = 0.05
+# The longest real answers, with thousands of kernels, are a few megabytes.
+_MOST_BYTES = 128 << 20
+_MOST_LINE_BYTES = 16 << 20
+# A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
+CASES_A_WORKER = 24
+# A name like `forward` is in many modules; more places than these do not help.
+_MOST_PLACES = 3
+
+
+@cache
+def worker_digest() -> str:
+    """The digest of the worker's own code: a change of it asks everything again."""
+    files = sorted(WORKER.rglob("*.py"))
+    return sha256_of(
+        canonical_json({str(f.relative_to(WORKER)): sha256_of(f.read_bytes()) for f in files})
+    )
+
+
+@dataclass(frozen=True)
+class GateTarget:
+    """One engine tree in one environment, judged for one card."""
+
+    store: Store
+    environment: Environment
+    tree: EngineTree
+    setup: EngineSetup
+    card: Card
+    sandbox: Sandbox = field(default_factory=find_sandbox)
+
+    def key(self, case: Case) -> str:
+        """Everything that decides the answer to a case."""
+        # these only decide the verdict, so an answer outlives a change of them
+        asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free", "base"})
+        return sha256_of(
+            canonical_json(
+                {
+                    "worker": worker_digest(),
+                    "environment": self.environment.key,
+                    "absent": self.environment.absent,
+                    "engine": self.tree.digest,
+                    "setup": self.setup.model_dump(exclude={"not_judged"}),
+                    "card": self.card.model_dump(),
+                    "case": asked,
+                }
+            )
+        )
+
+    def folder(self, name: str) -> Path:
+        return self.store.root / "gate" / name
+
+    def answer_path(self, case: Case) -> Path:
+        return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
+
+    @property
+    def kernels(self) -> Path:
+        """The folder where workers keep what compiled kernels need.
+
+        Engines of the lock share it. One that no lock names has its own: it could write anything.
+        """
+        if self.tree.is_locked:
+            return self.folder("kernels")
+        return self.folder("kernels-unlocked") / self.tree.digest.removeprefix("sha256:")
+
+
+def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
+    """Judges every case."""
+    return [
+        judge_case(case, answer, target.card, gates.gates[case.gate].accepted, cached=cached)
+        for case, answer, cached in answered(target, cases)
+    ]
+
+
+def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, WorkerAnswer, bool]]:
+    """Returns each case with its answer, and whether that was kept from an earlier run."""
+    kept = {case.name: read_answer(target, case) for case in cases}
+    if known := sum(answer is not None for answer in kept.values()):
+        log.say(f"  {known} of {log.count(len(cases), 'case')} judged before, from the store")
+    new = {a.case: a for a in ask(target, [case for case in cases if kept[case.name] is None])}
+    results, tree = [], target.tree
+    for case in cases:
+        answer = kept[case.name] or new[case.name]
+        if answer.ended == "function gone":
+            names = sorted({function.partition(":")[2] for function in case.function})
+            places = ", ".join(modules_defining(tree, names)[:_MOST_PLACES])
+            search = f"search that version's source for `def {names[0]}`, or its history for"
+            where = f"now in {places}" if places else f"{search} where it went"
+            message = (
+                f"{tree.project} {tree.version} has no {' and no '.join(case.function)}, which case"
+                f" {case.name} calls ({where}); correct `function` in gates/{case.gate}.yaml"
+            )
+            answer = answer.model_copy(update={"message": message})
+        results.append((case, answer, kept[case.name] is not None))
+    return results
+
+
+def read_answer(target: GateTarget, case: Case) -> WorkerAnswer | None:
+    """Reads a kept answer; a damaged or half-written one counts as none."""
+    path = target.answer_path(case)
+    try:
+        answer = WorkerAnswer.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    mark_used(path)
+    return answer if answer.case == case.name else None
+
+
+def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
+    """Puts cases to workers, a process a core, and keeps their answers."""
+    if not cases:
+        return []
+    with os_errors_explained(target.folder("kernels")):
+        for folder in (target.kernels, target.folder("answers")):
+            folder.mkdir(parents=True, exist_ok=True)
+    if "files" not in target.sandbox.held:
+        hide_environment()
+    processes = min(len(os.sched_getaffinity(0)), len(cases))
+    # what may take longest begins first, so that no core waits for it alone at the end
+    patient = sorted(cases, key=lambda case: -case.timeout_s)
+    count = min(len(cases), max(processes, len(cases) // CASES_A_WORKER))
+    shares = [patient[i::count] for i in range(count)]
+    stop = threading.Event()
+    with ThreadPoolExecutor(processes) as pool, log.counting(len(cases), "case") as bar:
+        try:
+            batches = pool.map(lambda share: _ask_in_turn(target, share, stop, bar), shares)
+            return [answer for batch in batches for answer in batch]
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _ask_in_turn(
+    target: GateTarget, cases: list[Case], stop: threading.Event, bar: log.Bar
+) -> list[WorkerAnswer]:
+    """Starts one process after the other until all cases have answers: a bad case ends its own."""
+    answers: list[WorkerAnswer] = []
+    while len(answers) < len(cases):
+        todo, gauge = cases[len(answers) :], log.Gauge(bar)
+        with target.store.scratch() as scratch:
+            new = _one_process(target, todo, scratch, stop, gauge)
+        # also those that a worker began and did not live to answer
+        gauge.at(len(new))
+        for case, answer in zip(todo, new, strict=False):
+            # Another try might fare better after these: a worker died or was stopped, or the
+            # environment lacks a module, which is no fault of the kernel.
+            if answer.ended not in ("died", "timed out", "not imported"):
+                write_bytes(target.answer_path(case), answer.model_dump_json().encode())
+        answers += new
+    return answers
+
+
+def _one_process(
+    target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event, gauge: log.Gauge
+) -> list[WorkerAnswer]:
+    """Returns one worker's answers until it is done, dies or is stopped; at least one."""
+    interpret = cases[0].numerics is not None
+    job = {
+        "engine": str(target.tree.folder),
+        "package": target.tree.package,
+        "bare": target.setup.bare,
+        "absent": [n for n in target.environment.absent if n != target.tree.package],
+        "card": target.card.model_dump(),
+        "cuda": target.environment.facts.cuda,
+        "cache": str(target.kernels),
+        "interpret": interpret,
+        "cases": [case.model_dump() for case in cases],
+    }
+    # We read nothing in the worker's own folder: it may have put anything there.
+    job_file, answers_file, output = (scratch / n for n in ("job.json", "answers", "output"))
+    root, work = scratch / "root", scratch / "work"
+    for folder in (root, work):
+        folder.mkdir()
+    job_file.write_text(json.dumps(job), encoding="utf-8")
+    answers_file.touch()
+    command = target.sandbox.command(
+        target.environment.command(str(WORKER), str(job_file), str(answers_file)),
+        read=[*target.environment.readable, target.tree.folder, WORKER, job_file],
+        write=[work, answers_file, target.kernels],
+        root=root,
+        cwd=work,
+    )
+    variables = {
+        **target.environment.variables(),
+        # Triton writes its cache below TRITON_HOME and C sources to TMPDIR
+        **dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work)),
+        # one thread each: there is a worker for every core
+        **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+        **({"TRITON_INTERPRET": "1"} if interpret else {}),
+    }
+    # opened once: the worker may put another file in its place
+    with answers_file.open("rb") as reader:
+        with proc.running(command, env=variables, output=output, cwd=work) as process:
+            ended = _watch(process, reader, cases, stop, gauge)
+        # one line when a case begins, one when it ends
+        lines = _lines(reader, 2 * len(cases))
+    began = sum("begins" in line for line in lines)
+    answers: list[WorkerAnswer] = []
+    # in the order of the cases, as far as they are answers to them
+    for line, case in zip((x for x in lines if "begins" not in x), cases, strict=False):
+        try:
+            answer = WorkerAnswer.model_validate(line)
+        except ValidationError:
+            break
+        if answer.case != case.name:
+            break
+        answers.append(answer)
+    is_done = process.returncode == 0 and answers and began == len(answers)
+    if is_done or len(answers) == len(cases):
+        return answers
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - 4096))
+        last = proc.last_line(file.read(4096).decode(errors="replace"), "without output")
+    message = f"the worker died: {_harmless(last)[:300]}" if ended == "died" else ""
+    unanswered = cases[len(answers) : len(answers) + 1]
+    if ended == "died" and not began:
+        # where it could not even begin, no later case would fare better
+        answers, unanswered = [], cases
+    failed = [WorkerAnswer(case=case.name, ended=ended, message=message) for case in unanswered]
+    return answers + failed
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    reader: BinaryIO,
+    cases: list[Case],
+    stop: threading.Event,
+    gauge: log.Gauge,
+) -> Literal["died", "timed out"]:
+    """Waits for the worker to end, or for a case to take longer than it may."""
+    seen, deadline = -1, time.monotonic() + START_S
+    while process.poll() is None:
+        output = _read_all(reader)
+        if len(output) >= _MOST_BYTES:
+            return "died"
+        lines = output.count(b"\n")
+        if lines != seen:
+            seen = lines
+            current = min(lines // 2, len(cases) - 1)
+            allowed = float(cases[current].timeout_s) if lines % 2 else START_S
+            deadline = time.monotonic() + allowed
+        # also where nothing ended: a case may take minutes, and silence looks like a hang
+        gauge.at(min(lines // 2, len(cases)))
+        if time.monotonic() > deadline:
+            return "timed out"
+        if stop.wait(_LOOK_EVERY_S):
+            raise Interrupted("stopped")
+    return "died"
+
+
+def _read_all(reader: BinaryIO) -> bytes:
+    reader.seek(0)
+    return reader.read(_MOST_BYTES)
+
+
+def _lines(reader: BinaryIO, most: int) -> list[dict[str, Any]]:
+    """Reads the first lines that are JSON objects; endless output of a worker fills no memory."""
+    lines: list[dict[str, Any]] = []
+    for line in io.BytesIO(_read_all(reader)):
+        if len(lines) == most:
+            break
+        try:
+            is_whole = line.endswith(b"\n") and len(line) <= _MOST_LINE_BYTES
+            value = json.loads(line.decode(errors="replace")) if is_whole else None
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            lines.append(_harmless(value))
+    return lines
+
+
+def _harmless(value: Any) -> Any:
+    """Removes terminal control characters: engine code chose some of this text."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    if isinstance(value, list):
+        return [_harmless(part) for part in value]
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,213 @@
+"""Locks: what exactly answers a spec, with no word of where the bytes come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, StringConstraints
+
+from pipeline.artifacts.oci.document import LayerType
+from pipeline.core.errors import LockEdited, LockStale
+from pipeline.core.files import write_bytes
+from pipeline.core.model import (
+    Digest,
+    FileName,
+    Frozen,
+    Hex,
+    Name,
+    Platform,
+    RelativePath,
+    RepositoryPath,
+)
+from pipeline.core.sealed import UNSEALED, Sealed, read_sealed
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import ImageSpec
+
+Size = Annotated[int, Field(gt=0)]
+MOST_LAYERS = 127  # more than that no container engine mounts
+
+
+class BlobPin(Frozen):
+    """A part of a foreign base: an index, a manifest or a config."""
+
+    digest: Digest
+    size_bytes: Size
+
+
+class LayerPin(BlobPin):
+    """A layer of a foreign base, taken as it is."""
+
+    diff_id: Digest
+    media_type: LayerType
+
+
+class BasePin(Frozen):
+    """A foreign base for one platform: every document and layer by digest, and no place."""
+
+    repository: RepositoryPath
+    index: BlobPin | None
+    manifest: BlobPin
+    config: BlobPin
+    layers: Annotated[list[LayerPin], Field(min_length=1, max_length=MOST_LAYERS)]
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.manifest.digest}"
+
+    @property
+    def asked(self) -> str:
+        """The digest that the spec names."""
+        return (self.index or self.manifest).digest
+
+    @property
+    def documents(self) -> list[BlobPin]:
+        """Index and manifest, then the config: small, and all that decides but the layers."""
+        return [*([self.index] if self.index else []), self.manifest, self.config]
+
+    @property
+    def blobs(self) -> list[BlobPin]:
+        """Config and layers, each once."""
+        sizes = {x.digest: x.size_bytes for x in (self.config, *self.layers)}
+        return [BlobPin(digest=d, size_bytes=n) for d, n in sizes.items()]
+
+
+# PEP 440 has `!` and `+`, Debian `~` and `:`
+Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
+
+
+class WheelPin(Frozen):
+    """One wheel. The name is for people, the digest is what is used."""
+
+    name: Name
+    version: Version
+    file: FileName
+    size_bytes: Size
+    sha256: Hex
+
+
+class DebPin(Frozen):
+    """One .deb, with its path below any Debian mirror."""
+
+    name: Name
+    version: Version
+    path: RelativePath
+    size_bytes: Size
+    sha256: Hex
+
+    @property
+    def file(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class ArchivePin(Frozen):
+    """A source archive. Where it can be asked for follows from its kind."""
+
+    kind: Literal["sdist", "debian", "file"]
+    name: Name
+    version: Version | Literal[""] = ""
+    path: RelativePath | None = Field(default=None, description="below a Debian mirror")
+    file: FileName
+    size_bytes: Size
+    sha256: Hex
+
+
+Pin = WheelPin | DebPin | ArchivePin
+
+
+class ImageLock(Sealed):
+    """Everything an image is made of for one platform, beyond its base."""
+
+    format: Literal[1] = 1
+    image: Name
+    platform: Platform
+    spec: Digest
+    base_lock: Digest | None = None
+    base_image: BasePin | None = None
+    wheels: list[WheelPin] = []
+    debs: list[DebPin] = []
+    seal: Digest  # last in the file: it covers all above
+
+    def unsealed(self) -> set[str]:
+        """A lock without a foreign base is sealed as before there was such a thing."""
+        return {"base_image"} if self.base_image is None else set()
+
+    @property
+    def pins(self) -> list[Pin]:
+        return [*self.wheels, *self.debs]
+
+
+def sealed(
+    image: str,
+    platform: str,
+    spec: str,
+    base_lock: str | None,
+    wheels: list[WheelPin],
+    debs: list[DebPin],
+    base_image: BasePin | None = None,
+) -> ImageLock:
+    """A new lock, sorted and sealed."""
+    return ImageLock(
+        image=image,
+        platform=platform,
+        spec=spec,
+        base_lock=base_lock,
+        base_image=base_image,
+        wheels=sorted(wheels, key=lambda w: w.name),
+        debs=sorted(debs, key=lambda d: d.name),
+        seal=UNSEALED,
+    ).sealed()
+
+
+def dump(lock: ImageLock) -> str:
+    """The lock as text: a line a pin, so that a diff shows only what moved."""
+    lines = [
+        "# Written by `sm120 image lock`; do not edit: the seal would not match, and builds stop.",
+        f"format: {lock.format}",
+        # quoted only where YAML would read a number or a truth value
+        f"image: {yaml.safe_dump(lock.image).splitlines()[0]}",
+        f"platform: {lock.platform}",
+        f"spec: {lock.spec}",
+        f"base_lock: {lock.base_lock or 'null'}",
+    ]
+    if lock.base_image is not None:
+        fields: dict[str, Any] = lock.base_image.model_dump()
+        layers = fields.pop("layers")
+        lines += ["base_image:", *(f"  {name}: {json.dumps(x)}" for name, x in fields.items())]
+        lines += ["  layers:", *(f"  - {json.dumps(layer)}" for layer in layers)]
+    for title, pins in (("wheels", lock.wheels), ("debs", lock.debs)):
+        lines.append(f"{title}:" if pins else f"{title}: []")
+        lines += [f"- {json.dumps(pin.model_dump(), ensure_ascii=False)}" for pin in pins]
+    return "\n".join([*lines, f"seal: {lock.seal}", ""])
+
+
+def write_lock(path: Path, lock: ImageLock) -> None:
+    """Put the lock in its place, whole."""
+    write_bytes(path, dump(lock).encode())
+
+
+def read_lock(path: Path) -> ImageLock:
+    """A lock that is whole and unedited."""
+    return read_sealed(path, ImageLock, missing="Make it with `sm120 image lock IMAGE`.")
+
+
+def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLock:
+    """The lock of an image, proved to answer today's spec and today's base."""
+    path = checkout.lock_path(spec.name, platform)
+    lock = read_lock(path)
+    if lock.image != spec.name or lock.platform != platform:
+        raise LockEdited(f"{path.name}: is the lock of {lock.image} for {lock.platform}")
+    if lock.spec != spec.lock_digest():
+        raise LockStale(f"{path.name}: the spec has changed since it was locked")
+    # the base's .debs decide which of the image's are left out
+    if spec.parent is not None:
+        base = read_lock(checkout.lock_path(spec.parent, platform))
+        if lock.base_lock != base.seal:
+            raise LockStale(f"{path.name}: the lock of its base {spec.parent} has changed since")
+    # a foreign base is locked if and only if it is asked for, and is that one
+    want, got = spec.foreign, lock.base_image
+    locked = (got.repository, got.asked) if got else None
+    if locked != ((want.repository, want.digest) if want else None):
+        raise LockEdited(f"{path.name}: its base image is not the one in the spec")
+    return lock

@@ -1,0 +1,300 @@
+"""A source's files: unpacked without trust in the archive's names, hashed, extended and patched."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import lzma
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from pipeline.core.errors import CorruptArchive, HostileArchive, PatchConflict, SpecInvalid
+from pipeline.core.files import files_below, folder_below, os_errors_explained, sha256_of_file
+from pipeline.core.model import canonical_json, sha256_of, stays_below
+from pipeline.images.assemble import patch
+from pipeline.images.assemble.entry import path_fault
+from pipeline.images.spec.source import ArchiveSpec, SourceSpec
+
+# Engines with all they vendor have some ten thousand files; these are far from that.
+_MOST_FILES = 200_000
+_MOST_BYTES = 8 << 30
+# What may come between the contents of two files: headers, with names and times in them.
+_MOST_HEADER_BYTES = 4 << 20
+# Linux gives up after 40 links on one path; honest sources have some hundred links of ten parts.
+_MOST_LINKS = 40
+_LONGEST_TARGET = 4095
+_MOST_STEPS = 2_000_000
+_CHUNK_BYTES = 1 << 20
+# These readers, unlike tarfile's own, notice a missing end.
+_PACKINGS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
+# How tarfile and the unpackers report damage: bz2 as an error of the system, sparse maps and pax
+# headers as whatever `int` and slices raise, thousands of headers in a row as too deep a call.
+_DAMAGE = (
+    *(tarfile.TarError, lzma.LZMAError, zlib.error, struct.error, EOFError, OSError),
+    *(ValueError, LookupError, ArithmeticError, RecursionError, MemoryError),
+)
+
+
+# O_EXCL: an honest archive has no name twice, and no file below a link.
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a pipe in the place of a file must not make us wait.
+_KNOWN_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# What opening answers where a path is missing, or has a link or something else than a file on it.
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """A source's files in a folder."""
+
+    folder: Path
+    tree: str
+    files: int
+
+
+def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacked:
+    """Writes the files that a build needs into an empty folder, and names them by one digest."""
+    folder.mkdir(exist_ok=True)
+    below = spec.below
+    if not below:
+        tops = {_plain(member.name, name).split("/")[0] for member, _ in _members(archive, name)}
+        if len(tops) != 1:
+            message = f"{name}: archive: below: must be named, as it has {len(tops)} folders"
+            raise SpecInvalid(message)
+        below = tops.pop()
+    seen, links = 0, dict[str, str]()
+    for member, content in _members(archive, name):
+        whole = "" if member.name in (".", "./") else _plain(member.name, name)
+        path = whole.removeprefix(f"{below}/")
+        if path == whole or member.isdir():
+            continue
+        if any(path == entry or path.startswith(f"{entry}/") for entry in spec.leave_out):
+            continue
+        seen += 1
+        if fault := _name_fault(path) or path_fault(path):
+            raise HostileArchive(f"{name}: the path {path[:200]!r} {fault}")
+        if member.issym():
+            links[path] = member.linkname
+            if fault := _name_fault(member.linkname):
+                raise HostileArchive(f"{name}: {path} is a link to a name that {fault}")
+        _write(folder, path, member, content, name)
+    if not seen:
+        raise SpecInvalid(f"{name}: archive: has nothing below {below!r}")
+    _require_links_inside(links, name)
+    return Unpacked(folder, tree_digest(folder), seen)
+
+
+def tree_digest(folder: Path) -> str:
+    """One digest of all files: path, whether it may be executed, contents or target."""
+    rows = []
+    for entry in files_below(folder):
+        path = Path(entry.path)
+        relative = path.relative_to(folder).as_posix()
+        if entry.is_symlink():
+            rows.append([relative, "link", str(path.readlink())])
+        else:
+            kind = "program" if path.stat().st_mode & 0o100 else "file"
+            rows.append([relative, kind, sha256_of_file(path)])
+    return sha256_of(canonical_json(sorted(rows)))
+
+
+class _Metered:
+    """Reads an archive up to what its headers and the next file may have.
+
+    tarfile reads a header of any stated size into memory, and knows no limit.
+    """
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file, self._name, self.left = file, name, _MOST_HEADER_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise HostileArchive(f"{self._name}: a header in it is larger than any of a source")
+        return data
+
+
+def _members(archive: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    n_files = n_bytes = 0
+    too_much = f"{name}: holds more files or bytes than any source"
+    with archive.open("rb") as file:
+        magic = file.read(6)
+    unpacker = next((x for start, x in _PACKINGS.items() if magic.startswith(start)), None)
+    try:
+        with unpacker(archive) if unpacker else archive.open("rb") as file:
+            metered = _Metered(file, name)
+            stream = cast("IO[bytes]", metered)
+            with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8") as tar:
+                for member in tar:
+                    n_files, n_bytes = n_files + 1, n_bytes + member.size
+                    # before its contents are unpacked, also of files that no build needs
+                    if member.size < 0 or n_files > _MOST_FILES or n_bytes > _MOST_BYTES:
+                        raise HostileArchive(too_much)
+                    if member.issparse():  # its map may state anything
+                        raise HostileArchive(f"{name}: {member.name[:200]!r} is a sparse file")
+                    metered.left = member.size + _MOST_HEADER_BYTES
+                    yield member, tar.extractfile(member) if member.isreg() else None
+                    tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            # to the end: tarfile accepts an archive that was cut between two files
+            while rest := file.read(_CHUNK_BYTES):
+                n_bytes += len(rest)
+                if n_bytes > _MOST_BYTES:
+                    raise HostileArchive(too_much)
+    except _DAMAGE as error:
+        raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
+
+
+def _plain(text: str, name: str) -> str:
+    try:
+        return stays_below(text.removeprefix("./").rstrip("/"))
+    except ValueError as error:
+        raise HostileArchive(f"{name}: holds {text[:200]!r}, which leads out of it") from error
+
+
+def _name_fault(name: str) -> str:
+    """Why a name has no digest, or no file system takes it; tarfile passes any bytes on."""
+    if "\0" in name or any("\ud800" <= c <= "\udfff" for c in name):
+        return "is not UTF-8 text"
+    if not name:
+        return "is empty"
+    return "is too long" if len(name.encode()) > _LONGEST_TARGET else ""
+
+
+def _write(
+    folder: Path, path: str, member: tarfile.TarInfo, content: IO[bytes] | None, name: str
+) -> None:
+    *parents, last = path.split("/")
+    with os_errors_explained(folder / path):
+        try:
+            with folder_below(folder, parents, make=True) as parent:
+                if member.issym():
+                    return os.symlink(member.linkname, last, dir_fd=parent)
+                if content is None:
+                    kinds = "neither a file, a folder nor a symlink"
+                    raise HostileArchive(f"{name}: {path} is {kinds}")
+                with os.fdopen(os.open(last, _NEW_FILE, 0o600, dir_fd=parent), "wb") as out:
+                    out.writelines(_pieces(content, name))
+                    os.fchmod(out.fileno(), 0o755 if member.mode & 0o100 else 0o644)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+                message = f"{name}: {path} is in it twice, or below a link or a file"
+                raise HostileArchive(message) from error
+            raise
+
+
+def _pieces(content: IO[bytes], name: str) -> Iterator[bytes]:
+    """Reads a file; a failed read is the archive's fault, a failed write is not."""
+    try:
+        while chunk := content.read(_CHUNK_BYTES):
+            yield chunk
+    except _DAMAGE as error:
+        raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
+
+
+def _require_links_inside(links: Mapping[str, str], name: str) -> None:
+    """Follows every link, with all links on its path: it may lead anywhere in the source."""
+    steps = 0
+    for path, link in links.items():
+        at, todo, followed = path.split("/")[:-1], [*reversed(link.split("/"))], 0
+        fault = "out of the source" if link.startswith("/") else ""
+        while todo and not fault:
+            steps, part = steps + 1, todo.pop()
+            if part == "..":
+                fault = "" if at else "out of the source"
+                del at[-1:]
+            elif part not in ("", "."):
+                target = links.get("/".join([*at, part]))
+                if target is None:
+                    at.append(part)
+                else:  # the loop refuses an absolute one when it comes to it
+                    followed += 1
+                    todo += reversed(target.split("/"))
+            if followed > _MOST_LINKS:
+                fault = "in a circle"
+            elif steps > _MOST_STEPS:
+                fault = "over more links than any source has"
+        if fault:
+            raise HostileArchive(f"{name}: {path} is a link to {link[:200]!r}, which leads {fault}")
+
+
+def add_files(spec: SourceSpec, own: Path, source: Path) -> None:
+    """Puts our own files into the source as the spec says; none may replace a file of it."""
+    for file in spec.files:
+        *parents, last = file.to.lstrip("/").split("/")
+        data = (own / file.source).read_bytes()
+        try:
+            with (
+                folder_below(source, parents, make=True) as parent,
+                os.fdopen(os.open(last, _NEW_FILE, dir_fd=parent), "wb") as out,
+            ):
+                out.write(data)
+                os.fchmod(out.fileno(), int(file.mode, 8))
+        except FileExistsError as error:
+            message = f"{spec.name}: files: {file.to} is already in the source; patch it"
+            raise SpecInvalid(message) from error
+        except OSError as error:
+            with os_errors_explained(source):
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+            message = f"{spec.name}: files: {file.to} is below a link or a file of the source"
+            raise SpecInvalid(message) from error
+
+
+def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
+    """Applies every patch exactly; a file that differs from its hashes stops the build."""
+    for entry in spec.patches:
+        promised = {file.path: file for file in entry.files}
+        try:
+            # read_text would turn every \r\n into \n
+            text = (own / entry.file).read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PatchConflict(
+                f"{entry.file}: cannot be read ({error})",
+                "`file` in source.yaml names a file of text in the source's folder.",
+            ) from error
+        for change in patch.parse(text, entry.file):
+            if change.path not in promised:
+                raise PatchConflict(
+                    f"{entry.file}: changes {change.path}, which is not listed",
+                    "List it under `files` of the patch in source.yaml.",
+                )
+            want = promised[change.path]
+            *parents, last = change.path.split("/")
+            try:
+                with (
+                    folder_below(source, parents) as parent,
+                    os.fdopen(os.open(last, _KNOWN_FILE, dir_fd=parent), "r+b") as file,
+                ):
+                    before = file.read()
+                    _require_hash(entry.file, f"{change.path} before", want.before, before)
+                    after = patch.apply(change, before, entry.file)
+                    _require_hash(entry.file, f"{change.path} after", want.after, after)
+                    file.seek(0)
+                    file.write(after)
+                    file.truncate()
+            except OSError as error:
+                with os_errors_explained(source / change.path):
+                    if error.errno not in _NO_FILE:
+                        raise
+                message = f"{entry.file}: the source has no file {change.path}"
+                raise PatchConflict(message) from error
+
+
+def _require_hash(name: str, which: str, want: str | None, data: bytes) -> None:
+    if (got := sha256_of(data)) != want:
+        raise PatchConflict(
+            f"{name}: {which} the patch is {got}, source.yaml has {want or 'nothing'}",
+            "Redo the patch for this source; the hash printed here belongs into source.yaml.",
+        )

@@ -1,0 +1,89 @@
+"""Objects kept by what they were compiled from, so that only what changed is compiled again.
+
+ccache does it: the key of an object is the hash of the compiler, its flags and the preprocessed
+source, or of all files that it was made of. ccache compares each entry with a checksum when it uses
+it, and compiles a damaged one again. A person who may write to the cache can also write an entry
+with a right checksum; the golden digest of the image shows whether the result is what it should be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.artifacts.store.store import Store
+from pipeline.core.files import read_plain
+from pipeline.core.model import Count, Digest, Frozen
+
+# Of one build, in its own temporary folder: builds at the same time must not count each other's.
+STATS = "ccache-stats.log"
+_MOST_STATS_BYTES = 64 << 20
+# An entry of ccache: a result (R) or a manifest (M) under its hash, in one folder or two.
+_ENTRY = re.compile(r"[0-9a-f]/(?:[0-9a-f]/)?[0-9a-v]{20,60}[RM]")
+
+
+class ObjectCounts(Frozen):
+    """How many objects a build compiled, and how many it took from earlier builds."""
+
+    compiled: Count = 0
+    kept: Count = 0  # compiled by an earlier build in this store
+    # Only records of earlier versions, which could import objects, set these two.
+    imported: Count = 0
+    manifests: list[Digest] = []
+
+
+def cache_settings(folder: str, temporary: str) -> dict[str, str]:
+    """ccache's settings: all that decides an object's bytes is part of its key."""
+    return {
+        # CMake reads these when it configures
+        **{f"CMAKE_{x}_COMPILER_LAUNCHER": "ccache" for x in ("C", "CXX", "CUDA")},
+        "CCACHE_DIR": folder,
+        "CCACHE_CONFIGPATH": f"{folder}/none",  # no settings but these
+        "CCACHE_COMPILERCHECK": "content",
+        "CCACHE_COMPRESSLEVEL": "5",
+        "CCACHE_MAXSIZE": "30G",
+        "CCACHE_STATSLOG": f"{temporary}/{STATS}",
+        "CCACHE_UMASK": "022",
+        # with its own path in a preprocessed file, two equal trees would have different keys
+        "CCACHE_NOHASHDIR": "1",
+    }
+
+
+def count_objects(temporary: Path) -> ObjectCounts:
+    """Counts what ccache did in a build, by the lines that it wrote for each compiler."""
+    path = temporary / STATS
+    # a step may have put anything in its place
+    data = read_plain(path, _MOST_STATS_BYTES) if path.is_file() else None
+    lines = (data or b"").decode(errors="replace").split()
+    hits = lines.count("direct_cache_hit") + lines.count("preprocessed_cache_hit")
+    return ObjectCounts(compiled=lines.count("cache_miss"), kept=hits)
+
+
+def kept_objects(store: Store) -> dict[str, tuple[int, int]]:
+    """Returns inode and size of every object that is kept."""
+    folder, known = objects_folder(store), {}
+    for name in entries(folder):
+        with suppress(OSError):  # ccache makes room
+            status = (folder / name).lstat()
+            known[name] = (status.st_ino, status.st_size)
+    return known
+
+
+def replaced_objects(store: Store, before: Mapping[str, tuple[int, int]]) -> int:
+    """Counts the results that a build wrote again: ccache does so only for damaged ones."""
+    now = kept_objects(store)
+    # a manifest (M) grows with every new set of flags for a file
+    return sum(now.get(name, was) != was for name, was in before.items() if name.endswith("R"))
+
+
+def entries(folder: Path) -> list[str]:
+    """Lists the cache's entries by their path, sorted; ccache also keeps files of its own."""
+    found = (path.relative_to(folder).as_posix() for path in folder.glob("[0-9a-f]/**/*[RM]"))
+    return sorted(name for name in found if _ENTRY.fullmatch(name))
+
+
+def objects_folder(store: Store) -> Path:
+    """The folder of all toolchains' objects, as the compiler is part of every key."""
+    return store.root / "objects"

@@ -1,0 +1,118 @@
+"""Judges what a build made, before the store keeps it: processor, GPU code, instruction sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from pipeline.artifacts.binary import elf, instructions
+from pipeline.artifacts.binary.modules import broken_promise, read_modules
+from pipeline.artifacts.containers.box import Box, Way, run_step
+from pipeline.core import log
+from pipeline.core.errors import OutputWrong
+from pipeline.core.model import Frozen
+from pipeline.images.assemble.plan import TreePlan
+
+_CHUNK_BYTES = 1 << 20
+_STATIC_LIBRARY = b"!<arch>\n"
+_MACHINES = {"linux/amd64": 62, "linux/arm64": 183}  # e_machine: EM_X86_64, EM_AARCH64
+
+
+class MachineCode(Frozen):
+    """What the objects of a compiled tree hold."""
+
+    gpu: dict[str, int] = {}  # modules by what each was compiled for
+    cpu: dict[str, int] = {}  # instructions by the set that they belong to
+
+
+def declared_outputs(plan: TreePlan, build: Path) -> dict[str, Path]:
+    """Finds all files that the spec names, by their path below the build's folder."""
+    files = {output.source: build / output.source for output in plan.outputs}
+    for name, path in files.items():
+        # a link on its path, which a step may have made, leads to files of this machine
+        links = any(x.is_symlink() for x in (path, *path.parents) if x.is_relative_to(build))
+        if links or not path.is_file():
+            raise OutputWrong(f"{plan.title}: left no file {name}")
+    return files
+
+
+def judge_outputs(way: Way, box: Box, plan: TreePlan, files: Mapping[str, Path]) -> MachineCode:
+    """Reads the outputs; raises an error for the first that breaks a promise of the build."""
+    objects = {name: path for name, path in files.items() if _is_object(plan, name, path)}
+    with log.step(f"Judging {log.count(len(objects), 'object')} of {plan.title}"):
+        gpu = _gpu_code(plan, objects)
+        cpu = _cpu_code(way, box, plan, list(objects)) if objects else {}
+        return MachineCode(gpu=gpu, cpu=cpu)
+
+
+def _is_object(plan: TreePlan, name: str, path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(elf.HEAD_BYTES)
+    if head.startswith(_STATIC_LIBRARY):
+        raise OutputWrong(f"{plan.title}: {name} is a static library, whose code is not judged")
+    if not head.startswith(elf.MAGIC):
+        return False
+    try:
+        machine = elf.read_header(head, path.stat().st_size).machine
+    except elf.Unreadable as error:
+        raise OutputWrong(f"{plan.title}: {name}: {error}") from error
+    if not head.startswith(elf.MAGIC64) or machine != _MACHINES[plan.platform]:
+        raise OutputWrong(f"{plan.title}: {name} is for another processor than {plan.platform}")
+    return True
+
+
+def _gpu_code(plan: TreePlan, objects: Mapping[str, Path]) -> dict[str, int]:
+    """Counts modules; every one must hold machine code for exactly the promised cards."""
+    promised, counts = plan.build.architectures, Counter[str]()
+    for name, path in objects.items():
+        try:
+            modules = read_modules(partial(_pieces, path), path.stat().st_size)
+        except elf.Unreadable as error:
+            raise OutputWrong(f"{plan.title}: {name}: {error}") from error
+        if problem := broken_promise(modules, promised):
+            raise OutputWrong(f"{plan.title}: {name} {problem}")
+        counts.update({", ".join(map(str, each)): times for each, times in modules.items()})
+    if promised and not counts:
+        archs = ", ".join(promised)
+        raise OutputWrong(f"{plan.title}: holds no GPU code where {archs} is promised")
+    return dict(sorted(counts.items()))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _cpu_code(way: Way, box: Box, plan: TreePlan, objects: list[str]) -> dict[str, int]:
+    """Counts instructions by their set, with the toolchain's own disassembler.
+
+    The code may use nothing beyond what the spec names, and must use everything that it names.
+    """
+    reader, last = instructions.InstructionReader(plan.platform), [""]
+
+    def see(line: str) -> None:
+        reader.see(line)
+        last[0] = line
+
+    code = run_step(way, box, [*instructions.disassembler(plan.platform), *objects], see)
+    if code or len(reader.files) != len(objects) or not reader.instructions:
+        raise OutputWrong(f"{plan.title}: cannot be disassembled, {code}: {last[0].strip()[:200]}")
+    promised, checked = plan.build.cpu, plan.build.cpu_checked
+    known = instructions.known_features(plan.platform)
+    if unknown := [x for x in promised if x not in known]:
+        raise OutputWrong(
+            f"{plan.title}: `cpu` names {unknown[0]}, which no check can find",
+            f"Known: {', '.join(sorted(known))}.",
+        )
+    allowed = instructions.with_implied([*promised, *checked])
+    for name, use in sorted(reader.first.items()):
+        if name not in allowed:
+            raise OutputWrong(f"{plan.title}: {use} is of {name}, which `cpu` does not name")
+    needed = instructions.with_implied(reader.used)
+    for name in promised:
+        if name not in needed:
+            raise OutputWrong(f"{plan.title}: `cpu` names {name}, and no instruction is of it")
+    return dict(sorted(reader.used.items()))

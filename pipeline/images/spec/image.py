@@ -1,0 +1,337 @@
+"""`images/<name>/image.yaml`: what an image should be, before anything is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from pipeline.core.model import (
+    Digest,
+    Frozen,
+    Name,
+    Platform,
+    RelativePath,
+    canonical_json,
+    sha256_of,
+    stays_below,
+)
+from pipeline.images.spec.base import BaseText, ForeignBase, parse_foreign
+
+
+def _stays_inside(path: str) -> str:
+    stays_below(path.removeprefix("/"))
+    if "/.wh." in path:
+        raise ValueError("names that begin with .wh. delete files when a layer is unpacked")
+    return path
+
+
+def _is_requirement(text: str) -> str:
+    # slow to load, and commands about weights, which know a checkout too, need none of it
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        wanted = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} is not a requirement") from error
+    # what lies at an address can change, and a mirror would not have it
+    if wanted.url:
+        raise ValueError(f"{text!r} names a location; give a version instead")
+    return text
+
+
+ImagePath = Annotated[
+    str, StringConstraints(pattern=r"^/[A-Za-z0-9._+@/-]+$"), AfterValidator(_stays_inside)
+]
+RequirementText = Annotated[str, AfterValidator(_is_requirement)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+# Nothing with setuid, setgid or sticky: no image of ours needs it.
+Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
+# As nvcc names them; `a` and `f` mark code for one chip or one family alone.
+Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
+Summary = Annotated[str, StringConstraints(min_length=10, max_length=200)]
+
+
+class Account(Frozen):
+    """A user that exists in the image, so that nothing has to run as root."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+    # not root; the numbers above are reserved by Debian:
+    # https://www.debian.org/doc/debian-policy/ch-opersys.html#uid-and-gid-classes
+    uid: Annotated[int, Field(ge=1, le=60000)]
+    gid: Annotated[int, Field(ge=1, le=60000)]
+    home: Annotated[str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")]
+
+
+class DebianSpec(Frozen):
+    """The Debian release a root image is made of."""
+
+    suite: Name = "bookworm"
+    components: list[Name] = ["main"]
+    # Security updates are newer, but Debian's mirror drops each one when the next comes out: a
+    # lock made with them may stop being fetchable from an ordinary mirror within weeks.
+    security: bool = False
+    exclude: dict[Name, str] = Field(
+        default={}, description="dependencies left out on purpose, each with the reason"
+    )
+
+
+Reason = Annotated[str, StringConstraints(min_length=10)]
+
+
+def _is_unset(value: object) -> bool:
+    # what came later counts in hashes of specs only where it is used: none that is locked may move
+    return not value
+
+
+class PythonSpec(Frozen):
+    """The wheels of an image."""
+
+    # bookworm's own Python: it comes as .debs, not from elsewhere
+    version: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] = "3.11"
+    requirements: Annotated[list[RequirementText], Field(min_length=1)]
+    prefer: list[Name] = Field(
+        default=[], description="projects whose files win where two wheels write one path"
+    )
+    rewrite_record: dict[Name, str] = Field(
+        default={}, description="wheels published with a wrong RECORD; it is written anew"
+    )
+    omit: dict[Name, str] = Field(
+        default={}, description="projects left out of the closure on purpose, with the reason"
+    )
+    override: dict[RequirementText, Reason] = Field(
+        default={},
+        exclude_if=_is_unset,
+        description="what is locked of a project whatever other wheels require, with the reason",
+    )
+
+
+# The card of an image whose spec promises none.
+DEFAULT_ARCH = "sm_120"
+
+
+class CudaSpec(Frozen):
+    """A CUDA home made of links into NVIDIA's wheels, and the machine code the image promises."""
+
+    home: ImagePath = "/usr/local/cuda"
+    sources: Annotated[list[RelativePath], Field(alias="from", min_length=1)]
+    architectures: list[Architecture] = []
+
+
+class FileSpec(Frozen):
+    """A file of our own, from the image's folder."""
+
+    source: Annotated[RelativePath, Field(alias="from")]
+    to: ImagePath
+    mode: Mode = "0644"
+
+
+class CompiledSpec(Frozen):
+    """A source compiled here; its build says where its files lie in the image."""
+
+    source: Name
+    build: Name
+
+
+def required_results(
+    gates: Sequence[str], archs: Sequence[str], *, patched: bool
+) -> list[tuple[str, str]]:
+    """Each gate of an image with the card that it must be judged for.
+
+    Machine code is judged for every card that the image promises; kernels are compiled for the
+    first, whichever variant of its machine code is promised.
+    """
+    # patches are proved together with the shared-memory gate
+    wanted = [*gates, *(["patches"] if patched and "smem" in gates else [])]
+    main = archs[0].rstrip("af")
+    return [(gate, card) for gate in wanted for card in (archs if gate == "arch" else [main])]
+
+
+class ImageSpec(Frozen):
+    """One image: its base, what is put on it, and how it runs."""
+
+    name: Name
+    summary: Summary
+    base: BaseText | None = Field(
+        default=None, description="an image of this checkout, or REPOSITORY@sha256:…"
+    )
+    debian: DebianSpec | None = None
+    accounts: list[Account] = []
+    platforms: Annotated[list[Platform], Field(min_length=1)]
+    debs: list[Name] = []
+    python: PythonSpec | None = None
+    cuda: CudaSpec | None = None
+    compiled: list[CompiledSpec] = []
+    files: list[FileSpec] = []
+    patches: RelativePath | None = None
+    entrypoint: list[str] = []
+    command: list[str] = []
+    env: dict[EnvName, str] = {}
+    workdir: ImagePath | None = None
+    user: Name | None = None
+    ports: list[Annotated[int, Field(ge=1, le=65535)]] = []
+    gates: list[Name] = []
+    labels: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _has_one_root(self) -> ImageSpec:
+        if (self.base is None) == (self.debian is None):
+            raise ValueError("an image has either `base` (another image) or `debian`, not both")
+        # /etc/passwd is written once, with the root's first layer
+        if self.base is not None and self.accounts:
+            raise ValueError("`accounts` belong to the root image that has `debian`")
+        return self
+
+    def dumped(self) -> dict[str, Any]:
+        """All of the spec, as hashes cover it; what came later counts only where it is used."""
+        later = {name for name in ("compiled",) if not getattr(self, name)}
+        return self.model_dump(mode="json", by_alias=True, exclude=later)
+
+    @property
+    def foreign(self) -> ForeignBase | None:
+        """The image from elsewhere that it stands on, if it does."""
+        return parse_foreign(self.base) if self.base else None
+
+    @property
+    def parent(self) -> str | None:
+        """The image of this checkout that it stands on, if it does."""
+        return None if self.foreign else self.base
+
+    @property
+    def promised_archs(self) -> list[str]:
+        """The cards it is for."""
+        return (list(self.cuda.architectures) if self.cuda else []) or [DEFAULT_ARCH]
+
+    @property
+    def main_arch(self) -> str:
+        """The card that its kernels are compiled for: the first that it names."""
+        return self.promised_archs[0].rstrip("af")
+
+    def lock_digest(self) -> str:
+        """The digest a lock of this spec records: change the spec, and the lock is stale."""
+        # what only decides how files are laid out leaves a lock valid
+        layout = {"prefer", "rewrite_record"}
+        python = self.python.model_dump(exclude=layout) if self.python else None
+        debian = self.debian.model_dump() if self.debian else None
+        wanted = {"base": self.base, "debian": debian, "debs": sorted(self.debs), "python": python}
+        return sha256_of(canonical_json(wanted))
+
+
+class PythonOverride(Frozen):
+    """Wheels of one platform; a list takes the place of the list for all platforms."""
+
+    requirements: Annotated[list[RequirementText], Field(min_length=1)] | None = None
+    prefer: list[Name] | None = None
+    rewrite_record: dict[Name, str] | None = None
+    omit: dict[Name, str] | None = None
+    override: dict[RequirementText, Reason] | None = None
+
+
+class CudaOverride(Frozen):
+    """The machine code that one platform promises, and where its CUDA home comes from."""
+
+    sources: Annotated[list[RelativePath], Field(min_length=1)] | None = Field(
+        default=None, alias="from"
+    )
+    architectures: list[Architecture] | None = None
+
+
+class PlatformOverride(Frozen):
+    """How an image differs on one platform: mappings are merged, all else takes its place."""
+
+    summary: Summary | None = None
+    debs: list[Name] | None = None
+    python: PythonOverride | None = None
+    cuda: CudaOverride | None = None
+    compiled: list[CompiledSpec] | None = None
+    env: dict[EnvName, str] | None = None
+
+
+class ImageFile(ImageSpec):
+    """`image.yaml` as it is written: one spec, and where it differs on a platform.
+
+    Everything that is hashed is an `ImageSpec` of a platform. So the platform that gets
+    overrides leaves the digests of the others as they are.
+    """
+
+    schema_name: ClassVar[str] = "image"
+
+    overrides: dict[Platform, PlatformOverride] = Field(
+        default={}, description="what differs on one of the platforms"
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_platforms(self) -> ImageFile:
+        for platform, override in self.overrides.items():
+            if platform not in self.platforms:
+                raise ValueError(f"`overrides` has {platform}, which is not in `platforms`")
+            for field in ("python", "cuda"):
+                if getattr(override, field) is not None and getattr(self, field) is None:
+                    raise ValueError(f"`overrides` changes `{field}`, which the image has not")
+        return self
+
+    def on(self, platform: str) -> ImageSpec:
+        """The spec for a platform: its own where it has overrides, else that of all the others."""
+        own = self.overrides.get(platform)
+        body = self.model_dump(by_alias=True, exclude={"overrides"})
+        others = [each for each in self.platforms if each not in self.overrides]
+        body["platforms"] = [platform] if own else others or self.platforms
+        return ImageSpec.model_validate(
+            _merged(body, own.model_dump(by_alias=True, exclude_none=True)) if own else body
+        )
+
+
+def _merged(body: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        key: _merged(body[key], value)
+        for key, value in own.items()
+        if isinstance(value, dict) and isinstance(body.get(key), dict)
+    }
+    return {**body, **own, **inner}
+
+
+class PatchedFile(Frozen):
+    """A file a patch changes, by its bytes before and after."""
+
+    path: RelativePath
+    before: Digest | None = Field(
+        default=None, description="written by `sm120 build IMAGE --accept` where it is left out"
+    )
+    after: Digest | None = Field(default=None, description="written by --accept, too")
+
+
+class PatchSpec(Frozen):
+    """One patch: why it is there, for which versions, and what it must turn into what."""
+
+    file: RelativePath
+    why: Annotated[str, StringConstraints(min_length=20)]
+    upstream: list[str] = Field(default=[], description="where upstream has it or talks about it")
+    no_upstream: Reason | None = Field(
+        default=None, exclude_if=_is_unset, description="or why it is nothing for upstream"
+    )
+    applies_to: str
+    gate: Name | None = Field(default=None, description="the case file that fails without it")
+    no_gate: Reason | None = Field(
+        default=None, exclude_if=_is_unset, description="or why no gate can judge it"
+    )
+    files: Annotated[list[PatchedFile], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_reasons(self) -> PatchSpec:
+        unclear = [
+            f"give either `{field}`, or under `no_{field}` why there is none"
+            for field in ("upstream", "gate")
+            if bool(getattr(self, field)) == bool(getattr(self, f"no_{field}"))
+        ]
+        if unclear:
+            raise ValueError("; ".join(unclear))
+        return self
+
+
+class PatchSeries(Frozen):
+    """`patches/series.yaml`, in the order they are applied."""
+
+    schema_name: ClassVar[str] = "series"
+
+    patches: list[PatchSpec]

@@ -1,0 +1,308 @@
+"""Starts an image without a GPU, in namespaces, Docker or Podman, and keeps what it showed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import posixpath
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from pipeline import __version__
+from pipeline.artifacts.containers.box import Box, Limits, Way, run_step
+from pipeline.artifacts.containers.facts import require_same
+from pipeline.artifacts.containers.find_engine import find_engine
+from pipeline.artifacts.oci.config import ImageConfig, read_config
+from pipeline.artifacts.oci.record import FileRow, Kind
+from pipeline.artifacts.oci.tar_reader import open_layer
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log, proc
+from pipeline.core.errors import StepFailed
+from pipeline.core.files import sha256_of_file
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import sha256_of
+from pipeline.images.assemble.entry import parents
+from pipeline.images.assemble.image import Built
+from pipeline.images.engine.parser_flags import ParserFlags
+from pipeline.images.engine.read_flags import SCRIPT as FLAGS_SCRIPT
+from pipeline.images.gate.runs import Run, RunTest
+from pipeline.images.source.toolchain import unpacked
+from pipeline.images.start_test.expected import Wanted, engine_of, wanted_of
+from pipeline.images.start_test.inside.check import CHECKS, MARK
+
+_INSIDE = Path(__file__).with_name("inside")
+_SCRIPTS = (_INSIDE / "check.py", _INSIDE / "libraries.py", FLAGS_SCRIPT)
+# The scripts and the bytecode have paths of their own: they hide nothing of the image.
+_PLACE = "/sm120-start"
+_BYTECODE = "/sm120-bytecode"
+BYTECODE_VARIABLE = "PYTHONPYCACHEPREFIX"
+_PYTHON_FOLDERS = ("usr/lib", "opt/venv/lib")
+_DEEPEST = 30  # of folders below one another
+_MOST_LINE_BYTES = 1 << 16
+_SHOWN_LINES = 5
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+# Imports of an engine take half a minute, and half an hour in an emulator.
+_LIMITS = Limits(cpus=os.cpu_count() or 1, memory_bytes=64 << 30, silent_s=7200.0, most_s=14400.0)
+_BINFMT = Path("/proc/sys/fs/binfmt_misc")
+_WRITE_AND_ENTER = 0o3  # to make files in a folder a user must be able to write and to enter it
+
+
+def prove_start(
+    store: Store, image: Built, way: Way, flags: ParserFlags | None, flags_file: Path | None = None
+) -> Run:
+    """Gives a verdict on each thing that an image needs when it starts."""
+    emulator = emulator_for(image.platform)
+    config = read_config(store.read_blob(image.record.config))
+    wanted = wanted_of(image.plan, config, flags, emulated=bool(emulator))
+    if emulator is None:
+        message = (
+            f"{image.platform} cannot run on {platform.machine()}, and no emulator is registered"
+            " (qemu-user-static with binfmt-support registers one)"
+        )
+        tests = [RunTest(name="processor", verdict="unknown", message=message)]
+    else:
+        tests = _run_checks(store, image, way, config, wanted, is_emulated=bool(emulator))
+    inputs = {}
+    if wanted.parser and wanted.parser.file and flags_file:
+        inputs[wanted.parser.file] = sha256_of_file(flags_file)
+    machine = {"processor": platform.machine(), "emulator": emulator or "none"}
+    # the same scripts give the same verdicts
+    checks = sha256_of(b"".join(path.read_bytes() for path in _SCRIPTS))
+    return Run(
+        kind="start",
+        inputs=inputs,
+        machine={"sandbox": way.kind, **machine},
+        made_by={"sm120-pipeline": __version__, "checks": checks},
+        tests=tests,
+    )
+
+
+def emulator_for(image_platform: str, registered: Path = _BINFMT) -> str | None:
+    """Names what runs the programs of a platform: empty for the processor, else an emulator.
+
+    None where there is neither.
+    """
+    machine = _MACHINES[image_platform.partition("/")[2]]
+    if machine == platform.machine():
+        return ""
+    entry = registered / f"qemu-{machine}"
+    try:
+        # F: the kernel holds the emulator open, so that it works where its file is not
+        lines = entry.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    flags = next((line for line in lines if line.startswith("flags:")), "")
+    return entry.name if lines[:1] == ["enabled"] and "F" in flags else None
+
+
+def _run_checks(
+    store: Store, image: Built, way: Way, config: ImageConfig, wanted: Wanted, *, is_emulated: bool
+) -> list[RunTest]:
+    """Runs all checks in the image; one that was not reached has failed."""
+    owners = read_owners(store, image, wanted.folders)
+    results: list[tuple[str, RunTest]] = []
+    rest: list[str] = []
+
+    def on_line(text: str) -> None:
+        line = _read_line(text)
+        if line is None:
+            rest.append(text)
+            return
+        results.append(line)
+        log.say(f"  {line[1].verdict:8} {line[1].name}: {line[1].message[:120]}")
+
+    with store.scratch() as scratch, _box(store, image, way, config, scratch) as box:
+        if box.user is None:
+            message = f"the config names {config.runs.user}, whom /etc/passwd does not know"
+            return [RunTest(name="user", verdict="failed", message=message)]
+        judged = judge_owners(owners, wanted.folders, *box.user)
+        if way.kind == "namespaces" and os.geteuid() == 0:
+            give_owners(box.root, owners)
+        folder = box.mounts[_PLACE]
+        for script in _SCRIPTS:
+            shutil.copy(script, folder / script.name)
+        (folder / "wanted.json").write_text(wanted.model_dump_json(), encoding="utf-8")
+        # another user reads them
+        folder.chmod(0o755)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        if is_emulated and way.kind == "namespaces":
+            made = compile_bytecode(box.root, box.scratch / "bytecode")
+            if made:
+                env = {**box.env, BYTECODE_VARIABLE: _BYTECODE}
+                box = replace(box, mounts={**box.mounts, _BYTECODE: made}, env=env)
+        parser = engine_of(image.plan)
+        python = parser.python if parser else "/usr/bin/python3"
+        command = [python, f"{_PLACE}/check.py", f"{_PLACE}/wanted.json"]
+        with log.step(f"Starting {image.name} without a GPU"):
+            try:
+                ending = f"exit code {run_step(way, box, command, on_line)}"
+            except StepFailed as error:
+                ending = str(error)
+    reached = {check for check, _ in results}
+    last = " ".join(rest[-_SHOWN_LINES:])[-400:]
+    missed = [
+        RunTest(name=CHECKS[check][0], verdict="failed", message=f"was not run: {ending}: {last}")
+        for check in wanted.checks
+        if check not in reached
+    ]
+    return [judged, *(test for _, test in results), *missed]
+
+
+def _read_line(text: str) -> tuple[str, RunTest] | None:
+    """Reads a check's name and verdict; engine code prints other lines between them."""
+    if not text.startswith(MARK):
+        return None
+    try:
+        value = read_json(text.removeprefix(MARK).encode(), most_bytes=_MOST_LINE_BYTES)
+        return str(value.pop("check")), RunTest.model_validate(value)
+    except (JsonInvalid, ValidationError, AttributeError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Path) -> Iterator[Box]:
+    """Makes the image a container as it would be served, with a folder for the scripts.
+
+    Namespaces run its unpacked files, container engines the image that they loaded.
+    """
+    scripts = scratch / "scripts"
+    scripts.mkdir()
+    root, reference = None, ""
+    with ExitStack() as stack:
+        if way.kind == "namespaces":
+            root = stack.enter_context(unpacked(store, image))
+        else:
+            engine = stack.enter_context(closing(find_engine(way.kind)))
+            loaded = engine.image(image.record.config) or engine.image(image.digest)
+            if loaded is None:
+                engine.load(store, image.name, image.digest)
+                loaded = engine.image(image.record.config) or engine.image(image.digest)
+            require_same(image.name, image.record, loaded)
+            # by id: a tag can be moved
+            reference = loaded.id if loaded else ""
+        accounts = read_passwd(root / "etc/passwd") if root else {}
+        user = find_user(config.runs.user or "0:0", accounts)
+        homes = {account.uid: account.home for account in accounts.values()}
+        yield Box(
+            root=root or scratch,
+            image=reference,
+            mounts={_PLACE: scripts},
+            # container engines, too, give it the home of its account
+            env={"HOME": homes.get(user[0], "/") if user else "/", **config.variables()},
+            limits=_LIMITS,
+            scratch=scratch,
+            user=user,
+            workdir=config.runs.workdir or "/",
+        )
+
+
+def compile_bytecode(root: Path, to: Path) -> Path | None:
+    """Makes a folder for BYTECODE_VARIABLE; none where the image's Python has another version.
+
+    Images hold sources alone, and bytecode is the same on every processor: an emulator takes
+    minutes to compile what one package imports, and the processor itself seconds.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = [root / place / version for place in _PYTHON_FOLDERS]
+    folders = [folder for folder in folders if folder.is_dir()]
+    if not folders:
+        return None
+    command = [
+        *(sys.executable, "-m", "compileall", "-qq"),
+        *("-j", str(len(os.sched_getaffinity(0))), "-r", str(_DEEPEST)),
+        # the files' times differ in each unpacked copy
+        *("--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/"),
+        *map(str, folders),
+    ]
+    with log.step("Compiling its Python files for the emulator"):
+        # Some files are templates or for other versions: Python compiles them inside, if at all.
+        # A variable, not -X: the workers of compileall inherit no -X option since Python 3.12.
+        proc.read(command, env=proc.environment(**{BYTECODE_VARIABLE: str(to)}))
+    # below the prefix comes the whole path of each file
+    return to / root.resolve().relative_to("/")
+
+
+class Passwd(NamedTuple):
+    """An account of an image."""
+
+    uid: int
+    gid: int
+    home: str
+
+
+def read_passwd(path: Path) -> dict[str, Passwd]:
+    """Reads the accounts of an image by name, and skips lines that it cannot read."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    entries = [line.split(":") for line in lines]
+    sound = [e for e in entries if len(e) == 7 and e[2].isdigit() and e[3].isdigit()]
+    return {e[0]: Passwd(int(e[2]), int(e[3]), e[5]) for e in sound}
+
+
+def find_user(user: str, accounts: Mapping[str, Passwd]) -> tuple[int, int] | None:
+    """Finds the numbers of a config's user, which is a number or the name of an account."""
+    first, _, second = user.partition(":")
+    if first.isdigit():
+        return int(first), int(second) if second.isdigit() else 0
+    account = accounts.get(first)
+    return (account.uid, account.gid) if account else None
+
+
+def read_owners(store: Store, image: Built, folders: Iterable[str]) -> dict[str, FileRow]:
+    """Reads the entries of folders and of all above them, by path; the topmost layer decides.
+
+    From the layers themselves: the store's own tables have no owners.
+    """
+    paths = {path.strip("/") for path in folders} - {""}
+    wanted = paths | {above for path in paths for above in parents(path)}
+    found: dict[str, FileRow] = {}
+    for layer in image.layers:
+        record = layer.record
+        if any(row.path in wanted for row in store.contents(record)):
+            with open_layer(store.blob_path(record.digest), record.media_type) as stream:
+                found |= {row.path: row for row in stream.entries() if row.path in wanted}
+    return found
+
+
+def give_owners(root: Path, rows: Mapping[str, FileRow]) -> None:
+    """Gives an unpacked image's folders the owners that its layers name; only root can."""
+    for path, row in rows.items():
+        place = root / path
+        if row.kind == Kind.DIR and place.is_dir() and not place.is_symlink():
+            os.chown(place, row.uid, row.gid)
+            place.chmod(row.mode)
+
+
+def judge_owners(
+    rows: Mapping[str, FileRow], folders: Sequence[str], uid: int, gid: int
+) -> RunTest:
+    """Whether a user may make files in every folder, or make the folder itself."""
+    wrong = []
+    for folder in folders:
+        path = folder.strip("/")
+        while path and path not in rows:
+            path = posixpath.dirname(path)
+        row = rows.get(path)
+        if row is None:
+            wrong.append(f"{folder}: there is nothing above it but the root")
+            continue
+        # as the kernel does: the owner's bits count for the owner alone
+        shift = 6 if row.uid == uid else 3 if row.gid == gid else 0
+        if uid and row.mode >> shift & _WRITE_AND_ENTER != _WRITE_AND_ENTER:
+            owner = f"{row.uid}:{row.gid}, mode {row.mode & 0o7777:04o}"
+            who = f"{uid}:{gid} may not write there"
+            wrong.append(f"{folder}: /{path} belongs to {owner}, and {who}")
+    if wrong:
+        return RunTest(name="owners", verdict="failed", message="; ".join(dict.fromkeys(wrong)))
+    message = f"{uid}:{gid} may write to {', '.join(folders)}"
+    return RunTest(name="owners", verdict="passed", message=message)

@@ -1,0 +1,352 @@
+"""Results of vLLM's, SGLang's and aiperf's benchmarks, for a look side by side.
+
+A number of theirs counts as one of ours only where both are defined alike; otherwise it keeps its
+own name, and the difference is named. A file may be hostile: all is bounded.
+
+- `vllm bench serve --save-result`, also appended, and the folders of `vllm bench sweep`: read in
+  vllm/benchmarks/serve.py, lib/endpoint_request_func.py and sweep/serve.py of vllm-project/vllm. A
+  result is one flat object; a sweep keeps each as `run=N.json` and all of a combination as a list
+  in `summary.json`, with `run_number` and the swept parameters added.
+- `sglang.bench_serving --output-file`, a line of JSON for each run: read in
+  python/sglang/benchmark/serving.py of sgl-project/sglang. It writes its default rate as
+  `Infinity`, which is no JSON.
+- aiperf's `profile_export_aiperf.json`, for each metric an object of statistics and its unit: read
+  in docs/reference/json-export-schema.md and docs/metrics-reference.md of ai-dynamo/aiperf.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pipeline.artifacts.attest.strict import plain
+from pipeline.core.errors import RunInvalid
+from pipeline.core.files import read_plain
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import Digest, Frozen, sha256_of
+
+Program: TypeAlias = Literal["vllm bench", "sglang.bench_serving", "aiperf"]
+# A file may hold every text and gap of thousands of requests.
+_MOST_BYTES = 64 << 20
+_MOST_RESULTS = 10_000  # lines of a file, or runs of a sweep
+_SWEEP = "run=*.json"
+_HINT = (
+    "A RUN is a folder that `sm120 bench` made: it holds bench.json. Of other programs, sm120 reads"
+    " results of vllm bench serve and sweep, sglang.bench_serving and aiperf."
+)
+_AIPERF_FILE = "profile_export_aiperf.json"
+# A run may name hundreds of settings, and a hostile file may name millions.
+_MOST_SETTINGS = 200
+_MOST_TEXT = 200
+_LARGEST = 1e18  # of anything that is measured; squares of it are still numbers
+_QUANTILES = {"mean": "mean", "avg": "mean", "median": "p50", "p50": "p50"}
+_QUANTILES |= {name: name for name in ("p90", "p95", "p99")}
+_STATISTIC = re.compile(r"(mean|median|p\d+(?:\.\d+)?)_(\w+)_ms")
+
+
+class ForeignNumber(Frozen):
+    """One number; several values where the program repeated the measurement."""
+
+    name: str  # as its program calls it
+    values: list[float]
+    like: str | None = None  # the nearest metric of ours, such as `ttft_ms.p99`
+    difference: str = ""  # how its definition differs from that one; empty: not at all
+
+    @property
+    def ours(self) -> str | None:
+        """The metric of ours that it may be compared with."""
+        return self.like if not self.difference else None
+
+
+class ForeignCell(Frozen):
+    """One step of a foreign benchmark."""
+
+    name: str  # as our cells are called, where it has a concurrency or a rate
+    settings: dict[str, str]
+    numbers: list[ForeignNumber]
+
+
+class ForeignRun(Frozen):
+    """A file or folder of another program."""
+
+    program: Program
+    file: str
+    digest: Digest
+    cells: list[ForeignCell]
+
+
+# By their name: the nearest metric of ours, and how their definition differs; empty: not at all.
+_Rules: TypeAlias = Mapping[str, tuple[str | None, str]]
+_VLLM_ROLE = (
+    "begins with the first chunk that has a choice; over the chat API that one carries the role"
+    " and no text"
+)
+_VLLM_END = "ends with the last chunk that has a choice, ours with the answer's last byte"
+_VLLM: _Rules = {
+    "output_throughput": ("output_tok_s", ""),
+    "total_token_throughput": ("total_tok_s", ""),
+    "request_throughput": ("requests_s", ""),
+    "request_goodput": ("goodput_s", ""),
+    "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks and not tokens"),
+    "max_concurrent_requests": (None, ""),
+    "duration": ("duration_s", ""),
+    "completed": ("completed", ""),
+    "failed": ("failed", ""),
+    "total_input_tokens": ("input_tokens", ""),
+    "total_output_tokens": ("output_tokens", ""),
+    "spec_decode_acceptance_length": ("acceptance_length", ""),
+    "spec_decode_acceptance_rate": (None, ""),
+    "spec_decode_num_drafts": ("verifier_steps", ""),
+}
+
+_SGLANG_CONNECTS = "also has the time to connect: each request opens a connection of its own"
+_SGLANG_END = "ends with the last line of the answer, ours with the last event that has text"
+_SGLANG_ASKED = "takes the tokens that were asked for where the stream has no usage"
+_SGLANG_INPUT = "counts prompt tokens with its own tokenizer"
+_SGLANG_SHARED = "is divided by the tokens of a chunk, once for each of them"
+# These read the engine's own count of tokens, and divide a gap by the tokens it brought.
+_SGLANG_NATIVE = ("sglang", "sglang-native")
+
+_STATISTICS = ("avg", "p50", "p90", "p95", "p99")
+_AIPERF_TOKENS = "counts tokens with its own tokenizer (--use-server-token-count was not given)"
+_AIPERF_END = "ends with the last response that has content, ours with the answer's last byte"
+_MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "sec": 1e3, "s": 1e3}
+_AIPERF = {
+    "output_token_throughput": ("output_tok_s", _AIPERF_TOKENS),
+    "total_token_throughput": ("total_tok_s", _AIPERF_TOKENS),
+    "request_throughput": ("requests_s", ""),
+    "goodput": ("goodput_s", ""),
+    "request_count": ("completed", ""),
+    "error_request_count": ("failed", ""),
+    "total_isl": ("input_tokens", _AIPERF_TOKENS),
+    "total_osl": ("output_tokens", _AIPERF_TOKENS),
+    "time_to_first_token": ("ttft_ms", ""),
+    "inter_token_latency": ("tpot_ms", _AIPERF_TOKENS),
+    "inter_chunk_latency": ("itl_ms", ""),
+    "request_latency": ("latency_ms", _AIPERF_END),
+}
+
+
+def _vllm_cell(result: dict[str, Any]) -> ForeignCell:
+    is_chat = "chat" in str(result.get("backend") or result.get("endpoint_type"))
+    begin = _VLLM_ROLE if is_chat else ""
+    times = {name: (f"{name}_ms", begin) for name in ("ttft", "tpot", "itl")}
+    times["e2el"] = ("latency_ms", _VLLM_END)
+    leave = [n for n in result if n.startswith(("std_", "probe_")) or n in ("date", "run_number")]
+    return _flat_cell(result, _VLLM, times, leave)
+
+
+def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
+    is_native = result.get("backend") in _SGLANG_NATIVE
+    output = "" if is_native else _SGLANG_ASKED
+    total = f"{output}; {_SGLANG_INPUT}" if output else _SGLANG_INPUT
+    since_start = "is the server's average since its start"
+    table: _Rules = {
+        "output_throughput": ("output_tok_s", output),
+        "total_throughput": ("total_tok_s", total),
+        "input_throughput": (None, ""),
+        "request_throughput": ("requests_s", ""),
+        "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks, not tokens"),
+        "max_concurrent_requests": (None, ""),
+        "concurrency": ("concurrency", ""),
+        "duration": ("duration_s", ""),
+        "completed": ("completed", ""),
+        "total_input_tokens": ("input_tokens", _SGLANG_INPUT),
+        "total_output_tokens": ("output_tokens", output),
+        "accept_length": ("acceptance_length", since_start),
+    }
+    is_shared = is_native or bool(result.get("accept_length"))
+    times = {
+        "ttft": ("ttft_ms", _SGLANG_CONNECTS),
+        "tpot": ("tpot_ms", _SGLANG_END),
+        "itl": ("itl_ms", _SGLANG_SHARED if is_shared else ""),
+        "e2e_latency": ("latency_ms", _SGLANG_CONNECTS),
+    }
+    odd = ("server_info", "tag", "max_itl_ms", "total_output_tokens_retokenized")
+    leave = [name for name in result if name.startswith("std_") or name in odd]
+    return _flat_cell(result, table, times, leave)
+
+
+def _flat_cell(
+    result: dict[str, Any], table: _Rules, times: Mapping[str, tuple[str, str]], leave: list[str]
+) -> ForeignCell:
+    """A flat object: numbers that `table` or `times` knows; every other value is a setting."""
+    numbers = []
+    for name, value in result.items():
+        rule, match = table.get(name), _STATISTIC.fullmatch(name)
+        if rule is None and match and match[2] in times:
+            metric, difference = times[match[2]]
+            rule = _quantile(metric, match[1]), difference
+        if rule and _is_number(value):
+            numbers.append(_number(name, float(value), *rule))
+    settings = _settings(result, {*leave, *(number.name for number in numbers)})
+    name = _cell_name(result.get("max_concurrency"), result.get("request_rate"))
+    return ForeignCell(name=name, settings=settings, numbers=numbers)
+
+
+def _aiperf_cell(summary: dict[str, Any]) -> ForeignCell:
+    flat = _leaves(summary.get("input_config"))
+    by_server = flat.get("endpoint.use_server_token_count") is True
+    numbers = []
+    for name, block in summary.items():
+        like, difference = _AIPERF.get(name, ("", ""))
+        # an unknown unit would make a number of another size
+        factor = _MS_PER_UNIT.get(str(block.get("unit"))) if isinstance(block, dict) else None
+        has_spread = like.endswith("_ms")
+        if not like or not isinstance(block, dict) or (has_spread and factor is None):
+            continue
+        if by_server and difference == _AIPERF_TOKENS:
+            difference = ""
+        for each in _STATISTICS if has_spread else ("avg",):
+            value: Any = block.get(each)
+            if not _is_number(value):
+                continue
+            if has_spread:
+                scaled, metric = float(value) * (factor or 1.0), _quantile(like, each)
+                numbers.append(_number(f"{name}.{each}", scaled, metric, difference))
+            else:
+                numbers.append(_number(name, float(value), like, difference))
+    # where these two stand differs by version, so that the end of their path counts
+    ends = {path.rpartition(".")[2]: value for path, value in reversed(flat.items())}
+    name = _cell_name(ends.get("concurrency"), ends.get("request_rate"))
+    settings = _settings({**_settings(summary, ("start_time", "end_time")), **flat})
+    return ForeignCell(name=name, settings=settings, numbers=numbers)
+
+
+def _leaves(value: Any, path: str = "", depth: int = 0) -> dict[str, Any]:
+    """Single values of nested settings by their path."""
+    if isinstance(value, dict) and depth < 8:
+        found: dict[str, Any] = {}
+        for name, each in value.items():
+            found |= _leaves(each, f"{path}.{name}" if path else str(name), depth + 1)
+        return found
+    return {path: value} if path and isinstance(value, str | int | float) else {}
+
+
+def _is_number(value: Any) -> bool:
+    """A number that can be computed with; True is none."""
+    try:
+        is_one = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_one and abs(float(value)) <= _LARGEST
+    # an int may have more digits than any float
+    except OverflowError:
+        return False
+
+
+def _number(name: str, value: float, like: str | None, difference: str) -> ForeignNumber:
+    return ForeignNumber(name=name, values=[value], like=like, difference=difference)
+
+
+def _quantile(metric: str, statistic: str) -> str | None:
+    """`ttft_ms.p99` for a statistic that we compute, too."""
+    ours = _QUANTILES.get(statistic)
+    return f"{metric}.{ours}" if ours else None
+
+
+def _settings(values: Mapping[str, Any], leave: Iterable[str] = ()) -> dict[str, str]:
+    """Everything that is one value, as one line of text each: also fields that we do not know."""
+    settings = {}
+    for name, value in values.items():
+        if name not in leave and isinstance(value, str | int | float) and value != "":
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            name, text = (plain(each).replace("\n", " ")[:_MOST_TEXT] for each in (name, text))
+            settings[name] = text
+    return dict(sorted(settings.items())[:_MOST_SETTINGS])
+
+
+def _cell_name(concurrency: Any, rate: Any) -> str:
+    """As our own cells are called: c128, r4."""
+    if _is_number(concurrency) and concurrency:
+        return f"c{concurrency:g}"
+    return f"r{rate:g}" if _is_number(rate) and rate else "all"
+
+
+# Program, the fields that only its results have together, and how one of them is read.
+_READERS: tuple[tuple[Program, set[str], Callable[[dict[str, Any]], ForeignCell]], ...] = (
+    ("vllm bench", {"model_id", "total_token_throughput"}, _vllm_cell),
+    ("sglang.bench_serving", {"total_output_tokens_retokenized", "duration"}, _sglang_cell),
+    ("aiperf", {"request_throughput", "request_latency"}, _aiperf_cell),
+)
+
+
+def read_foreign(path: Path) -> ForeignRun:
+    """The result of another program, by its file or folder."""
+    files = _files(path)
+    values, digests = [], []
+    for file in files:
+        try:
+            data = read_plain(file, _MOST_BYTES)
+        except OSError as error:
+            raise RunInvalid(f"{file}: cannot be read: {error.strerror or error}") from error
+        if data is None:
+            raise RunInvalid(f"{file}: larger than {_MOST_BYTES} bytes")
+        digests.append(sha256_of(data))
+        values += _values(file, data)
+    # of a folder: all of its files in order
+    digest = digests[0] if len(files) == 1 else sha256_of("".join(digests).encode())
+    objects = [value for value in values if isinstance(value, dict)]
+    for program, fields, cell_of in _READERS if objects and objects[0] is values[0] else ():
+        if fields <= objects[0].keys():
+            cells = [cell_of(each) for each in objects if fields <= each.keys()]
+            if not any(cell.numbers for cell in cells):
+                raise RunInvalid(f"{path}: is of {program}, but holds no numbers")
+            merged = _merged(cells)
+            return ForeignRun(program=program, file=path.name, digest=digest, cells=merged)
+    raise RunInvalid(f"{path}: is not a result of a program that is known here", _HINT)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if (path / _AIPERF_FILE).is_file():
+        return [path / _AIPERF_FILE]
+    runs = []
+    for file in path.rglob(_SWEEP):
+        runs.append(file)
+        if len(runs) > _MOST_RESULTS:
+            raise RunInvalid(f"{path}: has more than {_MOST_RESULTS} results")
+    if not runs:
+        raise RunInvalid(f"{path}: holds no result that is known here", _HINT)
+    return sorted(runs)
+
+
+def _values(file: Path, data: bytes) -> list[Any]:
+    """A list, one object, or an object on each line."""
+    lines = data.strip().split(b"\n", _MOST_RESULTS)
+    if len(lines) > _MOST_RESULTS and lines[0].rstrip().endswith(b"}"):
+        raise RunInvalid(f"{file}: has more than {_MOST_RESULTS} lines")
+    try:
+        # the first line of an indented file is one bracket
+        is_object_per_line = len(lines) > 1 and isinstance(_json(lines[0]), dict)
+    except JsonInvalid:
+        is_object_per_line = False
+    try:
+        if is_object_per_line:
+            return [_json(line) for line in lines if line.strip()]
+        value = _json(data)
+    except JsonInvalid as error:
+        raise RunInvalid(f"{file}: {error}", _HINT) from error
+    return value if isinstance(value, list) else [value]
+
+
+def _json(data: bytes) -> Any:
+    # any_int: nanoseconds of clocks and the like; Infinity: sglang's default rate
+    return read_json(data, most_bytes=_MOST_BYTES, any_int=True, no_number_is_null=True)
+
+
+def _merged(cells: Iterable[ForeignCell]) -> list[ForeignCell]:
+    """Repeats of one cell as one; cells of one name with other settings get names of their own."""
+    merged: dict[str, ForeignCell] = {}
+    for cell in cells:
+        name, number = cell.name, 2
+        while name in merged and merged[name].settings != cell.settings:
+            name, number = f"{cell.name}-{number}", number + 1
+        numbers = {each.name: each for each in merged[name].numbers} if name in merged else {}
+        for each in cell.numbers:
+            before = numbers[each.name].values if each.name in numbers else []
+            numbers[each.name] = each.model_copy(update={"values": [*before, *each.values]})
+        update = {"name": name, "numbers": list(numbers.values())}
+        merged[name] = cell.model_copy(update=update)
+    return list(merged.values())

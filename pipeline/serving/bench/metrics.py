@@ -1,0 +1,248 @@
+"""Computes each metric from the raw requests; `metrics.yaml` defines them for people.
+
+Everybody can compute them again from `requests.jsonl`: nothing else goes in, but for energy and
+speculation, which are sampled.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Literal, NamedTuple
+
+from pydantic import RootModel
+
+from pipeline.core.model import Frozen
+from pipeline.core.yaml_file import read_yaml
+from pipeline.serving.bench.model import Interval, Metrics, Quantiles, RequestRow, Trial
+from pipeline.serving.bench.workload import Objectives
+
+
+class Definition(Frozen):
+    """What a number means, for people."""
+
+    title: str
+    unit: str = ""
+    text: str
+    better: Literal["more", "less", "none"] = "none"
+
+
+class _Definitions(RootModel[dict[str, Definition]]):
+    """The whole of `metrics.yaml`."""
+
+
+DEFINITIONS = read_yaml(Path(__file__).with_name("metrics.yaml"), _Definitions).root
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom. Of degrees in between, the lower
+# counts: its interval is wider.
+# https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm
+_T95 = {
+    **{1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262},
+    **{10: 2.228, 12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 100: 1.984},
+}
+_MOST_SECONDS = 10_000_000  # of a peak's table
+
+
+class Speculated(NamedTuple):
+    """What the engine's counters say of speculation."""
+
+    acceptance_length: float | None = None
+    verifier_steps: int | None = None
+
+
+class _Sums:
+    """All that metrics need of the rows, so that these need not be kept."""
+
+    def __init__(self, objectives: Objectives | None) -> None:
+        self.goals = objectives or Objectives()
+        # whole numbers by the name of their metric, and `chunks` and `within`
+        self.counts: Counter[str] = Counter()
+        self.cached: int | None = None
+        self.begin, self.end, self.busy_s = math.inf, 0.0, 0.0
+        self.tokens_in_second: dict[int, float] = {}
+        self.ttft, self.tpot, self.itl, self.latency = (array("d") for _ in range(4))
+        self.prefill, self.decode = array("d"), array("d")
+
+    def add(self, row: RequestRow) -> None:
+        counts, first_s, end_s = self.counts, row.first_token_s, row.end_s
+        counts.update(requests=1, retries=row.retries, looping=row.looping)
+        self.begin = min(self.begin, row.sent_s)
+        self.end = max(self.end, row.sent_s + (end_s or 0.0))
+        if not row.is_good or first_s is None or end_s is None:
+            counts["failed"] += 1
+            return
+        fresh = (row.input_tokens or 0) - (row.cached_tokens or 0)
+        counts.update(
+            completed=1,
+            input_tokens=row.input_tokens or 0,
+            output_tokens=row.tokens,
+            chunks=row.chunks,
+        )
+        if row.cached_tokens is not None:
+            self.cached = (self.cached or 0) + row.cached_tokens
+        self.busy_s += end_s
+        self.ttft.append(first_s * 1e3)
+        self.latency.append(end_s * 1e3)
+        self.itl.extend(gap / 1e3 for gap in row.gaps_us)
+        tpot = tpot_ms(row)
+        if tpot is not None:
+            self.tpot.append(tpot)
+        if tpot:
+            self.decode.append(1e3 / tpot)
+        if fresh > 0 and first_s > 0:
+            self.prefill.append(fresh / first_s)
+        goals = self.goals.ttft_ms, self.goals.tpot_ms, self.goals.latency_ms
+        reached = first_s * 1e3, tpot or 0.0, end_s * 1e3
+        pairs = zip(goals, reached, strict=True)
+        counts["within"] += all(most is None or value <= most for most, value in pairs)
+        # an answer's tokens, spread over the seconds in which its events came
+        share, at = row.tokens / max(row.chunks, 1), row.sent_s + first_s
+        for gap in (0, *row.gaps_us):
+            at += gap / 1e6
+            second = min(int(at), _MOST_SECONDS)
+            self.tokens_in_second[second] = self.tokens_in_second.get(second, 0.0) + share
+
+
+def tpot_ms(row: RequestRow) -> float | None:
+    """Time per output token of one request; none with fewer than two tokens."""
+    if row.tokens < 2 or row.first_token_s is None:
+        return None
+    return sum(row.gaps_us) / 1e3 / (row.tokens - 1)
+
+
+def metrics_of(
+    rows: Iterable[RequestRow],
+    objectives: Objectives | None = None,
+    *,
+    energy_j: float | None = None,
+    speculated: Speculated | None = None,
+) -> Metrics:
+    """All metrics of one trial."""
+    sums = _Sums(objectives)
+    for row in rows:
+        sums.add(row)
+    counts, speculated = sums.counts, speculated or Speculated()
+    duration = max(sums.end - sums.begin, 1e-9) if counts["requests"] else 1e-9
+    per_s = 1.0 / duration
+    inputs, outputs, chunks = counts["input_tokens"], counts["output_tokens"], counts["chunks"]
+    has_joules = energy_j is not None and outputs
+    return Metrics(
+        duration_s=round(duration, 6),
+        requests=counts["requests"],
+        completed=counts["completed"],
+        failed=counts["failed"],
+        retries=counts["retries"],
+        looping=counts["looping"],
+        input_tokens=inputs,
+        output_tokens=outputs,
+        cached_tokens=sums.cached,
+        output_tok_s=_rounded(outputs * per_s),
+        total_tok_s=_rounded((inputs + outputs) * per_s),
+        peak_output_tok_s=_rounded(max(sums.tokens_in_second.values(), default=0.0)),
+        requests_s=_rounded(counts["completed"] * per_s),
+        goodput_s=_rounded(counts["within"] * per_s) if objectives else None,
+        concurrency=_rounded(sums.busy_s * per_s),
+        ttft_ms=quantiles(sums.ttft),
+        tpot_ms=quantiles(sums.tpot),
+        itl_ms=quantiles(sums.itl),
+        latency_ms=quantiles(sums.latency),
+        prefill_tok_s=quantiles(sums.prefill),
+        decode_tok_s=quantiles(sums.decode),
+        acceptance_length=speculated.acceptance_length,
+        verifier_steps=speculated.verifier_steps,
+        tokens_per_chunk=_rounded(outputs / chunks) if chunks else None,
+        energy_j=None if energy_j is None else _rounded(energy_j),
+        joules_per_output_token=_rounded((energy_j or 0.0) / outputs) if has_joules else None,
+    )
+
+
+def added(values: Iterable[float]) -> float:
+    """A sum from left to right, alike in every Python.
+
+    From 3.12 on `sum` makes up for what each addition of floats rounds away; what was signed by
+    3.11 is computed again by this.
+    """
+    return functools.reduce(operator.add, values, 0.0)
+
+
+def _rounded(value: float) -> float:
+    """Six digits after the point: clocks are not finer, and two Pythons write the same."""
+    return round(value, 6)
+
+
+def quantiles(values: Sequence[float]) -> Quantiles | None:
+    """A distribution of values in any order; none of no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return Quantiles(
+        count=len(ordered),
+        mean=_rounded(math.fsum(ordered) / len(ordered)),
+        least=_rounded(ordered[0]),
+        most=_rounded(ordered[-1]),
+        **{f"p{percent}": quantile(ordered, percent / 100) for percent in (50, 90, 95, 99)},
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two nearest values, as numpy does and so vLLM and SGLang do."""
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return _rounded(ordered[low] + (ordered[high] - ordered[low]) * (at - low))
+
+
+def flat(metrics: Metrics) -> dict[str, float]:
+    """Every number by its name: `output_tok_s`, `ttft_ms.p99` …; what is not known is left out."""
+    result: dict[str, float] = {}
+    for name, value in metrics.model_dump().items():
+        if isinstance(value, dict):
+            result |= {f"{name}.{part}": n for part, n in value.items() if part != "count"}
+        elif value is not None:
+            result[name] = float(value)
+    return result
+
+
+def intervals(trials: Sequence[Trial]) -> dict[str, Interval]:
+    """Mean and 95 % confidence of each metric over trials; void ones are left out."""
+    numbers = [flat(trial.metrics) for trial in trials if not trial.void]
+    names = sorted({name for each in numbers for name in each})
+    return {name: interval([each[name] for each in numbers if name in each]) for name in names}
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Where the true mean is, with 95 % confidence, if trials err at random."""
+    mean, freedom = fmean(values), len(values) - 1
+    if not freedom:
+        return Interval(mean=_rounded(mean), low=None, high=None, trials=1)
+    t = _T95[max(each for each in _T95 if each <= freedom)]
+    half = t * stdev(values) / math.sqrt(len(values))
+    low, high = _rounded(mean - half), _rounded(mean + half)
+    return Interval(mean=_rounded(mean), low=low, high=high, trials=len(values))
+
+
+@cache
+def t_quantile(doubt: float, freedom: int) -> float:
+    """How far Student's t goes with all but so much doubt, on both sides together.
+
+    By the finite series for whole degrees of freedom: Abramowitz and Stegun 26.7.3 and 26.7.4.
+    """
+    low, high = 0.0, 1e7
+    for _ in range(100):
+        t = (low + high) / 2
+        angle = math.atan(t / math.sqrt(freedom))
+        sine, cosine = math.sin(angle), math.cos(angle)
+        is_odd = freedom % 2
+        term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+        for step in range(2 + is_odd, freedom + 1, 2):
+            total += term
+            term *= cosine**2 * (step - 1) / step
+        inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+        low, high = (t, high) if inside < 1 - doubt else (low, t)
+    return high

@@ -1,0 +1,175 @@
+"""A run on a disk: a folder with `bench.json` and every raw request beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline.core import log
+from pipeline.core.errors import RunInvalid
+from pipeline.core.files import atomic_file, locked, os_errors_explained, read_limited
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.serving.bench.model import RequestLines, RequestRow, Run
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, require_plain, run_folder
+from pipeline.serving.bench.workload import Workload
+
+_MOST_RUN_BYTES = 256 << 20
+_MOST_LINE_BYTES = 64 << 20
+_LOCK = ".measuring"
+
+
+def read_run(path: Path) -> Run:
+    """A run by its folder or file; the requests are read apart."""
+    file = run_folder(path) / RUN_FILE
+    return run_of(file, read_run_value(file)[1])
+
+
+def run_of(file: Path, value: Any) -> Run:
+    """A run from what its file says."""
+    try:
+        return Run.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise RunInvalid(f"{file}: {field}: {first['msg']}") from error
+
+
+def read_run_value(file: Path) -> tuple[bytes, Any]:
+    """The bytes of a run's file and their JSON, which may still be no run."""
+    require_plain(file)
+    data = read_limited(file, _MOST_RUN_BYTES, RunInvalid)
+    try:
+        return data, read_json(data, most_bytes=_MOST_RUN_BYTES)
+    except JsonInvalid as error:
+        raise RunInvalid(f"{file}: {error}") from error
+
+
+def workload_digest(workload: Workload) -> str:
+    """What was asked, by digest."""
+    return sha256_of(canonical_json(workload.model_dump(mode="json")))
+
+
+def run_bytes(run: Run) -> bytes:
+    """The exact bytes of `bench.json`: a statement names their digest."""
+    return canonical_json(log.redacted(run.model_dump(mode="json"))) + b"\n"
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Whole or not at all: it is written again after each trial."""
+    with atomic_file(folder / RUN_FILE) as out:
+        out.write(run_bytes(run))
+
+
+def raw_lines(folder: Path, lines: RequestLines) -> Iterator[bytes]:
+    """The lines of a trial as they are on the disk now."""
+    path, left = folder / REQUESTS_FILE, lines.bytes
+    require_plain(path)
+    try:
+        with path.open("rb") as file:
+            file.seek(lines.first_byte)
+            while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
+                left -= len(line)
+                yield line
+    except OSError as error:
+        raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
+
+
+class StoredRows:
+    """The requests of a trial as they are on the disk now, hashed while they are read."""
+
+    def __init__(self, folder: Path, lines: RequestLines) -> None:
+        self._folder, self._lines, self._sha = folder, lines, hashlib.sha256()
+        self.sums: list[str] = []  # eight digits of each line's hash
+
+    def __iter__(self) -> Iterator[RequestRow]:
+        for number, line in enumerate(raw_lines(self._folder, self._lines), start=1):
+            self._sha.update(line)
+            self.sums.append(hashlib.sha256(line).hexdigest()[:8])
+            try:
+                yield RequestRow.model_validate_json(line)
+            except ValidationError as error:
+                message = f"line {number} of the trial is not a request: {error.errors()[0]['msg']}"
+                raise RunInvalid(f"{self._folder / REQUESTS_FILE}: {message}") from error
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._sha.hexdigest()}"
+
+
+def read_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
+    """The requests of a trial; refused once all are read, if they are not those of the run."""
+    rows = StoredRows(folder, lines)
+    yield from rows
+    if rows.digest != lines.digest:
+        raise RunInvalid(f"{folder / REQUESTS_FILE}: holds other requests than the run names")
+
+
+@contextmanager
+def measured_alone(folder: Path) -> Iterator[None]:
+    """Two programs that measure into one folder would write over each other's requests."""
+    busy = RunInvalid(
+        f"{folder}: another `sm120 bench` is measuring into it",
+        "Wait until that one has ended, or name another folder with --out.",
+    )
+    path = folder / _LOCK
+    with os_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(path, busy=busy):
+        try:
+            yield
+        finally:
+            # no other process waits for the lock, so that it need not stay
+            path.unlink(missing_ok=True)
+            # a run that measured nothing leaves no folder
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def append_rows(folder: Path, rows: Iterable[RequestRow], at: int) -> RequestLines:
+    """Write the requests of a trial after byte `at`, over those of an interrupted one."""
+    path, sha, size, count = folder / REQUESTS_FILE, hashlib.sha256(), 0, 0
+    with os_errors_explained(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("r+b" if path.exists() else "w+b") as file:
+                file.truncate(at)
+                file.seek(at)
+                for row in rows:
+                    # defaults are left out: most requests have neither failure nor retries
+                    body = log.redacted(row.model_dump(mode="json", exclude_defaults=True))
+                    line = canonical_json(body) + b"\n"
+                    sha.update(line)
+                    file.write(line)
+                    size, count = size + len(line), count + 1
+                file.flush()
+                # before the run names these lines
+                os.fsync(file.fileno())
+        except BaseException:
+            # of half a trial nothing is kept; on a full disk the result needs the room
+            with suppress(OSError):
+                os.truncate(path, at)
+            raise
+    digest = f"sha256:{sha.hexdigest()}"
+    return RequestLines(first_byte=at, bytes=size, lines=count, digest=digest)
+
+
+def end_of_rows(run: Run) -> int:
+    """Where the requests of the next trial begin."""
+    return max((lines.first_byte + lines.bytes for lines in all_lines(run)), default=0)
+
+
+def all_lines(run: Run) -> list[RequestLines]:
+    """Every span of the requests that a run names, in the order of the file."""
+    named = [
+        lines
+        for cell in run.cells
+        for lines in (*(trial.requests for trial in cell.trials), *cell.repeated)
+    ]
+    return sorted(named, key=lambda lines: lines.first_byte)

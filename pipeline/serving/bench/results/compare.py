@@ -1,0 +1,406 @@
+"""Two results: what changed in the inputs, what in the numbers, and how sure that is.
+
+Each number has a mean over trials with its 95 % confidence interval (Student's t). The change is in
+percent of the first mean, with the 95 % interval of the difference of means by Welch's t, which
+allows unequal variances: https://www.itl.nist.gov/div898/handbook/eda/section3/eda353.htm
+
+Trials of one run drift together, with the temperature of a card or with what else a machine does,
+and no number of trials shows how far. So a winner is named only where the change is surely more
+than a least difference, which is larger than what two runs of one server drift apart. Trials that
+were measured in turns share their drift: they are compared in pairs, with a smaller one. `Surely`
+is 95 % for all numbers of a comparison together (Bonferroni), so that of 33 none wins by chance.
+
+The gate for CI and canaries passes a number whose whole 95 % interval of the change is within what
+is allowed; worse is one that is beyond it and surely worse. In between the trials do not decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev, variance
+from typing import Literal, NamedTuple, TypeAlias
+
+from pipeline.core.errors import RunInvalid
+from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.serving.bench.foreign import ForeignNumber, read_foreign
+from pipeline.serving.bench.marks import cell_marks, tokens_off
+from pipeline.serving.bench.metrics import DEFINITIONS, flat, interval, t_quantile
+from pipeline.serving.bench.model import CellResult, Interval, Run
+from pipeline.serving.bench.place import requests_of, runs_in
+from pipeline.serving.bench.record import read_run, run_bytes
+from pipeline.serving.bench.results.recompute import require_as_measured
+
+OWN = "sm120 bench"
+STATISTIC = (
+    "mean over trials, 95 % confidence by Student's t; change with its 95 % interval by Welch's t,"
+    " or by pairs where the runs were measured in turns; a winner is named only where the change is"
+    " surely more than the least difference, with 95 % confidence for all numbers together"
+)
+# Percent. The first is computed, not measured: where each run drifts by a normal error of 1 %
+# (standard deviation), two runs differ by 1.41 %, and the chance that none of 33 independent
+# numbers differs by more than 5 % is 0.987.
+LEAST, LEAST_IN_TURNS = 5.0, 1.0
+_DOUBT = 0.05
+# Of mean answers: beyond it, who ends an answer early is quicker with it and serves more of them.
+_ENDED_EARLY = 0.005
+_BY_ANSWER = ("latency_ms", "requests_s", "goodput_s", "total_tok_s", "energy_j")
+# Of the mean real lengths: beyond it, the two sides did not measure the same work.
+_LENGTH_TOLERANCE = 0.05
+Verdict: TypeAlias = Literal["better", "worse", "undecided"]
+# means: of a few hundred requests the 99th percentile is two or three of them
+GATED = ("output_tok_s", "ttft_ms.mean", "tpot_ms.mean")
+GateVerdict: TypeAlias = Literal["passed", "worse", "undecided"]
+
+
+class SideCell(Frozen):
+    """One cell: the values of each number, one for each trial that counts."""
+
+    load: str  # equal only for equal loads
+    settings: dict[str, str] = {}
+    values: dict[str, list[float]]
+    notes: list[str] = []
+    client_limited: bool = False
+    # what the server counted in a request on average, whatever was asked for
+    lengths: dict[str, float] = {}
+    others: list[ForeignNumber] = []  # numbers that are defined in another way than ours
+
+
+class Side(Frozen):
+    """One of two results."""
+
+    name: str
+    program: str
+    digest: Digest
+    inputs: dict[str, str]
+    cells: dict[str, SideCell]
+    turns: str = ""  # the same for two runs whose trials were measured in turns
+
+
+def read_side(path: Path) -> Side:
+    """A run by its folder or file, or the result of another program."""
+    if runs := runs_in(path):
+        if len(runs) > 1:
+            names = ", ".join(run.name for run in runs)
+            raise RunInvalid(f"{path}: holds {len(runs)} runs", f"Name one of them: {names}")
+        run = read_run(runs[0])
+        # a baseline may be kept without them; where they are, its numbers must follow
+        if requests_of(runs[0]):
+            require_as_measured(runs[0], run)
+        return side_of(run, str(path))
+    foreign = read_foreign(path)
+    first, *rest = (cell.settings for cell in foreign.cells)
+    # settings that all cells have alike
+    shared = {k: v for k, v in first.items() if all(each.get(k) == v for each in rest)}
+    cells = {
+        cell.name: SideCell(
+            load=f"{foreign.program} {cell.name}",
+            settings={k: v for k, v in cell.settings.items() if k not in shared},
+            values={n.ours: n.values for n in cell.numbers if n.ours and is_judged(n.ours)},
+            others=[number for number in cell.numbers if not number.ours],
+        )
+        for cell in foreign.cells
+    }
+    name, program, digest = str(path), foreign.program, foreign.digest
+    return Side(name=name, program=program, digest=digest, inputs=shared, cells=cells)
+
+
+def side_of(run: Run, name: str) -> Side:
+    """A run of ours."""
+    known = {
+        **run.inputs.model_dump(exclude_none=True),
+        **{f"server.{k}": v for k, v in run.server.model_dump(exclude={"settings"}).items()},
+        **{f"server.settings.{k}": v for k, v in run.server.settings.items()},
+        **{f"client.{k}": v for k, v in run.client.model_dump().items()},
+    }
+    return Side(
+        name=name,
+        program=OWN,
+        digest=sha256_of(run_bytes(run)),
+        inputs={k: str(v) for k, v in sorted(known.items()) if v is not None},
+        cells={result.cell.name: _side_cell(run, result) for result in run.cells},
+        turns=run.turns,
+    )
+
+
+def _side_cell(run: Run, result: CellResult) -> SideCell:
+    good = result.good_trials
+    numbers = [flat(trial.metrics) for trial in good]
+    names = [name for name in (numbers[0] if numbers else {}) if is_judged(name)]
+    notes = [*cell_marks(good), *(reason for trial in result.trials for reason in trial.void)]
+    # what was asked of the server; not how often, nor what it was called
+    about = {"prompts", "sampling", "objectives", "limits", "seed"}
+    asked = run.workload.model_dump(mode="json", include=about)
+    asked["cell"] = result.cell.model_dump(mode="json")
+    completed = sum(trial.metrics.completed for trial in good)
+    tokens = {
+        "prompt": sum(trial.metrics.input_tokens for trial in good),
+        "answer": sum(trial.metrics.output_tokens for trial in good),
+    }
+    return SideCell(
+        load=sha256_of(canonical_json(asked)),
+        values={name: [each[name] for each in numbers if name in each] for name in names},
+        notes=list(dict.fromkeys(notes)),
+        client_limited=any(m.kind == "client-limited" for trial in good for m in trial.marks),
+        # none: the server did not count
+        lengths={kind: n / completed for kind, n in tokens.items() if completed and n},
+    )
+
+
+def is_judged(name: str) -> bool:
+    """Whether more or less of it is better."""
+    return DEFINITIONS[name.partition(".")[0]].better != "none"
+
+
+class Change(Frozen):
+    """How much the second differs from the first, in percent of the first."""
+
+    percent: float
+    low: float | None = None
+    high: float | None = None
+
+
+class NumberChange(Frozen):
+    """One number of one cell on both sides."""
+
+    name: str  # of ours; where a side defines it in another way, the names of both sides
+    first: Interval
+    second: Interval
+    change: Change | None  # none where the first is zero
+    verdict: Verdict
+    why: str = ""  # no winner is named
+    # whether the two measured the same: if not, no number of trials would decide
+    is_comparable: bool = True
+
+
+class InputChange(Frozen):
+    """An input of the numbers, on both sides; empty where it is not known."""
+
+    name: str
+    first: str
+    second: str
+
+
+class CellChange(Frozen):
+    """One cell that both sides have."""
+
+    name: str
+    inputs: list[InputChange]
+    numbers: list[NumberChange]
+    notes: list[str]
+
+
+class Comparison(Frozen):
+    """The whole answer of `sm120 bench compare`."""
+
+    first: str
+    second: str
+    statistic: str = STATISTIC
+    least_percent: float
+    in_turns: bool
+    inputs: list[InputChange]
+    cells: list[CellChange]
+    only_first: list[str]
+    only_second: list[str]
+
+    def numbers(self) -> list[tuple[str, NumberChange]]:
+        """Every number with its cell."""
+        return [(cell.name, number) for cell in self.cells for number in cell.numbers]
+
+
+class _Rule(NamedTuple):
+    """When a winner is named."""
+
+    least: float  # percent
+    doubt: float  # for one number
+    in_turns: bool
+
+
+def compare(first: Side, second: Side, least: float | None = None) -> Comparison:
+    """What changed from the first result to the second; `least` is in percent."""
+    both = [name for name in first.cells if name in second.cells]
+    in_turns = bool(first.turns) and first.turns == second.turns
+    if least is None:
+        least = LEAST_IN_TURNS if in_turns else LEAST
+    count = sum(len(first.cells[n].values.keys() & second.cells[n].values.keys()) for n in both)
+    rule = _Rule(least, _DOUBT / max(1, count), in_turns)
+    inputs = input_changes(first.inputs, second.inputs)
+    for name in both:
+        one, other = first.cells[name].lengths, second.cells[name].lengths
+        for kind in _lengths_apart(one, other):
+            label = f"{name}: tokens of each {kind}"
+            texts = {"first": f"{one[kind]:,.1f}", "second": f"{other[kind]:,.1f}"}
+            inputs.append(InputChange(name=label, **texts))
+    return Comparison(
+        first=first.name,
+        second=second.name,
+        least_percent=least,
+        in_turns=in_turns,
+        inputs=inputs,
+        cells=[_cell(name, first, second, rule) for name in both],
+        only_first=[name for name in first.cells if name not in second.cells],
+        only_second=[name for name in second.cells if name not in first.cells],
+    )
+
+
+def input_changes(first: dict[str, str], second: dict[str, str]) -> list[InputChange]:
+    """What is not the same on both sides, in the order of its name."""
+    return [
+        InputChange(name=name, first=first.get(name, ""), second=second.get(name, ""))
+        for name in sorted({*first, *second})
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _lengths_apart(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """By how much mean lengths differ, where that is too much for a comparison."""
+    apart = {kind: other[kind] / one[kind] - 1 for kind in one if kind in other}
+    return {kind: off for kind, off in apart.items() if abs(off) > _LENGTH_TOLERANCE}
+
+
+def _cell(name: str, first: Side, second: Side, rule: _Rule) -> CellChange:
+    one, other = first.cells[name], second.cells[name]
+    why = ""  # no number of this cell can name a winner
+    if first.program != second.program:
+        why = f"measured by {first.program} and by {second.program}"
+    elif first.program == OWN and one.load != other.load:
+        why = "the two cells asked for different things"
+    elif one.client_limited or other.client_limited:
+        why = "the client was the limit, not the server"
+    elif apart := _lengths_apart(one.lengths, other.lengths):
+        kind, off = next(iter(apart.items()))
+        why = f"{kind}s of the second have {tokens_off(off)}"
+    early = ""  # rates of tokens can be compared, times and counts of whole answers cannot
+    length, length_2 = one.lengths.get("answer"), other.lengths.get("answer")
+    if length and length_2 and abs(length_2 / length - 1) > _ENDED_EARLY:
+        early = (
+            f"answers have {length:,.1f} tokens and {length_2:,.1f}: the shorter ones end earlier"
+        )
+    numbers = []
+    for each in (each for each in one.values if each in other.values):
+        objection = why or (early if each.partition(".")[0] in _BY_ANSWER else "")
+        numbers.append(_number(each, one.values[each], other.values[each], objection, rule))
+    # numbers that resemble each other, and that at least one side defines in its own way
+    near, near_2 = _nearest(one), _nearest(other)
+    for like in (like for like in near if like in near_2):
+        a, b = near[like], near_2[like]
+        if differences := [f"{n.name} {n.difference}" for n in (a, b) if n.difference]:
+            objection = "; ".join(dict.fromkeys(differences))
+            number = _number(like, a.values, b.values, objection, rule)
+            label = a.name if a.name == b.name else f"{a.name} / {b.name}"
+            numbers.append(number.model_copy(update={"name": label}))
+    return CellChange(
+        name=name,
+        inputs=input_changes(one.settings, other.settings),
+        numbers=numbers,
+        notes=[*(f"first: {n}" for n in one.notes), *(f"second: {n}" for n in other.notes)],
+    )
+
+
+def _nearest(cell: SideCell) -> dict[str, ForeignNumber]:
+    """Every number by the metric of ours that it resembles most."""
+    near = {n.like: n for n in cell.others if n.like and is_judged(n.like)}
+    for name, values in cell.values.items():
+        near[name] = ForeignNumber(name=name, values=values, like=name)
+    return near
+
+
+def _number(
+    name: str, first: list[float], second: list[float], why: str, rule: _Rule
+) -> NumberChange:
+    one, other = interval(first), interval(second)
+    in_pairs = rule.in_turns and len(first) == len(second) and all(first)
+    surely = change_of(first, second, rule.doubt, in_pairs=in_pairs)
+    wants_more = DEFINITIONS[name.partition(".")[0]].better == "more"
+    verdict: Verdict = "better" if (other.mean > one.mean) == wants_more else "worse"
+    uncertain = ""
+    if len(first) < 2 or len(second) < 2:
+        uncertain = "one trial says nothing of its error"
+    elif surely is None and one.mean == other.mean:
+        uncertain = "both are zero"
+    elif surely and (surely.low or 0) <= rule.least and (surely.high or 0) >= -rule.least:
+        uncertain = f"not surely more than {rule.least:g} % apart"
+    return NumberChange(
+        name=name,
+        first=one,
+        second=other,
+        change=change_of(first, second, in_pairs=in_pairs),
+        verdict="undecided" if why or uncertain else verdict,
+        why=why or uncertain,
+        is_comparable=not why,
+    )
+
+
+def change_of(
+    first: Sequence[float],
+    second: Sequence[float],
+    doubt: float = _DOUBT,
+    *,
+    in_pairs: bool = False,
+) -> Change | None:
+    """The difference of two means in percent of the first, by Welch's t or by pairs."""
+    base = fmean(first)
+    if base == 0:
+        return None
+    percent, half = (fmean(second) - base) / abs(base) * 100, 0.0
+    if len(first) < 2 or len(second) < 2:
+        return Change(percent=round(percent, 3))
+    parts = [variance(values) / len(values) for values in (first, second)]
+    if in_pairs:
+        apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
+        percent = fmean(apart)
+        half = t_quantile(doubt, len(apart) - 1) * stdev(apart) / math.sqrt(len(apart))
+    elif sum(parts):
+        # Welch and Satterthwaite; rounded down, which widens the interval
+        by_size = zip(parts, (first, second), strict=True)
+        freedom = sum(parts) ** 2 / sum(p**2 / (len(values) - 1) for p, values in by_size)
+        half = t_quantile(doubt, max(1, int(freedom))) * math.sqrt(sum(parts)) / abs(base) * 100
+    percent = round(percent, 3)
+    return Change(percent=percent, low=round(percent - half, 3), high=round(percent + half, 3))
+
+
+class GateRow(Frozen):
+    """The verdict on one number of one cell."""
+
+    cell: str
+    number: str
+    verdict: GateVerdict
+    message: str
+
+
+def judge(comparison: Comparison, allowed_percent: float, names: Sequence[str]) -> list[GateRow]:
+    """Every gated number of every cell that the baseline has; a missing one is never passed."""
+    rows = [
+        GateRow(cell=cell, number="", verdict="undecided", message="the candidate has no such cell")
+        for cell in comparison.only_first
+    ]
+    for cell in comparison.cells:
+        numbers = {number.name: number for number in cell.numbers}
+        if (failed := numbers.get("failed")) and failed.second.mean > failed.first.mean:
+            message = f"failed requests: {failed.second.mean:g}, {failed.first.mean:g} before"
+            rows.append(GateRow(cell=cell.name, number="failed", verdict="worse", message=message))
+        for name in names:
+            verdict, message = _gate_verdict(numbers.get(name), allowed_percent)
+            rows.append(GateRow(cell=cell.name, number=name, verdict=verdict, message=message))
+    return rows
+
+
+def _gate_verdict(number: NumberChange | None, allowed: float) -> tuple[GateVerdict, str]:
+    if number is None:
+        return "undecided", "is not on both sides"
+    change = number.change
+    if change is None:
+        return "undecided", "the baseline is zero"
+    if change.low is None or change.high is None:
+        return "undecided", f"{change.percent:+.1f} %: {number.why}"
+    text = f"{change.percent:+.1f} % ({change.low:+.1f} to {change.high:+.1f})"
+    if not number.is_comparable:
+        return "undecided", f"{text}: {number.why}"
+    wants_more = DEFINITIONS[number.name.partition(".")[0]].better == "more"
+    worst, loss = (-change.low, -change.percent) if wants_more else (change.high, change.percent)
+    if worst <= allowed:
+        return "passed", text
+    if loss > allowed and number.verdict == "worse":
+        return "worse", f"{text}, {allowed:g} % allowed"
+    return "undecided", f"{text}: cannot be told from {allowed:g} %; more trials decide it"

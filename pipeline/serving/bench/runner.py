@@ -1,0 +1,408 @@
+"""A whole run: self-test, warm-up, trials, repeats; kept after each trial, so that it can go on."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from pipeline import __version__
+from pipeline.artifacts.attest.statement import stamp
+from pipeline.core import log
+from pipeline.core.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
+from pipeline.core.model import sha256_of
+from pipeline.serving.bench.answer import JSON_READER
+from pipeline.serving.bench.loop import EVENT_LOOP
+from pipeline.serving.bench.marks import TrialChecks, client_marks, engine_marks
+from pipeline.serving.bench.metrics import intervals
+from pipeline.serving.bench.model import (
+    Cell,
+    CellResult,
+    ClientFacts,
+    Inputs,
+    Mark,
+    Run,
+    SelfTest,
+    ServerFacts,
+    Trial,
+)
+from pipeline.serving.bench.place import RUN_FILE
+from pipeline.serving.bench.plan import Job, Scale, cells_of
+from pipeline.serving.bench.record import (
+    append_rows,
+    end_of_rows,
+    measured_alone,
+    read_rows,
+    read_run,
+    write_run,
+)
+from pipeline.serving.bench.results.recompute import require_as_measured
+from pipeline.serving.bench.samples import gpu_marks, trial_metrics
+from pipeline.serving.bench.self_test import cores, measure_self
+from pipeline.serving.bench.server import Sampler, Server, server_facts
+from pipeline.serving.bench.workers import SweepProgress, Workers
+from pipeline.serving.bench.workload import RandomTokens, Workload
+
+_DRAIN_S = 120.0
+# Of a server that has just begun: kernels may be compiled for its first request. All of an answer
+# has this long, so that one that never ends is not waited for.
+_FIRST_ANSWER_S = 300.0
+# Of a rate without a bound, the streams that the client measures itself with.
+_RATE_STREAMS = 256
+# Sockets beside those of the streams: pipes, files, the stub's own end is another process.
+_OTHER_FILES = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is asked for beside its workload."""
+
+    workers: int | None = None
+    self_test: bool = True
+    sample_every_s: float = 1.0
+    drain_s: float = _DRAIN_S
+    prompt_file: Path | None = None
+
+
+@dataclass
+class Bench:
+    """One server, one workload, one folder."""
+
+    server: Server
+    workload: Workload
+    folder: Path
+    inputs: Inputs
+    settings: Settings = field(default_factory=Settings)
+    model: str | None = None
+    speculates: bool | None = None  # what a recipe says of it
+    _warm: set[str] = field(default_factory=set)  # cells, in this process
+
+    def run(self) -> Run:
+        """From the first cell, or from where an earlier run stopped."""
+        cells, facts = self._asked()
+        with measured_alone(self.folder):
+            self._run = self._begun(facts)
+            if self._run.state == "complete":
+                log.say(
+                    f"The run in {self.folder} is finished: nothing is measured."
+                    " --out with another folder measures again."
+                )
+                return self._run
+            with self._written_on_failure():
+                self._test_self(cells)
+                self._measure_scale(facts)
+                progress = SweepProgress(cells, self.workload.repeats)
+                for cell in cells:
+                    done = next((c for c in self._run.cells if c.cell.name == cell.name), None)
+                    progress.skip(cell, len(done.good_trials) if done else 0)
+                    while self._run_next(cell, progress):
+                        pass
+            return self._write(state="complete", why_partial="")
+
+    def _asked(self) -> tuple[list[Cell], ServerFacts]:
+        with log.step(f"Asking {self.server.url} what it serves"):
+            facts = server_facts(self.server, self.model)
+        if facts.speculation is None:
+            facts = facts.model_copy(update={"speculation": self.speculates})
+        require_sound(self.workload, facts)
+        cells = cells_of(self.workload)
+        streams = max((each.concurrency or _RATE_STREAMS for each in cells), default=1)
+        if streams + _OTHER_FILES > (most := _open_files()):
+            raise BenchNotMeasured(
+                f"{streams} connections are asked for, and this machine allows {most} open files",
+                "Raise the limit (`ulimit -Hn`, LimitNOFILE=), or ask for fewer.",
+            )
+        return cells, facts
+
+    def _begun(self, facts: ServerFacts) -> Run:
+        """A new run, or an earlier one of the same inputs; void trials are tried again."""
+        if not (self.folder / RUN_FILE).exists():
+            where = f"{self.server.url} with {self.workload.name}"
+            log.say(f"Measuring {where}, results in {self.folder}")
+            now = stamp(datetime.now(UTC))
+            return Run(
+                state="partial",
+                why_partial="it has just begun",
+                started=now,
+                ended=now,
+                workload=self.workload,
+                inputs=self.inputs,
+                server=facts,
+                client=client_facts(),
+                self_tests=[],
+                cells=[],
+                nonce=secrets.token_hex(4),
+            )
+        run = read_run(self.folder)
+        if others := differences(run, self.inputs, facts):
+            raise RunInvalid(
+                f"{self.folder}: holds a run with another {' and another '.join(others)}",
+                "Name another folder with --out.",
+            )
+        # before anything is added to it, and before a finished one is stated anew
+        with log.watched(f"Reading the requests in {self.folder}"):
+            require_as_measured(self.folder, run)
+        if run.state == "complete" and all(each.state == "good" for each in run.cells):
+            return run
+        log.say(f"Going on with the run in {self.folder}")
+        more = {"state": "partial", "interruptions": run.interruptions + 1}
+        return run.model_copy(update=more)
+
+    @contextmanager
+    def _written_on_failure(self) -> Iterator[None]:
+        """However it ends, the file says how far it came."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._write(why_partial="stopped by Ctrl-C or a signal")
+            raise
+        except Exception as error:
+            self._write(why_partial=" ".join(str(error).split())[:300])
+            raise
+
+    def _write(self, **changes: object) -> Run:
+        changes["ended"] = stamp(datetime.now(UTC))
+        self._run = self._run.model_copy(update=changes)
+        write_run(self.folder, self._run)
+        return self._run
+
+    def _test_self(self, cells: Sequence[Cell]) -> None:
+        """Once for each concurrency of the run."""
+        known = {test.concurrency for test in self._run.self_tests}
+        streams = {_streams(cell) for cell in cells} if self.settings.self_test else set()
+        for concurrency in sorted(streams - known):
+            with log.step(f"Measuring the client itself with {log.count(concurrency, 'stream')}"):
+                test = measure_self(concurrency, self.settings.workers)
+            log.say(f"  {sentence(test)}")
+            self._run = self._run.model_copy(update={"self_tests": [*self._run.self_tests, test]})
+
+    def _measure_scale(self, facts: ServerFacts) -> None:
+        self._scale = Scale()
+        if self.workload.prompts.kind in ("file", "random-tokens"):
+            return
+        # nothing is queued yet, so that a deep queue is no reason to wait longer
+        limit_s = min(self.workload.limits.first_token_s, _FIRST_ANSWER_S)
+        with log.step("Measuring how many tokens a word has with this model"):
+            self._scale = self.server.scale(
+                facts.model, self.workload.seed, limit_s, facts.context_tokens
+            )
+
+    def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
+        """Measure the next trial of a cell; whether there is one more."""
+        done, repeats = {each.cell.name: each for each in self._run.cells}, self.workload.repeats
+        before = done[cell.name].trials if cell.name in done else []
+        # a cell ends with its first void trial
+        trials = [trial for trial in before if not trial.void]
+        if len(trials) >= repeats:
+            return False
+        repeated = list(done[cell.name].repeated) if cell.name in done else []
+        again: list[Mark] = []
+        for void in (trial for trial in before if trial.void):
+            if void.requests.lines:
+                repeated.append(void.requests)
+            # a cell that is good at last must not hide that it was not at first
+            again += [mark for mark in void.marks if mark.kind == "repeated"]
+            message = f"trial {void.number + 1} was void before: {'; '.join(void.void)}"
+            again.append(Mark(kind="repeated", message=message))
+        trial = self._run_trial(cell, len(trials), progress)
+        trials.append(trial.model_copy(update={"marks": [*trial.marks, *again]}))
+        is_whole = len(trials) >= repeats
+        done[cell.name] = CellResult(
+            cell=cell,
+            state="void" if trial.void else "good" if is_whole else "partial",
+            trials=trials,
+            intervals=intervals(trials),
+            repeated=repeated,
+        )
+        self._write(cells=list(done.values()))
+        if not trial.void:
+            return not is_whole
+        # repeating it would only show the same; does the server answer at all?
+        try:
+            server_facts(self.server, self._run.server.model)
+        except BenchUnanswered as error:
+            kept = sum(len(each.good_trials) for each in self._run.cells)
+            why = self.server.lost or "it has no list of models any more"
+            raise BenchUnanswered(
+                f"{self.server.url}: the server went away during {cell.name}, trial {len(trials)}:"
+                f" {why}; {log.count(kept, 'trial')} before it {'is' if kept == 1 else 'are'} kept",
+                "Serve it again, then run the same command: it goes on with that trial.",
+            ) from error
+        progress.skip(cell, repeats - len(trials))
+        return False
+
+    def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
+        # once in a cell, and once more where it is gone on with: the server may be a fresh one
+        warmed, cold = (0, []) if cell.name in self._warm else self._warm_up(cell)
+        self._warm.add(cell.name)
+        with log.watched("Waiting until the server has ended all requests"):
+            idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
+        test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
+        tally, started = TrialChecks(self.workload), stamp(datetime.now(UTC))
+        # a server that failed in the warm-up is not measured: the trial is void without a request
+        jobs = [] if cold else self._jobs(cell, number, test)
+        sampler = Sampler(self.server, self.settings.sample_every_s)
+        with Workers(jobs) as workers, sampler, progress.trial(cell, number) as advance:
+            rows = tally.through(workers.rows(advance))
+            lines = append_rows(self.folder, rows, end_of_rows(self._run))
+        samples = sampler.samples()
+        rows = read_rows(self.folder, lines)
+        metrics = trial_metrics(rows, self.workload.objectives, samples)
+        marks = [
+            *client_marks(test, workers.efforts, metrics.output_tok_s),
+            *tally.marks(),
+            *gpu_marks(samples.gpus),
+            *engine_marks(samples.engine, metrics),
+        ]
+        if idle is False:
+            message = f"the server was still busy after {drained_s:.0f} s: others use it"
+            marks.append(Mark(kind="not-drained", message=message))
+        void = [*cold, *tally.void(sum(effort.unsent for effort in workers.efforts))]
+        progress.ended(cell, metrics, void)
+        return Trial(
+            number=number,
+            started=started,
+            metrics=metrics,
+            marks=marks,
+            void=void,
+            samples=samples,
+            requests=lines,
+            warmup_requests=warmed,
+            drained_s=round(drained_s, 3) if idle is not None else None,
+        )
+
+    def _warm_up(self, cell: Cell) -> tuple[int, list[str]]:
+        """The same kind of requests with other prompts, not kept; how many, and what failed."""
+        wanted = self.workload.warmup_requests
+        count = min(_streams(cell), cell.requests) if wanted is None else wanted
+        if not count:
+            return 0, []
+        tally = TrialChecks(self.workload)
+        jobs = self._jobs(cell, 0, None, warm_up=count)
+        title = f"{cell.name}: warming up with {log.count(count, 'request')}"
+        with log.step(title), Workers(jobs) as workers:
+            for _ in tally.through(workers.rows()):
+                pass
+        return count, [f"warm-up: {why}" for why in tally.failures()]
+
+    def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
+        prompt_file = self.settings.prompt_file
+        count = self.settings.workers or (test.workers if test else 1)
+        return [
+            Job(
+                address=self.server.address,
+                headers=dict(self.server.headers),
+                model=self._run.server.model,
+                workload=self.workload,
+                cell=cell,
+                phase="warm-up" if warm_up else "trial",
+                trial=number,
+                # a server that lives on knows the prompts of the trial that is repeated
+                nonce=f"{self._run.nonce} {self._run.interruptions}",
+                requests=warm_up or cell.requests,
+                worker=worker,
+                workers=count,
+                scale=self._scale,
+                prompt_file=str(prompt_file) if prompt_file else None,
+            )
+            for worker in range(count)
+        ]
+
+
+def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
+    """Two servers, a trial of one and then of the other: what drifts, drifts for both.
+
+    The order is turned round each time, so that a steady drift cancels out.
+    """
+    both, token = (first, second), secrets.token_hex(8)
+    with ExitStack() as stack:
+        for bench in both:
+            cells, facts = bench._asked()
+            stack.enter_context(measured_alone(bench.folder))
+            if (bench.folder / RUN_FILE).exists():
+                raise RunInvalid(
+                    f"{bench.folder}: holds a run, and turns cannot be gone on with",
+                    "Name another folder with --out.",
+                )
+            bench._run = bench._begun(facts).model_copy(update={"turns": token})
+            stack.enter_context(bench._written_on_failure())
+        first._test_self(cells)
+        second._run = second._run.model_copy(update={"self_tests": first._run.self_tests})
+        for bench in both:
+            bench._measure_scale(bench._run.server)
+        progress = SweepProgress(cells, 2 * first.workload.repeats)
+        for cell in cells:
+            for number in range(first.workload.repeats):
+                turn = both if number % 2 == 0 else both[::-1]
+                more = [bench._run_next(cell, progress) for bench in turn]
+                if not all(more):
+                    break
+        return [bench._write(state="complete", why_partial="") for bench in both]
+
+
+def _streams(cell: Cell) -> int:
+    return min(cell.concurrency or _RATE_STREAMS, cell.requests)
+
+
+def _open_files() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def differences(run: Run, inputs: Inputs, facts: ServerFacts) -> list[str]:
+    """What keeps a run from being gone on with, in words."""
+    before, now = run.inputs.model_dump(), inputs.model_dump()
+    named = {"recipe_name": "recipe", "recipe": "recipe", "host": "host (--host-facts)"}
+    others = [named.get(name, name) for name in before if before[name] != now[name]]
+    if run.server.model != facts.model:
+        others.append(f"model ({run.server.model}, now {facts.model})")
+    if run.server.version != facts.version:
+        others.append(f"version of the server ({run.server.version}, now {facts.version})")
+    was, client = run.client.model_dump(), client_facts().model_dump()
+    if changed := [name for name in was if was[name] != client[name]]:
+        others.append(f"client ({', '.join(changed)})")
+    return list(dict.fromkeys(others))
+
+
+def require_sound(workload: Workload, facts: ServerFacts) -> None:
+    """Refuse a load whose numbers would mislead."""
+    if isinstance(workload.prompts, RandomTokens) and facts.speculation is not False:
+        known = "speculates" if facts.speculation else "does not say whether it speculates"
+        raise WorkloadInvalid(
+            f"{workload.name}: random tokens, and the server {known}: how many draft tokens are"
+            " accepted then says nothing of text (vllm-project/vllm#51009)",
+            "Take a workload with text; or say --no-speculation where you know that there is none.",
+        )
+
+
+def sentence(test: SelfTest) -> str:
+    """How good the client is, for people."""
+    trust = "trusted" if test.trusted else "NOT trusted"
+    return (
+        f"error TTFT {test.ttft_error:+.2%}, TPOT {test.tpot_error:+.2%} at"
+        f" {test.offered_tok_s:,.0f} tok/s; ceiling {test.ceiling_tok_s:,.0f} tok/s with"
+        f" {log.count(test.workers, 'worker')}, {test.cpu_us_per_token:.0f} µs a token: {trust}"
+    )
+
+
+@cache
+def client_facts() -> ClientFacts:
+    """This program on this machine."""
+    # a number names the code that measured it
+    folder = Path(__file__).parent
+    sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
+    return ClientFacts(
+        version=__version__,
+        digest=sha256_of(b"".join(path.read_bytes() for path in sources)),
+        python=platform.python_version(),
+        event_loop=EVENT_LOOP,
+        json_reader="orjson" if JSON_READER == "orjson" else "json",
+        machine=platform.machine(),
+        cores=cores(),
+        open_files=_open_files(),
+    )

@@ -1,0 +1,155 @@
+"""How long an engine takes from its start to its first token: cold, and once more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+from pipeline.artifacts.attest.statement import stamp
+from pipeline.core import log
+from pipeline.core.errors import BenchUnanswered
+from pipeline.core.files import files_below
+from pipeline.core.net.wire import Lost, send
+from pipeline.serving.bench.answer import Answer, Malformed
+from pipeline.serving.bench.metrics import intervals, metrics_of
+from pipeline.serving.bench.model import CellResult, Inputs, RequestRow, Run, Trial
+from pipeline.serving.bench.plan import cells_of
+from pipeline.serving.bench.record import append_rows, measured_alone, write_run
+from pipeline.serving.bench.runner import client_facts
+from pipeline.serving.bench.server import Server, server_facts
+from pipeline.serving.bench.workload import Workload
+
+_TOKENS = 8
+_LIMIT_S = 600.0
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Started:
+    """An engine that answers for the first time."""
+
+    server: Server
+    model: str
+    ready_s: float  # since the engine was started, without what our own command did before
+
+
+@dataclass(frozen=True)
+class Starter:
+    """How the engine of a recipe is started and ended."""
+
+    start: Callable[[], Started]  # until it answers
+    stop: Callable[[], None]  # also where nothing runs
+    weights: Path
+
+
+def drop_page_cache(folder: Path) -> None:
+    """Let the kernel drop its copies of the files, so that they are read from the disk again."""
+    for entry in files_below(folder):
+        # a cache of the Hub has links to its files
+        handle = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> Run:
+    """Every start of the workload; the last engine goes on running."""
+    began, cells = stamp(datetime.now(UTC)), cells_of(workload)
+    starts: dict[str, list[tuple[str, Started, RequestRow]]] = {cell.name: [] for cell in cells}
+    with measured_alone(folder):
+        for cell in cells:
+            for number in range(workload.repeats):
+                with log.step(f"{cell.name}: start {number + 1} of {workload.repeats}"):
+                    starter.stop()
+                    if cell.start == "cold":
+                        drop_page_cache(starter.weights)
+                    started, up = stamp(datetime.now(UTC)), starter.start()
+                    # nothing is asked in between: the first token counts from the same moment
+                    row = _first_answer(up, time.monotonic() - up.ready_s)
+                    starts[cell.name].append((started, up, row))
+        facts = server_facts(up.server, None)
+        # only now: an earlier run in the folder stays whole while one of these starts may fail
+        results, at = [], 0
+        for cell in cells:
+            trials = []
+            for number, (started, up, row) in enumerate(starts[cell.name]):
+                lines = append_rows(folder, [row], at)
+                at += lines.bytes
+                first_s = row.sent_s + (row.first_token_s or 0.0)
+                times = {
+                    "ready_s": round(up.ready_s, 3),
+                    "start_to_first_token_s": round(first_s, 3),
+                }
+                trials.append(
+                    Trial(
+                        number=number,
+                        started=started,
+                        metrics=metrics_of([row]).model_copy(update=times),
+                        requests=lines,
+                        warmup_requests=0,
+                    )
+                )
+            spread = intervals(trials)
+            results.append(CellResult(cell=cell, state="good", trials=trials, intervals=spread))
+        run = Run(
+            state="complete",
+            started=began,
+            ended=stamp(datetime.now(UTC)),
+            workload=workload,
+            inputs=inputs,
+            server=facts,
+            client=client_facts(),
+            self_tests=[],
+            cells=results,
+        )
+        write_run(folder, run)
+        return run
+
+
+def _first_answer(up: Started, begun: float) -> RequestRow:
+    server, answer = up.server, Answer()
+    body = {
+        "model": up.model,
+        "max_tokens": _TOKENS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": "Write one sentence about the sea."}],
+    }
+    sent = time.monotonic()
+    headers = {"Content-Type": "application/json", **server.headers}
+    request = server.address, "POST", "/v1/chat/completions", json.dumps(body).encode(), headers
+    try:
+        raw = asyncio.run(send(*request, limit_s=_LIMIT_S, most_bytes=_MOST_BYTES))
+        answer.feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", 0.0)
+        for at, piece in raw.pieces:
+            answer.feed(piece, at)
+    except (Lost, Malformed) as error:
+        raise BenchUnanswered(f"{server.url}: no first answer: {error}") from error
+    if raw.status != 200 or not answer.times:
+        raise BenchUnanswered(
+            f"{server.url}: status {raw.status}, and no first token",
+            "The server's log says why; `sm120 doctor LOG` knows many causes.",
+        )
+    micros = [round((t - answer.times[0]) * 1e6) for t in answer.times]
+    return RequestRow(
+        number=0,
+        sent_s=round(sent - begun, 6),
+        first_byte_s=round(raw.pieces[0][0], 6),
+        first_token_s=round(answer.times[0], 6),
+        end_s=round(raw.seconds, 6),
+        gaps_us=[b - a for a, b in pairwise(micros)],
+        chunks=len(answer.times),
+        asked_output=_TOKENS,
+        characters=answer.characters,
+        finish=answer.finish,
+        status=raw.status,
+    )

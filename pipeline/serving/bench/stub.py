@@ -1,0 +1,226 @@
+"""A server with known pacing: what the client measures itself against.
+
+It streams as engines do, an event for each token, and notes when it wrote them. `serve` is the
+whole of it; `python -m pipeline.serving.bench.stub` runs it beside the client until its stdin
+ends, and reports what it did for each line on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import sys
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+from typing import cast
+
+from pipeline.serving.bench.loop import run_loop
+
+MODEL = "stub"
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": *(\d+)')
+_STREAM = re.compile(rb'"stream": *true')
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+_MODELS = json.dumps(
+    {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "sm120"}]}
+).encode()
+# As many words as make a text that does not repeat itself.
+_WORDS = [f" {a}{b}" for a in "bdfgklmnprst" for b in ("ar", "el", "ion", "um", "os", "ith")]
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """When a token is written: the first, and each further one."""
+
+    ttft_s: float = 0.2
+    tpot_s: float = 0.02
+
+
+@dataclass
+class Truth:
+    """What was written and when, by the server's own clock."""
+
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    tpot: array[float] = field(default_factory=lambda: array("d"))
+    tokens: int = 0
+
+    def add(self, asked: float, first: float, last: float, tokens: int) -> None:
+        """One whole answer."""
+        self.ttft.append(first - asked)
+        if tokens > 1:
+            self.tpot.append((last - first) / (tokens - 1))
+        self.tokens += tokens
+
+
+def event(text: str, number: int) -> bytes:
+    """A token as vLLM writes it, as one chunk."""
+    data = {
+        "id": f"chatcmpl-{number:032x}",
+        "object": "chat.completion.chunk",
+        "created": 1_800_000_000,
+        "model": MODEL,
+        "choices": [
+            {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        ],
+    }
+    return chunk(b"data: " + json.dumps(data).encode() + b"\n\n")
+
+
+def chunk(data: bytes) -> bytes:
+    """As HTTP/1.1 frames it."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def count_prompt(request: bytes) -> int:
+    """A token for each blank of the messages, which stand last in our requests."""
+    return (request.partition(b'"messages":')[2] or request).count(b" ")
+
+
+def usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
+    """As servers count."""
+    total = prompt_tokens + tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
+
+
+def last_events(tokens: int, prompt_tokens: int) -> bytes:
+    """The end of an answer: why it ended, the usage, [DONE]."""
+    end = {"id": "e", "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    counted = {"id": "e", "choices": [], "usage": usage(prompt_tokens, tokens)}
+    parts = [json.dumps(end), json.dumps(counted), "[DONE]"]
+    data = "".join(f"data: {part}\n\n" for part in parts).encode()
+    return chunk(data) + b"0\r\n\r\n"
+
+
+_EVENTS = [event(word, number) for number, word in enumerate(_WORDS)]
+
+
+class StubConnection(asyncio.Protocol):
+    """One connection; a test plants a fault by another `answer`."""
+
+    def __init__(self, pacing: Pacing, truth: Truth) -> None:
+        self.pacing, self.truth = pacing, truth
+        self.loop = asyncio.get_running_loop()
+        self._buffer = b""
+        self.prompt_tokens = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transport is no child of asyncio's
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Requests follow each other; none comes before the answer to the last."""
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        length = _LENGTH.search(self._buffer, 0, end)
+        whole = end + 4 + (int(length[1]) if length else 0)
+        if len(self._buffer) < whole:
+            return
+        request, self._buffer = self._buffer[:whole], self._buffer[whole:]
+        if request.startswith(b"GET"):
+            self.answer_get(request)
+        else:
+            found = _MAX_TOKENS.search(request, end)
+            tokens = int(found[1]) if found else 16
+            if _STREAM.search(request, end):
+                return self.answer(request, tokens)
+            # not a stream: only its count of tokens matters, so that it comes at once
+            message = {"role": "assistant", "content": _WORDS[0] * tokens}
+            choice = {"index": 0, "message": message, "finish_reason": "length"}
+            body = {"id": "w", "choices": [choice], "usage": usage(count_prompt(request), tokens)}
+            self.write_json(b"200 OK", json.dumps(body).encode())
+
+    def answer_get(self, request: bytes) -> None:
+        """The list of models, and health; anything else is not there."""
+        if request.startswith((b"GET /v1/models ", b"GET /health ")):
+            self.write_json(b"200 OK", _MODELS)
+        else:
+            self.write_json(b"404 Not Found", b"{}")
+
+    def write_json(self, status: bytes, body: bytes) -> None:
+        """A small answer."""
+        head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+
+    def answer(self, request: bytes, tokens: int) -> None:
+        """A stream of tokens at the known pace."""
+        asked = time.monotonic()
+        self.prompt_tokens = count_prompt(request)
+        self.loop.call_later(self.pacing.ttft_s, self.write_token, asked, 0.0, 0, tokens)
+
+    def write_token(self, asked: float, first: float, number: int, tokens: int) -> None:
+        """One token, and the time of the next."""
+        now = time.monotonic()
+        # the place in the list differs by connection, so that answers differ
+        data = _EVENTS[(number * 7 + number // len(_EVENTS) + int(asked * 1e6)) % len(_EVENTS)]
+        data = data if number else _HEAD + data
+        first = first or now
+        if number + 1 < tokens:
+            self.transport.write(data)
+            # from the first on: what one token was late, the next makes up
+            due = first + (number + 1) * self.pacing.tpot_s
+            delay = max(0.0, due - now)
+            self.loop.call_later(delay, self.write_token, asked, first, number + 1, tokens)
+        else:
+            self.transport.write(data + last_events(tokens, self.prompt_tokens))
+            self.truth.add(asked, first, now, tokens)
+
+
+async def serve(pacing: Pacing, truth: Truth, port: int = 0) -> asyncio.Server:
+    """Listen on loopback."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(
+        lambda: StubConnection(pacing, truth), "127.0.0.1", port, backlog=4096
+    )
+
+
+async def _main(pacing: Pacing) -> None:
+    truth = Truth()
+    server = await serve(pacing, truth)
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def report() -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        counts = {
+            "requests": len(truth.ttft),
+            "tokens": truth.tokens,
+            "ttft_ms": 1e3 * sum(truth.ttft) / max(1, len(truth.ttft)),
+            "tpot_ms": 1e3 * sum(truth.tpot) / max(1, len(truth.tpot)),
+            "cpu_s": usage.ru_utime + usage.ru_stime,
+        }
+        print(json.dumps(counts), flush=True)
+        del truth.ttft[:], truth.tpot[:]
+        truth.tokens = 0
+
+    def obey() -> None:
+        # a line asks for what was done since the last; the stub ends with its stdin
+        while sys.stdin.buffer.readline():
+            loop.call_soon_threadsafe(report)
+        loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=obey, daemon=True).start()
+    await done.wait()
+
+
+def main(arguments: list[str]) -> None:
+    """TTFT and TPOT in seconds."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ttft_s, tpot_s = (float(text) for text in arguments)
+    run_loop(_main(Pacing(ttft_s, tpot_s)))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

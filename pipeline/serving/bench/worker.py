@@ -1,0 +1,364 @@
+"""A process that sends its share of the requests of a trial and times every answer.
+
+`python -m pipeline.serving.bench.worker` reads a `Job` on stdin, gets ready, says so,
+waits for the word to go, and writes a line for each request once the last is done: it handles
+nothing but requests meanwhile. It ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from pipeline.core import log
+from pipeline.core.errors import PipelineError
+from pipeline.core.net.route import tls_context
+from pipeline.core.net.timing import retry_after_s
+from pipeline.serving.bench.answer import Answer, loops
+from pipeline.serving.bench.connection import Connection, Failed, Target, connect
+from pipeline.serving.bench.loop import run_loop
+from pipeline.serving.bench.model import Failure, RequestRow
+from pipeline.serving.bench.plan import Job, Planned, Session, assistant_message, sessions
+from pipeline.serving.bench.workload import RandomTokens
+
+_RETRIED = (429, 503)
+_WATCH_S = 0.1
+_PROGRESS_S = 0.5
+_PARALLEL_CONNECTS = 128
+_MOST_WAIT_S = 30.0  # for a server that asks to come back later
+_MESSAGE_CHARACTERS = 300
+# So many failures, or one for each stream, and the rest is not sent: the trial is void anyway.
+_FEWEST_FAILURES = 32
+_MOST_TOKENS = 1 << 40
+# None writes more events than tokens; a stream of so many has no end, and would last for hours.
+_MOST_EVENTS, _MORE_EVENTS = 4, 1000
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request under way or done."""
+
+    planned: Planned
+    sent: float
+    answer: Answer | None = None
+    end: float | None = None
+    retries: int = 0
+    failure: Failure | None = None
+    message: str = ""
+
+
+@dataclass
+class WorkerRun:
+    """What one worker does in a trial."""
+
+    job: Job
+    target: Target
+    origin: float = 0.0
+    idle: list[Connection] = field(default_factory=list)
+    busy: dict[Connection, int] = field(default_factory=dict)  # the tokens that it was asked for
+    sent: list[_Sent] = field(default_factory=list)
+    failures: int = 0
+    done: int = 0
+    events: int = 0
+    unsent: int = 0
+    behind_s: float = 0.0  # the longest that this process was late
+    keeps_connections: bool = True  # as far as the server has not shown otherwise
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures >= max(_FEWEST_FAILURES, self.job.streams)
+
+    def rows(self) -> Iterator[RequestRow]:
+        """Every request that was sent."""
+        return (row_of(sent, self.origin, self.job.worker) for sent in self.sent)
+
+    async def open_connections(self) -> None:
+        """As many as will be needed at a time, before the clock runs."""
+        gate = asyncio.Semaphore(_PARALLEL_CONNECTS)
+
+        async def open_one() -> None:
+            # a request that finds no connection tries again, and names what is wrong
+            with suppress(Failed):
+                async with gate:
+                    self.idle.append(await connect(self.target, self.job.workload.limits.connect_s))
+
+        await asyncio.gather(*(open_one() for _ in range(self.job.streams)))
+
+    async def run(self, todo: Iterator[Session]) -> None:
+        """Send everything, and wait for the last answer."""
+        watch = asyncio.ensure_future(self._watch())
+        gate = asyncio.Semaphore(self.job.streams)
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def stream(number: int) -> None:
+            """One session after the other."""
+            if self.job.ramp_s:
+                await asyncio.sleep(self.job.ramp_s * number / self.job.streams)
+            while not self.given_up and (session := next(todo, None)) is not None:
+                await self._session(session)
+
+        async def bounded(session: Session) -> None:
+            async with gate:
+                await self._session(session)
+
+        try:
+            if self.job.cell.rate_per_s is None or self.job.phase != "trial":
+                await asyncio.gather(*(stream(number) for number in range(self.job.streams)))
+            else:
+                # with a rate: each when it is due, up to the cell's own bound at a time
+                for session in todo:
+                    if self.given_up:
+                        self.unsent += len(session)
+                        break
+                    await asyncio.sleep(self.origin + (session[0].due_s or 0.0) - time.monotonic())
+                    task = asyncio.ensure_future(bounded(session))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                await asyncio.gather(*tasks)
+        finally:
+            watch.cancel()
+        self.unsent += sum(len(session) for session in todo)
+
+    async def _session(self, session: Session) -> None:
+        messages: list[bytes] = []
+        for index, planned in enumerate(session):
+            if planned.think_s:
+                await asyncio.sleep(planned.think_s)
+            body, is_talk = planned.body, planned.conversation is not None
+            if is_talk:
+                # all messages so far, which are encoded already
+                messages += planned.messages
+                body = body[:-1] + b', "messages": [' + b", ".join(messages) + b"]}"
+            sent = await self._request(planned, body, keep_all=is_talk)
+            if sent.failure or sent.answer is None:
+                # the rest of a conversation has nothing to go on with
+                self.unsent += len(session) - index - 1
+                return
+            if index + 1 < len(session):
+                messages.append(assistant_message(session[index + 1], sent.answer.text))
+
+    async def _request(self, planned: Planned, body: bytes, *, keep_all: bool) -> _Sent:
+        sent = _Sent(planned, time.monotonic())
+        self.sent.append(sent)
+        # only completions take token ids
+        is_ids = isinstance(self.job.workload.prompts, RandomTokens)
+        path = "/v1/completions" if is_ids else "/v1/chat/completions"
+        request = self.target.request(path, body)
+        planned.body, planned.messages = b"", ()  # long prompts are not kept for their row
+        try:
+            await self._attempts(sent, request, keep_all)
+        except Failed as error:
+            # before it is cut: a server may repeat the key, which is in no worker's environment
+            keys = [value.removeprefix("Bearer ") for value in self.job.headers.values()]
+            sent.failure = error.kind
+            sent.message = log.redacted(error.message, more=keys)[:_MESSAGE_CHARACTERS]
+            self.failures += 1
+        sent.end = sent.end or time.monotonic()
+        self.done += 1
+        self.events += len(sent.answer.times) if sent.answer else 0
+        return sent
+
+    async def _attempts(self, sent: _Sent, request: bytes, keep_all: bool) -> None:
+        while True:
+            connection = await self._open_connection()
+            was_used = connection.used
+            waiter = connection.send(request, keep_all=keep_all)
+            if not sent.retries:
+                # of the first attempt: a refused request waits, too
+                sent.sent = connection.sent
+            answer = sent.answer = connection.answer
+            self.busy[connection] = sent.planned.asked_output
+            try:
+                await waiter
+            except Failed as error:
+                # a server may close an idle connection just when it is used again: it saw
+                # nothing of the request, so that another attempt is the first
+                if was_used and error.kind == "lost" and not answer.status:
+                    self.keeps_connections = False
+                    continue
+                raise
+            finally:
+                self.busy.pop(connection, None)
+            sent.end = connection.last_byte
+            if connection.is_open and self.keeps_connections:
+                self.idle.append(connection)
+            else:
+                connection.close()
+            if answer.status not in _RETRIED or sent.retries >= self.job.workload.limits.retries:
+                return _require_good(answer, sent.planned.asked_output)
+            sent.retries += 1
+            # as long as the server asks for; else a little longer each time
+            asked_s = retry_after_s(answer.headers.get("retry-after", ""))
+            wait_s = 0.25 * 2**sent.retries if asked_s is None else asked_s
+            await asyncio.sleep(min(wait_s, _MOST_WAIT_S))
+
+    async def _open_connection(self) -> Connection:
+        while self.idle:
+            connection = self.idle.pop()
+            # asyncio first reads what came after the last answer, which ends the connection: the
+            # next request must not take a surplus answer for its own
+            await asyncio.sleep(0)
+            if connection.is_open:
+                return connection
+        return await connect(self.target, self.job.workload.limits.connect_s)
+
+    async def _watch(self) -> None:
+        """Give up what takes too long, and report the progress."""
+        limits, reported = self.job.workload.limits, 0.0
+        while True:
+            due = time.monotonic() + _WATCH_S
+            await asyncio.sleep(_WATCH_S)
+            now = time.monotonic()
+            self.behind_s = max(self.behind_s, now - due)
+            for connection, asked in list(self.busy.items()):
+                if not connection.is_waiting:
+                    continue
+                events = len(connection.answer.times)
+                begun = events > 0
+                if events > _MOST_EVENTS * asked + _MORE_EVENTS:
+                    connection.fail("malformed", f"no end: {events} events for {asked} tokens")
+                elif now - connection.sent > limits.request_s:
+                    connection.fail("stalled", f"no whole answer within {limits.request_s:g} s")
+                elif not begun and now - connection.sent > limits.first_token_s:
+                    connection.fail("stalled", f"no token within {limits.first_token_s:g} s")
+                elif begun and now - connection.answer.times[-1] > limits.stall_s:
+                    # comments and empty events are no progress
+                    connection.fail("stalled", f"no text came for {limits.stall_s:g} s")
+            if now - reported >= _PROGRESS_S:
+                reported = now
+                under_way = sum(len(c.answer.times) for c in self.busy)
+                _say(progress=[self.done, self.failures, self.events + under_way])
+
+
+def _require_good(answer: Answer, asked: int) -> None:
+    if answer.status != 200:
+        raise Failed("refused", f"status {answer.status}: {' '.join(answer.error.split())}")
+    if answer.error:
+        raise Failed("refused", f"the stream says: {answer.error}")
+    if not answer.done and not answer.finish:
+        raise Failed("lost", "the stream ended without [DONE]")
+    if not answer.times:
+        raise Failed("empty", "the answer has no text")
+    # a proxy may end a stream that its engine did not: no reason to finish, and too few tokens
+    tokens = max(len(answer.times), _count(answer.usage, "completion_tokens") or 0)
+    if not answer.finish and tokens < asked:
+        raise Failed("lost", f"the stream ended after {tokens} of {asked} tokens without a reason")
+
+
+def row_of(sent: _Sent, origin: float, worker: int) -> RequestRow:
+    """A request as the run keeps it."""
+    planned, answer = sent.planned, sent.answer or Answer()
+    times = answer.times
+    # rounded from the first on, so that the gaps add up to the whole
+    micros = [round((t - times[0]) * 1e6) for t in times]
+    usage = answer.usage or {}
+    details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    return RequestRow(
+        number=planned.number,
+        worker=worker,
+        conversation=planned.conversation,
+        turn=planned.turn,
+        planned_s=None if planned.due_s is None else round(planned.due_s, 6),
+        sent_s=round(sent.sent - origin, 6),
+        first_byte_s=_since(answer.first_byte, sent.sent),
+        first_token_s=_since(times[0], sent.sent) if times else None,
+        end_s=_since(sent.end, sent.sent),
+        gaps_us=[b - a for a, b in pairwise(micros)],
+        chunks=len(times),
+        asked_input=planned.asked_input,
+        asked_output=planned.asked_output,
+        input_tokens=_count(usage, "prompt_tokens"),
+        cached_tokens=_count(details[0], "cached_tokens"),
+        output_tokens=_count(usage, "completion_tokens"),
+        reasoning_tokens=_count(details[1], "reasoning_tokens"),
+        characters=answer.characters,
+        finish=answer.finish,
+        status=answer.status,
+        retries=sent.retries,
+        failure=sent.failure,
+        message=sent.message,
+        looping=bool(loops(answer.text)),
+    )
+
+
+def _since(at: float | None, start: float) -> float | None:
+    return None if at is None else round(at - start, 6)
+
+
+def _count(table: Any, name: str) -> int | None:
+    """A count that a server gave; none where it is no count."""
+    value = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < _MOST_TOKENS else None
+
+
+def _say(**message: Any) -> None:
+    sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def prepared(job: Job) -> tuple[WorkerRun, list[Session]]:
+    """Everything but the requests themselves: prompts are made and connections are open."""
+    target = Target(job.address, job.headers, tls_context() if job.address.is_tls else None)
+    share, todo = WorkerRun(job, target), list(sessions(job))
+    await share.open_connections()
+    return share, todo
+
+
+async def _work(job: Job) -> None:
+    share, todo = await prepared(job)
+    _say(ready=True)
+    line = await asyncio.to_thread(sys.stdin.buffer.readline)
+    share.origin = json.loads(line)["start_at"]
+
+    def end_with_stdin() -> None:
+        """The parent is gone, or wants us to stop."""
+        sys.stdin.buffer.read()
+        os._exit(0)
+
+    threading.Thread(target=end_with_stdin, daemon=True).start()
+    # a collection in mid-trial would stop all streams for its time
+    gc.freeze()
+    gc.disable()
+    await asyncio.sleep(share.origin - time.monotonic())
+    before, begun = _cpu_s(), time.monotonic()
+    await share.run(iter(todo))
+    cpu, wall = _cpu_s() - before, time.monotonic() - begun
+    for row in share.rows():
+        _say(row=row.model_dump(mode="json", exclude_defaults=True))
+    _say(end={"cpu_s": cpu, "wall_s": wall, "behind_s": share.behind_s, "unsent": share.unsent})
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    """Do one job."""
+    # as many sockets as the machine allows; the parent has seen that it is enough
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    job = Job.model_validate_json(sys.stdin.buffer.readline())
+    try:
+        run_loop(_work(job))
+    except PipelineError as error:
+        _say(error=[type(error).__name__, str(error), error.hint])
+    # the thread that waits for the end of stdin holds its lock
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

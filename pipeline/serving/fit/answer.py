@@ -1,0 +1,154 @@
+"""Does a model fit on equal cards? The question, the table of one card, and the verdict."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.core.errors import DoesNotFit
+from pipeline.core.model import Frozen
+from pipeline.serving.fit import engine as eng
+from pipeline.serving.fit.cache import Kv, state_bytes
+from pipeline.serving.fit.engine import Engine, Question, Room
+from pipeline.serving.fit.parts import parts_of, require_context_parallel, require_divisible
+from pipeline.serving.fit.shape import Architecture
+from pipeline.serving.fit.units import MIB, gib
+
+
+class TableRow(Frozen):
+    """One line of the table."""
+
+    what: str
+    n_bytes: int
+
+
+class FitAnswer(Frozen):
+    """What fits, how it was computed, and what is short."""
+
+    engine: Engine
+    kv: Kv
+    rows: list[TableRow]
+    room: Room
+    low_tokens: int  # had everything else come out larger by our known error
+    high_tokens: int
+    margin_bytes: int
+    notes: list[str]
+    short: str = ""  # empty: it fits
+
+
+def answer(model: Architecture, question: Question) -> FitAnswer:
+    """A model under tensor parallelism on equal cards."""
+    if question.context > model.context:
+        raise DoesNotFit(
+            f"--ctx {question.context}: the model has only {model.context} positions",
+            f"Ask for at most {model.context}.",
+        )
+    require_divisible(model, question.tp)
+    require_context_parallel(model, question.tp, question.dcp)
+    groups: dict[str, int] = {}
+    for part in parts_of(model, question.engine, question.tp):
+        # the table shows `attention`, not each of its matrices
+        group = part.name.partition(",")[0]
+        groups[group] = groups.get(group, 0) + part.card_bytes(question.tp)
+    weights = question.measured_bytes or sum(groups.values())
+    is_sglang = question.engine == "sglang"
+    room = (eng.sglang_room if is_sglang else eng.vllm_room)(model, weights, question)
+    error = eng.margin_bytes(question, weights)
+    rows = {} if question.measured_bytes else {f"  {what}": n for what, n in groups.items()}
+    rows |= {"weights": room.weights_bytes, "CUDA and NCCL": room.taken_bytes}
+    if room.kernels_bytes:
+        rows["kernels and workspaces"] = room.kernels_bytes
+    if not is_sglang:
+        rows["activations"] = room.activation_bytes
+    rows["KV cache"] = room.kv_bytes
+    if room.requests_bytes:
+        rows["table of requests"] = room.requests_bytes
+    rows["left for activations" if is_sglang else "left to others"] = room.left_bytes
+    rows["the card"] = room.card_bytes
+    return FitAnswer(
+        engine=question.engine,
+        kv=question.kv_of(model),
+        rows=[TableRow(what=what, n_bytes=n) for what, n in rows.items()],
+        room=room,
+        low_tokens=room.tokens_at(error),
+        high_tokens=room.tokens_at(-error),
+        margin_bytes=error,
+        notes=_notes(model, question, room),
+        short=_short(room, error, question),
+    )
+
+
+def _short(room: Room, error: int, question: Question) -> str:
+    low_tokens = room.tokens_at(error)
+    if room.kv_bytes <= 0:
+        return f"the weights alone exceed the engine's share of a card by {gib(-room.kv_bytes)}"
+    if room.kv_tokens < question.context:
+        return f"room for {room.kv_tokens:,} tokens, {question.context:,} asked for"
+    # a server that fails to start after hours of loading is worse than a cautious no
+    if low_tokens < question.context:
+        return (
+            f"too close to promise: {room.kv_tokens:,} tokens by our sum, {low_tokens:,} if it is "
+            f"off by {gib(error)}, {question.context:,} asked for"
+        )
+    if room.left_bytes < (room.activation_bytes if question.engine == "sglang" else 0):
+        return f"activations need {gib(room.activation_bytes)}, {gib(room.left_bytes)} are left"
+    return ""
+
+
+def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
+    notes = [_SHARES[question.engine]]
+    if question.engine == "sglang":
+        own = eng.sglang_default_fraction(model, question)
+        if question.fraction is None:
+            later = eng.later_sglang_fraction(model, question)
+            notes.append(
+                f"--mem-fraction-static {own:.3f} is what sglang 0.5.8 chooses by itself here;"
+                f" 0.5.23 chooses {later:.3f}. To have one of them for sure, give the flag."
+            )
+        elif question.fraction > own:
+            notes.append(
+                f"sglang by itself would choose {own:.3f}: above it, long prompts or images may"
+                " run out of memory although the server starts."
+            )
+    elif question.fraction is None:
+        notes.append(f"--gpu-memory-utilization {room.fraction} is the default of vLLM 0.32.")
+    if (needed := needed_fraction(room, question)) and needed > room.fraction:
+        flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
+        notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
+    if room.kv_part < 1:
+        notes.append(
+            f"A request has a state of {state_bytes(model, question.tp) / MIB:,.1f} MiB on each"
+            f" card, for which sglang sets {1 - room.kv_part:.0%} of the cache aside."
+        )
+    elif room.request_bytes:
+        notes.append(
+            f"Windows and states cost a request {room.request_bytes / MIB:,.1f} MiB on each card,"
+            f" at any length; tokens are counted in requests of {question.context:,}."
+        )
+    notes += model.bounds
+    # engines load them only for speculative decoding
+    if model.predictors:
+        notes.append("The layers for multi-token prediction are not counted, on cards or disk.")
+    if model.precision.kv_fp8 and question.kv == "bf16":
+        notes.append("The checkpoint asks for an fp8 KV cache; bf16 was asked for here.")
+    return notes
+
+
+_SHARES = {
+    "sglang": "sglang's share is of what is free beside CUDA, for weights and KV cache alone;"
+    " activations and CUDA graphs use what it leaves.",
+    "vllm": "vLLM's share is of the whole card, for everything it has; the same number in sglang"
+    " means something else. Since 0.21 it also takes off what it estimates for CUDA graphs, mostly"
+    " 0.2 to 0.7 GiB and not in this sum (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0: nothing).",
+}
+
+
+def needed_fraction(room: Room, question: Question) -> float | None:
+    """The share under which one request fits, where what it leaves suffices for the rest."""
+    needed = (question.context * room.kv_token_bytes + room.request_bytes) / room.kv_part
+    lacking = math.ceil(needed) - room.kv_bytes
+    lacking += eng.margin_bytes(question, room.weights_bytes)
+    reserve = room.activation_bytes if question.engine == "sglang" else 0
+    if room.left_bytes - max(0, lacking + min(0, room.kv_bytes)) < reserve:
+        return None
+    whole = room.card_bytes - (room.taken_bytes if question.engine == "sglang" else 0)
+    return math.ceil(1000 * (room.fraction + lacking / whole)) / 1000

@@ -1,0 +1,207 @@
+"""The head of a GGUF file: its metadata and its table of tensors, and nothing of the tensors.
+
+The `gguf` package maps whole files and trusts their counts; this reader stays below a stated size,
+trusts no length before it has compared it with the file, and needs nothing installed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.core.errors import ModelUnreadable
+
+# Version 1 had 32-bit counts and no file of today has it (ggml/docs/gguf.md).
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+# Far above any model (Kimi K2.6 has 1,096 tensors), far below what would fill the memory.
+_MOST_TENSORS, _MOST_KEYS, _MOST_DIMENSIONS = 200_000, 20_000, 4
+_MOST_NAME, _MOST_STRING, _MOST_ARRAY = 256, 16 << 20, 4_000_000
+_MOST_LAYERS = 1024
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+_SCALARS[12] = "d"
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class GgmlType:
+    """A type of tensors: so many values in a block of so many bytes."""
+
+    name: str
+    values: int
+    n_bytes: int
+    row_scaled: bool = False  # a few bytes more for each row; the file's own offsets show how many
+
+    def size(self, weights: int) -> int:
+        """Bytes of that many weights, without what rows may carry."""
+        return weights // self.values * self.n_bytes  # a row is a whole number of blocks
+
+
+# Numbers and sizes as gguf-py of both projects has them (GGMLQuantizationType, GGML_QUANT_SIZES):
+# number, name, values and bytes of a block.
+_MAINLINE = """
+    0 f32 1 4; 1 f16 1 2; 2 q4_0 32 18; 3 q4_1 32 20; 6 q5_0 32 22; 7 q5_1 32 24; 8 q8_0 32 34;
+    10 q2_k 256 84; 11 q3_k 256 110; 12 q4_k 256 144; 13 q5_k 256 176; 14 q6_k 256 210;
+    16 iq2_xxs 256 66; 17 iq2_xs 256 74; 18 iq3_xxs 256 98; 19 iq1_s 256 50; 20 iq4_nl 32 18;
+    21 iq3_s 256 110; 22 iq2_s 256 82; 23 iq4_xs 256 136; 24 i8 1 1; 25 i16 1 2; 26 i32 1 4;
+    27 i64 1 8; 28 f64 1 8; 29 iq1_m 256 56; 30 bf16 1 2; 34 tq1_0 256 54; 35 tq2_0 256 66;
+    39 mxfp4 32 17; 40 nvfp4 64 36; 41 q1_0 128 18
+"""
+_IK = """
+    133 q6_0 32 26; 137 iq2_k 256 76; 138 iq3_k 256 110; 139 iq4_k 256 144; 140 iq5_k 256 176;
+    141 iq6_k 256 212; 202 q4_0_r8 32 18; 206 q5_0_r4 32 22; 208 q8_0_r8 32 34; 210 q2_k_r4 256 84;
+    211 q3_k_r4 256 110; 212 q4_k_r4 256 144; 213 q5_k_r4 256 176; 214 q6_k_r4 256 210;
+    216 iq2_xxs_r4 256 66; 217 iq2_xs_r4 256 74; 218 iq3_xxs_r4 256 98; 220 iq4_nl_r4 32 18;
+    221 iq3_s_r4 256 110; 222 iq2_s_r4 256 82; 223 iq4_xs_r8 256 136; 230 bf16_r16 1 2;
+    233 q6_0_r4 32 26; 337 iq2_k_r4 256 76; 338 iq3_k_r4 256 110; 339 iq4_k_r4 256 144;
+    340 iq5_k_r4 256 176
+"""
+_IK_ROW_SCALED = """
+    144 iq4_ks 256 136; 145 iq2_ks 256 70; 146 iq4_kss 256 128; 152 iq5_ks 256 168;
+    153 iq2_kt 256 68; 154 iq3_kt 256 100; 155 iq4_kt 256 128; 156 iq3_ks 256 102;
+    157 iq2_kl 256 86; 158 iq1_kt 256 56; 219 iq1_s_r4 32 6; 229 iq1_m_r4 32 7;
+    344 iq4_ks_r4 256 136; 352 iq5_ks_r4 256 168
+"""
+BY_NUMBER = {
+    int(number): GgmlType(name, int(values), int(n_bytes), table is _IK_ROW_SCALED)
+    for table in (_MAINLINE, _IK, _IK_ROW_SCALED)
+    for number, name, values, n_bytes in (row.split() for row in table.split(";"))
+}
+BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor as its file lists it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GgmlType
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The metadata and tensors of one file."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: list[GgufTensor]
+
+
+class _HeaderReader:
+    def __init__(self, handle: BinaryIO, path: Path) -> None:
+        self._handle, self._path, self._size = handle, path, path.stat().st_size
+
+    def fail(self, what: str) -> ModelUnreadable:
+        hint = "Compare it with its lock (`sm120 weights verify`); it may be cut short."
+        return ModelUnreadable(f"{self._path.name}: {what}", hint)
+
+    def require(self, good: object, what: str) -> None:
+        if not good:
+            raise self.fail(what)
+
+    def take(self, n: int, what: str) -> bytes:
+        # compared first: read() would try to allocate a claimed length of exabytes
+        data = self._handle.read(n) if n <= self._size - self._handle.tell() else b""
+        if len(data) != n:
+            raise self.fail(f"{what} lies beyond the end of the file")
+        return data
+
+    def skip(self, n: int, what: str) -> None:
+        if n > self._size - self._handle.tell():
+            raise self.fail(f"{what} lies beyond the end of the file")
+        self._handle.seek(n, 1)
+
+    def number(self, code: str, what: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), what))[0]
+
+    def string(self, what: str, most: int = _MOST_STRING) -> str:
+        length = self.number("Q", what)
+        self.require(length <= most, f"{what} claims {length} bytes")
+        try:
+            return self.take(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fail(f"{what} is not text") from None
+
+    def value(self, key: str) -> Any:
+        kind = self.number("I", key)
+        if kind == _STRING:
+            return self.string(key)
+        if kind != _ARRAY:
+            self.require(kind in _SCALARS, f"{key} is of type {kind}, which GGUF does not have")
+            return self.number(_SCALARS[kind], key)
+        # numbers, one for each layer; vocabularies are large, and are passed over: None
+        kind, count = self.number("I", key), self.number("Q", key)
+        self.require(count <= _MOST_ARRAY, f"{key} claims {count} values")
+        if kind == _STRING:
+            for _ in range(count):
+                self.skip(self.number("Q", key), key)
+            return None
+        self.require(kind in _SCALARS, f"{key} is an array of type {kind}")
+        form = f"<{count}{_SCALARS[kind]}"
+        if count <= _MOST_LAYERS:
+            return list(struct.unpack(form, self.take(struct.calcsize(form), key)))
+        self.skip(struct.calcsize(form), key)
+        return None
+
+    def tensor(self) -> tuple[GgufTensor, int]:
+        """A tensor without the extra bytes of its rows, and where it begins."""
+        name = self.string("a tensor's name", _MOST_NAME)
+        n = self.number("I", name)
+        self.require(1 <= n <= _MOST_DIMENSIONS, f"{name} has {n} dimensions")
+        shape = struct.unpack(f"<{n}Q", self.take(8 * n, name))
+        number, offset = self.number("I", name), self.number("Q", name)
+        self.require(number in BY_NUMBER, f"{name} is of type {number}, which is not supported")
+        kind, values = BY_NUMBER[number], math.prod(shape)
+        # blocks run along the first dimension, which GGUF lists as the fastest
+        fits = min(shape) >= 1 and values <= 1 << 50 and shape[0] % kind.values == 0
+        self.require(fits, f"{name} of shape {list(shape)} cannot be {kind.name}")
+        return GgufTensor(name, shape, kind, kind.size(values)), offset
+
+    def header(self) -> GgufHeader:
+        magic = self.take(4, "the magic")
+        self.require(magic == _MAGIC, "is not a GGUF file (it does not begin with GGUF)")
+        version = self.number("I", "the version")
+        self.require(version in _VERSIONS, f"is GGUF version {version}; 2 and 3 are known")
+        n_tensors, n_keys = self.number("Q", "a count"), self.number("Q", "a count")
+        few = n_tensors <= _MOST_TENSORS and n_keys <= _MOST_KEYS
+        self.require(few, f"claims {n_tensors} tensors and {n_keys} keys")
+        metadata: dict[str, Any] = {}
+        for _ in range(n_keys):
+            key = self.string("a key", _MOST_NAME)
+            self.require(key not in metadata, f"has the key {key!r} twice")
+            metadata[key] = self.value(key)
+        listed = sorted((self.tensor() for _ in range(n_tensors)), key=lambda pair: pair[1])
+        unit = metadata.get("general.alignment", 32)  # 32 is the format's default
+        aligned = isinstance(unit, int) and 1 <= unit <= 1 << 20 and not unit & unit - 1
+        self.require(aligned, f"general.alignment is {unit!r}")
+        unique = len({tensor.name for tensor, _ in listed}) == len(listed)
+        self.require(unique, "lists a tensor twice")
+        # tensors begin at the next border after the head; their offsets count from that
+        begin = -(-self._handle.tell() // unit) * unit
+        # no tensor is outside the file, none inside another; a first part may be empty
+        ends = [*(start for _, start in listed), max(0, self._size - begin)][1:]
+        tensors = []
+        for (tensor, start), end in zip(listed, ends, strict=True):
+            name = tensor.name
+            self.require(start % unit == 0, f"{name} begins at {start}, which is not aligned")
+            self.require(start + tensor.n_bytes <= end, f"{name} does not fit at its offset")
+            # rows may carry a few bytes more than the blocks: the next offset shows how many
+            more = tensor.kind.row_scaled
+            tensors.append(replace(tensor, n_bytes=end - start) if more else tensor)
+        return GgufHeader(self._path, metadata, tensors)
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """The head of one file, every claim of which the file can hold."""
+    try:
+        with path.open("rb") as handle:
+            return _HeaderReader(handle, path).header()
+    except OSError as error:
+        raise ModelUnreadable(
+            f"{path}: cannot be read: {error.strerror}",
+            "Change its owner or mode, or name another file.",
+        ) from error

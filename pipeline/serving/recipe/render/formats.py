@@ -1,0 +1,233 @@
+"""A launch as text: commands for Docker, Podman and shells, and units for systemd."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+
+from pipeline.artifacts.containers.arguments import ContainerArguments, Mount
+from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.container import ANYWHERE, container_name
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.render.manifests import render_compose, render_kubernetes
+from pipeline.serving.recipe.render.target import (
+    NCCL_LIBRARY,
+    NCCL_SETTINGS,
+    Target,
+    contained,
+    published,
+    require_count,
+    require_plain,
+)
+
+# What systemd takes as it stands in a command line.
+_PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
+# Podman's generator copies a folder into a line that has no quotes (RequiresMountsFor=).
+_AWKWARD = re.compile(r"[\s\"'\\$]")
+# An image of many gigabytes may have to be pulled first.
+_SERVICE = ["Restart=on-failure", "RestartSec=10", "TimeoutStartSec=infinity", "", "[Install]"]
+
+
+def systemd_word(word: str) -> str:
+    """One word of ExecStart= or Environment=, or of a quadlet's Exec=."""
+    # `%` begins a specifier, `$` a variable, also within quotes
+    escaped = word.replace("%", "%%").replace("$", "$$")
+    if _PLAIN.fullmatch(escaped):
+        return escaped
+    return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _lines(groups: Sequence[Sequence[str]], quote: Callable[[str], str] = shlex.quote) -> str:
+    """One command with a group of words on each line."""
+    return " \\\n  ".join(" ".join(map(quote, group)) for group in groups if group)
+
+
+def _grouped(arguments: Sequence[str]) -> list[list[str]]:
+    """Each flag with its values, so that every flag has its line."""
+    groups: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("-") or not groups:
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
+def _image(target: Target, runner: str) -> str:
+    # `podman load` puts this before a name without a registry
+    return f"localhost/{target.image}" if target.is_local and runner == "podman" else target.image
+
+
+def _volume(mount: Mount, runner: str) -> str:
+    rights = "ro" if mount.read_only else "rw"
+    # SELinux: only containers of Podman are confined by default. What belongs to the host's own
+    # system keeps its label.
+    label = ",Z" if runner == "podman" and mount != NCCL_LIBRARY else ""
+    return f"{mount.host}:{mount.inside}:{rights}{label}"
+
+
+def _cache(container: ContainerArguments, runner: str) -> list[str]:
+    if (cache := container.cache) is None:
+        return []
+    return [f"{cache.name}:{cache.inside}{':U' if runner == 'podman' else ''}"]
+
+
+def _isolation(container: ContainerArguments, target: Target) -> list[str]:
+    """Shared memory, locked memory, and where the image may come from."""
+    return [
+        *(["--ipc=host"] if container.ipc == "host" else []),
+        *([f"--shm-size={container.shm_bytes}"] if container.shm_bytes else []),
+        *(["--ulimit=memlock=-1:-1"] if container.memory_locked else []),
+        # another owner may have the same name in a public registry
+        *(["--pull=never"] if target.is_local else []),
+    ]
+
+
+def _run_words(launch: Launch, target: Target, runner: str, first: list[str]) -> list[list[str]]:
+    """The whole `docker run` or `podman run`, each option with its value as one group."""
+    container = contained(launch, target)
+    cards = [["--device", name] for name in container.devices]
+    if cards and not target.cdi:
+        # Docker reads a list as CSV, so that it stands in quotes of its own
+        listed = ",".join(map(str, target.gpus or ()))
+        cards = [["--gpus", "all" if target.gpus is None else f'"device={listed}"']]
+    is_bare = not launch.container.as_documented
+    return [
+        [runner, "run", *first],
+        *cards,
+        ["-p", published(container)],
+        *([["--cap-drop=ALL"], ["--security-opt=no-new-privileges"]] if is_bare else []),
+        *([f"--cap-add={name}"] for name in container.capabilities),
+        *([word] for word in _isolation(container, target)),
+        *([["--env-file", NCCL_SETTINGS]] if target.nccl else []),
+        *(["-e", f"{name}={value}"] for name, value in launch.environment.items()),
+        *(["-v", _volume(each, runner)] for each in container.mounts),
+        *(["-v", volume] for volume in _cache(container, runner)),
+        [_image(target, runner)],
+        *_grouped(launch.arguments),
+    ]
+
+
+def _render_run(launch: Launch, target: Target, runner: str) -> str:
+    # one in the background stays when it ends: its output has not been read yet
+    first = ["-d"] if target.detached else ["--rm"]
+    return _lines(_run_words(launch, target, runner, first)) + "\n"
+
+
+def render_systemd(launch: Launch, target: Target) -> str:
+    """A unit that systemd starts again after a failure and after a reboot."""
+    name, program = container_name(launch.recipe), f"/usr/bin/{target.runner}"
+    words = _run_words(launch, target, target.runner, ["--rm", "--name", name])
+    words[0][0] = program
+    is_docker = target.runner == "docker"
+    lines = [
+        f"# {name}.service: into /etc/systemd/system;",
+        f"# then `systemctl daemon-reload` and `systemctl enable --now {name}`.",
+        *_unit(launch),
+        f"After=network-online.target{' docker.service' if is_docker else ''}",
+        "Wants=network-online.target",
+        *(["Requires=docker.service"] if is_docker else []),
+        "",
+        "[Service]",
+        # a container that survived a power cut would hold the name
+        f"ExecStartPre=-{program} rm --force {name}",
+        f"ExecStart={_lines(words, systemd_word)}",
+        f"ExecStop={program} stop {name}",
+        # an engine that was asked to stop did nothing wrong
+        "SuccessExitStatus=143",
+        *_SERVICE,
+        "WantedBy=multi-user.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _unit(launch: Launch) -> list[str]:
+    about = f"{launch.model} by {launch.engine}"
+    return ["[Unit]", f"Description={about.replace('%', '%%')}"]
+
+
+def render_quadlet(launch: Launch, target: Target) -> str:
+    """A `.container` file, of which Podman's generator (4.4 or newer) makes a systemd unit."""
+    name, container = container_name(launch.recipe), contained(launch, target)
+    if ";" in launch.arguments:
+        # the generator writes it without quotes, and systemd begins another command there
+        raise RecipeInvalid(
+            f"{launch.recipe}: a quadlet cannot give the engine `;` as an argument",
+            "Render it with --as systemd --runner podman.",
+        )
+    if awkward := [m.host for m in container.mounts if _AWKWARD.search(m.host)]:
+        raise RecipeInvalid(
+            f"{awkward[0]}: a quadlet mounts no folder with blanks, quotes, \\ or $ in its path",
+            "Name the folder by another path, such as a link to it.",
+        )
+    is_bare = not launch.container.as_documented
+    volumes = [_volume(mount, "podman").replace("%", "%%") for mount in container.mounts]
+    lines = [
+        f"# {name}.container: into /etc/containers/systemd, or ~/.config/containers/systemd;",
+        f"# then `systemctl daemon-reload` and `systemctl start {name}`.",
+        *_unit(launch),
+        "",
+        # only keys of Podman 4.4: later ones have keys for some of PodmanArgs
+        "[Container]",
+        f"ContainerName={name}",
+        f"Image={_image(target, 'podman')}",
+        *(f"AddDevice={device}" for device in container.devices),
+        f"PublishPort={published(container)}",
+        *(["DropCapability=all", "NoNewPrivileges=true"] if is_bare else []),
+        *(f"AddCapability={each}" for each in container.capabilities),
+        *([f"EnvironmentFile={NCCL_SETTINGS}"] if target.nccl else []),
+        *(f"Environment={systemd_word(f'{k}={v}')}" for k, v in launch.environment.items()),
+        *(f"Volume={volume}" for volume in (*volumes, *_cache(container, "podman"))),
+        *(f"PodmanArgs={word}" for word in _isolation(container, target)),
+        f"Exec={_lines(_grouped(launch.arguments), systemd_word)}",
+        "",
+        "[Service]",
+        *_SERVICE,
+        "WantedBy=multi-user.target default.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _render_shell(launch: Launch, target: Target) -> str:
+    """A script that becomes the engine, without a container."""
+    lines = [
+        "#!/bin/sh",
+        f"# {launch.recipe}: {launch.model} by {launch.engine}, without a container",
+        "set -eu",
+    ]
+    if target.gpus is not None and launch.cards:
+        require_count(launch, target.gpus)
+        lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, target.gpus))}")
+    if target.nccl:
+        lines.append(f"set -a; . {NCCL_SETTINGS}; set +a")
+    lines += [f"export {name}={shlex.quote(v)}" for name, v in launch.environment.items()]
+    command = [["exec", *launch.program], *_grouped(launch.arguments)]
+    if not any(word.partition("=")[0] == "--host" for word in launch.arguments):
+        # as the images' entrypoints do: some engines answer this host alone
+        command.append(["--host", ANYWHERE])
+    return "\n".join([*lines, _lines(command)]) + "\n"
+
+
+CONTAINED: dict[str, Callable[[Launch, Target], str]] = {
+    "docker": lambda launch, target: _render_run(launch, target, "docker"),
+    "podman": lambda launch, target: _render_run(launch, target, "podman"),
+    "quadlet": render_quadlet,
+    "systemd": render_systemd,
+    "compose": render_compose,
+    "kubernetes": render_kubernetes,
+}
+# `env` is for clients, and needs no launch.
+FORMATS = [*CONTAINED, "shell", "env"]
+
+
+def render(launch: Launch, target: Target, format_name: str) -> str:
+    """A launch in one of the formats that start an engine."""
+    require_plain(launch, target)
+    if format_name == "shell":
+        return _render_shell(launch, target)
+    if launch.image is None:
+        raise RecipeInvalid(
+            f"{launch.recipe}: has no image, it is for an engine of this machine",
+            "Render it with --as shell, or choose a recipe with an image.",
+        )
+    return CONTAINED[format_name](launch, target)

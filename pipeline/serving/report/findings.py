@@ -1,0 +1,331 @@
+"""What follows from the numbers: facts, warnings and advice, computed and never written by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from pipeline.core import log
+from pipeline.serving.report.model import (
+    Cell,
+    Claim,
+    Finding,
+    Measured,
+    Quantity,
+    Reference,
+    ReportData,
+    Series,
+)
+
+# Values of a table are rounded: this near counts as the same.
+_SAME = 0.005
+# Less than this more output for more load is not worth a wait that grows by that factor.
+_WORTH, _LONGER = 0.10, 1.5
+# Below this share of its concurrency, a server had less load than the name of a cell says.
+_FEW_IN_FLIGHT = 0.75
+# Real lengths vary a little around what was asked for.
+_LENGTHS_OFF = 0.10
+# Beyond it, a gap is no longer the time of one token.
+_SEVERAL_AT_ONCE = 1.5
+# Peak last: it may by chance equal one of the others.
+_THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
+# What contradicts; `incomplete` and `unsigned` only say how far a check came.
+WRONG = ("changed", "broken")
+
+
+def find(data: ReportData) -> list[Finding]:
+    """All findings, what is wrong first."""
+    found = [finding for measured in data.measured for finding in _about(measured)]
+    # a run against a document, only where load and lengths are the same
+    published = [series for reference in data.references for series in reference.series]
+    for mine in (series for run in data.runs for series in run.series):
+        for other in published:
+            if mine.lengths is not None and mine.lengths == other.lengths:
+                found += _same_load(mine, other)
+    order = {"flag": 0, "fact": 1, "advice": 2}
+    return sorted(found, key=lambda finding: order[finding.kind])
+
+
+def _about(measured: Measured) -> Iterator[Finding]:
+    texts: list[str] = []
+    if isinstance(measured, Reference):
+        for claim in measured.claims:
+            yield from _about_claim(measured, claim)
+        texts += [f"{c.says} {c.but} ({c.source})" for c in measured.corrections]
+    why = "the evidence says why, and the numbers prove nothing."
+    texts += [f"{e.name}: {e.state}; {why}" for e in measured.evidence if e.state in WRONG]
+    texts += [f"{note.kind}: {note.message}" for note in measured.notes]
+    for text in texts:
+        yield Finding(kind="flag", about=measured.name, text=text)
+    for series in measured.series:
+        for rule in (_marks, _other_lengths, _in_flight, _several_at_once, _best, _knee):
+            yield from rule(series)
+    for memory in measured.memory:
+        unit, kv, free, tokens = memory.unit, memory.kv, memory.free, memory.kv_tokens
+        if kv and free and tokens and free > kv:
+            text = (
+                f"{{0}} {unit} of each card stayed free beside {{1}} {unit} of KV cache: at its own"
+                " size, room for {2} tokens more, as far as the engine does not need it."
+            )
+            yield _say("fact", memory.name, text, (free, 2), (kv, 2), (free / kv * tokens, 0))
+
+
+def _say(
+    kind: Literal["flag", "fact", "advice"], about: str, text: str, *numbers: tuple[float, int]
+) -> Finding:
+    quantities = [Quantity(value=round(value, 6), decimals=d) for value, d in numbers]
+    return Finding(kind=kind, about=about, text=text, numbers=quantities)
+
+
+def _number(value: float) -> tuple[float, int]:
+    """A value, and the digits after the point that a reader can use."""
+    size = abs(value)
+    return value, 0 if value == int(value) or size >= 100 else 1 if size >= 10 else 2
+
+
+@dataclass(frozen=True)
+class ClaimedCell:
+    """Where in a document's own tables its headline is."""
+
+    series: int
+    cell: int
+    metric: str
+    is_mislabelled: bool
+
+
+def claimed(reference: Reference, claim: Claim) -> ClaimedCell | None:
+    """What a headline number is, by its own table; the last cell that has it."""
+    if claim.series is None:
+        return None
+    at = [series.name for series in reference.series].index(claim.series)
+    for metric in _THROUGHPUT:
+        means = [cell.mean(metric) for cell in reference.series[at].cells]
+        near = [i for i, mean in enumerate(means) if mean is not None and _is_near(mean, claim)]
+        if near:
+            hidden = metric == "total_tok_s" and "total" not in claim.text.lower()
+            return ClaimedCell(at, near[-1], metric, hidden)
+    return None
+
+
+def _is_near(value: float, claim: Claim) -> bool:
+    return abs(value - claim.value) <= _SAME * claim.value
+
+
+def _about_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
+    place = claimed(reference, claim)
+    if place is not None:
+        if place.is_mislabelled:
+            series = reference.series[place.series]
+            yield _mislabelled(series, claim, series.cells[place.cell])
+        return
+    for series in (each for each in reference.series if each.name == claim.series):
+        for cell in series.cells:
+            output, tpot = cell.mean("output_tok_s"), cell.mean("tpot_ms.mean")
+            if output is None or tpot is None or not cell.concurrency:
+                continue
+            if _is_near(output / cell.concurrency, claim):
+                yield _say(
+                    "flag",
+                    series.name,
+                    f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}}"
+                    " requests, waiting included. While its answer streams, a user gets {2} tok/s"
+                    " (1 / TPOT).",
+                    _number(claim.value),
+                    (cell.concurrency, 0),
+                    (1e3 / tpot, 1),
+                )
+
+
+def _mislabelled(series: Series, claim: Claim, cell: Cell) -> Finding:
+    text = (
+        f"The headline {{0}} {claim.unit}, printed as “{claim.text}”, is total throughput: input"
+        " and output tokens together, at concurrency {1}."
+    )
+    numbers = [_number(claim.value), (cell.concurrency or 1, 0)]
+    if (output := cell.mean("output_tok_s")) is not None:
+        text += " Output throughput there was {2} tok/s."
+        numbers.append(_number(output))
+        peaks = [(peak, c) for c in series.cells if (peak := c.mean("peak_output_tok_s"))]
+        if peaks:
+            peak, at = max(peaks, key=lambda pair: pair[0])
+            most = "The largest peak over one second in its table is"
+            text += f" {most} {{3}} tok/s, at concurrency {{4}}."
+            numbers += [_number(peak), (at.concurrency or 1, 0)]
+    return _say("flag", series.name, text, *numbers)
+
+
+def _marks(series: Series) -> Iterator[Finding]:
+    """Void cells, then one sentence for each kind of doubt, however many cells have it."""
+    for cell in (cell for cell in series.cells if cell.state == "void"):
+        reasons = [note.message for note in cell.notes if note.kind == "void"]
+        why = "; ".join(dict.fromkeys(reasons)) or "no trial is good"
+        yield _say("flag", series.name, f"{cell.name} counts for nothing: {why}")
+    notes = [(note, cell) for cell in series.cells if cell.state != "void" for note in cell.notes]
+    for kind, times in Counter(note.kind for note, _ in notes).items():
+        first, cell = next((note, cell) for note, cell in notes if note.kind == kind)
+        more = f" (and {log.count(times - 1, 'more cell')})" if times > 1 else ""
+        yield _say("flag", series.name, f"{kind}, {cell.name}{more}: {first.message}")
+
+
+def _other_lengths(series: Series) -> Iterator[Finding]:
+    if series.lengths is None:
+        return
+    # total and output of one table must have the ratio of its lengths
+    want = (series.lengths.input + series.lengths.output) / series.lengths.output
+    ratios = [
+        total / output
+        for cell in series.cells
+        if (total := cell.mean("total_tok_s")) and (output := cell.mean("output_tok_s"))
+    ]
+    if ratios and max(abs(ratio / want - 1) for ratio in ratios) > _LENGTHS_OFF:
+        yield _say(
+            "flag",
+            series.name,
+            "Total is {0} to {1} times output in the rows, where {2} input and {3} output tokens"
+            " give {4}: not every row had these lengths.",
+            (min(ratios), 2),
+            (max(ratios), 2),
+            _number(series.lengths.input),
+            _number(series.lengths.output),
+            (want, 2),
+        )
+
+
+def _under_way(series: Series, cell: Cell) -> float | None:
+    """Requests under way on average: measured, or by Little's law from the other numbers."""
+    measured = cell.mean("concurrency")
+    if measured is not None or series.lengths is None:
+        return measured
+    output = cell.mean("output_tok_s")
+    ttft, tpot = cell.mean("ttft_ms.mean"), cell.mean("tpot_ms.mean")
+    if output is None or ttft is None or tpot is None:
+        return None
+    # the first token has come with TTFT
+    latency_s = (ttft + (series.lengths.output - 1) * tpot) / 1e3
+    return output / series.lengths.output * latency_s
+
+
+def _in_flight(series: Series) -> Iterator[Finding]:
+    shares = [
+        (under / cell.concurrency, under, cell)
+        for cell in series.cells
+        # a rate has its load from elsewhere; in conversations users think
+        if cell.concurrency and cell.rate_per_s is None
+        if (under := _under_way(series, cell)) is not None
+    ]
+    if not shares or series.lengths is None:
+        return
+    share, under, cell = min(shares, key=lambda each: each[0])
+    if share < _FEW_IN_FLIGHT:
+        how = "measured" if cell.mean("concurrency") is not None else "by Little's law"
+        yield _say(
+            "flag",
+            series.name,
+            f"At concurrency {{0}} only {{1}} requests were under way on average ({how}): a lower"
+            " load than its name says. Ramp-up and drain do that, and answers shorter than stated.",
+            (cell.concurrency or 1, 0),
+            (under, 0),
+        )
+
+
+def _several_at_once(series: Series) -> Iterator[Finding]:
+    for cell in series.cells:
+        itl, tpot = cell.mean("itl_ms.mean"), cell.mean("tpot_ms.mean")
+        if itl and tpot and itl / tpot > _SEVERAL_AT_ONCE:
+            yield _say(
+                "fact",
+                series.name,
+                "ITL is {0} times TPOT: about so many tokens arrive at once, so ITL is not the"
+                " time of a token here.",
+                (itl / tpot, 1),
+            )
+            return
+
+
+def _with(series: Series, name: str) -> list[Cell]:
+    good = [c for c in series.cells if c.state != "void" and c.mean(name) is not None]
+    # documents do not always print their rows in order
+    return sorted(good, key=lambda cell: cell.concurrency or 0)
+
+
+def _best(series: Series) -> Iterator[Finding]:
+    cells = _with(series, "output_tok_s")
+    if not cells:
+        return
+    best = max(cells, key=lambda cell: cell.mean("output_tok_s") or 0)
+    text = "Most output: {0} tok/s"
+    numbers = [_number(best.mean("output_tok_s") or 0)]
+    parts = (
+        (None if best.rate_per_s else best.concurrency, " at concurrency {%d}"),
+        (best.rate_per_s, " at {%d} requests/s sent"),
+        (best.mean("total_tok_s"), ", {%d} tok/s total"),
+        (best.mean("user_tok_s"), "; one user then gets {%d} tok/s"),
+        (best.mean("ttft_ms.mean"), " after {%d} ms until the first token"),
+    )
+    for value, part in parts:
+        if value is not None:
+            text += part % len(numbers)
+            numbers.append(_number(value))
+    yield _say("fact", series.name, f"{text}.", *numbers)
+    if (joules := best.mean("joules_per_output_token")) is not None:
+        yield _say("fact", series.name, "Energy: {0} J for each output token.", (joules, 2))
+
+
+def _knee(series: Series) -> Iterator[Finding]:
+    """The load beyond which users wait longer for next to nothing."""
+    if any(cell.rate_per_s for cell in series.cells):
+        return
+    for low, high in pairwise(_with(series, "output_tok_s")):
+        before, after = low.mean("output_tok_s") or 0, high.mean("output_tok_s") or 0
+        wait, longer = low.mean("ttft_ms.mean"), high.mean("ttft_ms.mean")
+        if not (before and wait and longer and low.concurrency and high.concurrency):
+            continue
+        # of trials that err so much that they may be the same, nothing follows
+        if not _is_apart(low, high, "ttft_ms.mean"):
+            continue
+        if after < before and not _is_apart(low, high, "output_tok_s"):
+            continue
+        if after / before - 1 < _WORTH and longer / wait > _LONGER:
+            yield _say(
+                "advice",
+                series.name,
+                "Stay at concurrency {0} or below: {1} changes output by {2} % and makes the first"
+                " token take {3} times as long.",
+                (low.concurrency, 0),
+                (high.concurrency, 0),
+                ((after / before - 1) * 100, 1),
+                (longer / wait, 1),
+            )
+            return
+
+
+def _is_apart(one: Cell, other: Cell, name: str) -> bool:
+    """Whether two cells differ by more than their trials do; a document's have none."""
+    a, b = one.numbers[name], other.numbers[name]
+    if a.trials is None or b.trials is None:
+        return True
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return False
+    return a.high < b.low or b.high < a.low
+
+
+def _same_load(mine: Series, other: Series) -> Iterator[Finding]:
+    theirs = {c.concurrency: c for c in _with(other, "output_tok_s")}
+    for cell in [c for c in _with(mine, "output_tok_s") if c.concurrency in theirs][-1:]:
+        yield _say(
+            "fact",
+            mine.name,
+            f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}. Another"
+            " client, host and stack: no comparison of engines.",
+            (cell.concurrency or 1, 0),
+            _number(cell.mean("output_tok_s") or 0),
+            _number(theirs[cell.concurrency].mean("output_tok_s") or 0),
+        )
+
+
+def flags(findings: Iterable[Finding]) -> list[Finding]:
+    """What a reader must know first."""
+    return [finding for finding in findings if finding.kind == "flag"]

@@ -1,0 +1,252 @@
+"""What a report shows of a run of `sm120 bench`, or of another program's result."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from pipeline.core.files import sha256_of_file
+from pipeline.serving.bench.foreign import ForeignCell, read_foreign
+from pipeline.serving.bench.metrics import interval
+from pipeline.serving.bench.model import CellResult, GpuSeries, Interval, Run
+from pipeline.serving.bench.place import RUN_FILE, requests_digest, run_folder
+from pipeline.serving.bench.record import end_of_rows, read_run
+from pipeline.serving.bench.workload import Fixed
+from pipeline.serving.report.model import (
+    Cell,
+    EvidenceLink,
+    Fact,
+    Lengths,
+    Measure,
+    Memory,
+    ModelRow,
+    Note,
+    RunData,
+    Series,
+)
+
+# What the numbers of a report rest on, and why one of them may have no digest.
+INPUTS = ("image", "weights", "recipe", "host facts", "workload", "client", "raw requests")
+_MISSING = (
+    *("nothing says which image served", "nothing says which weights were served"),
+    *("served without a recipe", "no facts of the host were given", "", ""),
+    "requests.jsonl is not beside the run",
+)
+_PARTS = ("mean", "p50", "p90", "p95", "p99")
+# What tables and charts show; the rest stays in the run's own file.
+NUMBERS = (
+    *("requests", "completed", "failed", "retries", "concurrency"),
+    *("output_tok_s", "total_tok_s", "peak_output_tok_s", "requests_s", "goodput_s"),
+    *(
+        f"{name}.{part}"
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "latency_ms")
+        for part in _PARTS
+    ),
+    *("prefill_tok_s.mean", "decode_tok_s.mean", "acceptance_length"),
+    *("joules_per_output_token", "ready_s", "start_to_first_token_s"),
+)
+
+
+def read_run_data(path: Path) -> RunData:
+    """A run by its folder or file."""
+    folder = run_folder(path)
+    run = read_run(folder)
+    # `bench --out DIR` makes DIR/WORKLOAD: the name that a user chose is the one above
+    whole = folder.resolve()
+    parts = whole.parts[-2:] if whole.name == run.workload.name else whole.parts[-1:]
+    return run_data(
+        run,
+        file="/".join([*parts, RUN_FILE]),
+        digest=sha256_of_file(folder / RUN_FILE),
+        requests=requests_digest(folder, end_of_rows(run)),
+    )
+
+
+def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunData:
+    """What a report shows of it; a function of the run alone, so that it can be checked."""
+    server, client, inputs, workload = run.server, run.client, run.inputs, run.workload
+    name = inputs.recipe_name or server.model
+    sampled = [t.samples.gpus for c in run.cells for t in c.trials if t.samples.gpus]
+    lengths = None
+    if isinstance(workload.input, Fixed) and isinstance(workload.output, Fixed):
+        lengths = Lengths(input=workload.input.tokens, output=workload.output.tokens)
+    series = Series(
+        name=name,
+        model=server.model,
+        workload=workload.summary,
+        lengths=lengths,
+        recipe=inputs.recipe_name,
+        cells=[_cell(result) for result in run.cells],
+    )
+    notes = [Note(kind=mark.kind, message=mark.message) for mark in run.marks]
+    if run.state == "partial":
+        why = run.why_partial or "it was stopped before all cells were done"
+        notes.append(Note(kind="partial", message=why))
+    digests = (inputs.image, inputs.weights, inputs.recipe, inputs.host, inputs.workload)
+    links = zip(INPUTS, (*digests, client.digest, requests), _MISSING, strict=True)
+    model = ModelRow(
+        name=server.model,
+        size=f"context of {server.context_tokens:,} tokens" if server.context_tokens else "",
+        status="complete" if run.state == "complete" else f"partial: {run.why_partial}",
+    )
+    return RunData(
+        name=name,
+        title=f"{server.model}: {workload.summary}",
+        file=file,
+        digest=digest,
+        requests=requests,
+        started=run.started,
+        tool=f"{client.name} {client.version}",
+        hardware=_hardware(run, sampled[0] if sampled else []),
+        software=_software(run),
+        models=[model],
+        series=[series],
+        memory=_memory(gpu for gpus in sampled for gpu in gpus),
+        evidence=[
+            EvidenceLink(name=each, digest=known, state="named")
+            if known
+            else EvidenceLink(name=each, state="unknown", message=why)
+            for each, known, why in links
+        ],
+        notes=notes,
+        self_tests=run.self_tests,
+    )
+
+
+def _hardware(run: Run, gpus: Sequence[GpuSeries]) -> list[Fact]:
+    kinds = Counter(gpu.name for gpu in gpus)
+    cards = ", ".join(f"{number}x {name}" for name, number in kinds.items())
+    links = {f"generation {g.pcie_generation_most} x{g.pcie_width_most}" for g in gpus}
+    return [
+        Fact(name="GPUs", value=cards or "none was sampled"),
+        *([Fact(name="PCIe", value=", ".join(sorted(links)))] if cards else []),
+        Fact(name="Client's machine", value=f"{run.client.machine}, {run.client.cores} cores"),
+    ]
+
+
+def _software(run: Run) -> list[Fact]:
+    engine = " ".join(filter(None, (run.server.engine, run.server.version)))
+    client = run.client
+    reader = f"Python {client.python}, {client.event_loop}, {client.json_reader}"
+    facts = {
+        "Engine": engine or "the server does not say",
+        "Server": run.server.url,
+        "Recipe": run.inputs.recipe_name or "none",
+        "Client": f"{client.name} {client.version} ({reader})",
+    }
+    settings = sorted(run.server.settings.items())
+    return [Fact(name=name, value=value) for name, value in (*facts.items(), *settings)]
+
+
+def _cell(result: CellResult) -> Cell:
+    voids = [Note(kind="void", message=why) for trial in result.trials for why in trial.void]
+    marks = [mark for trial in result.trials for mark in trial.marks]
+    # the same mark of several trials once
+    first = {mark.kind: mark for mark in reversed(marks)}
+    # numbers of a void cell count for nothing, so none are shown
+    known = {} if result.state == "void" else result.intervals
+    return Cell(
+        name=result.cell.name,
+        concurrency=result.cell.concurrency,
+        rate_per_s=result.cell.rate_per_s,
+        state=result.state,
+        numbers=with_user_speed({n: measure_of(known[n]) for n in NUMBERS if n in known}),
+        notes=[*voids, *(Note(kind=m.kind, message=m.message) for m in first.values())],
+    )
+
+
+def measure_of(interval: Interval) -> Measure:
+    """An interval as a report shows it."""
+    return Measure.model_validate(interval.model_dump())
+
+
+def with_user_speed(numbers: dict[str, Measure]) -> dict[str, Measure]:
+    """With what one user gets while an answer streams: 1 / TPOT."""
+    tpot = numbers.get("tpot_ms.mean")
+    if tpot is None or tpot.mean <= 0:
+        return numbers
+    return {**numbers, "user_tok_s": Measure(mean=round(1e3 / tpot.mean, 6), trials=tpot.trials)}
+
+
+def _memory(gpus: Iterable[GpuSeries]) -> list[Memory]:
+    """The most that each card used."""
+    most: dict[int, int] = {}
+    for gpu in gpus:
+        for used in (used for used in gpu.memory_used_bytes if used is not None):
+            most[gpu.index] = max(used, most.get(gpu.index, 0))
+    return [
+        Memory(name=f"GPU {index}", unit="GiB", used=round(used / 2**30, 2), source="sampled")
+        for index, used in sorted(most.items())
+    ]
+
+
+# As `sm120` names cells of other programs: c128, r4.
+_CONCURRENCY = re.compile(r"c(\d{1,6})(?![\d.])")
+_RATE = re.compile(r"r(\d{1,6}(?:\.\d+)?)$")
+# The first that a result has; programs and versions differ.
+_MODEL = ("model", "model_id", "model_name", "model_type", "tokenizer_id")
+
+
+def read_foreign_data(path: Path) -> RunData:
+    """The result of another program, by its file or folder.
+
+    Its numbers stand under the names of ours that are nearest; where they differ, a note says how.
+    """
+    run = read_foreign(path)
+    settings = run.cells[0].settings if run.cells else {}
+    model = next((settings[name] for name in _MODEL if name in settings), run.file)
+    name = f"{model} ({run.program})"
+    why = f"a result of {run.program} names no digest of it"
+    lengths = {_lengths(cell) for cell in run.cells}
+    series = Series(
+        name=name,
+        model=model,
+        workload=f"{run.program}, {run.file}",
+        lengths=lengths.pop() if len(lengths) == 1 else None,
+        cells=[_foreign_cell(cell) for cell in run.cells],
+    )
+    return RunData(
+        name=name,
+        title=f"{model}, measured with {run.program}",
+        file=run.file,
+        digest=run.digest,
+        tool=run.program,
+        software=[Fact(name=key, value=value) for key, value in sorted(settings.items())],
+        models=[ModelRow(name=model)],
+        series=[series],
+        evidence=[EvidenceLink(name=each, state="unknown", message=why) for each in INPUTS],
+    )
+
+
+def _lengths(cell: ForeignCell) -> Lengths | None:
+    """Tokens of a request, where all had the same."""
+    totals = {n.ours: fmean(n.values) for n in cell.numbers if n.ours}
+    count = totals.get("completed")
+    means = [totals.get(name, 0.0) / count for name in ("input_tokens", "output_tokens") if count]
+    if len(means) < 2 or any(mean <= 0 or mean != int(mean) for mean in means):
+        return None
+    return Lengths(input=means[0], output=means[1])
+
+
+def _foreign_cell(cell: ForeignCell) -> Cell:
+    concurrency, rate = _CONCURRENCY.match(cell.name), _RATE.match(cell.name)
+    near = {str(number.like): number for number in cell.numbers if number.like in NUMBERS}
+    numbers = {name: measure_of(interval(number.values)) for name, number in near.items()}
+    # how numbers differ from what their names mean for us; each difference once
+    differing: dict[str, list[str]] = {}
+    for number in near.values():
+        if number.difference:
+            differing.setdefault(number.difference, []).append(number.name)
+    return Cell(
+        name=cell.name,
+        concurrency=int(concurrency[1]) if concurrency and int(concurrency[1]) else None,
+        rate_per_s=float(rate[1]) if rate else None,
+        numbers=with_user_speed(numbers),
+        notes=[
+            Note(kind="defined otherwise", message=f"{', '.join(names)}: {difference}")
+            for difference, names in differing.items()
+        ],
+    )

@@ -1,0 +1,240 @@
+"""The parts of a page, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.core import log
+from pipeline.serving.bench.metrics import DEFINITIONS
+from pipeline.serving.report.cells import METRICS, digits, series_tables
+from pipeline.serving.report.figures import memory_chart
+from pipeline.serving.report.findings import claimed, flags
+from pipeline.serving.report.markup import Child, Column, Markup, element, join, table, tag
+from pipeline.serving.report.model import (
+    AttemptRow,
+    Claim,
+    Fact,
+    Finding,
+    Reference,
+    ReportData,
+    RunData,
+    Series,
+    shown,
+)
+
+_STATE_KIND = {
+    **{"valid": "good", "unsigned": "warn", "named": "warn", "stale": "warn"},
+    **{"incomplete": "warn", "unknown": "bad", "moved": "bad", "changed": "bad"},
+    "broken": "bad",
+}
+# Warnings that stand beside the headline; all are among the findings.
+_FIRST = 3
+_CARDS = (
+    ("output_tok_s", "tok/s output of all users together, waiting included; most of all cells"),
+    ("user_tok_s", "tok/s while one user's answer streams (1 / TPOT), waiting apart"),
+)
+_KINDS = (("flag", "Warnings"), ("fact", "Facts"), ("advice", "Recommendations"))
+
+
+def summary(data: ReportData) -> Markup:
+    """The numbers that people quote, each with what it is."""
+    cards = [card for run in data.runs for series in run.series for card in _cards(series)]
+    claims = [_claim_card(each, claim) for each in data.references for claim in each.claims]
+    # what is wrong stands beside the headline, and not only at the end
+    warnings = [_finding(finding) for finding in flags(data.findings)[:_FIRST]]
+    more = element("a", log.count(len(data.findings), "finding"), href="#findings")
+    return join(
+        element("div", *(cards or claims), class_="cards"),
+        element("ul", *warnings, class_="findings"),
+        element("p", "All ", more, ", computed from the numbers below."),
+    )
+
+
+def _cards(series: Series) -> Iterator[Markup]:
+    for name, label in _CARDS:
+        known = [(value, i) for i, cell in enumerate(series.cells) if (value := cell.mean(name))]
+        if not known:
+            continue
+        cell, lines = series.cells[max(known)[1]], []
+        if cell.rate_per_s:
+            lines.append(f"{shown(cell.rate_per_s, 2)} requests/s sent")
+        elif cell.concurrency:
+            lines.append(f"concurrency {shown(cell.concurrency, 0)}")
+        others = (("total_tok_s", "tok/s total (in + out)"), ("ttft_ms.mean", "ms TTFT mean"))
+        for other, text in others:
+            if other in cell.numbers:
+                places = digits(series, other, is_exact=False)
+                lines.append(f"{shown(cell.mean(other), places)} {text}")
+        decimals = digits(series, name, is_exact=False)
+        measure, error = cell.numbers[name], None
+        if measure.low is not None and measure.high is not None:
+            # a headline without it makes two runs look different that are not
+            half = shown((measure.high - measure.low) / 2, decimals)
+            error = element("span", f" ± {half}", class_="ci")
+        yield element(
+            "div",
+            element("b", shown(measure.mean, decimals)),
+            error,
+            element("p", label),
+            element("p", series.name, ": ", ", ".join(lines), class_="soft"),
+            class_="card",
+        )
+
+
+def _claim_card(reference: Reference, claim: Claim) -> Markup:
+    """A headline; where it is input and output together, output stands first."""
+    printed = shown(claim.value, 0 if claim.value == int(claim.value) else 1)
+    place = claimed(reference, claim)
+    if place is None or not place.is_mislabelled:
+        label = element("p", claim.unit, ": ", claim.text)
+        return element("div", element("b", printed), label, class_="card")
+    cell = reference.series[place.series].cells[place.cell]
+    why = f" printed as {printed} “{claim.text}”: total, input and output."
+    return element(
+        "div",
+        element("b", shown(cell.mean("output_tok_s"), 0)),
+        element("p", "tok/s output, concurrency ", shown(cell.concurrency, 0)),
+        element("p", tag("headline", "bad"), why),
+        class_="card flagged",
+    )
+
+
+def findings(data: ReportData) -> Markup:
+    """Everything that was computed, what is wrong first."""
+    parts = []
+    for kind, title in _KINDS:
+        if items := [_finding(each) for each in data.findings if each.kind == kind]:
+            parts += [element("h3", title), element("ul", *items, class_="findings")]
+    return join(*parts) if parts else element("p", "Nothing follows from the data.")
+
+
+def _finding(finding: Finding) -> Markup:
+    about = element("span", finding.about, class_="about")
+    return element("li", about, ": ", finding.sentence(), class_=finding.kind)
+
+
+def setup(data: ReportData) -> Markup:
+    """Hardware, software and models of each source."""
+    parts: list[Markup] = []
+    for measured in data.measured:
+        if isinstance(measured, Reference):
+            where = f"Published {measured.published}."
+            where += f" {measured.link}" if measured.link else ""
+        else:
+            assert isinstance(measured, RunData)
+            when = [measured.started] if measured.started else []
+            where = ", ".join([measured.tool, measured.file, *when])
+        tables = [_facts("Hardware", measured.hardware), _facts("Software", measured.software)]
+        parts += [element("h3", measured.title), element("p", where, class_="soft")]
+        parts.append(element("div", *tables, class_="two"))
+        if measured.models:
+            fields = ("name", "quantization", "size", "experts", "status")
+            # a column that is empty in all rows only takes room
+            known = [f for f in fields if any(getattr(model, f) for model in measured.models)]
+            rows = [[getattr(model, field) for field in known] for model in measured.models]
+            titles = ["Model" if field == "name" else field.capitalize() for field in known]
+            parts.append(table("Models", [Column(title) for title in titles], rows))
+    return join(*parts)
+
+
+def _facts(title: str, facts: Sequence[Fact]) -> Markup | None:
+    rows = [(fact.name, fact.value) for fact in facts]
+    return table(title, [Column("What"), Column("Value")], rows) if facts else None
+
+
+def tables(data: ReportData) -> Markup:
+    """All numbers, and how well the client reads."""
+    about = "A small range below a number is its 95 % confidence interval over the trials."
+    parts = [element("p", about, class_="soft")] if data.runs else []
+    for measured in data.measured:
+        parts.append(element("h3", measured.title))
+        is_exact = isinstance(measured, Reference)
+        parts += [series_tables(series, is_exact=is_exact) for series in measured.series]
+    return join(*parts, *(_self_tests(run) for run in data.runs if run.self_tests))
+
+
+def _self_tests(run: RunData) -> Markup:
+    fields = (
+        ("concurrency", "Concurrency", 0),
+        ("true_ttft_ms", "True TTFT ms", 1),
+        ("read_ttft_ms", "Read TTFT ms", 1),
+        ("true_tpot_ms", "True TPOT ms", 2),
+        ("read_tpot_ms", "Read TPOT ms", 2),
+        ("ceiling_tok_s", "Ceiling, output tok/s", 0),
+        ("cpu_us_per_token", "CPU µs per token", 1),
+    )
+    columns = [*(Column(title, is_number=True) for _, title, _ in fields), Column("Trusted")]
+    rows: list[list[Child]] = []
+    for test in run.self_tests:
+        trusted = tag("yes", "good") if test.trusted else tag("no", "bad")
+        rows.append([*(shown(getattr(test, name), d) for name, _, d in fields), trusted])
+    return table(f"{run.name}: the client against its own stub", columns, rows)
+
+
+def memory(data: ReportData) -> Markup | None:
+    """How each card's memory is used."""
+    parts = []
+    for number, measured in enumerate(data.measured):
+        if measured.memory:
+            chart = element("div", memory_chart(f"m{number}", measured), class_="two")
+            parts += [element("h3", measured.title), chart]
+    return join(*parts) if parts else None
+
+
+def attempts(data: ReportData) -> Markup | None:
+    """What was tried, with what failed."""
+    parts = [_timeline(data.attempts)] if data.attempts else []
+    for measured in data.measured:
+        if measured.attempts:
+            parts += [element("h3", measured.title), _timeline(measured.attempts)]
+    return join(*parts) if parts else None
+
+
+def _timeline(rows: Sequence[AttemptRow]) -> Markup:
+    items = []
+    for row in rows:
+        kind = "good" if row.is_good else "bad"
+        name = element("b", row.model)
+        head = element("p", tag(row.outcome, kind), " ", name, " · ", row.configuration)
+        when = f" {row.at}" if row.at else ""
+        took = f", {shown(row.seconds, 1)} s" if row.seconds is not None else ""
+        message = element("p", row.message) if row.message else None
+        more = element("p", f"attempt {row.name}{when}{took}", class_="soft")
+        items.append(element("li", head, message, more, class_=kind))
+    return element("ol", *items, class_="timeline")
+
+
+def evidence(data: ReportData) -> Markup:
+    """The evidence of each source, and how far it was checked."""
+    columns = [Column("What"), Column("State"), Column("Digest"), Column("Message")]
+    parts = []
+    for measured in data.measured:
+        rows: list[list[Child]] = []
+        if isinstance(measured, RunData):
+            digest = element("code", measured.digest)
+            rows.append(["this run", tag("embedded", "good"), digest, measured.file])
+        for link in measured.evidence:
+            shown_digest = element("code", link.digest) if link.digest else "–"
+            state = tag(link.state, _STATE_KIND[link.state])
+            rows.append([link.name, state, shown_digest, link.message])
+        parts.append(table(measured.title, columns, rows))
+    return join(*parts)
+
+
+def definitions(data: ReportData) -> Markup:
+    """What each shown metric means."""
+    names = {
+        name.split(".")[0]
+        for measured in data.measured
+        for series in measured.series
+        for cell in series.cells
+        for name in cell.numbers
+    }
+    # each metric once, in the order of the tables
+    metrics = dict.fromkeys(metric.name.split(".")[0] for metric in METRICS)
+    known = [DEFINITIONS[name] for name in metrics if name in names and name in DEFINITIONS]
+    rows = [(each.title, each.unit, each.text) for each in known]
+    if "user_tok_s" in names:
+        text = "1 / mean TPOT: what one user reads while an answer streams."
+        rows.append(("Output per user", "tok/s", text))
+    return table("Metrics", [Column("Metric"), Column("Unit"), Column("Definition")], rows)

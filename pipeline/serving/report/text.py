@@ -1,0 +1,139 @@
+"""The same report as Markdown, to paste, and its numbers as CSV, to calculate with."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from pipeline.core import log
+from pipeline.serving.report.cells import digits, known_metrics, load_of
+from pipeline.serving.report.model import (
+    AttemptRow,
+    Measured,
+    Reference,
+    ReportData,
+    RunData,
+    Series,
+    shown,
+)
+
+_CSV = (
+    *("source", "kind", "series", "model", "workload", "input_tokens", "output_tokens", "cell"),
+    *("concurrency", "rate_per_s", "state", "metric", "mean", "low", "high", "trials"),
+)
+
+
+def render_csv(data: ReportData) -> bytes:
+    """A row for each number, with its name in full: `output_tok_s` is never `total_tok_s`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_CSV)
+    for measured, series in ((each, series) for each in data.measured for series in each.series):
+        kind = "document" if isinstance(measured, Reference) else "run"
+        sizes = (series.lengths.input, series.lengths.output) if series.lengths else ("", "")
+        head = [measured.name, kind, series.name, series.model, series.workload, *sizes]
+        for cell in series.cells:
+            loads = (cell.concurrency or "", cell.rate_per_s or "")
+            about = [*map(_plain, head), _plain(cell.name), *loads, cell.state]
+            # a void cell is a row, too: leaving it out would make a sweep look whole
+            if not cell.numbers:
+                writer.writerow([*about, "", "", "", "", ""])
+            for name, m in cell.numbers.items():
+                values = ("" if v is None else v for v in (m.mean, m.low, m.high, m.trials))
+                writer.writerow([*about, name, *values])
+    return out.getvalue().encode()
+
+
+def _plain(value: object) -> object:
+    """A text that no spreadsheet takes for a formula."""
+    # owasp.org/www-community/attacks/CSV_Injection
+    if not isinstance(value, str):
+        return value
+    is_formula = value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return log.printable(f"'{value}" if is_formula else value)
+
+
+def render_markdown(data: ReportData) -> bytes:
+    """Tables and findings; charts are in the page."""
+    parts = [f"# {_escaped(data.title)}", f"Made {data.made} by {_escaped(data.tool)}."]
+    for kind, title in (("flag", "Warnings"), ("fact", "Facts"), ("advice", "Recommendations")):
+        lines = [
+            f"- **{_escaped(f.about)}**: {_escaped(f.sentence())}"
+            for f in data.findings
+            if f.kind == kind
+        ]
+        parts += [f"## {title}", "\n".join(lines)] if lines else []
+    for measured in data.measured:
+        parts += _measured(measured)
+    if data.attempts:
+        parts += ["## Attempts", _attempts(data.attempts)]
+    return ("\n\n".join(parts) + "\n").encode()
+
+
+def _escaped(text: str) -> str:
+    """Text of a run cannot end a cell, or become HTML or a link."""
+    # the backslash first: those of the others stay
+    for sign in "\\`*_[]<>|#":
+        text = text.replace(sign, f"\\{sign}")
+    return log.printable(" ".join(text.split()))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """A table whose last `numbers` columns stand at their right edge."""
+    aligned = [*["---"] * (len(head) - numbers), *["--:"] * numbers]
+    lines = [head, aligned, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _measured(measured: Measured) -> list[str]:
+    if isinstance(measured, RunData):
+        source = f"Run {_escaped(measured.file)}, `{measured.digest}`"
+    else:
+        assert isinstance(measured, Reference)
+        link = f" {_escaped(measured.link)}" if measured.link else ""
+        source = f"Published {_escaped(measured.published)}.{link}"
+    parts = [f"## {_escaped(measured.title)}", source]
+    for title, facts in (("Hardware", measured.hardware), ("Software", measured.software)):
+        if facts:
+            rows = [(_escaped(fact.name), _escaped(fact.value)) for fact in facts]
+            parts.append(_table((title, ""), rows))
+    for series in measured.series:
+        parts.append(f"### {_escaped(series.name)} ({_escaped(series.workload)})")
+        parts.append(_series(series, is_exact=isinstance(measured, Reference)))
+    if measured.memory:
+        unit = measured.memory[0].unit
+        fields = ("total", "weights", "kv", "used", "free", "kv_tokens")
+        known = [f for f in fields if any(getattr(m, f) is not None for m in measured.memory)]
+        titles = ["Memory per GPU", *(f if f == "kv_tokens" else f"{f} {unit}" for f in known)]
+        amounts = [
+            [_escaped(m.name), *(shown(getattr(m, f), 0 if f == "kv_tokens" else 2) for f in known)]
+            for m in measured.memory
+        ]
+        parts.append(_table(titles, amounts, len(known)))
+    if measured.attempts:
+        parts += ["### Attempts", _attempts(measured.attempts)]
+    links = [
+        (_escaped(link.name), link.state, link.digest or "–", _escaped(link.message))
+        for link in measured.evidence
+    ]
+    return [*parts, "### Evidence", _table(("What", "State", "Digest", "Message"), links)]
+
+
+def _series(series: Series, *, is_exact: bool) -> str:
+    metrics, by = known_metrics(series), load_of(series)
+    places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
+    has_states = any(cell.state != "good" for cell in series.cells)
+    head = [by.title if by else "Cell", *(["State"] if has_states else [])]
+    rows = []
+    for cell in series.cells:
+        load = by.text(cell) if by else _escaped(cell.name)
+        values = [shown(cell.mean(m.name), places[m.name]) for m in metrics]
+        rows.append([load, *([cell.state] if has_states else []), *values])
+    return _table([*head, *(metric.title for metric in metrics)], rows, len(metrics))
+
+
+def _attempts(rows: Sequence[AttemptRow]) -> str:
+    fields = ("name", "model", "configuration", "outcome", "message")
+    cells = [[_escaped(getattr(row, field)) for field in fields] for row in rows]
+    return _table(("Attempt", "Model", "Configuration", "Result", "Message"), cells)

@@ -1,0 +1,57 @@
+"""Whether a server answers: asked on this machine's own address, or through a socket to another."""
+
+from __future__ import annotations
+
+import http.client
+from contextlib import closing
+from pathlib import Path
+from typing import TypeAlias
+
+from pipeline.core import foreign_json
+from pipeline.serving.serve.guard import UnixConnection
+
+_MOST_BYTES = 4 << 20
+# An engine that loads may take seconds for an answer; one that hangs is asked again.
+_TIMEOUT_S = 5.0
+
+
+# A port of this machine, or a socket that leads to a port of another one.
+Door: TypeAlias = int | Path
+
+
+def is_healthy(door: Door) -> bool:
+    """Whether `/health` says yes: engines answer 503 while they load."""
+    return _get(door, "/health")[0] == 200
+
+
+def answers(door: Door) -> bool:
+    """Whether a server listens, ready or not."""
+    return _get(door, "/health")[0] != 0
+
+
+def served_models(door: Door) -> list[str] | None:
+    """The models that a server says it has; none where it does not say."""
+    status, body = _get(door, "/v1/models")
+    if status != 200:
+        return None
+    try:
+        value = foreign_json.read_json(body, most_bytes=_MOST_BYTES, any_int=True)
+        names = [model["id"] for model in value["data"]]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return names if all(isinstance(name, str) for name in names) else None
+
+
+def _get(door: Door, path: str) -> tuple[int, bytes]:
+    # not the client for the internet: no proxy, no redirect and no second try is wanted here
+    if isinstance(door, Path):
+        connection: http.client.HTTPConnection = UnixConnection(str(door), _TIMEOUT_S)
+    else:
+        connection = http.client.HTTPConnection("127.0.0.1", door, timeout=_TIMEOUT_S)
+    with closing(connection):
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read(_MOST_BYTES)
+        except (OSError, http.client.HTTPException):
+            return 0, b""

@@ -1,0 +1,196 @@
+"""The log of a starting engine: stored whole, split into lines, and what the lines mean."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.core import log
+from pipeline.core.errors import BackendDiffers, PipelineError, RecipeInvalid
+from pipeline.core.files import os_errors_explained
+from pipeline.core.model import Engine
+from pipeline.serving.recipe.model import Expectations, LogLine
+
+_MOST_LINE_BYTES = 1 << 16
+_MOST_FILE_BYTES = 64 << 20
+# What is searched for known issues; a traceback of eight workers has some thousand lines.
+_LAST_LINES = 5000
+# No line that counts is longer.
+_LONGEST = 4000
+# Sequences for a terminal (ECMA-48), and what is none of them; a tab may stay.
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
+
+
+class LogReader:
+    """Reads in a thread of its own, so that a silent engine does not hold up the wait for it."""
+
+    def __init__(self, pieces: Iterable[bytes], file: Path) -> None:
+        with os_errors_explained(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, args=(pieces, file), daemon=True)
+        self._thread.start()
+
+    def new_lines(self) -> Iterator[str]:
+        """The lines since the last call."""
+        with suppress(queue.Empty):
+            while True:
+                line = self._lines.get_nowait()
+                self.last.append(line)
+                yield line
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits for the last lines of a container that has ended."""
+        self._thread.join(timeout_s)
+
+    def _read(self, pieces: Iterable[bytes], file: Path) -> None:
+        # the container may be removed, or the engine go away, in the middle of a line
+        with suppress(PipelineError, OSError):
+            for line in split_lines(_copied(pieces, file)):
+                self._lines.put(line)
+
+
+def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
+    """The same pieces, each written to a file first: a start that is killed leaves what it read."""
+    left = _MOST_FILE_BYTES
+    for piece in chain([b""], pieces):
+        if left > 0:
+            try:
+                with file.open("ab") as out:
+                    out.write(piece[:left])
+                left -= len(piece)
+            except OSError as error:
+                # a start on a full disk is judged all the same
+                log.say(f"{file}: the log is not kept from here on: {error.strerror}")
+                left = 0
+        yield piece
+
+
+def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Lines of a stream; progress bars end theirs with a carriage return."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
+        if len(rest) > _MOST_LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        yield from filter(str.strip, map(_plain, lines))
+    yield from filter(str.strip, [_plain(rest)])
+
+
+def _plain(line: bytes) -> str:
+    """A line without colours and control characters: it is searched, shown and stored."""
+    return _CONTROL.sub("", line.decode(errors="replace"))
+
+
+class ExpectedLog:
+    """Sees every line of a start: no silent fallback to another backend."""
+
+    def __init__(self, recipe: str, expect: Expectations) -> None:
+        self._recipe = recipe
+        self._missing, self._never = self._compiled(expect.log), self._compiled(expect.never)
+
+    def _compiled(self, lines: Sequence[LogLine]) -> list[tuple[LogLine, re.Pattern[str]]]:
+        found = []
+        for line in lines:
+            try:
+                found.append((line, re.compile(line.pattern)))
+            except re.error as error:
+                message = f"expect: {line.pattern!r} is no regular expression: {error}"
+                raise RecipeInvalid(f"{self._recipe}: {message}") from error
+        return found
+
+    def see(self, line: str) -> None:
+        """Takes one line; one that must never be there ends the start."""
+        short = line[:_LONGEST]
+        self._missing = [each for each in self._missing if not each[1].search(short)]
+        for wanted, pattern in self._never:
+            if pattern.search(short):
+                raise BackendDiffers(
+                    f"{self._recipe}: the log must not have {wanted.pattern!r} ({wanted.why}),"
+                    f" but says: {short.strip()[:300]}"
+                )
+
+    @property
+    def missing(self) -> list[LogLine]:
+        """The lines that have not come yet."""
+        return [line for line, _ in self._missing]
+
+    def require_all(self) -> None:
+        """Refuses a start whose log lacks a line."""
+        if self._missing:
+            first = self._missing[0][0]
+            raise BackendDiffers(
+                f"{self._recipe}: nothing in the log matches {first.pattern!r} ({first.why})"
+            )
+
+
+class Progress(NamedTuple):
+    """Where a start is."""
+
+    title: str
+    done: int | None = None
+    total: int | None = None
+
+    def __str__(self) -> str:
+        return self.title if self.total is None else f"{self.title}: {self.done} of {self.total}"
+
+
+# The lines that an engine writes about the steps of a start; the last one says that it listens, or
+# is about to. A pattern with the groups `done` and `total` counts.
+_OF = r"(?P<done>\d+)/(?P<total>\d+)"
+# vLLM's loaders share one form of line, which SGLang took over.
+_SHARDS = {"loading weights, files": rf"Loading [\w ./-]+: +\d+% Completed \| {_OF}"}
+_LLAMA = {
+    "loading the model": r"load_model: loading model '",
+    "reading the model's head": r"llama_model_loader: loaded meta data with",
+    "layers on cards": rf"load_tensors: offloaded {_OF} layers to GPU",
+    "the model is loaded": r"(?:init|main)(?:\]|:) model loaded",
+}
+STAGES: dict[Engine, dict[str, str]] = {
+    "vllm": {
+        **_SHARDS,
+        "weights are loaded": r"Loading weights took [\d.]+ seconds",
+        "compiling": r"Using cache directory: \S+ for vLLM's torch\.compile",
+        "compiled": r"torch\.compile (?:and [\w/ ]+ )?(?:takes|took) [\d.]+ s",
+        "capturing CUDA graphs": rf"Capturing CUDA graphs[^|]*: +\d+%\|[^|]*\| {_OF}",
+        "CUDA graphs are captured": r"Graph capturing finished in \d+ secs",
+        "starting the HTTP server": r"Starting vLLM (?:API )?server",
+    },
+    "sglang": {
+        **_SHARDS,
+        "loading weights": r"Load weight begin\.",
+        "weights are loaded": r"Load weight end\.",
+        "KV cache is allocated": r"KV Cache is allocated\.",
+        "capturing CUDA graphs": rf"Capturing batches[^|]*: +\d+%\|[^|]*\| {_OF}",
+        "CUDA graphs are captured": r"Capture cuda graph end\.",
+        "ready": r"The server is fired up and ready to roll!",
+    },
+    "llama-cpp": _LLAMA,
+    "ik-llama": _LLAMA,
+}
+# After this line SGLang never answers, though its HTTP server outlives the scheduler.
+_SGLANG_FATAL = "Scheduler hit an exception: Traceback"
+
+
+def read_progress(engine: Engine, line: str) -> Progress | None:
+    """The step that a line announces; none where it announces none."""
+    for title, pattern in STAGES[engine].items():
+        if match := re.search(pattern, line[:_LONGEST]):
+            counts = match.groupdict()
+            return Progress(title, *(int(counts[x]) for x in ("done", "total") if x in counts))
+    return None
+
+
+def is_fatal(engine: Engine, line: str) -> bool:
+    """Whether an engine says that it will not come up."""
+    return engine == "sglang" and _SGLANG_FATAL in line[:_LONGEST]

@@ -1,0 +1,279 @@
+"""A whole serve with its entry in the list of attempts; what is served; and its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.artifacts.containers.arguments import Label
+from pipeline.artifacts.containers.container_engine import ContainerEngine, titles
+from pipeline.artifacts.containers.facts import (
+    ContainerFacts,
+    difference,
+    other_owner,
+    own_name,
+    require_own,
+)
+from pipeline.artifacts.oci.record import ImageRecord
+from pipeline.artifacts.store.store import Store, read_image_record
+from pipeline.core import log
+from pipeline.core.errors import (
+    Interrupted,
+    NothingServed,
+    PipelineError,
+    ServeFailed,
+    UnknownImage,
+    WeightsUnknown,
+)
+from pipeline.core.known import Known
+from pipeline.core.model import Frozen, canonical_json, sha256_of
+from pipeline.hosts.rules.verdict import RuleResult
+from pipeline.images.gate.state import GateState
+from pipeline.serving.recipe.container import LOOPBACK, container_name
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.serve.attempts import (
+    AttemptList,
+    Begun,
+    Ended,
+    Outcome,
+    ServeOptions,
+    new_id,
+    stamp,
+)
+from pipeline.serving.serve.fits import FitPlan
+from pipeline.serving.serve.health import is_healthy
+from pipeline.serving.serve.preflight import Plan, require_ready, run_checks
+from pipeline.serving.serve.site import HERE, Site
+from pipeline.serving.serve.start import Served, Start, make_room, start_engine
+from pipeline.serving.serve.weights import WeightsFolder
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe that is to be served, with nothing left to look up."""
+
+    recipe: Recipe
+    launch: Launch
+    record: ImageRecord | None  # none: not built
+    weights: WeightsFolder | None
+    timeout_s: float
+    cuda: str | None = None
+    gates: GateState | None = None
+    cards: tuple[int, ...] = ()
+    flags: Known[tuple[str, ...]] = ()  # what the engine's own parser would refuse
+    address: str = LOOPBACK
+    skipped: Collection[str] = ()
+    after: str | None = None  # the attempt that this one follows
+    options: ServeOptions | None = None
+    site: Site = HERE
+    fit: FitPlan | None = None
+
+
+def attempts_of(store: Store) -> AttemptList:
+    """The list of a store."""
+    return AttemptList(store.root / "attempts")
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """A recipe as attempts and statements name it."""
+    return sha256_of(canonical_json(recipe.model_dump(mode="json")))
+
+
+def new_attempt(job: Job) -> Begun:
+    """The entry that begins a serve."""
+    return Begun(
+        id=new_id(),
+        kind="serve",
+        recipe=job.recipe.name,
+        recipe_digest=recipe_digest(job.recipe),
+        image=job.recipe.image,
+        image_digest=job.record.digest if job.record else None,
+        weights_digest=job.weights.digest if job.weights else None,
+        after=job.after,
+        options=job.options,
+        host=job.site.host or None,
+        at=stamp(),
+    )
+
+
+def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Served:
+    """Checks the machine and starts the engine; records the attempt, however it ends."""
+    attempts = attempts_of(store)
+    with kept(attempts, begun, "serving"):
+        # first: a port that the same recipe holds would be the wrong reason
+        make_room(engine, job.recipe.name)
+        require_ready(preflight(job, port_holder(engine, job.launch.port)))
+        if job.record is None:
+            raise UnknownImage(f"{job.recipe.image} is not built")
+        for mount in job.launch.mounts:
+            if not mount.host:
+                raise WeightsUnknown(
+                    f"{job.launch.recipe}: no folder is named for {mount.inside}",
+                    "--weights DIR names the weights, --draft DIR those of a draft model.",
+                )
+        start = Start(
+            launch=job.launch,
+            record=job.record,
+            expect=job.recipe.expect,
+            timeout_s=job.timeout_s,
+            log_file=attempts.log_path(begun.id),
+            cards=job.cards,
+            address=job.address,
+            labels=((Label.ATTEMPT, begun.id), (Label.OWNER, own_name())),
+            door=job.site.door(job.launch.port),
+        )
+        # from outside: the guard must see the end of whatever happens in the start
+        with job.site.guarded(container_name(job.recipe.name), begun.id):
+            return start_engine(engine, store, start)
+
+
+def port_holder(engine: ContainerEngine, port: int) -> str:
+    """The recipe that is served at a port; empty where none of ours is."""
+    held = [c for c in engine.containers() if c.running and c.port == port]
+    return held[0].recipe if held else ""
+
+
+def preflight(job: Job, holder: str = "") -> list[RuleResult]:
+    """Whether the machine is ready for a start, check by check."""
+    plan = Plan(
+        recipe=job.recipe,
+        port=job.launch.port,
+        image_is_built=job.record is not None,
+        weights=job.weights,
+        cuda=job.cuda,
+        gates=job.gates,
+        cards=job.cards,
+        flags=job.flags,
+        fit=job.fit,
+        port_holder=holder,
+    )
+    machine = job.site.look(job.recipe, job.launch.port)
+    return run_checks(plan, machine, job.skipped)
+
+
+@contextmanager
+def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
+    """Records an attempt and its end; `good` is the outcome of a block that ends well."""
+    attempts.add(begun)
+    start = time.monotonic()
+    outcome, failure = good, ""
+    issues: tuple[str, ...] = ()
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        outcome, failure = "interrupted", str(error) or "stopped"
+        raise
+    except BaseException as error:
+        outcome, failure = "failed", f"{type(error).__name__}: {error}"
+        issues = error.issues if isinstance(error, ServeFailed) else ()
+        raise
+    finally:
+        seconds = round(time.monotonic() - start, 3)
+        ended = Ended(
+            id=begun.id,
+            outcome=outcome,
+            failure=failure,
+            issues=list(issues),
+            seconds=seconds,
+            at=stamp(),
+        )
+        try:
+            attempts.add(ended)
+        except PipelineError as error:
+            # a full disk must hide neither an engine that serves nor the reason of a failure
+            log.say(f"The end of the attempt {begun.id} is not kept: {error}")
+
+
+def find_served(engine: ContainerEngine, recipe: str) -> ContainerFacts:
+    """The container of a recipe, running or not."""
+    return find_among([engine], recipe)[1]
+
+
+def find_among(
+    engines: Sequence[ContainerEngine], recipe: str
+) -> tuple[ContainerEngine, ContainerFacts]:
+    """The same where several container engines may hold it."""
+    for engine in engines:
+        facts = engine.container(container_name(recipe))
+        if facts is not None and facts.recipe == recipe:
+            return engine, facts
+    raise NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
+
+
+def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:
+    """Ends a container and removes it; returns how long that took."""
+    require_own(facts)
+    begun = time.monotonic()
+    with log.step(f"Stopping {facts.recipe or facts.name}"):
+        if facts.running:
+            engine.stop(facts.id, timeout_s)
+        engine.remove(facts.id)
+    seconds = time.monotonic() - begun
+    attempts = attempts_of(store)
+    # started with another store, or by hand with our labels: there is nothing to add to
+    attempt = facts.labels.get(Label.ATTEMPT, "")
+    if any(known.begun.id == attempt for known in attempts.read().attempts):
+        ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=stamp())
+        attempts.add(ended)
+    return seconds
+
+
+class ServedStatus(Frozen):
+    """One container of a recipe."""
+
+    recipe: str
+    container: str
+    status: str
+    healthy: bool
+    port: int | None
+    model: str
+    image: str
+    digest: str
+    # same: the image and every layer are those of the store
+    built: Literal["same", "other", "unknown"]
+    why: str
+    attempt: str
+    started_at: str
+    other_owner: str = ""  # another user who started it
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it answers, though its container engine says that it never started.
+
+        Podman takes what runs for what was before a boot when its folder in /run was cleared;
+        `podman system reset` does that, also with another storage.
+        """
+        return self.status == "created" and self.healthy
+
+
+def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[ServedStatus]:
+    """Every container of a recipe."""
+    records = {record.digest: record for record in map(read_image_record, store.image_paths())}
+    found = []
+    for facts in engine.containers():
+        labels, port = facts.labels, facts.port
+        # Podman says `created` of an engine that it forgot
+        may_run = facts.running or facts.status == "created"
+        record = records.get(labels.get(Label.DIGEST, ""))
+        why = difference(record, engine.image(facts.image)) if record else "not in this store"
+        status = ServedStatus(
+            recipe=facts.recipe,
+            container=facts.name,
+            status=facts.status,
+            healthy=may_run and port is not None and is_healthy(site.door(port)),
+            port=port,
+            model=labels.get(Label.MODEL, ""),
+            image=labels.get(Label.IMAGE, ""),
+            digest=labels.get(Label.DIGEST, ""),
+            built="unknown" if record is None else ("other" if why else "same"),
+            why=why,
+            attempt=labels.get(Label.ATTEMPT, ""),
+            started_at=facts.started_at,
+            other_owner=other_owner(facts),
+        )
+        found.append(status)
+    return found

@@ -1,0 +1,321 @@
+"""Starts an engine and waits until it serves; a start that fails leaves no container."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.artifacts.containers.container_engine import ContainerEngine
+from pipeline.artifacts.containers.facts import (
+    ContainerFacts,
+    ImageFacts,
+    require_own,
+    require_same,
+)
+from pipeline.artifacts.oci.record import ImageRecord
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import (
+    AlreadyServed,
+    ImageDiffers,
+    Interrupted,
+    PipelineError,
+    ServeFailed,
+    StartFailed,
+)
+from pipeline.hosts.rules.issues import findings, match_lines
+from pipeline.serving.recipe.container import LOOPBACK, container_arguments, container_name
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.model import Expectations
+from pipeline.serving.serve.health import Door, answers, is_healthy, served_models
+from pipeline.serving.serve.log_reader import (
+    STAGES,
+    ExpectedLog,
+    LogReader,
+    Progress,
+    is_fatal,
+    read_progress,
+)
+
+STOP_S = 60  # engines let the requests that they work on finish
+_POLL_S = 0.3
+# After the last line that counts: what follows it is the reason, or what a recipe expects.
+_AFTERMATH_S = 3.0
+# An engine that says it listens, while nothing answers at its published port.
+_SILENT_S = 60.0
+_SHOWN_LINES = 20
+# Often enough to see that hundreds of files are being loaded, seldom enough for a log.
+_PROGRESS_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start: what is started, from which image, and what its log must show."""
+
+    launch: Launch
+    record: ImageRecord
+    expect: Expectations
+    timeout_s: float
+    log_file: Path
+    cards: tuple[int, ...] = ()
+    address: str = LOOPBACK
+    labels: tuple[tuple[str, str], ...] = ()
+    door: Door | None = None  # none: the port of this machine
+
+    @property
+    def name(self) -> str:
+        return self.launch.recipe
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine that answers."""
+
+    container: str
+    url: str
+    model: str
+    seconds: float
+
+
+def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
+    """Starts it, waits for it, compares it with what was built; or removes it and says why."""
+    name, launch = start.name, start.launch
+    arguments = container_arguments(
+        launch,
+        image=loaded_image(engine, store, start).id,  # a tag could be moved meanwhile
+        cards=start.cards,
+        labels=dict(start.labels),
+        address=start.address,
+    )
+    begun = time.monotonic()
+    identity = engine.create(arguments)
+    try:
+        with log.step(f"Starting {name}"):
+            engine.start(identity)
+            reader = LogReader(engine.output(identity, follow=True), start.log_file)
+            with _failure_explained(start, reader):
+                _Wait(engine, identity, start, reader).until_served()
+            # what runs counts, not what was ordered
+            facts = engine.container(identity)
+            if facts is None:
+                raise ImageDiffers(
+                    f"{name}: its container is gone",
+                    "Serve the recipe again; find out who removed the container.",
+                )
+            require_same(name, start.record, engine.image(facts.image))
+    except KeyboardInterrupt:
+        _remove(engine, identity, arguments.name)
+        hint = f"The container {arguments.name} was removed: nothing of it is served."
+        raise Interrupted("stopped", hint) from None
+    except BaseException:
+        _remove(engine, identity, arguments.name)
+        raise
+    url = f"http://127.0.0.1:{launch.port}/v1"
+    return Served(arguments.name, url, launch.model, time.monotonic() - begun)
+
+
+def loaded_image(engine: ContainerEngine, store: Store, start: Start) -> ImageFacts:
+    """The store's image in the container engine, by digest: tags can be moved."""
+    record, name = start.record, start.launch.image or ""
+    image = engine.image(record.config) or engine.image(record.digest)
+    if image is None:
+        engine.load(store, name, record.digest)
+        image = engine.image(record.config) or engine.image(record.digest)
+    return require_same(name, record, image)
+
+
+def _remove(engine: ContainerEngine, identity: str, name: str) -> None:
+    """Removes a container, or says that it is left: a forgotten engine holds cards."""
+    try:
+        try:
+            engine.remove(identity)
+        except KeyboardInterrupt:  # impatient users press Ctrl-C twice
+            engine.remove(identity)
+    except PipelineError as error:
+        command = f"{engine.kind} rm --force {name}"
+        error.hint = f"The container may be left: `{command}` removes it. {error.hint}".strip()
+        raise
+
+
+def make_room(engine: ContainerEngine, recipe: str) -> None:
+    """Removes the recipe's last container if it has ended; refuses if it runs."""
+    last = engine.container(container_name(recipe))
+    if last is None:
+        return
+    owner = last.recipe
+    if not owner:
+        raise AlreadyServed(
+            f"a container {last.name} is there that was not started by `sm120 serve`",
+            f"Look at it, then `{engine.kind} rm {last.name}`.",
+        )
+    if owner != recipe:
+        # `a.b` and `a-b` are one name to systemd and Kubernetes
+        raise AlreadyServed(
+            f"the container {last.name} is of the recipe {owner}, which has the same name for one",
+            f"`sm120 recipe stop {owner}` ends it; or copy one of the two under another name.",
+        )
+    require_own(last)
+    if last.running:
+        raise AlreadyServed(
+            f"{recipe}: is served already, by the container {last.name}",
+            f"`sm120 recipe stop {recipe}` ends it; `sm120 recipe status` shows what it is.",
+        )
+    engine.remove(last.id)
+
+
+class _Wait:
+    """Waits for one start, and reads its log meanwhile."""
+
+    def __init__(
+        self, engine: ContainerEngine, identity: str, start: Start, reader: LogReader
+    ) -> None:
+        self._engine, self._identity, self._reader = engine, identity, reader
+        self._name, self._launch, self._timeout_s = start.name, start.launch, start.timeout_s
+        self._door = start.launch.port if start.door is None else start.door
+        self._expected = ExpectedLog(start.name, start.expect)
+        self._shown, self._shown_at = Progress(""), 0.0
+        self._ready_at: float | None = None
+
+    def until_served(self) -> None:
+        """Until it serves the model and its log shows what the recipe expects."""
+        deadline = time.monotonic() + self._timeout_s
+        while not is_healthy(self._door):
+            self._read_lines()
+            self._require_running()
+            self._require_port()
+            # last: a reason is better than a time that is over
+            if time.monotonic() > deadline:
+                raise StartFailed(
+                    f"{self._name}: did not answer within {log.seconds(self._timeout_s)}",
+                    "--timeout gives it more time; the last lines of its log are above.",
+                )
+            time.sleep(_POLL_S)
+        models, wanted = served_models(self._door), self._launch.model
+        # none: an engine with an API key does not list its models
+        if models is not None and wanted not in models:
+            raise StartFailed(
+                f"{self._name}: serves {', '.join(models) or 'no model'}, not {wanted}",
+                "Another server may listen on that port; --port names another one.",
+            )
+        # expected lines may still be on their way
+        deadline = time.monotonic() + _AFTERMATH_S
+        self._read_lines()
+        while self._expected.missing and time.monotonic() <= deadline:
+            time.sleep(_POLL_S)
+            self._read_lines()
+        # an engine that ends right after its first answer serves nothing
+        self._require_running()
+        self._expected.require_all()
+
+    def _read_lines(self) -> None:
+        """Prints a line of progress when something moved, but not for each of 64 files."""
+        engine = self._launch.engine
+        for line in self._reader.new_lines():
+            self._expected.see(line)
+            if is_fatal(engine, line):
+                # the reason stands in the lines after it
+                self._reader.finish(_AFTERMATH_S)
+                raise StartFailed(f"{self._name}: {line.strip()[:300]}")
+            progress, now = read_progress(engine, line), time.monotonic()
+            # eight workers write the same line
+            if progress is None or progress == self._shown:
+                continue
+            # the last stage of each engine: it listens, or is about to
+            if self._ready_at is None and progress.title == [*STAGES[engine]][-1]:
+                self._ready_at = now
+            is_news = progress.title != self._shown.title or progress.done == progress.total
+            if is_news or now - self._shown_at > _PROGRESS_EVERY_S:
+                log.say(f"  {progress}")
+                self._shown, self._shown_at = progress, now
+
+    def _require_running(self) -> None:
+        facts = self._engine.container(self._identity)
+        if facts is not None and facts.running:
+            return
+        self._reader.finish(_AFTERMATH_S)
+        for line in self._reader.new_lines():
+            self._expected.see(line)
+        if facts is None:
+            raise StartFailed(f"{self._name}: somebody removed its container")
+        how = f"ended ({facts.exit_code})"
+        if facts.out_of_memory:
+            how = "was killed: its memory ended"
+        last = self._reader.last[-1].strip()[:300] if self._reader.last else "it printed nothing"
+        raise StartFailed(f"{self._name}: the engine {how}: {last}")
+
+    def _require_port(self) -> None:
+        """Gives up where the engine has long been ready, and nothing answers at its port."""
+        if self._ready_at is None or time.monotonic() - self._ready_at < _SILENT_S:
+            return
+        if answers(self._door):
+            return
+        network = (
+            "Podman keeps rules of a container that it forgot (after `podman system reset`, or a"
+            " cleared /run): another --port, or a restart of the machine, helps."
+            if self._engine.kind == "podman"
+            else "A firewall may drop what goes to Docker's network: `docker port` and `iptables -t"
+            " nat -S` show where the port leads. --port chooses another one."
+        )
+        raise StartFailed(
+            f"{self._name}: its log says that it is ready, and port {self._launch.port}, where it"
+            f" is published, has not answered for {log.seconds(_SILENT_S)}",
+            network,
+        )
+
+
+@contextmanager
+def _failure_explained(start: Start, reader: LogReader) -> Iterator[None]:
+    """Prints the end of the log, and known issues that stand in it, before the error."""
+    try:
+        yield
+    except PipelineError as error:
+        # the last lines may not have been read yet
+        for _ in reader.new_lines():
+            pass
+        for line in list(reader.last)[-_SHOWN_LINES:]:
+            log.say(f"  | {line[:400]}")
+        known = [each.issue for each in findings([match_lines("log", list(reader.last))])]
+        for issue in known:
+            log.say(f"  {issue.id}: {issue.title}\n    {issue.cause}")
+        if known:
+            error.hint = f"{known[0].title}: {known[0].fix}"
+        error.hint = f"{error.hint} Its whole log is {start.log_file}.".strip()
+        if isinstance(error, ServeFailed):
+            error.issues = tuple(issue.id for issue in known)
+        raise
+
+
+def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_s: float) -> None:
+    """Ends the engine of a container, starts it again and waits until it answers.
+
+    Files that the engine wrote stay; what it had in memory is gone.
+    """
+    require_own(facts)
+    with log.step(f"Restarting {facts.name}"):
+        engine.stop(facts.id, STOP_S)
+        # an answer now would be taken for that of the new start
+        if is_healthy(door):
+            which = f"port {door}" if isinstance(door, int) else "its port"
+            raise StartFailed(
+                f"{facts.name}: was stopped, and {which} still answers",
+                "Another server listens there: `ss -ltnp` names it."
+                if facts.running
+                else f"{engine.kind} does not know that it runs: `sm120 recipe stop` ends it.",
+            )
+        engine.start(facts.id)
+        deadline = time.monotonic() + timeout_s
+        while not is_healthy(door):
+            now = engine.container(facts.id)
+            if now is None or not now.running:
+                how = f"ended ({now.exit_code})" if now else "is gone"
+                raise StartFailed(
+                    f"{facts.name}: {how} after a restart",
+                    f"`{engine.kind} logs {facts.name}` shows why.",
+                )
+            if time.monotonic() > deadline:
+                message = f"{facts.name}: does not answer after a restart"
+                raise StartFailed(message, "See its log.")
+            time.sleep(_POLL_S)

@@ -1,0 +1,251 @@
+"""Chat answers: one value, whether they came whole or in a stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.serving.smoke.client import Client, Unsound
+from pipeline.serving.smoke.model import Exchange
+
+CHAT = "/v1/chat/completions"
+_MOST_CERTAIN = 2.0  # probabilities together: beyond what rounding makes of 1
+
+
+class _Foreign(BaseModel):
+    """Part of a server's answer; engines add fields of their own."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Function(_Foreign):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(_Foreign):
+    index: int | None = None  # SGLang writes null in whole answers
+    id: str | None = None
+    function: _Function = _Function()
+
+
+class _Message(_Foreign):
+    """A whole message, or what a chunk adds to one."""
+
+    role: str | None = None
+    content: str | None = None
+    # vLLM renamed it; SGLang and llama.cpp have the longer name
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Top(_Foreign):
+    token: str
+    logprob: float
+
+
+class _Token(_Top):
+    top_logprobs: list[_Top] = []
+
+
+class _Logprobs(_Foreign):
+    content: list[_Token] | None = None
+
+
+class _Choice(_Foreign):
+    message: _Message | None = None
+    delta: _Message | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class Usage(_Foreign):
+    """The server's own count of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+
+
+class _Completion(_Foreign):
+    model: str = ""
+    choices: list[_Choice] = Field(default=[])
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that was chosen, and those that could have been."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model asks for; the arguments as the server wrote them."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered."""
+
+    content: str | None
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    finish: str | None
+    model: str
+    usage: Usage | None
+    tokens: tuple[Token, ...]
+    exchange: Exchange
+    first_token_s: float
+    is_stream: bool
+
+    @property
+    def text(self) -> str:
+        """The part that a person reads."""
+        return self.content or ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The server's own count, which a whole answer must have."""
+        if self.usage is None:
+            raise Unsound("the answer has no usage")
+        return self.usage.prompt_tokens
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.text.strip() or self.reasoning.strip() or self.calls)
+
+    @property
+    def is_cut(self) -> bool:
+        return self.finish == "length"
+
+
+async def ask(
+    client: Client, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> Answer:
+    """One chat answer; `stream=True` puts it together from its chunks."""
+    is_stream = options.pop("stream", False)
+    body = {"model": model, "messages": list(messages), **options}
+    if is_stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        exchange, events = await client.stream(CHAT, body)
+        return _joined(exchange, [(at, _completion(value)) for at, value in events], is_stream)
+    exchange, value = await client.post(CHAT, body)
+    whole = _completion(value)
+    if not whole.choices or (message := whole.choices[0].message) is None:
+        raise Unsound("the answer has no message")
+    if message.role not in (None, "assistant"):
+        raise Unsound(f"the answer is a message of {message.role!r}")
+    return _joined(exchange, [(exchange.seconds, whole)], is_stream)
+
+
+def _completion(value: Any) -> _Completion:
+    # some servers report a failure in mid-stream as an event, or with status 200
+    if isinstance(value, dict) and value.get("error"):
+        raise Unsound(f"the answer holds an error: {str(value['error'])[:200]}")
+    try:
+        return _Completion.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise Unsound(f"{place}: {first['msg']}") from error
+
+
+def _joined(
+    exchange: Exchange, chunks: Sequence[tuple[float, _Completion]], is_stream: bool
+) -> Answer:
+    """One answer from the chunks of a stream; a whole answer is a single chunk."""
+    content: list[str | None] = []
+    reasoning: list[str] = []
+    tokens: list[Token] = []
+    calls: dict[int, list[_Call]] = {}
+    finish: str | None = None
+    first: float | None = None
+    for at, choice in ((at, choice) for at, chunk in chunks for choice in chunk.choices[:1]):
+        part = (choice.delta if is_stream else choice.message) or _Message()
+        content.append(part.content)
+        reasoning.append(part.reasoning_content or part.reasoning or "")
+        for number, call in enumerate(part.tool_calls or []):
+            if is_stream:
+                number = call.index if call.index is not None else _number(call, calls)
+            calls.setdefault(number, []).append(call)
+        if first is None and (content[-1] or reasoning[-1] or calls):
+            first = at
+        given = (choice.logprobs.content if choice.logprobs else None) or []
+        for token in given:
+            top = tuple((other.token, other.logprob) for other in token.top_logprobs)
+            tokens.append(Token(token.token, token.logprob, top))
+        finish = choice.finish_reason or finish
+    usages = [chunk.usage for _, chunk in chunks if chunk.usage]
+    is_null = not is_stream and content == [None]
+    return Answer(
+        content=None if is_null else "".join(text or "" for text in content),
+        reasoning="".join(reasoning),
+        calls=tuple(
+            ToolCall(
+                id=next((p.id for p in parts if p.id), ""),
+                name=next((p.function.name for p in parts if p.function.name), ""),
+                arguments="".join(p.function.arguments or "" for p in parts),
+            )
+            for _, parts in sorted(calls.items())
+        ),
+        finish=finish,
+        model=next((chunk.model for _, chunk in chunks if chunk.model), ""),
+        usage=usages[-1] if usages else None,
+        tokens=tuple(tokens),
+        exchange=exchange,
+        first_token_s=exchange.seconds if first is None else first,
+        is_stream=is_stream,
+    )
+
+
+def _number(call: _Call, calls: Mapping[int, Sequence[_Call]]) -> int:
+    """Which call a part without an index belongs to: a new id begins a new one."""
+    is_known = not call.id or any(call.id == parts[0].id for parts in calls.values())
+    return max(calls) if calls and is_known else len(calls)
+
+
+def logprobs_fault(tokens: Sequence[Token]) -> str:
+    """What is wrong with log probabilities, whatever the model; empty where nothing is."""
+    for token in tokens:
+        values = [token.logprob, *(p for _, p in token.top)]
+        if not all(math.isfinite(p) and p <= 1e-3 for p in values):
+            return f"the token {token.text!r} has a logprob that is no log of a probability"
+        # some servers name the chosen one twice
+        if math.fsum(math.exp(p) for _, p in set(token.top)) > _MOST_CERTAIN:
+            return f"at {token.text!r} the probabilities of all tokens are more than 1"
+        # greedy: what was chosen is the most probable
+        if token.top and token.logprob < max(p for _, p in token.top) - 1e-3:
+            return f"the token {token.text!r} was chosen, and another was more probable"
+    if tokens and all(len({p for _, p in t.top}) == 1 < len(t.top) for t in tokens):
+        return "every token is equally probable: the logits are constant"
+    return ""
+
+
+def tokens_fault(answer: Answer) -> str:
+    """Whether tokens with logprobs are those of another text; empty where they are not."""
+
+    def without_spaces(text: str) -> str:
+        # sentencepiece writes a space as U+2581
+        return "".join(text.replace("\u2581", "").split())
+
+    # vLLM may name tokens by their numbers; tokens of one text may lose their spaces
+    joined = without_spaces("".join(t.text for t in answer.tokens))
+    if not joined or joined.startswith("token_id:"):
+        return ""
+    for part in (answer.reasoning, answer.text):
+        if without_spaces(part) not in joined:
+            return f"the answer is {part[:40]!r}, and its logprobs are those of {joined[:40]!r}"
+    return ""

@@ -1,0 +1,200 @@
+"""Requests to an OpenAI-compatible server; every one is kept as evidence, good or bad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.log import redacted
+from pipeline.core.model import sha256_of
+from pipeline.core.net.timing import retry_after_s
+from pipeline.core.net.wire import Address, Lost, Raw, send
+from pipeline.serving.smoke.model import Exchange, Limits
+
+_JSON = {"Content-Type": "application/json"}
+_KEPT_CHARACTERS = 20_000
+# Of an answer at most, beside what its tokens take: the longest chunks have five logprobs.
+_FRAME_BYTES, _TOKEN_BYTES = 1 << 20, 1 << 12
+# Answers that say "this server does not do that", rather than "this failed": of a whole page,
+_NOT_OFFERED = (404, 405, 501)
+# and of a field in a request.
+_FIELD_REFUSED = (400, 422, 501)
+WAIT = 429  # there is a place later: rfc-editor.org/rfc/rfc6585
+_LONGEST_PAUSE_S = 8.0
+# Lines of a stream may end in three ways.
+_BOM = b"\xef\xbb\xbf"
+_LINE = re.compile(rb"([^\r\n]*)(?:\r\n|\n|\r|\Z)")
+
+
+class Unsound(Exception):
+    """What a sound server does not do."""
+
+
+class Gone(Unsound):
+    """The server no longer answers: further checks would only wait."""
+
+
+class Refused(Unsound):
+    """A status that is not 200."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(f"{exchange.path}: status {exchange.status}: {exchange.answer[:200]}")
+        self.status, self.answer = exchange.status, exchange.answer
+
+    @property
+    def is_of_field(self) -> bool:
+        """Whether a server says so that does not know something in the request."""
+        return self.status in _FIELD_REFUSED
+
+
+class NotOffered(Exception):
+    """The server refuses something that it need not have."""
+
+
+@dataclass
+class Client:
+    """One server. `check` names what is being looked at, for the evidence."""
+
+    address: Address
+    limits: Limits = field(default_factory=Limits)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    check: str = ""
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    async def get(self, path: str, *, optional: bool = False) -> tuple[Exchange, Any]:
+        """A small answer as JSON; none where there is no body.
+
+        What is `optional` may be missing: `NotOffered` is no fault.
+        """
+        exchange, raw = await self._exchange("GET", path, None)
+        self._require_good(exchange, optional)
+        return exchange, self._json(raw.data) if raw.data.strip() else None
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, optional: bool = False
+    ) -> tuple[Exchange, Any]:
+        """A whole answer as JSON."""
+        exchange, raw = await self._exchange("POST", path, body)
+        self._require_good(exchange, optional)
+        return exchange, self._json(raw.data)
+
+    async def text(self, path: str) -> str:
+        """A small answer that is no JSON, and that a server need not have."""
+        exchange, raw = await self._exchange("GET", path, None)
+        self._require_good(exchange, optional=True)
+        return raw.data.decode(errors="replace")
+
+    async def stream(
+        self, path: str, body: Mapping[str, Any], *, has_done: bool = True
+    ) -> tuple[Exchange, list[tuple[float, Any]]]:
+        """The events of a stream as JSON, with the time of each; `[DONE]` is not among them."""
+        exchange, raw = await self._exchange("POST", path, body)
+        self._require_good(exchange, optional=False)
+        if "text/event-stream" not in raw.headers.get("content-type", "").lower():
+            raise Unsound("a stream was asked for, and the answer is none")
+        return exchange, [
+            (at, self._json(data)) for at, data in read_events(raw, has_done=has_done)
+        ]
+
+    async def _exchange(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[Exchange, Raw]:
+        """One answer; a server that takes only so many requests at once is asked again."""
+        deadline, tries = time.monotonic() + self.limits.request_s, 0
+        headers, most_bytes, data = {**_JSON, **self.headers}, self.limits.most_bytes, b""
+        if body is not None:
+            data = json.dumps(body, ensure_ascii=False).encode()
+            # a hundred answers that never end must fit into memory
+            most_bytes = min(most_bytes, _FRAME_BYTES + _TOKEN_BYTES * int(body["max_tokens"]))
+        request = self.address, method, path, data, headers
+        while True:
+            began = time.monotonic()
+            lost: Lost | None = None
+            try:
+                raw = await send(*request, limit_s=self.limits.request_s, most_bytes=most_bytes)
+            except Lost as error:
+                lost, raw = error, Raw(0, {}, error.pieces, time.monotonic() - began)
+            exchange = Exchange(
+                number=len(self.exchanges),
+                check=self.check,
+                method=method,
+                path=path,
+                request=_shortened(data),
+                status=raw.status,
+                answer=_shortened(raw.data),
+                seconds=round(raw.seconds, 6),
+                first_s=raw.pieces[0][0] if raw.pieces and not lost else None,
+                error=str(lost or ""),
+            )
+            self.exchanges.append(exchange)
+            if lost:
+                raise (Unsound if lost.pieces else Gone)(str(lost)) from lost
+            # what the server asks for; longer each time where it names nothing
+            asked = retry_after_s(raw.headers.get("retry-after", ""))
+            pause = min(asked or 0.05 * 2.0 ** min(tries, 5), _LONGEST_PAUSE_S)
+            pause *= 1 + exchange.number % 8 / 8  # not all at the same moment again
+            if raw.status != WAIT or time.monotonic() + pause > deadline:
+                return exchange, raw
+            await asyncio.sleep(pause)
+            tries += 1
+
+    def _require_good(self, exchange: Exchange, optional: bool) -> None:
+        if 200 <= exchange.status < 300:
+            return
+        refused = Refused(exchange)
+        raise NotOffered(str(refused)) if optional and exchange.status in _NOT_OFFERED else refused
+
+    def _json(self, data: bytes) -> Any:
+        try:
+            return read_json(
+                data.removeprefix(_BOM), most_bytes=self.limits.most_bytes, any_int=True
+            )
+        except JsonInvalid as error:
+            raise Unsound(f"the answer {error}") from error
+
+
+def read_events(raw: Raw, *, has_done: bool) -> list[tuple[float, bytes]]:
+    """The data of each server-sent event; a stream without its end is refused.
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
+    events: list[tuple[float, bytes]] = []
+    data: list[bytes] = []
+    # pieces are joined first: one may end in a line, in a character, or between CR and LF
+    ends = list(accumulate(len(piece) for _, piece in raw.pieces))
+    # a stream may begin with a byte order mark
+    skipped = len(_BOM) if raw.data.startswith(_BOM) else 0
+    # an empty line at the very end ends the last event
+    for match in _LINE.finditer(raw.data.removeprefix(_BOM)):
+        line = match[1]
+        if line.startswith(b"data:"):
+            data.append(line[5:].strip())
+        elif not line and data:
+            # the time at which the line was whole
+            piece = bisect_left(ends, match.end() + skipped)
+            at = raw.pieces[piece][0] if piece < len(ends) else raw.seconds
+            events.append((at, b"\n".join(data)))
+            data = []
+    is_done = bool(events) and events[-1][1] == b"[DONE]"
+    if has_done and not is_done:
+        raise Unsound("the stream ended without [DONE]")
+    # vLLM sends it in /v1/messages, too, where message_stop is the end
+    return events[:-1] if is_done else events
+
+
+def _shortened(data: bytes) -> str:
+    """As much as evidence keeps, and the digest where that is not all."""
+    # a server may repeat the key that it was sent
+    text: str = redacted(data.decode(errors="replace"))
+    if len(text) <= _KEPT_CHARACTERS:
+        return text
+    half = _KEPT_CHARACTERS // 2
+    return f"{text[:half]} […{len(data)} bytes, {sha256_of(data)}…] {text[-half:]}"

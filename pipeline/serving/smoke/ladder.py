@@ -1,0 +1,110 @@
+"""Runs the ladder: rung after rung, until one fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from pipeline.artifacts.attest.statement import stamp
+from pipeline.core import log
+from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
+from pipeline.serving.smoke.model import Check, RungResult, SmokeResult, Verdict
+from pipeline.serving.smoke.rungs.answers import ANSWERS
+from pipeline.serving.smoke.rungs.first import FIRST
+from pipeline.serving.smoke.rungs.length import LENGTH
+from pipeline.serving.smoke.rungs.memory import MEMORY
+from pipeline.serving.smoke.rungs.pictures import PICTURES
+from pipeline.serving.smoke.rungs.speculation import SPECULATION
+from pipeline.serving.smoke.rungs.streams import STREAMS
+from pipeline.serving.smoke.rungs.tools import TOOLS_RUNG
+from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+
+# In the order in which a person would trust a server: each rung leans on those before it.
+LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, PICTURES, SPECULATION)
+
+
+async def climb(
+    session: Session, url: str, rungs: Sequence[Rung] = LADDER, say: Callable[[str], None] = log.say
+) -> SmokeResult:
+    """Every rung until one fails; the result leaves out those after it."""
+    started, begin = stamp(datetime.now(UTC)), time.monotonic()
+    results: list[RungResult] = []
+    last_good: str | None = None
+    for rung in rungs:
+        result = await _run_rung(session, rung)
+        results.append(result)
+        say(f"  {result.verdict:8} {rung.name}: {result.message} ({log.seconds(result.seconds)})")
+        if result.verdict == "failed":
+            break
+        if result.verdict == "passed":
+            last_good = rung.name
+    return SmokeResult(
+        url=url,
+        model=session.model or None,
+        context_tokens=session.context_tokens,
+        started=started,
+        verdict=_worst([r.verdict for r in results]),
+        rungs=results,
+        last_good=last_good,
+        exchanges=len(session.client.exchanges),
+        seconds=round(time.monotonic() - begin, 3),
+        plan=session.plan,
+    )
+
+
+async def _run_rung(session: Session, rung: Rung) -> RungResult:
+    begin, client = time.monotonic(), session.client
+    checks: list[Check] = []
+    is_gone = False
+    for spec in rung.checks(session):
+        before = len(client.exchanges)
+        verdict: Verdict = "skipped"
+        if is_gone:
+            ever = any(exchange.status for exchange in client.exchanges)
+            message = "the server no longer answers" if ever else "the server does not answer"
+        elif not (message := why_skipped(session, spec)):
+            client.check = f"{rung.name}: {spec.name}"
+            try:
+                verdict, message = "passed", await spec.run(session)
+            except NotOffered as error:
+                message = str(error)
+            except Unsound as error:
+                verdict, message, is_gone = "failed", str(error), isinstance(error, Gone)
+        if waits := sum(exchange.status == WAIT for exchange in client.exchanges[before:]):
+            message += f"; the server asked to wait {log.count(waits, 'time')} (status {WAIT})"
+        checks.append(
+            Check(
+                name=spec.name,
+                kind=spec.kind,
+                verdict=verdict,
+                message=" ".join(message.split()) or "no reason given",
+                evidence=list(range(before, len(client.exchanges))),
+            )
+        )
+    verdicts = [check.verdict for check in checks]
+    counts = [(verdicts.count(v), v) for v in ("passed", "failed", "skipped")]
+    first = next((c for c in checks if c.verdict == "failed"), None)
+    message = ", ".join(f"{number} {name}" for number, name in counts if number)
+    return RungResult(
+        name=rung.name,
+        title=rung.title,
+        verdict=_worst(verdicts),
+        checks=checks,
+        seconds=round(time.monotonic() - begin, 3),
+        message=f"{first.name}: {first.message}" if first else message,
+    )
+
+
+def why_skipped(session: Session, spec: CheckSpec) -> str:
+    """Why a check is left out; empty where it is not."""
+    if spec.kind == "quality" and not session.plan.quality:
+        return session.plan.why_no_quality or "--no-quality"
+    return spec.skip(session)
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Failed where one failed; skipped only where nothing else happened."""
+    if "failed" in verdicts:
+        return "failed"
+    return "passed" if "passed" in verdicts else "skipped"

@@ -1,0 +1,151 @@
+"""Rung 1: the server is there, names its model, and gives one answer, whole and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.serving.smoke.chat import Answer
+from pipeline.serving.smoke.client import NotOffered, Unsound
+from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.tasks import countings
+
+_FIRST, _SHORT = 256, 4  # tokens
+_TRIES = 3
+_FINISHES = ("stop", "length")
+
+
+async def _health(session: Session) -> str:
+    # some answer with JSON, some with a word, some with nothing
+    await session.client.text("/health")
+    return "the server says that it is healthy"
+
+
+async def _models(session: Session) -> str:
+    _, value = await session.client.get("/v1/models")
+    models = value.get("data") if isinstance(value, dict) else None
+    if not isinstance(models, list) or not models:
+        raise Unsound("/v1/models names no model")
+    named = [m for m in models if isinstance(m, dict) and isinstance(m.get("id"), str)]
+    wanted = session.plan.model
+    chosen = next((m for m in named if wanted in (None, m["id"])), None)
+    if chosen is None:
+        known = ", ".join(m["id"] for m in named) or "none with a name"
+        raise Unsound(f"/v1/models has no {wanted!r} (there are: {known})")
+    session.model, root = chosen["id"], chosen.get("root")
+    session.aliases = frozenset(m["id"] for m in named if root and m.get("root") == root)
+    session.context_tokens = session.plan.context_tokens or await _context(session, chosen)
+    room = session.context_tokens or "an unknown number of"
+    others = f"; the first of {len(named)}" if wanted is None and len(named) > 1 else ""
+    return f"{session.model}, {room} tokens of context{others}"
+
+
+async def _context(session: Session, model: dict[str, Any]) -> int | None:
+    """How much one request may hold: vLLM and SGLang say so in the list, llama.cpp in /props.
+
+    Its /props also say what its model sees.
+    """
+    stated = model.get("max_model_len")
+    if isinstance(stated, int) and stated > 0:
+        return stated
+    try:
+        _, props = await session.client.get("/props", optional=True)
+    except (NotOffered, Unsound):
+        return None
+    props = props if isinstance(props, dict) else {}
+    modalities, settings = props.get("modalities"), props.get("default_generation_settings")
+    session.sees = isinstance(modalities, dict) and modalities.get("vision") is True
+    size = settings.get("n_ctx") if isinstance(settings, dict) else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def require_sound(session: Session, answer: Answer, most_tokens: int) -> None:
+    """What holds of every answer: its model, its end, its counts."""
+    if answer.model not in (session.model, *session.aliases):
+        raise Unsound(f"asked {session.model!r}, and {answer.model!r} answered")
+    if answer.finish not in _FINISHES:
+        raise Unsound(f"finish_reason is {answer.finish!r}")
+    usage = answer.usage
+    # not every engine counts in streams
+    if usage is None and answer.is_stream:
+        return
+    if usage is None:
+        raise Unsound("the answer has no usage")
+    written, total = usage.completion_tokens, usage.total_tokens
+    if usage.prompt_tokens < 1 or total != usage.prompt_tokens + written:
+        raise Unsound(f"usage does not add up: {usage!r}")
+    if not 0 < written <= most_tokens:
+        raise Unsound(f"usage counts {written} tokens, of at most {most_tokens}")
+    is_full = total >= (session.context_tokens or total + 1)
+    if answer.is_cut and written < most_tokens and not is_full:
+        raise Unsound(f"finish_reason is 'length' after {written} tokens of {most_tokens}")
+
+
+async def _answer(session: Session) -> str:
+    # a model that thinks may need more, and shows that it does
+    most = max(_FIRST, session.answer_tokens) if session.plan.quality else _FIRST
+    answer = await session.ask("Say hello in one short English sentence.", max_tokens=most)
+    if answer.content is None and not answer.reasoning:
+        raise Unsound("content is null, and there is no tool call")
+    session.require_clean(answer)
+    require_sound(session, answer, most)
+    session.thinks = bool(answer.reasoning.strip())
+    if session.plan.quality and not answer.text.strip():
+        raise Unsound("the answer has reasoning and no content; a thinking model needs --reasoning")
+    return f"{answer.text[:60]!r}"
+
+
+async def _limit(session: Session) -> str:
+    """A token limit is kept, counted and named: what later rungs count depends on it."""
+    for stream in (False, True):
+        answer = await session.ask(countings(1)[0].prompt, max_tokens=_SHORT, stream=stream)
+        how = "in a stream" if stream else "whole"
+        require_sound(session, answer, _SHORT)
+        if answer.finish != "length" and (session.plan.quality or answer.is_empty):
+            raise Unsound(f"cut at {_SHORT} tokens, {how}: finish_reason is {answer.finish!r}")
+    return f"cut at {_SHORT} tokens"
+
+
+async def _stream(session: Session) -> str:
+    def shape(answer: Answer) -> tuple[str, str, str | None]:
+        return answer.reasoning, answer.text, answer.finish
+
+    prompt, most = countings(1)[0].prompt, 64
+    wholes, streams = [], []
+    for _ in range(_TRIES):
+        whole = await session.ask(prompt, max_tokens=most)
+        stream = await session.ask(prompt, max_tokens=most, stream=True)
+        wholes.append(shape(whole))
+        streams.append(shape(stream))
+        session.require_clean(stream)
+        require_sound(session, stream, most)
+        # another try where they differ: a tie may turn either way, a lost chunk is lost again
+        if set(wholes) & set(streams):
+            break
+    else:
+        raise Unsound(f"a stream gives {streams[0]}, a whole answer {wholes[0]}")
+    # one prompt has one length, whole and as a stream, and so has one answer
+    one, other = whole.usage, stream.usage
+    if one and other:
+        # the token that ends a turn may be counted or not
+        is_longer = abs(one.completion_tokens - other.completion_tokens) > 1
+        is_wrong = is_longer and wholes[-1] == streams[-1]
+        if is_wrong or one.prompt_tokens != other.prompt_tokens:
+            raise Unsound(f"usage of an answer: {one!r}; of the same as a stream: {other!r}")
+    limit = session.plan.limits.first_token_s
+    if stream.first_token_s > limit:
+        raise Unsound(f"the first token took {stream.first_token_s:.1f} s, not {limit:g}")
+    return f"the same as a stream; first token after {stream.first_token_s:.2f} s"
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    return [
+        CheckSpec("health", "mechanics", _health),
+        CheckSpec("models", "mechanics", _models),
+        CheckSpec("one answer", "mechanics", _answer),
+        CheckSpec("token limit", "mechanics", _limit),
+        CheckSpec("one stream", "mechanics", _stream),
+    ]
+
+
+FIRST = Rung("first-answer", "The server is there and answers", _checks)

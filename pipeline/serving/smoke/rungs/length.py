@@ -1,0 +1,235 @@
+"""Rung 5: every prompt length, up to the whole context, with counts that are true."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
+from pipeline.serving.smoke.compare import reference
+from pipeline.serving.smoke.model import ANSWER_TOKENS
+from pipeline.serving.smoke.rungs.tools import message_text
+from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.tasks import Haystack, Question, additions, countings, haystack
+
+_WRONG_SHARE = 0.05
+_AT_ONCE = 4
+_SHORT_ANSWER = 32
+_SHORTEST_STEP = 512
+_MEASURED = (4, 40)  # sentences, at least and at most
+UNKNOWN_CONTEXT = "the server does not say how long its context is: use --context"
+# Of the tokens that a prompt was made for; the text is sized by what the server counted before.
+_CLOSE = (0.75, 1.02)
+
+
+async def _lengths(session: Session) -> str:
+    """One word more each time: a wrong digit where the length ≡ 3 mod 4 was vllm#55927."""
+    count = session.plan.lengths
+    if session.context_tokens:
+        # also where a tokenizer has a token for each letter
+        count = max(4, min(count, session.context_tokens // 16))
+    questions = additions(count)
+    prompts = [
+        f"Ignore these words:{' sea' * n}.\n\n{q.prompt}" for n, q in enumerate(questions, 1)
+    ]
+    room = session.room(_SHORT_ANSWER)
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
+    # streams may come without usage; all of the others are compared
+    counts = [a.usage.prompt_tokens for a in answers if a.usage]
+    if not counts:
+        raise Unsound("the answers have no usage")
+    # all questions are equally long, so that each prompt has a token more than the one before
+    if sorted(counts) != counts or len(set(counts)) < len(counts) // 2:
+        raise Unsound(f"prompts grow word by word, and usage does not: {counts[:12]}")
+    pairs = enumerate(zip(questions, answers, strict=True))
+    wrong = [(n, q, a) for n, (q, a) in pairs if session.plan.quality and not q.is_right(a.text)]
+    if len(wrong) > _WRONG_SHARE * len(questions):
+        lengths = [a.usage.prompt_tokens if a.usage else n for n, _, a in wrong]
+        rest, times = Counter(n % 4 for n in lengths).most_common(1)[0]
+        pattern = f"; {times} of them ≡ {rest} mod 4" if times > 1 else ""
+        _, question, answer = wrong[0]
+        share = f"{len(wrong)} of {len(questions)} are wrong{pattern}"
+        raise Unsound(f"{share}; {question.mistake(answer.text)}")
+    return f"{len(answers)} lengths, {counts[0]} to {counts[-1]} tokens"
+
+
+async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
+    """A text of nearly so many tokens, as this server counts them, and never of more."""
+    if not session.sentence_tokens:
+        await _measure(session)
+    depths, each = session.plan.depths, session.sentence_tokens
+    # a needle is shorter than a sentence, and a question about it not much longer
+    around = session.frame_tokens + each * (len(depths) + 2)
+    if around + each > tokens:
+        raise NotOffered(f"{max(0, tokens)} tokens are too few for {len(depths)} needles in a text")
+    return haystack(int((0.97 * tokens - around) / each), depths, seed)
+
+
+async def _measure(session: Session) -> None:
+    """How many tokens a sentence has, and what a chat template adds."""
+    least, most = _MEASURED
+    more = max(least, min(most, (session.context_tokens or 8192) // 200))
+    counts = []
+    for sentences in (2, 2 + more):
+        text = haystack(sentences, [], 0).text
+        answer = await session.ask(f"{text}\n\nSay yes.", max_tokens=1)
+        counts.append(answer.prompt_tokens)
+    short, long = counts
+    session.sentence_tokens = (long - short) / more
+    if session.sentence_tokens < 1:
+        raise Unsound(f"{more} sentences more are {long - short} tokens more")
+    session.frame_tokens = max(0.0, short - 2 * session.sentence_tokens)
+
+
+def prompt_for(stack: Haystack, question: Question) -> str:
+    """The text first: what several questions share can be kept."""
+    return f"{stack.text}\n\n{question.prompt}"
+
+
+async def _at_length(session: Session, tokens: int, seed: int) -> str:
+    """A needle at every depth; and the first again, now that its text may be kept."""
+    room = session.room(_SHORT_ANSWER)
+    tokens -= room
+    stack = await sized_haystack(session, tokens, seed)
+    # a short text cannot be nearer to its size than its parts are long
+    near = session.sentence_tokens * (len(session.plan.depths) + 2)
+    counts, answers, wrong = [], [], []
+    for question in stack.needles:
+        answer = await session.ask_known(prompt_for(stack, question), max_tokens=room)
+        session.require_clean(answer)
+        # the server's own count says whether the whole prompt was read
+        counted = answer.prompt_tokens
+        if not _CLOSE[0] * tokens - near <= counted <= _CLOSE[1] * tokens:
+            raise Unsound(f"a prompt of about {tokens} tokens was sent, usage counts {counted}")
+        if session.plan.quality and (why := question.mistake(answer.text)):
+            wrong.append(why)
+        counts.append(counted)
+        answers.append(answer)
+    if wrong:
+        raise Unsound(f"{len(wrong)} of {len(stack.needles)} needles are lost: {wrong[0]}")
+    again = await session.ask(prompt_for(stack, stack.needles[0]), max_tokens=room, stream=True)
+    session.require_same(reference(answers[0]), [again])
+    return f"{counts[0]} tokens, needles at {len(stack.needles)} depths"
+
+
+async def _batch(session: Session) -> str:
+    """A prompt that is computed in pieces: ggml-org/llama.cpp#26509."""
+    assert session.context_tokens is not None
+    batch = session.plan.batch_tokens
+    tokens = min(int(2.5 * batch), int(0.9 * session.context_tokens))
+    if tokens < 1.5 * batch:
+        raise NotOffered(f"the context has no room for more than one batch of {batch} tokens")
+    return await _at_length(session, tokens, seed=tokens + 1)
+
+
+async def _too_long(session: Session) -> str:
+    """More than fits is refused with a reason, and the server lives on."""
+    assert session.context_tokens is not None
+    if not session.sentence_tokens:
+        await _measure(session)
+    stack = haystack(int(2 * session.context_tokens / session.sentence_tokens), [], seed=3)
+    try:
+        answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)
+        counted = answer.usage.prompt_tokens if answer.usage else "?"
+        note = f"was cut to {counted} tokens without a word"
+    except Refused as error:
+        if error.status >= 500 and "context" not in error.answer:
+            raise
+        note = "is refused"
+    after = await session.ask("Say hello.", max_tokens=session.room(_SHORT_ANSWER))
+    session.require_clean(after)
+    return f"a prompt of twice the context {note}; the next answer is good"
+
+
+async def _messages(session: Session) -> str:
+    """/v1/messages near the full context: vllm-project/vllm#42400."""
+    assert session.context_tokens is not None
+    room = session.room(_SHORT_ANSWER)
+    # no further than the walk, which knows how slow the machine is
+    tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
+    stack = await sized_haystack(session, tokens, seed=4)
+    question = stack.needles[-1]
+    text, counted = await message_text(session, prompt_for(stack, question), room)
+    if session.plan.quality and (why := question.mistake(text)):
+        raise Unsound(f"/v1/messages: {why}")
+    return f"an answer; the server counts {counted} tokens"
+
+
+def contexts_of(session: Session) -> list[int]:
+    """The steps of the walk: the recipe's that the server has, else parts of the server's."""
+    most = session.context_tokens
+    if session.plan.contexts:
+        return sorted(n for n in set(session.plan.contexts) if most is None or n <= most)
+    if most is None:
+        return []
+    most = min(most, session.plan.walk_tokens or most)
+    return sorted({n for n in (most // 4, most // 2) if n >= _SHORTEST_STEP} | {most})
+
+
+async def _long_answer(session: Session) -> str:
+    """Caches grow with answers, too, and a stream of many chunks has more to lose."""
+    most = min(session.answer_tokens, ANSWER_TOKENS)
+    # a number and its comma are two tokens at least, so that the limit ends it
+    (question,) = countings(1, most // 2, start=200)
+    answer = await session.ask(question.prompt, max_tokens=session.room(most), stream=True)
+    session.require_clean(answer)
+    if any(dots in answer.text for dots in ("...", "…")):
+        raise NotOffered(f"this model leaves numbers out: {answer.text[-60:]!r}")
+    if answer.is_cut and not answer.text.strip():
+        raise NotOffered("all tokens went into thinking")
+    numbers, is_right = re.findall(r"\d+", answer.text), question.is_held(answer.text)
+    if answer.is_cut:
+        # all that was counted before the limit is right; some say first what they will do
+        first, second, _ = question.want.split(", ", 2)
+        found = re.search(rf"{first}\D{{1,3}}{second}\D.*", answer.text, re.S)
+        is_right = found is not None and not any(c.isalpha() for c in found[0])
+        counted = ", ".join(re.findall(r"\d+", found[0])) if found else ""
+        is_right = is_right and question.want.startswith(counted)
+    if not is_right:
+        end = answer.text[-60:]
+        raise Unsound(f"{len(numbers)} numbers, {answer.finish!r}: it ends with {end!r}")
+    return f"{len(numbers)} numbers in a stream"
+
+
+def _unknown(session: Session) -> str:
+    return UNKNOWN_CONTEXT if session.context_tokens is None else ""
+
+
+def _missing(tokens: int) -> CheckSpec:
+    """A step of the recipe that the server cannot take: the recipe's next start, or a failure."""
+
+    async def run(session: Session) -> str:
+        most = session.context_tokens
+        raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most}")
+
+    def skip(session: Session) -> str:
+        served = session.plan.served_tokens
+        if served is None or tokens <= served:
+            return ""
+        return f"the recipe starts with {served} tokens: serve it with --max-model-len {tokens}"
+
+    return CheckSpec(f"context {tokens}", "mechanics", run, skip)
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    most = session.context_tokens
+    walk = [
+        CheckSpec(f"context {n}", "mechanics", partial(_at_length, tokens=n, seed=n))
+        for n in contexts_of(session)
+    ]
+    walk += [_missing(n) for n in session.plan.contexts if most is not None and n > most]
+    if not walk:
+        walk = [CheckSpec("context", "mechanics", _batch, _unknown)]
+    return [
+        CheckSpec("consecutive lengths", "mechanics", _lengths),
+        CheckSpec("long answer", "quality", _long_answer),
+        CheckSpec("longer than one batch", "mechanics", _batch, _unknown),
+        *walk,
+        CheckSpec("/v1/messages near the full context", "mechanics", _messages, _unknown),
+        CheckSpec("longer than the context", "mechanics", _too_long, _unknown),
+    ]
+
+
+LENGTH = Rung("length", "Every prompt length up to the whole context", _checks)

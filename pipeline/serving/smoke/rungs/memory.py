@@ -1,0 +1,109 @@
+"""Rung 6: what the server keeps of earlier prompts is what it computed for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
+from pipeline.serving.smoke.rungs.length import UNKNOWN_CONTEXT, prompt_for, sized_haystack
+from pipeline.serving.smoke.rungs.streams import one_round, tools_at_once
+from pipeline.serving.smoke.rungs.tools import without_tools
+from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.tasks import Question
+
+_AT_ONCE = 8
+_SHORT_ANSWER = 32
+_TOO_MUCH = (400, 413, 422)
+_FIRST_SEED = 1000  # of the texts that push others out
+
+
+def _tokens(session: Session) -> int:
+    """The size of a text: a good part of a small context, and no more than the plan says."""
+    most, wanted = session.context_tokens, session.plan.prefix_tokens
+    if most is None:
+        return wanted
+    # a tiny context holds little else; of a large one, half leaves room for what comes beside it
+    return min(wanted, most // 2 if most >= 2048 else most * 3 // 4)
+
+
+async def _questions(session: Session, seed: int = 7) -> list[Question]:
+    stack = await sized_haystack(session, _tokens(session), seed)
+    return [Question(prompt_for(stack, q), q.want) for q in stack.needles]
+
+
+async def _first_questions(session: Session) -> list[Question]:
+    """Questions about the text that all checks share, each answered once before."""
+    try:
+        questions = await _questions(session)
+        for question in questions:
+            await session.reference_for(question.prompt, max_tokens=session.room(_SHORT_ANSWER))
+    except Refused as error:
+        # perhaps more than the server holds: it does not say how much that is
+        if session.context_tokens is None and error.status in _TOO_MUCH:
+            raise NotOffered(f"{_tokens(session)} tokens: {error}; {UNKNOWN_CONTEXT}") from error
+        raise
+    return questions
+
+
+async def _ask_again(session: Session) -> str:
+    """All questions about the one text, at the same time, held against the first answers."""
+    questions, room = await _first_questions(session), session.room(_SHORT_ANSWER)
+    prompts = [q.prompt for q in questions * 2]
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
+    sentence = ""
+    for number, question in enumerate(questions):
+        same = answers[number :: len(questions)]
+        for answer in same:
+            _require_needle(session, question, answer.text)
+        sentence = session.require_same(session.references[question.prompt], same)
+    return f"{len(answers)} answers as before ({sentence} each)"
+
+
+def _require_needle(session: Session, question: Question, text: str, where: str = "") -> None:
+    # not `mistake`, which repeats the prompt: it is as long as the context
+    if session.plan.quality and not question.is_right(text):
+        raise Unsound(f"{where}the needle is {question.want}, not {text[:60]!r}")
+
+
+async def _prefix(session: Session) -> str:
+    for question in await _first_questions(session):
+        _require_needle(session, question, session.references[question.prompt].text)
+    return await _ask_again(session)
+
+
+async def _pressure(session: Session) -> str:
+    """Other texts until the first is pushed out, then the first again: LMCache/LMCache#4247."""
+    await _first_questions(session)
+    others = []
+    for number in range(session.plan.pressure_prompts):
+        others.append((await _questions(session, _FIRST_SEED + number))[0])
+    prompts, room = [q.prompt for q in others], session.room(_SHORT_ANSWER)
+    answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
+    for question, answer in zip(others, answers, strict=True):
+        _require_needle(session, question, answer.text, "under pressure: ")
+    again = await _ask_again(session)
+    return f"after {len(others)} texts of {_tokens(session)} tokens: {again}"
+
+
+async def _restarted(session: Session) -> str:
+    """Also short prompts and tool calls: what is kept on a disk is more than a cache of texts."""
+    assert session.restart is not None
+    await _first_questions(session)
+    await session.restart()
+    again = await _ask_again(session)
+    short = await one_round(session, min(_AT_ONCE, max(session.plan.streams)))
+    if session.plan.quality and not without_tools(session):
+        short += f"; {await tools_at_once(session)}"
+    return f"{again}; short prompts at once: {short}"
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    why_not = "" if session.restart else session.why_no_restart
+    return [
+        CheckSpec("shared prefix", "mechanics", _prefix),
+        CheckSpec("pressure", "mechanics", _pressure),
+        CheckSpec("restart", "mechanics", _restarted, lambda _: why_not),
+    ]
+
+
+MEMORY = Rung("memory", "What is kept of earlier prompts is right", _checks)

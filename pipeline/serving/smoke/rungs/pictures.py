@@ -1,0 +1,155 @@
+"""Rung 7: pictures, where the model sees; asked after everything that is text.
+
+The pictures are drawn on the spot, so that what is to be seen in them is known. PNG by hand
+(https://www.w3.org/TR/png-3/): eight bits for each of red, green and blue, no filter.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+from pipeline.serving.smoke.client import Unsound
+from pipeline.serving.smoke.session import CheckSpec, Rung, Session, answers_of
+
+_SEEN_SHARE = 0.75  # a model that does not look is right about one in three
+UNSEEN = "neither the recipe nor the server says that the model sees"
+Colour: TypeAlias = tuple[int, int, int]
+COLOURS: dict[str, Colour] = {
+    "red": (220, 20, 20),
+    "green": (20, 160, 20),
+    "blue": (20, 40, 220),
+    "yellow": (250, 220, 0),
+    "black": (0, 0, 0),
+}
+_SIDE = 224  # pixels; what most vision models cut pictures into fits in it
+# The bars of a digital clock: left, top, right, bottom, in parts of a digit's width.
+_BARS = {
+    "top": (0.0, 0.0, 1.0, 0.2),
+    "upper left": (0.0, 0.0, 0.2, 1.0),
+    "upper right": (0.8, 0.0, 1.0, 1.0),
+    "middle": (0.0, 0.9, 1.0, 1.1),
+    "lower left": (0.0, 1.0, 0.2, 2.0),
+    "lower right": (0.8, 1.0, 1.0, 2.0),
+    "bottom": (0.0, 1.8, 1.0, 2.0),
+}
+_LEFT, _RIGHT = ("upper left", "lower left"), ("upper right", "lower right")
+_DIGITS: dict[int, tuple[str, ...]] = {
+    2: ("top", "upper right", "middle", "lower left", "bottom"),
+    3: ("top", "middle", "bottom", *_RIGHT),
+    4: ("upper left", "middle", *_RIGHT),
+    5: ("top", "upper left", "middle", "lower right", "bottom"),
+    6: ("top", "middle", "bottom", "lower right", *_LEFT),
+    7: ("top", *_RIGHT),
+    8: tuple(_BARS),
+}
+
+
+class PictureQuestion(NamedTuple):
+    """A picture, what is asked about it, and the one word that is right."""
+
+    png: bytes
+    prompt: str
+    want: str
+
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The picture in the request itself, as OpenAI's API has it."""
+        url = f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
+        picture = {"type": "image_url", "image_url": {"url": url}}
+        return [{"role": "user", "content": [picture, {"type": "text", "text": self.prompt}]}]
+
+    def is_right(self, text: str) -> bool:
+        """Whether the last of the possible words in a text is the wanted one."""
+        words = "".join(c if c.isalnum() else " " for c in text.casefold()).split()
+        known = [word for word in words if word in COLOURS or word.isdigit()]
+        return bool(known) and known[-1] == self.want
+
+
+@lru_cache(maxsize=1)
+def picture_questions() -> tuple[PictureQuestion, ...]:
+    """Colours, counts and digits: a model that does not look is right about one in three."""
+    things = (("blue", 3, 7), ("red", 5, 4), ("green", 2, 6))
+    return tuple(
+        question
+        for colour, count, digit in things
+        for question in (_coloured(colour), _counted(count), _shown(digit))
+    )
+
+
+def _coloured(colour: str) -> PictureQuestion:
+    def is_inside(x: int, y: int) -> bool:
+        return max(abs(x - _SIDE // 2), abs(y - _SIDE // 2)) < _SIDE // 3
+
+    choices = ", ".join(sorted(COLOURS))
+    prompt = f"Which colour does the square have: {choices}? Answer with one word."
+    return PictureQuestion(_png(is_inside, COLOURS[colour]), prompt, colour)
+
+
+def _counted(count: int) -> PictureQuestion:
+    """Dots in two rows."""
+    step = _SIDE // 4
+    places = [(step * (1 + n % 3), step * (1 + 2 * (n // 3))) for n in range(count)]
+
+    def is_near(x: int, y: int) -> bool:
+        return any((x - a) ** 2 + (y - b) ** 2 < (step // 3) ** 2 for a, b in places)
+
+    prompt = "How many black dots are in the picture? Answer with the number in digits only."
+    return PictureQuestion(_png(is_near), prompt, str(count))
+
+
+def _shown(digit: int) -> PictureQuestion:
+    width = 80
+    left, top = (_SIDE - width) // 2, (_SIDE - 2 * width) // 2
+    bars = [_BARS[name] for name in _DIGITS[digit]]
+
+    def is_lit(x: int, y: int) -> bool:
+        u, v = (x - left) / width, (y - top) / width
+        return any(a <= u < c and b <= v < d for a, b, c, d in bars)
+
+    prompt = "Which digit does this display of a clock show? Answer with the digit only."
+    return PictureQuestion(_png(is_lit), prompt, str(digit))
+
+
+def _png(is_painted: Callable[[int, int], bool], colour: Colour = COLOURS["black"]) -> bytes:
+    inks = {True: bytes(colour), False: b"\xff\xff\xff"}
+    rows = [b"\0" + b"".join(inks[is_painted(x, y)] for x in range(_SIDE)) for y in range(_SIDE)]
+    head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n"
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(b"".join(rows), 9)), (b"IEND", b""))
+    for kind, data in parts:
+        crc = zlib.crc32(kind + data)
+        png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+    return png
+
+
+async def _pictures(session: Session) -> str:
+    """Each in a request of its own, all at once: one that is taken for another shows, too."""
+    questions = picture_questions()
+    results = await session.ask_all([q.messages() for q in questions], len(questions))
+    answers = answers_of(results)
+    pairs = list(zip(questions, answers, strict=True))
+    wrong = [(q, a) for q, a in pairs if not q.is_right(a.text)]
+    if len(wrong) > (1 - _SEEN_SHARE) * len(pairs):
+        question, answer = wrong[0]
+        raise Unsound(
+            f"{len(wrong)} of {len(pairs)} pictures are not seen as they are;"
+            f" {question.prompt!r} is {question.want}, not {answer.text[:60]!r}"
+        )
+    return f"{len(pairs) - len(wrong)} of {len(pairs)} pictures are seen as they are"
+
+
+def _no_vision(session: Session) -> str:
+    if session.plan.text_only:
+        return "--text-only"
+    return "" if session.plan.vision or session.sees else UNSEEN
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    return [CheckSpec("pictures", "quality", _pictures, _no_vision)]
+
+
+PICTURES = Rung("pictures", "Pictures are seen as they are", _checks)

@@ -1,0 +1,245 @@
+"""Rung 3: tool calls and reasoning arrive as what they are, whole and in streams."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.serving.smoke.chat import Answer, ToolCall
+from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
+from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.tasks import (
+    CITIES,
+    PARALLEL,
+    SCENARIOS,
+    TOOLS,
+    Scenario,
+    countings,
+    sums,
+    violation,
+)
+
+MESSAGES = "/v1/messages"
+_TRIES = 3  # where two answers differ that a tie may have parted
+_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+# What parsers should have taken out of the content.
+_MARKS = re.compile(
+    r"</?think(?:ing)?>|<\|channel\|>|</?tool_call>|<\|tool_calls?_(?:section_)?begin\|>"
+    r"|<\|tool▁calls?▁begin\|>|\[TOOL_CALLS\]|<\|im_(?:start|end)\|>"
+)
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call, which its tool can take."""
+    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
+    if call.name not in schemas:
+        raise Unsound(f"a call of {call.name!r}, which was not offered")
+    if not call.id:
+        raise Unsound(f"the call of {call.name} has no id")
+    try:
+        value = read_json(call.arguments.encode(), most_bytes=1 << 20)
+    except JsonInvalid as error:
+        raise Unsound(f"the arguments of {call.name} {error}: {call.arguments[:120]!r}") from error
+    if why := violation(value, schemas[call.name], f"the argument of {call.name}"):
+        raise Unsound(f"{why}: {call.arguments[:120]!r}")
+    arguments: dict[str, Any] = value
+    return arguments
+
+
+def require_call(answer: Answer, scenario: Scenario) -> None:
+    """Exactly the call that a scenario leads to."""
+    how = "in a stream" if answer.is_stream else "whole"
+    where = f"{scenario.prompt!r}, {how}"
+    if len(answer.calls) != 1:
+        content = f"content {answer.text[:120]!r}"
+        raise Unsound(f"{where}: {len(answer.calls)} calls, not 1; {content}")
+    name, got = answer.calls[0].name, arguments_of(answer.calls[0])
+    if (name, got) != (scenario.tool, scenario.arguments):
+        raise Unsound(f"{where}: {name}({json.dumps(got, ensure_ascii=False)})")
+    if answer.finish != "tool_calls":
+        raise Unsound(f"a tool call, {how}, and finish_reason is {answer.finish!r}")
+    require_no_marks(answer)
+
+
+def require_no_marks(answer: Answer) -> None:
+    """Nothing of the model's own markup in what a person reads."""
+    if found := _MARKS.search(answer.text):
+        raise Unsound(f"{found[0]!r} is in the content: {answer.text[:120]!r}")
+
+
+async def tool_scenarios(session: Session) -> str:
+    """Each request leads to its one call."""
+    for scenario in SCENARIOS:
+        for stream in (False, True):
+            try:
+                answer = await session.ask(scenario.prompt, tools=TOOLS, stream=stream)
+            except Refused as error:
+                raise Unsound(f"tools are refused (--no-tools expects none): {error}") from error
+            require_call(answer, scenario)
+    return f"{len(SCENARIOS)} calls, the same whole and in streams"
+
+
+async def _parallel(session: Session) -> str:
+    counts = []
+    for stream in (False, True):
+        answer = await session.ask(PARALLEL, tools=TOOLS, stream=stream)
+        cities = [str(arguments_of(call).get("city", "")) for call in answer.calls]
+        ids = {call.id for call in answer.calls}
+        if not cities or not set(cities) <= set(CITIES) or len(set(cities)) != len(cities):
+            raise Unsound(f"asked for {CITIES}: calls for {cities}")
+        if len(ids) != len(cities):
+            raise Unsound(f"{len(cities)} calls have {len(ids)} ids")
+        counts.append(len(cities))
+    if counts[0] != counts[1]:
+        raise Unsound(f"{counts[0]} calls whole, {counts[1]} in a stream")
+    note = "" if counts[0] == len(CITIES) else " (this model asks for one after the other)"
+    return f"{counts[0]} calls at once{note}"
+
+
+async def _result(session: Session) -> str:
+    """The result of a call comes back to the model."""
+    first = await session.ask(SCENARIOS[0].prompt, tools=TOOLS)
+    require_call(first, SCENARIOS[0])
+    call = first.calls[0]
+    function = {"name": call.name, "arguments": call.arguments}
+    calls = [{"id": call.id, "type": "function", "function": function}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": SCENARIOS[0].prompt},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": call.id, "content": "Rain, 17 degrees"},
+    ]
+    answer = await session.ask(messages, tools=TOOLS)
+    require_no_marks(answer)
+    if "17" not in answer.text:
+        raise Unsound(f"the tool said 17 degrees, the answer is {answer.text[:120]!r}")
+    return "the result of a call is in the answer"
+
+
+async def _no_marks(session: Session) -> str:
+    for stream in (False, True):
+        answer = await session.ask(sums(4)[3].prompt, stream=stream)
+        require_no_marks(answer)
+    return "no marks of reasoning or tools in the content"
+
+
+async def _thinking(session: Session) -> str:
+    """Content alone is compared: long reasoning differs by its ties."""
+    question = sums(5)[4]
+    texts: dict[bool, set[str]] = {False: set(), True: set()}
+    for number in range(2 * _TRIES):
+        stream = number % 2 == 1
+        answer = await session.ask(question.prompt, thinking=True, stream=stream)
+        texts[stream].add(answer.text.strip())
+        if not answer.reasoning.strip():
+            raise Unsound(f"thinking was asked for: no reasoning, content {answer.text[:120]!r}")
+        require_no_marks(answer)
+        session.require_right(question, answer.text)
+        if answer.reasoning.strip() in answer.text:
+            raise Unsound("the reasoning is in the content, too")
+        if texts[False] & texts[True]:
+            return "reasoning apart from the content, whole and in streams"
+    raise Unsound(f"the content is {min(texts[False])!r}, in a stream {min(texts[True])!r}")
+
+
+async def _thinking_call(session: Session) -> str:
+    """Parsers of reasoning and of calls read one text: the first may take what is the other's."""
+    for stream in (False, True):
+        answer = await session.ask(SCENARIOS[0].prompt, tools=TOOLS, thinking=True, stream=stream)
+        require_call(answer, SCENARIOS[0])
+    return "a call after thinking, whole and in a stream"
+
+
+async def _instant(session: Session) -> str:
+    question = sums(6)[5]
+    answer = await session.ask(question.prompt, thinking=False)
+    require_no_marks(answer)
+    if answer.reasoning.strip():
+        why = f"no thinking was asked for: {answer.reasoning[:120]!r}"
+        # gpt-oss cannot do otherwise; a switch that is lost now and then is a fault
+        before = session.instant_thoughts
+        raise NotOffered(f"{why}, as always") if sum(before) > len(before) / 2 else Unsound(why)
+    session.require_right(question, answer.text)
+    return "an answer without reasoning"
+
+
+async def message_text(session: Session, prompt: str, most_tokens: int) -> tuple[str, int]:
+    """What /v1/messages answers, as Claude Code asks for it, and its count of the prompt."""
+    body = _message(session, prompt, most_tokens)
+    _, value = await session.client.post(MESSAGES, body, optional=True)
+    blocks = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
+        raise Unsound("/v1/messages: the content is no list of blocks")
+    if value.get("stop_reason") not in ("end_turn", "max_tokens", "stop_sequence"):
+        raise Unsound(f"/v1/messages: stop_reason is {value.get('stop_reason')!r}")
+    usage = value.get("usage")
+    if not isinstance(usage, dict) or not isinstance(usage.get("input_tokens"), int):
+        raise Unsound("/v1/messages: no usage")
+    text = "".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text")
+    if not text.strip():
+        raise Unsound("/v1/messages: the answer is empty")
+    # `input_tokens` leaves out what was kept of earlier prompts, which has a count of its own
+    parts = [usage.get(name) for name in _INPUTS]
+    return text, sum(n for n in parts if isinstance(n, int))
+
+
+def _message(session: Session, prompt: str, most_tokens: int) -> dict[str, Any]:
+    return {
+        "model": session.model,
+        "max_tokens": most_tokens,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": prompt}],
+    }
+
+
+async def _messages(session: Session) -> str:
+    """The same answer through the other endpoint: vllm-project/vllm#44576."""
+    question, most = countings(4)[3], session.answer_tokens
+    body = {**_message(session, question.prompt, most), "stream": True}
+    texts: set[str] = set()
+    streams: set[str] = set()
+    for _ in range(_TRIES):
+        text, _ = await message_text(session, question.prompt, most)
+        if session.plan.quality and not question.is_held(text):
+            raise Unsound(f"/v1/messages: {question.prompt!r}, the answer is {text[:120]!r}")
+        texts.add(text)
+        _, events = await session.client.stream(MESSAGES, body, has_done=False)
+        values = [v for _, v in events if isinstance(v, dict)]
+        if not values or values[-1].get("type") != "message_stop":
+            raise Unsound("/v1/messages: the stream ended without message_stop")
+        deltas = [v.get("delta") or {} for v in values if v.get("type") == "content_block_delta"]
+        streams.add("".join(str(d.get("text", "")) for d in deltas))
+        if texts & streams:
+            return "an answer, the same as a stream"
+    raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
+
+
+def without_tools(session: Session) -> str:
+    """Why no tool calls are looked at."""
+    return "" if session.plan.tools else "the recipe expects no tool calls"
+
+
+def _without_reasoning(session: Session) -> str:
+    return "" if session.plan.reasoning else "the recipe expects no reasoning"
+
+
+def _without_calls(session: Session) -> str:
+    return _without_reasoning(session) or without_tools(session)
+
+
+def _checks(session: Session) -> Sequence[CheckSpec]:
+    return [
+        CheckSpec("no marks", "quality", _no_marks),
+        CheckSpec("scenarios", "quality", tool_scenarios, without_tools),
+        CheckSpec("parallel calls", "quality", _parallel, without_tools),
+        CheckSpec("tool result", "quality", _result, without_tools),
+        CheckSpec("thinking", "quality", _thinking, _without_reasoning),
+        CheckSpec("tool call after thinking", "quality", _thinking_call, _without_calls),
+        CheckSpec("instant", "quality", _instant, _without_reasoning),
+        CheckSpec("/v1/messages", "mechanics", _messages),
+    ]
+
+
+TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole", _checks)

@@ -1,0 +1,200 @@
+"""One run of the ladder: the server, the plan, and what earlier rungs found out for later ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from pipeline.serving.smoke.baseline import Baseline, BaselineAnswer, baseline_questions, is_right
+from pipeline.serving.smoke.chat import Answer, ask
+from pipeline.serving.smoke.client import Client, NotOffered, Refused, Unsound
+from pipeline.serving.smoke.compare import Difference, Reference, compare, reference, tally, text_of
+from pipeline.serving.smoke.model import THINKING_TOKENS, Kind, SmokePlan
+from pipeline.serving.smoke.tasks import Question
+from pipeline.serving.smoke.text import corruption
+
+# How the templates of Qwen, GLM, DeepSeek and Kimi name the same switch.
+_THINKING = ("enable_thinking", "thinking")
+
+# A question of a user, or whole messages.
+Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Session:
+    """What checks work with."""
+
+    client: Client
+    plan: SmokePlan
+    run_code: Callable[[str], str]  # prints of a program, run where it can reach nothing
+    model: str = ""
+    context_tokens: int | None = None
+    has_logprobs: bool | None = None  # none: not asked yet
+    sees: bool = False  # the server says that its model looks at pictures
+    # of the filler and of what is around it, as this server counts them
+    sentence_tokens: float = 0.0
+    frame_tokens: float = 0.0
+    # other names of the same model, which vLLM may answer with
+    aliases: frozenset[str] = frozenset()
+    thinks: bool = False  # the first answer had reasoning
+    instant_thoughts: list[bool] = field(default_factory=list)  # of answers without thinking
+    references: dict[str, Reference] = field(default_factory=dict)
+    # of a server that was started here; at an address alone neither can be done
+    restart: Callable[[], Awaitable[None]] | None = None
+    start_drafting: Callable[[], Awaitable[None]] | None = None
+    why_no_restart: str = "a server at an address cannot be restarted from here"
+    why_no_drafting: str = "a server at an address is served as it is: --baseline compares it"
+    is_drafting: bool = False  # the ladder turned its draft model on
+    baseline: Baseline | None = None
+
+    async def ask(self, prompt: Prompt, **options: Any) -> Answer:
+        """A greedy answer; `thinking` turns reasoning on or off where the model has it."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        body = {"temperature": 0, "max_tokens": self.answer_tokens, **options}
+        thinking = body.pop("thinking", False)
+        if self.plan.reasoning:
+            body["chat_template_kwargs"] = dict.fromkeys(_THINKING, thinking)
+        answer = await ask(self.client, self.model, messages, **body)
+        if not thinking:
+            self.instant_thoughts.append(bool(answer.reasoning.strip()))
+        return answer
+
+    @property
+    def answer_tokens(self) -> int:
+        """Room for an answer, and for the thinking before it; of a small context the half."""
+        plan = self.plan
+        is_unexpected = self.thinks and not plan.reasoning
+        wanted = max(plan.answer_tokens, THINKING_TOKENS) if is_unexpected else plan.answer_tokens
+        return min(wanted, (self.context_tokens or 2 * wanted) // 2)
+
+    def room(self, tokens: int) -> int:
+        """So many tokens of a short answer; all where thinking comes first."""
+        return max(tokens, self.answer_tokens) if self.plan.reasoning or self.thinks else tokens
+
+    async def ask_known(self, prompt: str, **options: Any) -> Answer:
+        """The same with logprobs where there are any, so that others can be held against it."""
+        if self.has_logprobs is not False:
+            try:
+                answer = await self.ask(prompt, logprobs=True, top_logprobs=5, **options)
+                self.has_logprobs = any(token.top for token in answer.tokens)
+                return answer
+            except Refused as error:
+                if not error.is_of_field or self.has_logprobs:
+                    raise
+                self.has_logprobs = False
+        return await self.ask(prompt, **options)
+
+    async def ask_all(
+        self, prompts: Sequence[Prompt], at_once: int, **options: Any
+    ) -> list[Answer | Unsound]:
+        """Many answers, so many at the same time; every second one as a stream."""
+        places = asyncio.Semaphore(at_once)
+
+        async def one(number: int, prompt: Prompt) -> Answer | Unsound:
+            async with places:
+                try:
+                    return await self.ask(prompt, stream=number % 2 == 1, **options)
+                except Unsound as error:
+                    return error
+
+        return await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts)))
+
+    async def ask_clean(
+        self, prompts: Sequence[Prompt], at_once: int, **options: Any
+    ) -> list[Answer]:
+        """The same; refused where one fails, is empty or corrupted."""
+        answers = answers_of(await self.ask_all(prompts, at_once, **options))
+        for answer in answers:
+            self.require_clean(answer)
+        return answers
+
+    def require_clean(self, answer: Answer, scripts: Sequence[str] = ("LATIN",)) -> None:
+        """Refuse an empty answer and, of a model that can write, a corrupted one."""
+        if answer.is_empty:
+            raise Unsound("the answer is empty")
+        if not self.plan.quality:
+            return
+        if why := corruption(answer.text, scripts, is_cut=answer.is_cut, has_names=False):
+            raise Unsound(f"corrupted text: {why}: {answer.text[:80]!r}")
+
+    def require_right(self, question: Question, text: str) -> None:
+        """Refuse, of a model that can write, a wrong answer."""
+        if self.plan.quality and (why := question.mistake(text)):
+            raise Unsound(why)
+
+    def require_same(self, base: Reference, others: Sequence[Answer]) -> str:
+        """Answers that differ no more than a sound server's may."""
+        return self.require_close([compare(base, o, self.plan.tolerance) for o in others])
+
+    def require_close(self, differences: Sequence[Difference], what: str = "") -> str:
+        """Differences that a sound server may have, counted."""
+        counted = tally(differences)
+        if why := counted.fault(self.plan.tolerance):
+            raise Unsound(what + why)
+        return counted.sentence()
+
+    async def reference_for(self, prompt: str, **options: Any) -> Reference:
+        """The answer to a prompt when nothing else runs; asked once."""
+        if prompt not in self.references:
+            answer = await self.ask_known(prompt, **options)
+            self.require_clean(answer)
+            self.references[prompt] = reference(answer)
+        return self.references[prompt]
+
+
+def answers_of(results: Sequence[Answer | Unsound]) -> list[Answer]:
+    """All answers; the first failure is raised, with how many there were."""
+    failed = [r for r in results if isinstance(r, Unsound)]
+    if failed:
+        raise Unsound(f"{len(failed)} of {len(results)} requests failed: {failed[0]}")
+    return [r for r in results if isinstance(r, Answer)]
+
+
+@contextmanager
+def optional(what: str) -> Iterator[None]:
+    """A field that a server need not know: one that refuses it does not offer it."""
+    try:
+        yield
+    except Refused as error:
+        if error.is_of_field:
+            raise NotOffered(f"{what}: {error}") from error
+        raise
+
+
+async def record_baseline(session: Session, url: str) -> Baseline:
+    """Ask one after the other, so that nothing depends on a batch."""
+    answers = []
+    for question in baseline_questions():
+        answer = await session.ask_known(question.prompt)
+        session.require_clean(answer)
+        answers.append(
+            BaselineAnswer(
+                prompt=question.prompt,
+                text=text_of(answer),
+                is_right=is_right(question, answer.text),
+                is_cut=answer.is_cut,
+                tokens=answer.tokens,
+            )
+        )
+    most = session.answer_tokens
+    return Baseline(model=session.model, url=url, answer_tokens=most, answers=answers)
+
+
+class CheckSpec(NamedTuple):
+    """A check: what it is called, what it needs, and what it does."""
+
+    name: str
+    kind: Kind
+    run: Callable[[Session], Awaitable[str]]  # a sentence for people; raises what it finds
+    skip: Callable[[Session], str] = lambda _: ""  # why there is nothing to look at
+
+
+class Rung(NamedTuple):
+    """A step of the ladder: its checks follow from the plan."""
+
+    name: str
+    title: str
+    checks: Callable[[Session], Sequence[CheckSpec]]
