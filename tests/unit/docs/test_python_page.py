@@ -35,7 +35,7 @@ def test_the_blocks_of_the_page_run_in_their_order(
     name: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     world: World = request.getfixturevalue(name)
     monkeypatch.chdir(world.sm120.cwd)
@@ -47,7 +47,7 @@ def test_the_blocks_of_the_page_run_in_their_order(
             text = text.replace(on_page, here)
         exec(compile(text, str(PAGE.path), "exec"), known)
     # each block prints one line or more
-    assert len(capsys.readouterr().out.splitlines()) >= len(blocks)
+    assert len(capfd.readouterr().out.splitlines()) >= len(blocks)
 
 
 def test_every_block_is_short_and_has_a_world() -> None:
