@@ -549,7 +549,7 @@ def test_where_the_system_forbids_user_namespaces_most_of_it_still_holds() -> No
 
 SNOOP = """
 import ctypes, os, sys
-from pipeline.sandbox.sandbox import hide_environment
+from pipeline.artifacts.containers.sandbox import hide_environment
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     # another user than the one that started it: the kernel hides such a process by itself

@@ -212,11 +212,11 @@ BUILD = """
 import io, os, sys
 from pathlib import Path
 from typing import Any
-from pipeline.assemble.entry import with_parents
-from pipeline.assemble.layer import write_layer
-from pipeline.assemble.venv import Venv
-from pipeline.assemble.wheel import open_wheel
-from pipeline.assemble.venv import wheel_entries
+from pipeline.images.assemble.entry import with_parents
+from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.venv import Venv
+from pipeline.images.assemble.wheel import open_wheel
+from pipeline.images.assemble.venv import wheel_entries
 os.umask(int(sys.argv[2], 8))
 path = Path(sys.argv[1])
 entries = wheel_entries(open_wheel(path, path.name), Venv())
