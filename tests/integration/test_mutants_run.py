@@ -222,10 +222,10 @@ def test_the_sample_is_fixed_by_its_seed_and_barely_moves_with_the_code() -> Non
 
 
 def test_a_room_has_files_and_tests() -> None:
-    assert "pipeline/artifacts/store/store.py" in sample.files_of(ROOT, "store")
-    assert sample.files_of(ROOT, "log") == ["pipeline/core/log.py"]
-    assert sample.tests_of(ROOT, "store") == "tests/unit/store"
-    assert sample.tests_of(ROOT, "log") == "tests/unit/test_log.py"
+    assert "pipeline/artifacts/store/store.py" in sample.files_of(ROOT, "artifacts/store")
+    assert sample.files_of(ROOT, "core/log") == ["pipeline/core/log.py"]
+    assert sample.tests_of(ROOT, "artifacts/store") == "tests/unit/store"
+    assert sample.tests_of(ROOT, "core/log") == "tests/unit/test_log.py"
     assert sample.tests_of(ROOT, "weights/nowhere") == "tests/unit/weights"
 
 

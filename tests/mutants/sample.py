@@ -7,22 +7,26 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.docs.rooms import PARTS
 from tests.mutants.changes import Mutant, mutants_of
 from tests.mutants.trials import CannotTest
 
 
 def files_of(root: Path, room: str) -> list[str]:
-    """The modules of a room: a folder of `pipeline/`, or one module of it."""
+    """The modules of a package: a folder of `pipeline/`, or one module of it."""
     place = (root / "pipeline" / room).resolve()
     module = place.with_suffix(".py")
     found = [module] if module.is_file() else sorted(place.rglob("*.py"))
     if not found or not place.is_relative_to(root.resolve() / "pipeline"):
-        raise CannotTest(f"pipeline/ has no room or module named {room}")
+        raise CannotTest(f"pipeline/ has no package or module named {room}")
     return [str(path.relative_to(root.resolve())) for path in found]
 
 
 def tests_of(root: Path, room: str) -> str:
-    """The unit tests of a room, or those of the room it stands in."""
+    """The unit tests of a package, or those of the package it stands in."""
+    # tests/unit has a folder for each package, without the part that it belongs to
+    part, _, below = room.partition("/")
+    room = below if part in PARTS and below else room
     module = Path("tests/unit") / Path(room).parent / f"test_{Path(room).name}.py"
     for place in (Path("tests/unit", room), module, *Path("tests/unit", room).parents):
         if (root / place).exists():

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.unit.conftest import new_folder, sm120, stay_at_home
-from tests.unit.host.conftest import programs, unkillable
+from tests.unit.hosts.conftest import programs, unkillable
 
 __all__ = ["new_folder", "programs", "sm120", "stay_at_home", "unkillable"]

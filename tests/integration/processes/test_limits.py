@@ -20,7 +20,7 @@ from pipeline.hosts.fleet import shell
 from pipeline.hosts.fleet.remote import Remote
 from tests.testbed.playbook import ROOT
 from tests.testbed.unkillable import HELD_S
-from tests.unit.host.fake_host import LOCAL
+from tests.unit.hosts.fake_host import LOCAL
 
 LIMITS_SH = ROOT / "ansible" / "roles" / "host_tuning" / "files" / "limits.sh"
 

@@ -53,7 +53,7 @@ from pipeline.serving.bench.workers import Workers, WorkerStats, start_module
 from pipeline.serving.bench.workload import Workload
 from tests.testbed.bench_faults import BenchServer, bench_server
 from tests.unit.bench.example_run import FOLDER
-from tests.unit.host.machines import H200
+from tests.unit.hosts.machines import H200
 
 _LENGTHS = {
     "input": {"kind": "fixed", "tokens": 60},

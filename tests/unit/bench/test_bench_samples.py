@@ -22,7 +22,7 @@ from pipeline.serving.bench.samples import (
 )
 from pipeline.serving.bench.workers import WorkerStats
 from tests.unit.bench.example_run import FOLDER, example_rows
-from tests.unit.host.machines import H200
+from tests.unit.hosts.machines import H200
 
 _VLLM = """\
 # HELP vllm:num_requests_running Number of requests

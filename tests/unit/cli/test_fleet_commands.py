@@ -13,8 +13,8 @@ from pipeline.hosts.fleet.playbook import Played, ansible_program
 from pipeline.hosts.fleet.promised import Promised
 from pipeline.images.spec.checkout import Checkout
 from tests.testbed.playbook import NO_OPTIONS
-from tests.unit.host.fake_host import LOCAL, program
-from tests.unit.host.machines import blackwell, facts
+from tests.unit.hosts.fake_host import LOCAL, program
+from tests.unit.hosts.machines import blackwell, facts
 from tests.unit.support import ROOT, Command
 
 

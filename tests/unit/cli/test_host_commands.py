@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.app import host as doctor
-from tests.unit.host.machines import DATA, H200, blackwell, changed, h200
+from tests.unit.hosts.machines import DATA, H200, blackwell, changed, h200
 from tests.unit.support import ROOT, Command
 
 

@@ -13,7 +13,7 @@ from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.images.gate.runs import Run, TestVerdict, read_runs
 from pipeline.images.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
-from tests.unit.evidence.test_runs import a_start
+from tests.unit.statements.test_runs import a_start
 from tests.unit.support import Command, build_tiny
 
 AMD64 = "linux/amd64"

@@ -15,7 +15,7 @@ from pipeline.core.model import sha256_of
 from pipeline.serving.report.check import open_report
 from pipeline.serving.serve.attempts import AttemptList, Begun, Ended, new_id
 from tests.unit.bench.example_run import FOLDER
-from tests.unit.host.machines import blackwell, facts
+from tests.unit.hosts.machines import blackwell, facts
 from tests.unit.support import Command
 
 

@@ -17,7 +17,7 @@ from pipeline.weights.place import Place
 from pipeline.weights.sign.record import record_path
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.cli.test_stage_statements import folder
-from tests.unit.host.machines import blackwell, facts
+from tests.unit.hosts.machines import blackwell, facts
 from tests.unit.support import Command, Ended, build_tiny
 
 AMD64 = "linux/amd64"

@@ -19,7 +19,7 @@ from tests.testbed.deb_file import Item
 from tests.testbed.hub import test_hub
 from tests.testbed.oci_door import Door
 from tests.unit.bench.example_run import FOLDER as EXAMPLE
-from tests.unit.host.machines import blackwell
+from tests.unit.hosts.machines import blackwell
 from tests.unit.support import ROOT, Command
 
 # names that the pages use for places of this machine

@@ -8,7 +8,7 @@ from pipeline.artifacts.store.store import Store
 from pipeline.images.gate.runs import keep_runs, runs_path
 from pipeline.images.gate.state import GateState, how_far
 from tests.makers import built_image
-from tests.unit.evidence.test_runs import a_ladder, a_start
+from tests.unit.statements.test_runs import a_ladder, a_start
 
 AMD64 = "linux/amd64"
 BUILT = built_image("tiny", AMD64, "sha256:" + "a" * 64)

@@ -6,7 +6,7 @@ from pipeline.serving.bench.record import read_run, write_run
 from pipeline.serving.report.from_host import with_host
 from pipeline.serving.report.model import Memory
 from tests.unit.bench.example_run import FOLDER
-from tests.unit.host.machines import facts
+from tests.unit.hosts.machines import facts
 from tests.unit.report.reports import as_data, sweep
 from tests.unit.support import Command
 

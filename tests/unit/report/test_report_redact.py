@@ -5,7 +5,7 @@ import pytest
 from pipeline.serving.report.build import report_data
 from pipeline.serving.report.from_host import with_host
 from pipeline.serving.report.redact import Redactor, redact
-from tests.unit.host.machines import facts
+from tests.unit.hosts.machines import facts
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
 

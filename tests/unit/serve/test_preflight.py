@@ -30,7 +30,7 @@ from pipeline.serving.serve.preflight import (
 )
 from pipeline.serving.serve.site import HERE
 from pipeline.serving.serve.weights import HostProof, WeightsFolder
-from tests.unit.host.machines import blackwell, changed, log_of, matrix, xml
+from tests.unit.hosts.machines import blackwell, changed, log_of, matrix, xml
 from tests.unit.serve.recipes import recipe, two_cards
 from tests.unit.support import ROOT
 

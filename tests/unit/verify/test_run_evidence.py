@@ -17,7 +17,7 @@ from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
 from pipeline.evidence.verify.walk import judge_results, judge_run
 from pipeline.images.gate.runs import Run, TestVerdict
-from tests.unit.evidence.test_runs import a_ladder, a_start
+from tests.unit.statements.test_runs import a_ladder, a_start
 from tests.unit.verify.world import NOW, WHEN, World, make_world, sign_bytes
 
 

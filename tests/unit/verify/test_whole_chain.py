@@ -35,7 +35,7 @@ from pipeline.weights.sign import signing
 from tests.makers import AMD64
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.bench.example_run import write_example
-from tests.unit.host.machines import blackwell, facts
+from tests.unit.hosts.machines import blackwell, facts
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
 
 RECIPES = Path(__file__).parents[3] / "recipes"

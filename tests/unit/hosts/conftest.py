@@ -15,7 +15,7 @@ from pipeline.hosts.lock_model import HostLock, sealed_host, write_host_lock
 from pipeline.hosts.spec import HostSpec
 from tests.testbed import unkillable as stuck
 from tests.testbed.unkillable import CANNOT
-from tests.unit.host.good_host import LOCK
+from tests.unit.hosts.good_host import LOCK
 
 STUCK = Path(stuck.__file__)
 SPEC = HostSpec.model_validate(

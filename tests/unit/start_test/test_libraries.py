@@ -12,7 +12,7 @@ from pipeline.images.start_test.inside.libraries import (
     missing_libraries,
     read_needs,
 )
-from tests.unit.starts.elf_file import AMD, ARM, write_elf
+from tests.unit.start_test.elf_file import AMD, ARM, write_elf
 
 PACKAGES = "opt/venv/lib/python3.11/site-packages"
 

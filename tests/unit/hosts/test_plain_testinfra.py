@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.hosts.fleet.promised import Promised, Roles
 from tests.testbed.playbook import ROOT
-from tests.unit.host.fake_host import LOCAL
-from tests.unit.host.good_host import NCCL
+from tests.unit.hosts.fake_host import LOCAL
+from tests.unit.hosts.good_host import NCCL
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="Promises are judged as root.")
 

@@ -25,8 +25,8 @@ from pipeline.hosts.promises import nvidia_repository as repository
 from pipeline.hosts.promises import pinned_packages as pins
 from pipeline.hosts.promises.checks import Broken
 from pipeline.hosts.promises.run import MODULES, checks_in, judge_promises
-from tests.unit.host.fake_host import FakeHost
-from tests.unit.host.good_host import (
+from tests.unit.hosts.fake_host import FakeHost
+from tests.unit.hosts.good_host import (
     ACS,
     CMDLINE,
     DKMS,
@@ -60,7 +60,7 @@ from tests.unit.host.good_host import (
     unit,
     with_file,
 )
-from tests.unit.host.promise_values import changed_unit, keyed, weights_with
+from tests.unit.hosts.promise_values import changed_unit, keyed, weights_with
 
 # each promise that is judged by the host alone, with hosts on which it must not hold
 ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [

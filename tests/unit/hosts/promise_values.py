@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hosts.fleet.promised import WeightsPromise
-from tests.unit.host.fake_host import FakeHost
-from tests.unit.host.good_host import saying, shown
+from tests.unit.hosts.fake_host import FakeHost
+from tests.unit.hosts.good_host import saying, shown
 
 
 def weights_with(key: Path) -> WeightsPromise:

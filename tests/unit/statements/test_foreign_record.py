@@ -12,7 +12,7 @@ from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx, cyclonedx_byt
 from pipeline.evidence.statements.sbom_spdx import spdx, spdx_bytes
 from tests.testbed.foreign_image import REPOSITORY
 from tests.testbed.tiny_registry import digest_of
-from tests.unit.evidence.test_recorded_image import spdx_problems
+from tests.unit.statements.test_recorded_image import spdx_problems
 from tests.unit.verify.test_foreign_evidence import IMAGE, INDEX, make_foreign_world
 from tests.unit.verify.world import World
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.errors import HostUnreached, PreflightFailed
 from pipeline.hosts.fleet.promised import Connection
 from pipeline.hosts.fleet.tunnel import open_tunnel, plain_connection
-from tests.unit.host.fake_host import LOCAL, program
+from tests.unit.hosts.fake_host import LOCAL, program
 
 # The connection itself waits for its input to end; programs and forwards need its socket.
 SSH = """

@@ -25,8 +25,8 @@ from pipeline.hosts.promises import nvidia_repository as repository
 from pipeline.hosts.promises import pinned_packages as pins
 from pipeline.hosts.promises.boot import READ_INITRAMFS, boot_entries, chosen_kernel
 from pipeline.hosts.promises.checks import Broken, NotApplicable, Undecided
-from tests.unit.host.fake_host import FakeHost
-from tests.unit.host.good_host import (
+from tests.unit.hosts.fake_host import FakeHost
+from tests.unit.hosts.good_host import (
     CMDLINE,
     END,
     GOOD,
@@ -41,7 +41,7 @@ from tests.unit.host.good_host import (
     TUNING,
     machine,
 )
-from tests.unit.host.promise_values import weights_with
+from tests.unit.hosts.promise_values import weights_with
 
 FACTS = machine()
 LIMITS = "Max locked memory  8388608  8388608  bytes\nMax open files  1024  {}  files\n"

@@ -20,7 +20,7 @@ import pytest
 from pipeline.images.start_test.expected import DRIVER
 from pipeline.images.start_test.inside import check, libraries
 from pipeline.images.start_test.inside.check import Broken, Row, one
-from tests.unit.starts.elf_file import write_elf
+from tests.unit.start_test.elf_file import write_elf
 
 
 def rows_of(name: str, **wanted: Any) -> list[Row]:

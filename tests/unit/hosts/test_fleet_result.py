@@ -44,8 +44,8 @@ from pipeline.hosts.promises import host as every_host
 from pipeline.hosts.promises import run
 from pipeline.hosts.promises.run import judge_promises
 from pipeline.hosts.rules.verdict import RuleResult
-from tests.unit.host.fake_host import LOCAL, FakeHost, program
-from tests.unit.host.machines import DATA, blackwell, facts, h200
+from tests.unit.hosts.fake_host import LOCAL, FakeHost, program
+from tests.unit.hosts.machines import DATA, blackwell, facts, h200
 
 GOOD = Row(role="pcie", promise="links are kept awake", verdict="passed")
 BAD = GOOD.model_copy(update={"verdict": "failed", "why": "asleep", "rule": "ASPM", "fix": "x"})

@@ -16,8 +16,8 @@ from pipeline.hosts.promises import nvidia_driver as driver
 from pipeline.hosts.promises import nvidia_repository as repository
 from pipeline.hosts.promises.checks import Broken, NotApplicable, Outcome, Undecided
 from pipeline.hosts.promises.owned import LEFT
-from tests.unit.host.fake_host import FakeHost
-from tests.unit.host.good_host import (
+from tests.unit.hosts.fake_host import FakeHost
+from tests.unit.hosts.good_host import (
     CMDLINE,
     GOOD,
     LOADED,
@@ -29,8 +29,8 @@ from tests.unit.host.good_host import (
     saying,
     with_file,
 )
-from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
-from tests.unit.host.promise_values import keyed
+from tests.unit.hosts.machines import ACS_ON, blackwell, changed, facts, h200
+from tests.unit.hosts.promise_values import keyed
 
 TRANSLATING = facts(changed(blackwell(2, iommu="DMA-FQ"), files={"/proc/cmdline": CMDLINE}))
 REDIRECTING = facts(blackwell(2, control=ACS_ON, iommu="identity"))

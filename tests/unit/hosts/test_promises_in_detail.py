@@ -18,8 +18,8 @@ from pipeline.hosts.promises import nvidia_repository as repository
 from pipeline.hosts.promises.boot import without_effect
 from pipeline.hosts.promises.checks import Broken, Undecided
 from pipeline.hosts.promises.owned import LOOSE
-from tests.unit.host.fake_host import FakeHost
-from tests.unit.host.good_host import (
+from tests.unit.hosts.fake_host import FakeHost
+from tests.unit.hosts.good_host import (
     END,
     GOOD,
     GRUB_ARGUMENTS,

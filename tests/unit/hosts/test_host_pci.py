@@ -9,7 +9,7 @@ import pytest
 from pipeline.core.known import Unknown
 from pipeline.hosts.facts.capture import PCI
 from pipeline.hosts.facts.pci import acs_control, aspm_of, extended_capability, read_pci
-from tests.unit.host.machines import ACS_OFF, ACS_ON, blackwell, changed, h200, registers
+from tests.unit.hosts.machines import ACS_OFF, ACS_ON, blackwell, changed, h200, registers
 
 
 @pytest.mark.parametrize("control", [ACS_ON, ACS_OFF, 0x0011])

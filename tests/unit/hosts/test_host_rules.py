@@ -20,7 +20,7 @@ from pipeline.hosts.rules.issues import (
 )
 from pipeline.hosts.rules.judge import judge
 from pipeline.hosts.rules.verdict import RuleResult, overall
-from tests.unit.host.machines import ACS_ON, DATA, blackwell, changed, facts, h200
+from tests.unit.hosts.machines import ACS_ON, DATA, blackwell, changed, facts, h200
 
 SAMPLES: dict[str, dict[str, list[str]]] = yaml.safe_load(
     (DATA / "issue_samples.yaml").read_text("utf-8")

@@ -22,7 +22,7 @@ from pipeline.evidence.statements.stated import find_stated, state_image
 from pipeline.images.assemble.image import Built, code_digest
 from pipeline.images.source.compiled import read_tree, tree_path
 from tests.compiled import COMMIT, HELLO, CompiledWorld, build_compiled
-from tests.unit.evidence.test_recorded_image import spdx_problems
+from tests.unit.statements.test_recorded_image import spdx_problems
 from tests.unit.verify.world import WHEN, World
 
 # of the statements of an image without compiled trees, as they were before there were such trees

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.hosts.fleet.remote import Remote, Unreached, connect_command
-from tests.unit.host.fake_host import LOCAL, program
+from tests.unit.hosts.fake_host import LOCAL, program
 
 
 def as_somebody_else(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pipeline.hosts.facts.redact import redact
 from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile
 from pipeline.hosts.facts.summary import summarise
 from pipeline.hosts.rules.judge import judge
-from tests.unit.host.machines import ACS_ON, blackwell, facts, h200
+from tests.unit.hosts.machines import ACS_ON, blackwell, facts, h200
 
 _NOISE = ["\x00", "ÿ", "-1", "9" * 30, "\n\n", "N/A", "[Unknown Error]", "<", "&x;", ":", "=", '"']
 

@@ -19,8 +19,8 @@ from pipeline.hosts.lock_model import Part, TargetLock
 from pipeline.hosts.promises.boot import ROLE_FILES
 from pipeline.hosts.promises.owned import LOOSE
 from pipeline.images.lock.model import DebPin
-from tests.unit.host.fake_host import FakeHost
-from tests.unit.host.machines import blackwell, changed, facts
+from tests.unit.hosts.fake_host import FakeHost
+from tests.unit.hosts.machines import blackwell, changed, facts
 
 
 def deb(name: str, version: str) -> DebPin:

@@ -32,7 +32,7 @@ from pipeline.hosts.probes.worker.judge import (
 )
 from pipeline.hosts.probes.worker.processes import RankResult
 from pipeline.hosts.rules.issues import match_lines
-from tests.unit.host.machines import DATA
+from tests.unit.hosts.machines import DATA
 
 LOADS = workloads(7168, 1, 32)
 CARDS: dict[str, Any] = {"ranks": 2, "device": "cuda"}

@@ -12,7 +12,7 @@ from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.source import Capture
 from pipeline.hosts.probes.runner import ProbeRow
 from pipeline.hosts.rules.outliers import find_outliers
-from tests.unit.host.machines import ACS_ON, blackwell, changed, facts, h200
+from tests.unit.hosts.machines import ACS_ON, blackwell, changed, facts, h200
 
 
 def test_the_same_host_has_not_moved() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.core.known import Unknown, unknown
 from pipeline.hosts.facts.smi import plain_address, read_field, read_gpus, read_matrix
-from tests.unit.host.machines import card_xml, h200, log_of, matrix, xml
+from tests.unit.hosts.machines import card_xml, h200, log_of, matrix, xml
 
 CAPABILITIES = {"0000:00:06.0": "9.0"}
 

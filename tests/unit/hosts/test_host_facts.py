@@ -21,7 +21,7 @@ from pipeline.hosts.facts.pci import extended_capability
 from pipeline.hosts.facts.redact import redact
 from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
 from pipeline.hosts.facts.summary import summarise
-from tests.unit.host.machines import H200, blackwell, changed, facts, h200
+from tests.unit.hosts.machines import H200, blackwell, changed, facts, h200
 
 EMPTY = Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={})
 
