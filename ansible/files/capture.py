@@ -1,1 +1,1 @@
-../../pipeline/host/facts/capture.py
+../../pipeline/hosts/facts/capture.py
