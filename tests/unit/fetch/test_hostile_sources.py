@@ -31,9 +31,9 @@ MOST = 1 << 20
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ends the first time ends the fifth time, too; and a page is small."""
-    for place in ("net.timing.ATTEMPTS", "fetch.index.PAGE_ATTEMPTS"):
+    for place in ("core.net.timing.ATTEMPTS", "images.fetch.index.PAGE_ATTEMPTS"):
         monkeypatch.setattr(f"pipeline.{place}", 1)
-    for place in ("fetch.index", "weights.hub"):
+    for place in ("images.fetch.index", "weights.hub"):
         monkeypatch.setattr(f"pipeline.{place}.MOST_PAGE_BYTES", MOST)
     monkeypatch.setenv("no_proxy", "*")
 
