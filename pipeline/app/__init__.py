@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pipeline.app import images as images
     from pipeline.app import lock as lock
     from pipeline.app import own_image as own_image
-    from pipeline.app import products as products
     from pipeline.app import publish as publish
     from pipeline.app import recipe_server as recipe_server
     from pipeline.app import recipes as recipes

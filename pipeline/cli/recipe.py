@@ -1,4 +1,4 @@
-"""`sm120 recipe` and `sm120 render`: list, show and render recipes, their flags and products."""
+"""`sm120 recipe` and `sm120 render`: list, show and render recipes and their flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pipeline.app.workspace import Workspace
 from pipeline.cli.options import (
     ANY_PATH,
     EXISTING_FILE,
-    engine_option,
     flag,
     gpus_option,
     json_option,
@@ -27,9 +26,7 @@ from pipeline.core.files import write_bytes
 from pipeline.serving.recipe.render.formats import FORMATS
 
 if TYPE_CHECKING:
-    from pipeline.app.products import ProductsPlan
     from pipeline.images.engine.parser_flags import FlagSpec
-    from pipeline.serving.products.model import ProductsResult, Skipped
     from pipeline.serving.recipe.model import Recipe
 
 _MOST_SHOWN = 60
@@ -196,96 +193,3 @@ def _value(flag: FlagSpec) -> list[str]:
     )
     shown = values if len(values) <= _MOST_SHOWN else values[: _MOST_SHOWN - 1] + "…"
     return [flag.takes, shown or ", ".join(flag.off)]
-
-
-@click.command("products")
-@click.argument("name", metavar="RECIPE")
-@recipes_option
-@click.option(
-    "--weights", type=ANY_PATH, help="Folder of the weights, or their config.json [the lock's]."
-)
-@click.option("--gpu", type=click.IntRange(0, 63), default=0, show_default=True, help="GPU to use.")
-@engine_option
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.IntRange(1),
-    default=3600,
-    show_default=True,
-    help="Seconds that it may take.",
-)
-@flag("--dry-run", help="Show the products; needs no GPU and no image.")
-@json_option
-@click.pass_obj
-def products(
-    workspace: Workspace,
-    /,
-    name: str,
-    folders: tuple[Path, ...],
-    weights: Path | None,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Compute the FP4 and FP8 matrix products of a recipe on a GPU, and compare with exact ones.
-
-    Shapes are those of one GPU after sharding. Every route that the recipe's image has to a product
-    is judged; one that the image does not have counts as missing, never as passed.
-    """
-    plan = app.products.plan_products(workspace, name, folders, weights)
-    if dry_run or not plan.probed:
-        return _show_plan(plan, as_json)
-    result = app.products.check_products(workspace, plan, **options)
-    if as_json:
-        say_json(result.model_dump(mode="json"))
-    else:
-        _show_products(result)
-    app.products.require_passed(result)
-
-
-def _show_plan(plan: ProductsPlan, as_json: bool) -> None:
-    recipe, probed, skipped, tokens = plan.recipe, plan.probed, plan.skipped, plan.tokens
-    if as_json:
-        return say_json(
-            {
-                "recipe": recipe.name,
-                "verdict": "skipped",
-                "products": [product.model_dump() for product in probed],
-                "skipped": [each.model_dump() for each in skipped],
-                "tokens": tokens,
-            }
-        )
-    rows = [[p.name, p.format, p.n, p.k, p.experts or ""] for p in probed]
-    if rows:
-        click.echo(log.table(["product", "format", "n", "k", "experts"], rows))
-        click.echo(f"Tokens: {', '.join(map(str, tokens))}. Nothing was computed.")
-    else:
-        click.echo(f"{recipe.name}: none of its products is FP4 or FP8.")
-    _show_skipped(skipped)
-
-
-def _show_skipped(skipped: list[Skipped]) -> None:
-    for why in dict.fromkeys(each.why for each in skipped):
-        names = "; ".join(each.name for each in skipped if each.why == why)
-        click.echo(f"Not probed, as {why}: {names}.")
-
-
-def _show_products(result: ProductsResult) -> None:
-    rows = [
-        [
-            row.verdict,
-            row.product.name,
-            f"{row.product.format} {row.product.n}x{row.product.k}",
-            row.route,
-            ",".join(map(str, row.tokens)),
-            row.message[:120],
-        ]
-        for row in result.judged
-    ]
-    click.echo(log.table(["verdict", "product", "weights", "route", "tokens", "message"], rows))
-    _show_skipped(result.skipped)
-    card = result.card
-    click.echo(
-        f"{result.recipe}: {result.verdict} on {card.name} (capability {card.capability})."
-        f" The bound is {result.bound.sentence()}."
-    )

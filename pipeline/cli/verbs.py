@@ -107,7 +107,6 @@ RECIPE = {
     "show": Verb("recipe:show", "Show a recipe with all that it extends.", "recipe"),
     "render": _RENDER,
     "flags": Verb("recipe:flags", "Show the flags that the engine of an image accepts.", "image"),
-    "products": Verb("recipe:products", "Check FP4 and FP8 matrix products on a GPU.", "recipe"),
     "serve": _SERVE,
     "status": Verb("serve:status", "Show what is served, and whether it is as built."),
     "logs": Verb("serve:logs", "Print the log of a served recipe.", "recipe"),
@@ -164,6 +163,7 @@ STORE = {
 
 # Commands of earlier versions, each with the command that does its work now.
 _REPLACED = {
+    "recipe products": "sm120 smoke RECIPE",
     "source export-objects": "sm120 source publish SOURCE BUILD REGISTRY/REPO",
     "source import-objects": "sm120 build IMAGE --layers-from REGISTRY/REPO",
 }

@@ -825,20 +825,6 @@ class SmokeFailed(SmokeNotPassed):
     hint = "Use it no further than its last good rung; --keep DIR keeps every request and answer."
 
 
-class ProductsWrong(SmokeNotPassed):
-    """a matrix product of a recipe is wrong on the card"""
-
-    hint = (
-        "Name another backend in the recipe, or none that uses this route; --json has all numbers."
-    )
-
-
-class ProductsUnknown(SmokeNotPassed):
-    """a matrix product of a recipe could not be judged on the card"""
-
-    hint = "No route of the image to it gave a result; --json says why of each."
-
-
 class ServerGone(SmokeNotPassed):
     """nobody answers at the address that was to be tested"""
 

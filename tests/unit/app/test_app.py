@@ -84,8 +84,3 @@ def test_options_repeat_the_defaults_of_modules_that_they_do_not_load() -> None:
     assert weights is not None
     fetch = weights.get_command(context, "fetch")  # type: ignore[attr-defined]
     assert next(p.default for p in fetch.params if p.name == "jobs") == JOBS
-    recipe = cli.get_command(context, "recipe")
-    products = recipe.get_command(context, "products")  # type: ignore[union-attr]
-    assert next(p.default for p in products.params if p.name == "timeout_s") == (
-        app.products.TIMEOUT_S
-    )

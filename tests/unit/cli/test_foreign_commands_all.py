@@ -101,7 +101,6 @@ ROWS: Mapping[str, Row] = {
     "recipe flags": _IMAGE,
     "recipe list": Row("recipes of others", ("--recipes", "{folder}")),
     "recipe logs": Row("a name that was typed", (NAME,)),
-    "recipe products": Row("a name that was typed", (NAME,)),
     "recipe render": Row("a name that was typed", (NAME, "--as", "docker")),
     "recipe serve": _RECIPE,
     "recipe show": _RECIPE,
