@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.serving.smoke.compare import corruption
 from pipeline.serving.smoke.tasks import (
     PERSON,
     PERSON_SCHEMA,
@@ -12,7 +13,6 @@ from pipeline.serving.smoke.tasks import (
     haystack,
     violation,
 )
-from pipeline.serving.smoke.text import corruption
 
 
 @pytest.mark.parametrize(

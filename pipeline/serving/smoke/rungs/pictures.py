@@ -14,8 +14,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from pipeline.serving.smoke.client import Unsound
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.serving.smoke.session import Rung, Session, answers_of
 
+PICTURES = Rung("pictures", "Pictures are seen as they are")
 _SEEN_SHARE = 0.75  # a model that does not look is right about one in three
 UNSEEN = "neither the recipe nor the server says that the model sees"
 Colour: TypeAlias = tuple[int, int, int]
@@ -126,6 +127,13 @@ def _png(is_painted: Callable[[int, int], bool], colour: Colour = COLOURS["black
     return png
 
 
+def _no_vision(session: Session) -> str:
+    if session.plan.text_only:
+        return "--text-only"
+    return "" if session.plan.vision or session.sees else UNSEEN
+
+
+@PICTURES.check("pictures", "quality", _no_vision)
 async def _pictures(session: Session) -> str:
     """Each in a request of its own, all at once: one that is taken for another shows, too."""
     questions = picture_questions()
@@ -140,16 +148,3 @@ async def _pictures(session: Session) -> str:
             f" {question.prompt!r} is {question.want}, not {answer.text[:60]!r}"
         )
     return f"{len(pairs) - len(wrong)} of {len(pairs)} pictures are seen as they are"
-
-
-def _no_vision(session: Session) -> str:
-    if session.plan.text_only:
-        return "--text-only"
-    return "" if session.plan.vision or session.sees else UNSEEN
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    return [CheckSpec("pictures", "quality", _pictures, _no_vision)]
-
-
-PICTURES = Rung("pictures", "Pictures are seen as they are", _checks)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.serving.smoke.chat import Answer, ToolCall
 from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.session import Rung, Session
 from pipeline.serving.smoke.tasks import (
     CITIES,
     PARALLEL,
@@ -22,6 +21,7 @@ from pipeline.serving.smoke.tasks import (
     violation,
 )
 
+TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole")
 MESSAGES = "/v1/messages"
 _TRIES = 3  # where two answers differ that a tie may have parted
 _INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -30,6 +30,15 @@ _MARKS = re.compile(
     r"</?think(?:ing)?>|<\|channel\|>|</?tool_call>|<\|tool_calls?_(?:section_)?begin\|>"
     r"|<\|tool▁calls?▁begin\|>|\[TOOL_CALLS\]|<\|im_(?:start|end)\|>"
 )
+
+
+def without_tools(session: Session) -> str:
+    """Why no tool calls are looked at."""
+    return "" if session.plan.tools else "the recipe expects no tool calls"
+
+
+def _without_reasoning(session: Session) -> str:
+    return "" if session.plan.reasoning else "the recipe expects no reasoning"
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
@@ -70,6 +79,15 @@ def require_no_marks(answer: Answer) -> None:
         raise Unsound(f"{found[0]!r} is in the content: {answer.text[:120]!r}")
 
 
+@TOOLS_RUNG.check("no marks", "quality")
+async def _no_marks(session: Session) -> str:
+    for stream in (False, True):
+        answer = await session.ask(sums(4)[3].prompt, stream=stream)
+        require_no_marks(answer)
+    return "no marks of reasoning or tools in the content"
+
+
+@TOOLS_RUNG.check("scenarios", "quality", without_tools)
 async def tool_scenarios(session: Session) -> str:
     """Each request leads to its one call."""
     for scenario in SCENARIOS:
@@ -82,6 +100,7 @@ async def tool_scenarios(session: Session) -> str:
     return f"{len(SCENARIOS)} calls, the same whole and in streams"
 
 
+@TOOLS_RUNG.check("parallel calls", "quality", without_tools)
 async def _parallel(session: Session) -> str:
     counts = []
     for stream in (False, True):
@@ -99,6 +118,7 @@ async def _parallel(session: Session) -> str:
     return f"{counts[0]} calls at once{note}"
 
 
+@TOOLS_RUNG.check("tool result", "quality", without_tools)
 async def _result(session: Session) -> str:
     """The result of a call comes back to the model."""
     first = await session.ask(SCENARIOS[0].prompt, tools=TOOLS)
@@ -118,13 +138,7 @@ async def _result(session: Session) -> str:
     return "the result of a call is in the answer"
 
 
-async def _no_marks(session: Session) -> str:
-    for stream in (False, True):
-        answer = await session.ask(sums(4)[3].prompt, stream=stream)
-        require_no_marks(answer)
-    return "no marks of reasoning or tools in the content"
-
-
+@TOOLS_RUNG.check("thinking", "quality", _without_reasoning)
 async def _thinking(session: Session) -> str:
     """Content alone is compared: long reasoning differs by its ties."""
     question = sums(5)[4]
@@ -144,6 +158,9 @@ async def _thinking(session: Session) -> str:
     raise Unsound(f"the content is {min(texts[False])!r}, in a stream {min(texts[True])!r}")
 
 
+@TOOLS_RUNG.check(
+    "tool call after thinking", "quality", lambda s: _without_reasoning(s) or without_tools(s)
+)
 async def _thinking_call(session: Session) -> str:
     """Parsers of reasoning and of calls read one text: the first may take what is the other's."""
     for stream in (False, True):
@@ -152,6 +169,7 @@ async def _thinking_call(session: Session) -> str:
     return "a call after thinking, whole and in a stream"
 
 
+@TOOLS_RUNG.check("instant", "quality", _without_reasoning)
 async def _instant(session: Session) -> str:
     question = sums(6)[5]
     answer = await session.ask(question.prompt, thinking=False)
@@ -194,6 +212,7 @@ def _message(session: Session, prompt: str, most_tokens: int) -> dict[str, Any]:
     }
 
 
+@TOOLS_RUNG.check("/v1/messages")
 async def _messages(session: Session) -> str:
     """The same answer through the other endpoint: vllm-project/vllm#44576."""
     question, most = countings(4)[3], session.answer_tokens
@@ -214,32 +233,3 @@ async def _messages(session: Session) -> str:
         if texts & streams:
             return "an answer, the same as a stream"
     raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
-
-
-def without_tools(session: Session) -> str:
-    """Why no tool calls are looked at."""
-    return "" if session.plan.tools else "the recipe expects no tool calls"
-
-
-def _without_reasoning(session: Session) -> str:
-    return "" if session.plan.reasoning else "the recipe expects no reasoning"
-
-
-def _without_calls(session: Session) -> str:
-    return _without_reasoning(session) or without_tools(session)
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    return [
-        CheckSpec("no marks", "quality", _no_marks),
-        CheckSpec("scenarios", "quality", tool_scenarios, without_tools),
-        CheckSpec("parallel calls", "quality", _parallel, without_tools),
-        CheckSpec("tool result", "quality", _result, without_tools),
-        CheckSpec("thinking", "quality", _thinking, _without_reasoning),
-        CheckSpec("tool call after thinking", "quality", _thinking_call, _without_calls),
-        CheckSpec("instant", "quality", _instant, _without_reasoning),
-        CheckSpec("/v1/messages", "mechanics", _messages),
-    ]
-
-
-TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole", _checks)
