@@ -100,21 +100,47 @@ def parts_of(model: Architecture, engine: str = "", tp: int = 1) -> list[TensorG
 
 
 def _mixer(model: Architecture, mixer: Mixer) -> Iterator[TensorGroup]:
-    n, attention = mixer.layers, mixer.attention
+    n, attention, hidden = mixer.layers, mixer.attention, model.hidden
     scheme, base = model.precision.attention, model.precision.base
     match attention:
         case Mla() as mla:
-            yield from _mla(model, n, mla)
+            down = hidden * (mla.q_rank + mla.kv_rank + mla.rope)
+            yield TensorGroup("attention, down", n, down, scheme, divided=False)
+            queries = (mla.q_rank or hidden) * mla.heads * (mla.nope + mla.rope)
+            yield TensorGroup("attention, queries", n, queries, scheme)
+            up = mla.kv_rank * mla.heads * (mla.nope + mla.value)
+            yield TensorGroup("attention, up", n, up, scheme)
+            # sglang (w_kc, w_vc) and vLLM (W_UK_T, W_UV) keep both halves again, unquantised
+            yield TensorGroup("attention, absorbed", 2 * n, up // 2, base, in_file=False)
+            output = mla.heads * mla.value * hidden
+            yield TensorGroup("attention, output", n, output, scheme)
+            if mla.gate:
+                yield TensorGroup("attention, gate", n, output, scheme)
+            norms = mla.q_rank + mla.kv_rank
+            yield TensorGroup("attention, norms", n, norms, base, divided=False)
         case Gqa() as gqa:
             width = gqa.heads * gqa.head * (2 if gqa.gate else 1)
             width += gqa.kv_heads * (gqa.head + gqa.value)
-            output = gqa.heads * gqa.value * model.hidden
-            yield TensorGroup("attention, qkv", n, model.hidden * width, scheme)
-            yield TensorGroup("attention, output", n, output, scheme)
+            yield TensorGroup("attention, qkv", n, hidden * width, scheme)
+            yield TensorGroup("attention, output", n, gqa.heads * gqa.value * hidden, scheme)
             if gqa.bias:
                 yield TensorGroup("attention, bias", n, width, base)
-        case Compressed() as compressed:
-            yield from _compressed(model, n, compressed)
+        case Compressed() as csa:
+            wide, down = csa.heads * csa.head, hidden * (csa.q_rank + csa.head)
+            yield TensorGroup("attention, down", n, down, scheme, divided=False)
+            yield TensorGroup("attention, queries", n, csa.q_rank * wide, scheme)
+            output = csa.o_rank * (wide + csa.groups * hidden)
+            yield TensorGroup("attention, output", n, output, scheme)
+            if csa.ratio:
+                # runs of 4 overlap, so that their keys and scores are twice as wide
+                per_head = 2 * (2 if csa.ratio == 4 else 1) * (hidden + csa.ratio)
+                narrow = per_head * (csa.head + csa.index_head)
+                yield TensorGroup("attention, compressor", n, narrow, base, divided=False)
+            if csa.index_heads:
+                queries = csa.q_rank * csa.index_heads * csa.index_head
+                yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
+                scores = hidden * csa.index_heads
+                yield TensorGroup("indexer, scores", n, scores, base, divided=False)
         case Linear() as linear:
             yield TensorGroup("linear attention", n, linear.divided, model.precision.linear)
             if linear.whole:
@@ -122,50 +148,10 @@ def _mixer(model: Architecture, mixer: Mixer) -> Iterator[TensorGroup]:
     if (indexer := mixer.indexer) is not None:
         # its queries come from the compressed ones where there are some; on every card whole
         rank = attention.q_rank if isinstance(attention, Mla) else 0
-        queries = (rank or model.hidden) * indexer.heads * indexer.head
+        queries = (rank or hidden) * indexer.heads * indexer.head
         yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
-        keys = model.hidden * (indexer.head + indexer.heads) + 2 * indexer.head
+        keys = hidden * (indexer.head + indexer.heads) + 2 * indexer.head
         yield TensorGroup("indexer, keys", n, keys, base, divided=False)
-
-
-def _mla(model: Architecture, n: int, mla: Mla) -> Iterator[TensorGroup]:
-    scheme = model.precision.attention
-    latent = mla.kv_rank + mla.rope
-    queries = mla.heads * (mla.nope + mla.rope)
-    down = model.hidden * (mla.q_rank + latent)
-    yield TensorGroup("attention, down", n, down, scheme, divided=False)
-    yield TensorGroup("attention, queries", n, (mla.q_rank or model.hidden) * queries, scheme)
-    up = mla.kv_rank * mla.heads * (mla.nope + mla.value)
-    yield TensorGroup("attention, up", n, up, scheme)
-    # sglang (w_kc, w_vc) and vLLM (W_UK_T, W_UV) keep both halves again, unquantised
-    yield TensorGroup("attention, absorbed", 2 * n, up // 2, model.precision.base, in_file=False)
-    output = mla.heads * mla.value * model.hidden
-    yield TensorGroup("attention, output", n, output, scheme)
-    if mla.gate:
-        yield TensorGroup("attention, gate", n, output, scheme)
-    base = model.precision.base
-    yield TensorGroup("attention, norms", n, mla.q_rank + mla.kv_rank, base, divided=False)
-
-
-def _compressed(model: Architecture, n: int, csa: Compressed) -> Iterator[TensorGroup]:
-    scheme, base = model.precision.attention, model.precision.base
-    wide = csa.heads * csa.head
-    down = model.hidden * (csa.q_rank + csa.head)
-    yield TensorGroup("attention, down", n, down, scheme, divided=False)
-    yield TensorGroup("attention, queries", n, csa.q_rank * wide, scheme)
-    output = csa.o_rank * (wide + csa.groups * model.hidden)
-    yield TensorGroup("attention, output", n, output, scheme)
-    if csa.ratio:
-        # runs of 4 overlap, so that their keys and scores are twice as wide
-        overlap = 2 if csa.ratio == 4 else 1
-        per_head = 2 * overlap * (model.hidden + csa.ratio)
-        narrow = per_head * (csa.head + csa.index_head)
-        yield TensorGroup("attention, compressor", n, narrow, base, divided=False)
-    if csa.index_heads:
-        queries = csa.q_rank * csa.index_heads * csa.index_head
-        yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
-        scores = model.hidden * csa.index_heads
-        yield TensorGroup("indexer, scores", n, scores, base, divided=False)
 
 
 def _experts(model: Architecture, moe: Moe, engine: str, tp: int) -> Iterator[TensorGroup]:

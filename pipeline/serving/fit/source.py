@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,20 @@ from pipeline.core.errors import (
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
 from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of, shipped_repositories
-from pipeline.serving.fit.gguf_model import GgufModel, gguf_parts, read_gguf
-from pipeline.serving.fit.named import named_spec, nearest
+from pipeline.serving.fit.gguf import GgufModel, gguf_parts, read_gguf
 from pipeline.serving.fit.parts import parts_of
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import gib
-from pipeline.weights.model import FilePin, current_lock, is_reference, lock_path, spec_of
+from pipeline.weights.model import (
+    FilePin,
+    WeightsSpec,
+    current_lock,
+    is_reference,
+    lock_path,
+    read_spec,
+    spec_names,
+    spec_of,
+)
 from pipeline.weights.place import cache_name, find_places, in_hub_cache, snapshots_in, user_cache
 
 _TAKES = (
@@ -38,6 +47,9 @@ _OWN_COPY = "A copy of the config.json in which you correct that can be named in
 # some repositories hold the weights a second time, under the name of another loader
 _SHARD = re.compile(r"(?!consolidated)[^/]*\.safetensors")
 _TOLERATED = 0.03  # of the files: small parts that are not counted, headers
+_MOST_NAMES = 3
+_LIKE = 0.6  # difflib's own limit
+_LEAST_CHARS = 4  # of a part that is looked for inside of names: `a3b` is in many
 
 
 @dataclass(frozen=True)
@@ -232,3 +244,29 @@ def _beside_files(model: Architecture, size: int) -> Architecture:
 
 def _file_bytes(model: Architecture) -> int:
     return sum(part.file_bytes() for part in parts_of(model))
+
+
+def named_spec(checkout: Checkout, name: str) -> WeightsSpec:
+    """The spec of a name; the error for an unknown name suggests the nearest ones."""
+    try:
+        return read_spec(checkout, name)
+    except WeightsUnknown as error:
+        near = nearest(name, [*spec_names(checkout), *shipped_repositories()])
+        raise WeightsUnknown(str(error), f"{did_you_mean(near)}{error.hint}") from error
+
+
+def nearest(text: str, known: Iterable[str]) -> list[str]:
+    """The known models that look most like what was typed, the nearest first."""
+    # without the organisation, which people leave out, and in any letter case
+    by_model: dict[str, list[str]] = {}
+    for name in known:
+        by_model.setdefault(_model(name), []).append(name)
+    typed = _model(text)
+    near = difflib.get_close_matches(typed, by_model, n=_MOST_NAMES, cutoff=_LIKE)
+    inside = [model for model in by_model if len(typed) >= _LEAST_CHARS and typed in model]
+    names = [name for model in dict.fromkeys([*near, *inside]) for name in by_model[model]]
+    return names[:_MOST_NAMES]
+
+
+def _model(text: str) -> str:
+    return text.partition("@")[0].rstrip("/").rpartition("/")[2].casefold()

@@ -199,7 +199,34 @@ def check_flags(launch: Launch, flags: ParserFlags) -> list[FlagProblem]:
     problems = [each for given in line.given for each in _judge(given, flags, names)]
     for word in line.plain[flags.plain_words :]:
         problems.append(_problem(word, "is a word that no flag takes"))
-    problems += [*_doubled(line, flags), *_combined(line, flags)]
+    # flags of which only the last would count, and flags turned on and off
+    seen: dict[str, Given] = {}
+    for given in line.given:
+        if given.name is None or flags.flags[given.name].repeats:
+            continue
+        before = seen.setdefault(f"{given.name}.{given.path}", given)
+        if given.is_off != before.is_off:
+            problems.append(_problem(given.written, f"contradicts {before.written}"))
+        elif before is not given:
+            message = "is given twice, and only the last one counts"
+            problems.append(_problem(given.written, message))
+        elif given.path and (whole := seen.get(f"{given.name}.")):
+            # vLLM puts the parts together and gives them to the flag once more
+            message = f"only the parts count beside {whole.written}: write all of it in one way"
+            problems.append(_problem(given.written, message))
+    # flags that exclude each other, by the parser or by the engine's own rules
+    named = {given.name: given.written for given in line.given}
+    for group in flags.exclusive:
+        present = [named[name] for name in group if name in named]
+        if len(present) > 1:
+            message = f"cannot stand beside {', '.join(present[:-1])}"
+            problems.append(_problem(present[-1], message))
+    on = {given.name for given in line.given if given.name and not given.is_off}
+    for rule in RULES:
+        is_met = rule.together == (rule.other in on)
+        if rule.engine == flags.engine and rule.flag in on and not is_met:
+            verb = "needs" if rule.together else "cannot stand beside"
+            problems.append(_problem(rule.flag, f"{verb} {rule.other}"))
     problems += _parallel(line, flags, launch.cards)
     for name in launch.environment:
         # variables of others (NCCL_, CUDA_) are not the engine's business
@@ -293,39 +320,6 @@ def _paths(body: dict[str, Any], above: str = "") -> Iterator[str]:
 
 def _is_field(path: str, flag: FlagSpec) -> bool:
     return any(fnmatchcase(path, each) for each in flag.fields)
-
-
-def _doubled(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
-    """Flags of which only the last would count, and flags turned on and off."""
-    seen: dict[str, Given] = {}
-    for given in line.given:
-        if given.name is None or flags.flags[given.name].repeats:
-            continue
-        before = seen.setdefault(f"{given.name}.{given.path}", given)
-        if given.is_off != before.is_off:
-            yield _problem(given.written, f"contradicts {before.written}")
-        elif before is not given:
-            yield _problem(given.written, "is given twice, and only the last one counts")
-        elif given.path and (whole := seen.get(f"{given.name}.")):
-            # vLLM puts the parts together and gives them to the flag once more
-            message = f"only the parts count beside {whole.written}: write all of it in one way"
-            yield _problem(given.written, message)
-
-
-def _combined(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
-    """Flags that exclude each other, by the parser or by the engine's own rules."""
-    named = {given.name: given.written for given in line.given}
-    for group in flags.exclusive:
-        present = [named[name] for name in group if name in named]
-        if len(present) > 1:
-            yield _problem(present[-1], f"cannot stand beside {', '.join(present[:-1])}")
-    on = {given.name for given in line.given if given.name and not given.is_off}
-    for rule in RULES:
-        if rule.engine != flags.engine or rule.flag not in on:
-            continue
-        if rule.together != (rule.other in on):
-            verb = "needs" if rule.together else "cannot stand beside"
-            yield _problem(rule.flag, f"{verb} {rule.other}")
 
 
 def _parallel(line: CommandLine, flags: ParserFlags, cards: int) -> Iterator[FlagProblem]:

@@ -11,9 +11,8 @@ from pipeline.core.errors import DoesNotFit, PipelineError
 from pipeline.core.known import Known, Unknown, unknown
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.fit.answer import answer
-from pipeline.serving.fit.cache import Kv
-from pipeline.serving.fit.engine import Question
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.engine import Kv, Question
+from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.placement import CPU, Batch, TensorRule, checked, read_overrides, shortage
 from pipeline.serving.fit.placement import Machine as Cards
 from pipeline.serving.fit.shape import Architecture

@@ -20,6 +20,7 @@ from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import (
     AlreadyServed,
+    BackendDiffers,
     ImageDiffers,
     Interrupted,
     PipelineError,
@@ -208,7 +209,10 @@ class _Wait:
             self._read_lines()
         # an engine that ends right after its first answer serves nothing
         self._require_running()
-        self._expected.require_all()
+        for line in self._expected.missing:
+            raise BackendDiffers(
+                f"{self._name}: nothing in the log matches {line.pattern!r} ({line.why})"
+            )
 
     def _read_lines(self) -> None:
         """Prints a line of progress when something moved, but not for each of 64 files."""

@@ -16,6 +16,8 @@ from pipeline.serving.smoke.chat import Answer, Token
 from pipeline.serving.smoke.model import Tolerance
 
 Kind: TypeAlias = Literal["equal", "tie", "near", "drift", "unjudged"]
+_WORDS: dict[Kind, str] = {"tie": "ties", "near": "near misses", "drift": "drift"}
+_WORDS["unjudged"] = "differ, not judged"
 # Tokens that no reader sees: the end of a turn, marks around the reasoning.
 _MARK = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
 _ANCHOR = 12  # characters by which a text is found again after a mark
@@ -135,16 +137,31 @@ def _gap_at(base: Reference, text: str, start: int, tolerance: Tolerance) -> flo
     """How much less probable the other text is at a place; none where no token is known there."""
     joined = "".join(token.text for token in base.tokens)
     ends = list(accumulate(len(token.text) for token in base.tokens))
-    gaps = []
+    gaps: list[tuple[bool, float]] = []  # whether what the other took is not named, and nats
     for place in _places(base.text, joined, start):
-        if place < len(joined):
-            number = bisect_right(ends, place)
-            token = base.tokens[number]
-            inside = place - (ends[number] - len(token.text))
-            rest = text[max(0, start - inside) :]
-            gaps.append(_gap(token, rest, tolerance, has_marks=base.text not in joined))
+        if place >= len(joined):
+            continue
+        number = bisect_right(ends, place)
+        token = base.tokens[number]
+        inside = place - (ends[number] - len(token.text))
+        rest = text[max(0, start - inside) :]
+        others = [(text, p) for text, p in token.top if text != token.text]
+        taken = [p for text, p in others if text and rest.startswith(text)]
+        # an end is not to be seen, nor is a mark after which the other went on
+        if not rest or (base.text not in joined and not taken):
+            taken += [p for text, p in others if not text.strip() or _MARK.fullmatch(text.strip())]
+        if taken:
+            gaps.append((False, token.logprob - max(taken)))
+        elif rest and token.top:
+            # not among those that were named: less probable than the last of them
+            gaps.append((True, token.logprob - min(p for _, p in token.top)))
+        else:
+            # an end that is not named has at most what the named ones leave; and is never a tie
+            left = 1 - math.fsum(math.exp(p) for _, p in set(token.top))
+            nats = token.logprob - math.log(max(left, 1e-6))
+            gaps.append((True, max(nats, tolerance.near_nats)))
     # where a mark stands, what is named for one of two places was taken there
-    return min(gaps, key=lambda g: (not g.is_named, g.nats)).nats if gaps else None
+    return min(gaps)[1] if gaps else None
 
 
 def _common(one: str, other: str) -> int:
@@ -169,58 +186,19 @@ def _places(text: str, joined: str, place: int) -> list[int]:
     return []
 
 
-class _Gap(NamedTuple):
-    """How much less probable what the other took was; at least, where it is not named."""
-
-    nats: float
-    is_named: bool
-
-
-def _gap(token: Token, rest: str, tolerance: Tolerance, *, has_marks: bool) -> _Gap:
-    others = [(text, p) for text, p in token.top if text != token.text]
-    taken = [p for text, p in others if text and rest.startswith(text)]
-    # an end is not to be seen, nor is a mark after which the other went on
-    if not rest or (has_marks and not taken):
-        taken += [p for text, p in others if not text.strip() or _MARK.fullmatch(text.strip())]
-    if taken:
-        return _Gap(token.logprob - max(taken), True)
-    if rest and token.top:
-        # not among those that were named: less probable than the last of them
-        return _Gap(token.logprob - min(p for _, p in token.top), False)
-    # an end that is not named has at most what the named ones leave; and it is never a tie
-    left = 1 - math.fsum(math.exp(p) for _, p in set(token.top))
-    return _Gap(max(token.logprob - math.log(max(left, 1e-6)), tolerance.near_nats), False)
-
-
-class Tally(NamedTuple):
-    """Many differences, counted and judged."""
-
-    counts: Counter[Kind]
-    first: str  # the first drift, or the first near miss
-
-    def sentence(self) -> str:
-        """For people."""
-        words = {"tie": "ties", "near": "near misses", "unjudged": "differ, not judged"}
-        parts = [f"{log.count(self.counts.total(), 'answer')}: {self.counts['equal']} equal"]
-        for kind in ("tie", "near", "drift", "unjudged"):
-            if number := self.counts[kind]:
-                parts.append(f"{number} {words.get(kind, kind)}")
-        return ", ".join(parts)
-
-    def fault(self, tolerance: Tolerance) -> str:
-        """Why this is more than a sound server may differ; empty where it is not."""
-        counts, total = self.counts, self.counts.total()
-        # one near miss is allowed however few the answers are
-        is_near = counts["near"] > max(1, int(tolerance.near_share * total))
-        is_unjudged = counts["unjudged"] > max(1, int(tolerance.unjudged_share * total))
-        return (
-            f"{self.sentence()}; {self.first}" if counts["drift"] or is_near or is_unjudged else ""
-        )
-
-
-def tally(differences: Sequence[Difference]) -> Tally:
-    """Count differences."""
-    order = ("drift", "near", "unjudged")
-    worst = sorted((d for d in differences if d.kind in order), key=lambda d: order.index(d.kind))
+def tally(differences: Sequence[Difference], tolerance: Tolerance) -> tuple[str, str]:
+    """Differences counted, for people, and why they are more than a sound server may have."""
     counts = Counter(difference.kind for difference in differences)
-    return Tally(counts, worst[0].message if worst else "")
+    parts = [f"{log.count(len(differences), 'answer')}: {counts['equal']} equal"]
+    parts += [f"{counts[kind]} {word}" for kind, word in _WORDS.items() if counts[kind]]
+    # one near miss is allowed however few the answers are
+    near, unjudged = (
+        max(1, int(share * len(differences)))
+        for share in (tolerance.near_share, tolerance.unjudged_share)
+    )
+    found = ", ".join(parts)
+    if not counts["drift"] and counts["near"] <= near and counts["unjudged"] <= unjudged:
+        return found, ""
+    order = ("drift", "near", "unjudged")
+    worst = min((d for d in differences if d.kind in order), key=lambda d: order.index(d.kind))
+    return found, f"{found}; {worst.message}"

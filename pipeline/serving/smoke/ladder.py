@@ -117,19 +117,18 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:
     """A line for each request and its answer, in order."""
-    return b"".join(
-        canonical_json(log.redacted(e.model_dump(mode="json"))) + b"\n" for e in exchanges
-    )
+    return b"".join(map(_line, exchanges))
 
 
 def keep_climb(folder: Path, result: SmokeResult, exchanges: Sequence[Exchange]) -> None:
     """Write every request with its answer, and the result."""
     write_bytes(folder / EXCHANGES, exchanges_file(exchanges))
-    write_bytes(folder / RESULT, _result_file(result))
+    write_bytes(folder / RESULT, _line(result))
 
 
-def _result_file(result: SmokeResult) -> bytes:
-    return canonical_json(log.redacted(result.model_dump(mode="json"))) + b"\n"
+def _line(value: Exchange | SmokeResult) -> bytes:
+    # a server may repeat the key that it was sent
+    return canonical_json(log.redacted(value.model_dump(mode="json"))) + b"\n"
 
 
 def as_run(
@@ -144,7 +143,7 @@ def as_run(
 
     Without a recipe it is of an address: what served is not known.
     """
-    files = {EXCHANGES: exchanges_file(exchanges), RESULT: _result_file(result)}
+    files = {EXCHANGES: exchanges_file(exchanges), RESULT: _line(result)}
     return Run(
         kind="smoke" if recipe else "address",
         recipe=recipe,

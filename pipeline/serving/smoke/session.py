@@ -173,10 +173,10 @@ class Session:
 
     def require_close(self, differences: Sequence[Difference], what: str = "") -> str:
         """Differences that a sound server may have, counted."""
-        counted = tally(differences)
-        if why := counted.fault(self.plan.tolerance):
+        found, why = tally(differences, self.plan.tolerance)
+        if why:
             raise Unsound(what + why)
-        return counted.sentence()
+        return found
 
     async def reference_for(self, prompt: str, **options: Any) -> Reference:
         """The answer to a prompt when nothing else runs; asked once."""
@@ -253,6 +253,10 @@ async def record_baseline(session: Session, url: str) -> Baseline:
     return Baseline(model=session.model, url=url, answer_tokens=most, answers=answers)
 
 
+# A sentence for people; raises what it finds.
+Run: TypeAlias = Callable[[Session], Awaitable[str]]
+
+
 class CheckSpec(NamedTuple):
     """A check: what it is called, what it needs, and what it does."""
 
@@ -284,7 +288,3 @@ class Rung:
             return run
 
         return add
-
-
-# A sentence for people; raises what it finds.
-Run: TypeAlias = Callable[[Session], Awaitable[str]]

@@ -5,15 +5,14 @@ import re
 import pytest
 
 from pipeline.serving.fit.facts import from_recipe, recipe_of
-from pipeline.serving.fit.gguf import BY_NAME, GgufTensor
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.gguf import BY_NAME, GgufModel, GgufTensor
 from pipeline.serving.fit.placement import (
     CPU,
     Batch,
     Machine,
     TensorRule,
     checked,
-    device_sums,
+    device_of,
     expert_bytes,
     home_of,
     idle_rules,
@@ -40,6 +39,15 @@ BATCH = Batch(131072, "bf16", 4096, 8192)
 
 def tensor(name: str, mib: int = 1) -> GgufTensor:
     return GgufTensor(name, (mib * MIB // 4,), BY_NAME["f32"], mib * MIB)
+
+
+def device_sums(
+    tensors: list[GgufTensor], rules: list[TensorRule], layers: int, devices: list[str]
+) -> dict[str, int]:
+    sums = dict.fromkeys([*devices, CPU], 0)
+    for each in tensors:
+        sums[device_of(each.name, rules, layers, devices)] += each.n_bytes
+    return sums
 
 
 def test_the_first_rule_that_matches_counts() -> None:
@@ -79,8 +87,10 @@ def test_what_no_rule_names_goes_with_its_layer_and_embeddings_with_the_host() -
 
 def test_no_byte_is_lost_or_counted_twice() -> None:
     for rules in (PUBLISHED, ["exps=CPU"], [".=CUDA1"], [r"attn=CPU,ffn_down_exps=CUDA1"]):
-        sums = device_sums(KIMI.tensors, read_overrides(rules, TWO), 61, TWO)
-        assert sum(sums.values()) == KIMI.n_bytes
+        machine = Machine(2, 96 * GIB)
+        layout = checked(KIMI, machine, Batch(4096, "bf16"), read_overrides(rules, TWO))
+        weights = sum(load.weights_bytes for load in layout.loads)
+        assert weights + layout.host_bytes == KIMI.n_bytes
 
 
 def test_several_rules_may_stand_in_one_argument() -> None:
