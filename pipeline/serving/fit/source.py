@@ -26,16 +26,7 @@ from pipeline.serving.fit.gguf import GgufModel, gguf_parts, read_gguf
 from pipeline.serving.fit.parts import parts_of
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import gib
-from pipeline.weights.model import (
-    FilePin,
-    WeightsSpec,
-    current_lock,
-    is_reference,
-    lock_path,
-    read_spec,
-    spec_names,
-    spec_of,
-)
+from pipeline.weights import model as weights
 from pipeline.weights.place import cache_name, find_places, in_hub_cache, snapshots_in, user_cache
 
 _TAKES = (
@@ -69,8 +60,8 @@ class HubModel:
 
     repository: str
     commit: str
-    files: list[FilePin]
-    read: Callable[[FilePin], bytes]
+    files: list[weights.FilePin]
+    read: Callable[[weights.FilePin], bytes]
 
 
 AskHub: TypeAlias = Callable[[str, str], HubModel]  # of a repository at a revision
@@ -88,9 +79,9 @@ def find_source(
         return _from_file(path)
     if path.is_dir():
         return _from_folder(path)
-    if ask_hub is not None and is_reference(text):
+    if ask_hub is not None and weights.is_reference(text):
         try:
-            named = spec_of(text)
+            named = weights.spec_of(text)
         except SpecInvalid:  # a path that does not exist, or a mistake that is reported as one
             if "://" in text:
                 raise
@@ -187,7 +178,7 @@ def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> So
         model = known.architecture()
         origin = f"shipped facts about {repository}; the Hub was not reached"
         return Source(repository, model, origin, _file_bytes(model), True)
-    cached = user_cache() / cache_name(spec_of(repository))
+    cached = user_cache() / cache_name(weights.spec_of(repository))
     if snapshots_in(cached):
         instead = f"Without the Hub, name its folder in your cache: {cached}."
     else:
@@ -204,7 +195,9 @@ def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> So
 
 def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
     spec = named_spec(checkout, name)
-    lock = current_lock(checkout, name) if lock_path(checkout, name).exists() else None
+    lock = (
+        weights.current_lock(checkout, name) if weights.lock_path(checkout, name).exists() else None
+    )
     model: Architecture | GgufModel | None = None
     if spec.format == "gguf":
         if shipped := recipe_of(spec.repository, spec.quant):
@@ -246,12 +239,12 @@ def _file_bytes(model: Architecture) -> int:
     return sum(part.file_bytes() for part in parts_of(model))
 
 
-def named_spec(checkout: Checkout, name: str) -> WeightsSpec:
+def named_spec(checkout: Checkout, name: str) -> weights.WeightsSpec:
     """The spec of a name; the error for an unknown name suggests the nearest ones."""
     try:
-        return read_spec(checkout, name)
+        return weights.read_spec(checkout, name)
     except WeightsUnknown as error:
-        near = nearest(name, [*spec_names(checkout), *shipped_repositories()])
+        near = nearest(name, [*weights.spec_names(checkout), *shipped_repositories()])
         raise WeightsUnknown(str(error), f"{did_you_mean(near)}{error.hint}") from error
 
 

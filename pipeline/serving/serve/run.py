@@ -19,15 +19,7 @@ from pipeline.artifacts.containers.facts import (
 )
 from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.artifacts.store.store import Store, read_image_record
-from pipeline.core import log
-from pipeline.core.errors import (
-    Interrupted,
-    NothingServed,
-    PipelineError,
-    ServeFailed,
-    UnknownImage,
-    WeightsUnknown,
-)
+from pipeline.core import errors, log
 from pipeline.core.known import Known
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.hosts.rules.verdict import RuleResult
@@ -108,10 +100,10 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
         make_room(engine, job.recipe.name)
         require_ready(preflight(job, port_holder(engine, job.launch.port)))
         if job.record is None:
-            raise UnknownImage(f"{job.recipe.image} is not built")
+            raise errors.UnknownImage(f"{job.recipe.image} is not built")
         for mount in job.launch.mounts:
             if not mount.host:
-                raise WeightsUnknown(
+                raise errors.WeightsUnknown(
                     f"{job.launch.recipe}: no folder is named for {mount.inside}",
                     "--weights DIR names the weights, --draft DIR those of a draft model.",
                 )
@@ -164,12 +156,12 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
     issues: tuple[str, ...] = ()
     try:
         yield
-    except (Interrupted, KeyboardInterrupt) as error:
+    except (errors.Interrupted, KeyboardInterrupt) as error:
         outcome, failure = "interrupted", str(error) or "stopped"
         raise
     except BaseException as error:
         outcome, failure = "failed", f"{type(error).__name__}: {error}"
-        issues = error.issues if isinstance(error, ServeFailed) else ()
+        issues = error.issues if isinstance(error, errors.ServeFailed) else ()
         raise
     finally:
         seconds = round(time.monotonic() - start, 3)
@@ -183,7 +175,7 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
         )
         try:
             attempts.add(ended)
-        except PipelineError as error:
+        except errors.PipelineError as error:
             # a full disk must hide neither an engine that serves nor the reason of a failure
             log.say(f"The end of the attempt {begun.id} is not kept: {error}")
 
@@ -201,7 +193,7 @@ def find_among(
         facts = engine.container(container_name(recipe))
         if facts is not None and facts.recipe == recipe:
             return engine, facts
-    raise NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
+    raise errors.NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
 
 
 def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:

@@ -23,10 +23,7 @@ from pipeline.weights.model import WeightsLock
 from pipeline.weights.place import Place, find_places
 
 # Where the role `weights` puts the program and the locks; else whatever the login finds.
-PROGRAMS = (
-    ("/opt/sm120/venv/bin/sm120", "--checkout", "/opt/sm120/checkout"),
-    ("sm120",),
-)
+PROGRAMS = (("/opt/sm120/venv/bin/sm120", "--checkout", "/opt/sm120/checkout"), ("sm120",))
 # Files with a receipt take seconds. Without one, hundreds of gigabytes would be read.
 _VERIFY_S = 600.0
 _MOST_BYTES = 16 << 20  # of an answer of the host; it may hold a config.json

@@ -38,11 +38,7 @@ _FEWEST_LETTERS = 8
 
 
 def corruption(
-    text: str,
-    scripts: Sequence[str] = ("LATIN",),
-    *,
-    is_cut: bool = False,
-    has_names: bool = True,
+    text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool = False, has_names: bool = True
 ) -> str:
     """What is wrong with a text; empty where nothing is. `is_cut`: it ended at the token limit.
 

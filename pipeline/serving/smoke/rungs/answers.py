@@ -12,24 +12,11 @@ from pathlib import Path
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.artifacts.containers.start import SYSTEM
 from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.serving.smoke import tasks
 from pipeline.serving.smoke.chat import Answer, logprobs_fault, tokens_fault
 from pipeline.serving.smoke.client import NotOffered, Unsound
 from pipeline.serving.smoke.compare import reference, text_of
 from pipeline.serving.smoke.session import Rung, Session, optional
-from pipeline.serving.smoke.tasks import (
-    LANGUAGES,
-    PERSON,
-    PERSON_SCHEMA,
-    PERSON_TEXT,
-    Question,
-    code_in,
-    code_tasks,
-    conversation,
-    countings,
-    sums,
-    violation,
-    word_problems,
-)
 
 ANSWERS = Rung("answers", "The answers are right and clean")
 _RIGHT_SHARE = 0.9
@@ -42,7 +29,7 @@ _LONGEST_CODE_S = 20.0
 
 @ANSWERS.check("logprobs")
 async def _logprobs(session: Session) -> str:
-    prompt = countings(2)[1].prompt
+    prompt = tasks.countings(2)[1].prompt
     options = {"logprobs": True, "top_logprobs": 5, "max_tokens": _LOGPROB_TOKENS}
     with optional("no logprobs"):
         answer = await session.ask(prompt, **options)
@@ -74,7 +61,7 @@ def _require_counted(answer: Answer) -> None:
 @ANSWERS.check("the same again")
 async def _repeat(session: Session) -> str:
     """The same prompt again: the second request of a server failed in vllm-project/vllm#31422."""
-    prompt = countings(3)[2].prompt
+    prompt = tasks.countings(3)[2].prompt
     first = await session.ask_known(prompt, max_tokens=64)
     again = [await session.ask(prompt, max_tokens=64, stream=s) for s in (False, True, False)]
     for answer in again:
@@ -103,7 +90,7 @@ async def _seed(session: Session) -> str:
     return "one seed, one answer"
 
 
-async def _graded(session: Session, questions: Sequence[Question], least: float) -> str:
+async def _graded(session: Session, questions: Sequence[tasks.Question], least: float) -> str:
     answers = await session.ask_clean([q.prompt for q in questions], 4)
     mistakes = [q.mistake(a.text) for q, a in zip(questions, answers, strict=True)]
     wrong = [why for why in mistakes if why]
@@ -115,24 +102,24 @@ async def _graded(session: Session, questions: Sequence[Question], least: float)
 
 @ANSWERS.check("arithmetic", "quality")
 async def _arithmetic(session: Session) -> str:
-    return await _graded(session, sums(session.plan.questions), _RIGHT_SHARE)
+    return await _graded(session, tasks.sums(session.plan.questions), _RIGHT_SHARE)
 
 
 @ANSWERS.check("word problems", "quality")
 async def _word_problems(session: Session) -> str:
-    return await _graded(session, word_problems(session.plan.questions), _GRADED_SHARE)
+    return await _graded(session, tasks.word_problems(session.plan.questions), _GRADED_SHARE)
 
 
 @ANSWERS.check("conversation", "quality")
 async def _conversation(session: Session) -> str:
     """Earlier turns are read, and what stands before them."""
-    for question in conversation():
+    for question in tasks.conversation():
         # templates of some models know no system prompt
         has_system = question.messages[0]["role"] == "system"
         with optional("no system prompt") if has_system else nullcontext():
             answer = await session.ask(question.messages)
         session.require_clean(answer)
-        if not Question("", question.want).is_right(answer.text):
+        if not tasks.Question("", question.want).is_right(answer.text):
             raise Unsound(f"{question.what}: {question.want}, not {answer.text[:120]!r}")
     return "earlier turns and the system prompt are read"
 
@@ -140,7 +127,7 @@ async def _conversation(session: Session) -> str:
 @ANSWERS.check("languages", "quality")
 async def _languages(session: Session) -> str:
     most = session.room(256)
-    for language in LANGUAGES:
+    for language in tasks.LANGUAGES:
         for stream in (False, True):
             answer = await session.ask(language.prompt, max_tokens=most, stream=stream)
             where = f"{language.name}, {'streamed' if stream else 'whole'}"
@@ -151,7 +138,7 @@ async def _languages(session: Session) -> str:
             text = answer.text.casefold()
             if missing := [word for word in language.words if word not in text]:
                 raise Unsound(f"{where}: {missing[0]!r} is not in {answer.text[:120]!r}")
-    return f"{', '.join(x.name for x in LANGUAGES)}: whole and as a stream"
+    return f"{', '.join(x.name for x in tasks.LANGUAGES)}: whole and as a stream"
 
 
 @ANSWERS.check("prose", "quality")
@@ -188,25 +175,25 @@ def run_in_sandbox(program: str) -> str:
 
 @ANSWERS.check("code", "quality")
 async def _code(session: Session) -> str:
-    for task in code_tasks():
+    for task in tasks.code_tasks():
         answer = await session.ask(task.prompt)
         session.require_clean(answer)
         inputs = [n for n, _ in task.calls]
-        program = f"{code_in(answer.text)}\nprint([{task.function}(n) for n in {inputs}])\n"
+        program = f"{tasks.code_in(answer.text)}\nprint([{task.function}(n) for n in {inputs}])\n"
         # the last line: an answer may print examples of its own before
         got = session.run_code(program).strip().rpartition("\n")[2]
         want = str([result for _, result in task.calls])
         if got != want:
             raise Unsound(f"{task.function} for {inputs} gives {got[-200:]!r}, not {want}")
-    return f"{len(code_tasks())} functions ran and gave the right results"
+    return f"{len(tasks.code_tasks())} functions ran and gave the right results"
 
 
 @ANSWERS.check("JSON by schema", "quality")
 async def json_by_schema(session: Session) -> str:
     """The answer's JSON is valid and right."""
-    schema = {"name": "person", "strict": True, "schema": PERSON_SCHEMA}
+    schema = {"name": "person", "strict": True, "schema": tasks.PERSON_SCHEMA}
     wanted = {"type": "json_schema", "json_schema": schema}
-    prompt = f"{PERSON_TEXT}\nGive the name, age, city and languages of this person as JSON."
+    prompt = f"{tasks.PERSON_TEXT}\nGive the name, age, city and languages of this person as JSON."
     for stream in (False, True):
         # a server that knows the field in a whole answer must know it in a stream
         with nullcontext() if stream else optional("no JSON by schema"):
@@ -215,17 +202,19 @@ async def json_by_schema(session: Session) -> str:
             value = read_json(answer.text.encode(), most_bytes=1 << 20)
         except JsonInvalid as error:
             raise Unsound(f"the answer {error}: {answer.text[:200]!r}") from error
-        if why := violation(value, PERSON_SCHEMA):
+        if why := tasks.violation(value, tasks.PERSON_SCHEMA):
             raise Unsound(f"{why}: {answer.text[:200]!r}")
-        if value != PERSON:
-            raise Unsound(f"the answer is {json.dumps(value, ensure_ascii=False)}, not {PERSON}")
+        if value != tasks.PERSON:
+            raise Unsound(
+                f"the answer is {json.dumps(value, ensure_ascii=False)}, not {tasks.PERSON}"
+            )
     return "valid and right, whole and as a stream"
 
 
 @ANSWERS.check("stop words", "quality")
 async def _stop(session: Session) -> str:
     for stream in (False, True):
-        prompt, most = countings(1)[0].prompt, session.room(256)
+        prompt, most = tasks.countings(1)[0].prompt, session.room(256)
         answer = await session.ask(prompt, stop=["110"], max_tokens=most, stream=stream)
         text = text_of(answer)
         if "110" in text or answer.finish != "stop" or not text.strip():
