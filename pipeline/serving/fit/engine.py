@@ -98,12 +98,6 @@ def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
     return math.ceil(total)
 
 
-def window_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
-    """What a token costs in the layers with a window, while it is inside."""
-    windows = (m for m in model.mixers if m.window)
-    return sum(m.layers * _entry(model, m, tp, kv) for m in windows)
-
-
 def request_bytes(
     model: Architecture, tp: int, kv: Kv, context: int, *, in_flight: int = 1, states: int = 1
 ) -> int:
@@ -275,7 +269,10 @@ def room_of(model: Architecture, weights: int, question: Question) -> Room:
     if is_sglang:
         # what the log calls weights is all that loading them takes
         kernels = 0 if question.measured_bytes else KERNELS_BYTES
-        token = max(1, token + round(window_token_bytes(model, tp, kv_type) * _WINDOW_TO_FULL))
+        # what a token costs in the layers with a window, while it is inside
+        windows = (m for m in model.mixers if m.window)
+        inside = sum(m.layers * _entry(model, m, tp, kv_type) for m in windows)
+        token = max(1, token + round(inside * _WINDOW_TO_FULL))
         part = 1 / (1 + _STATES_TO_KV) if state_bytes(model, tp) else 1.0
         kv = round(max(0, card - taken) * fraction) - weights - kernels
         # req_to_token: an int32 for each position of 2,048 to 4,096 requests (init_memory_pool)

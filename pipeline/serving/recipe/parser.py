@@ -54,22 +54,13 @@ def _problem(flag: str, message: str, nearest: Sequence[str] = ()) -> FlagProble
     return FlagProblem(flag=flag, message=message, nearest=list(nearest))
 
 
-class Rule(NamedTuple):
-    """What an engine asks of two flags once they are parsed."""
-
-    engine: str
-    flag: str
-    other: str
-    together: bool  # whether the first needs the second, or forbids it
-
-
-# Each is an error of the engine's own: vllm/entrypoints/launchers/cli_args.py of vLLM 0.32.0.
-RULES = (
-    Rule("vllm", "--enable-auto-tool-choice", "--tool-call-parser", True),
-    Rule("vllm", "--enable-log-outputs", "--enable-log-requests", True),
-    Rule("vllm", "--enable-per-request-metrics", "--disable-log-stats", False),
-    Rule("vllm", "--grpc", "--grpc-port", False),
-)
+# What vLLM asks of two flags once they are parsed: the first needs the second, or forbids it. Each
+# is an error of its own: vllm/entrypoints/launchers/cli_args.py of vLLM 0.32.0.
+_NEEDS = {
+    "--enable-auto-tool-choice": "--tool-call-parser",
+    "--enable-log-outputs": "--enable-log-requests",
+}
+_FORBIDS = {"--enable-per-request-metrics": "--disable-log-stats", "--grpc": "--grpc-port"}
 # Each process of an engine has a card of its own, and there is one for each product of these.
 _TENSOR, _DECODE = "--tensor-parallel-size", "--decode-context-parallel-size"
 _PROCESSES = (_TENSOR, "--pipeline-parallel-size", "--prefill-context-parallel-size")
@@ -222,11 +213,13 @@ def check_flags(launch: Launch, flags: ParserFlags) -> list[FlagProblem]:
             message = f"cannot stand beside {', '.join(present[:-1])}"
             problems.append(_problem(present[-1], message))
     on = {given.name for given in line.given if given.name and not given.is_off}
-    for rule in RULES:
-        is_met = rule.together == (rule.other in on)
-        if rule.engine == flags.engine and rule.flag in on and not is_met:
-            verb = "needs" if rule.together else "cannot stand beside"
-            problems.append(_problem(rule.flag, f"{verb} {rule.other}"))
+    is_on = {flag: flags.engine == "vllm" and flag in on for flag in (*_NEEDS, *_FORBIDS)}
+    for flag, other in _NEEDS.items():
+        if is_on[flag] and other not in on:
+            problems.append(_problem(flag, f"needs {other}"))
+    for flag, other in _FORBIDS.items():
+        if is_on[flag] and other in on:
+            problems.append(_problem(flag, f"cannot stand beside {other}"))
     problems += _parallel(line, flags, launch.cards)
     for name in launch.environment:
         # variables of others (NCCL_, CUDA_) are not the engine's business

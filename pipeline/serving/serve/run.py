@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipeline.artifacts.containers.arguments import Label
@@ -20,10 +20,8 @@ from pipeline.artifacts.containers.facts import (
 from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.artifacts.store.store import Store, read_image_record
 from pipeline.core import errors, log
-from pipeline.core.known import Known
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.hosts.rules.verdict import RuleResult
-from pipeline.images.gate.state import GateState
 from pipeline.serving.recipe.container import LOOPBACK, container_name
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import Recipe
@@ -36,33 +34,24 @@ from pipeline.serving.serve.attempts import (
     new_id,
     stamp,
 )
-from pipeline.serving.serve.fits import FitPlan
 from pipeline.serving.serve.health import is_healthy
 from pipeline.serving.serve.preflight import Plan, require_ready, run_checks
 from pipeline.serving.serve.site import HERE, Site
 from pipeline.serving.serve.start import Served, Start, make_room, start_engine
-from pipeline.serving.serve.weights import WeightsFolder
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Job(Plan):
     """A recipe that is to be served, with nothing left to look up."""
 
-    recipe: Recipe
     launch: Launch
     record: ImageRecord | None  # none: not built
-    weights: WeightsFolder | None
     timeout_s: float
-    cuda: str | None = None
-    gates: GateState | None = None
-    cards: tuple[int, ...] = ()
-    flags: Known[tuple[str, ...]] = ()  # what the engine's own parser would refuse
     address: str = LOOPBACK
     skipped: Collection[str] = ()
     after: str | None = None  # the attempt that this one follows
     options: ServeOptions | None = None
     site: Site = HERE
-    fit: FitPlan | None = None
 
 
 def attempts_of(store: Store) -> AttemptList:
@@ -131,20 +120,8 @@ def port_holder(engine: ContainerEngine, port: int) -> str:
 
 def preflight(job: Job, holder: str = "") -> list[RuleResult]:
     """Whether the machine is ready for a start, check by check."""
-    plan = Plan(
-        recipe=job.recipe,
-        port=job.launch.port,
-        image_is_built=job.record is not None,
-        weights=job.weights,
-        cuda=job.cuda,
-        gates=job.gates,
-        cards=job.cards,
-        flags=job.flags,
-        fit=job.fit,
-        port_holder=holder,
-    )
-    machine = job.site.look(job.recipe, job.launch.port)
-    return run_checks(plan, machine, job.skipped)
+    machine = job.site.look(job.recipe, job.port)
+    return run_checks(replace(job, port_holder=holder), machine, job.skipped)
 
 
 @contextmanager
