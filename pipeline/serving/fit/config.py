@@ -190,12 +190,12 @@ def read_precision(
             f"dtype: {describe(dtype or 'missing')} is not one of {', '.join(_FLOATS)}"
         )
     base = Scheme(name=dtype, bits=_FLOATS[dtype])
-    schemes = dict.fromkeys(_MODULES, base)
+    schemes = dict.fromkeys(("base", *_MODULES), base)
     given = [c["quantization_config"] for c in (config, text) if c.get("quantization_config")]
     if len(given) == 2 and given[0] != given[1]:
         raise ModelUnreadable("quantization_config: the model and its text_config disagree")
     if not given:
-        return Precision(base=base, **schemes)
+        return Precision.model_validate(schemes)
     quant = given[0]
     if not isinstance(quant, Mapping):
         raise ModelUnreadable("quantization_config: is not a JSON object")
@@ -208,9 +208,9 @@ def read_precision(
         bounds.append(
             f"quantization_config: {error}; weights are counted as {base.name}, the most they need."
         )
-        return Precision(base=base, **schemes)
+        return Precision.model_validate(schemes)
     listed = (quant.get(k) for k in ("ignore", "exclude_modules", "modules_to_not_convert"))
-    names = next(filter(None, listed), [])
+    names: Any = next(filter(None, listed), [])
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise ModelUnreadable("quantization_config: unquantised modules: not a list of names")
     matches = [_matcher(name) for name in names]
@@ -229,7 +229,7 @@ def read_precision(
     cache = quant.get("kv_cache_scheme")
     kv_fp8 = isinstance(cache, Mapping) and cache.get("num_bits") == 8
     kv_fp8 = kv_fp8 or str(quant.get("kv_cache_quant_algo", "")).upper() == "FP8"
-    return Precision(base=base, **schemes, kv_fp8=kv_fp8)
+    return Precision.model_validate({**schemes, "kv_fp8": kv_fp8})
 
 
 def _matcher(name: str) -> Callable[[str], object]:

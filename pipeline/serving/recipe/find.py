@@ -115,16 +115,19 @@ def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
     result = dict(parent)
     for key, value in child.items():
         before = result.get(key)
-        are_tables = isinstance(before, dict) and isinstance(value, dict)
         if value is None:
             result.pop(key, None)
-        elif key in _BY_SOURCE and are_tables:
-            for group in (*before.values(), *value.values()):
-                if group is not None and not isinstance(group, dict):
+        elif not (isinstance(before, dict) and isinstance(value, dict)):
+            result[key] = value
+        elif key not in _BY_SOURCE:
+            result[key] = merge(before, value)
+        else:
+            for group in (*before.values(), *(v for v in value.values() if v is not None)):
+                if not isinstance(group, dict):
                     message = f"flags and environment are tables by source, not {group!r}"
                     raise RecipeInvalid(message)
             fields = {field for group in value.values() for field in group or ()}
-            groups = {
+            groups: dict[str, Any] = {
                 source: {k: v for k, v in group.items() if k not in fields}
                 for source, group in before.items()
             }
@@ -133,6 +136,4 @@ def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
                 # a source that is null is removed
                 groups[source] = {} if group is None else {**groups.get(source, {}), **given}
             result[key] = {source: group for source, group in groups.items() if group}
-        else:
-            result[key] = merge(before, value) if are_tables else value
     return result

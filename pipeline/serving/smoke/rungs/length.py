@@ -176,15 +176,18 @@ def _walk(session: Session) -> list[CheckSpec]:
         for n in contexts_of(session)
     ]
 
-    async def fail(session: Session, tokens: int) -> str:
+    async def fail(_: Session, tokens: int) -> str:
         raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most}")
 
-    for n in (n for n in session.plan.contexts if most is not None and n > most):
+    def skip(_: Session, tokens: int) -> str:
         # the recipe's next start has more, or else the server lacks what was promised
-        why = f"the recipe starts with {served} tokens: serve it with --max-model-len {n}"
-        skip = why if served is not None and n > served else ""
-        run = partial(fail, tokens=n)
-        walk.append(CheckSpec(f"context {n}", "mechanics", run, lambda _, skip=skip: skip))
+        if served is None or tokens <= served:
+            return ""
+        return f"the recipe starts with {served} tokens: serve it with --max-model-len {tokens}"
+
+    for n in (n for n in session.plan.contexts if most is not None and n > most):
+        run, why = partial(fail, tokens=n), partial(skip, tokens=n)
+        walk.append(CheckSpec(f"context {n}", "mechanics", run, why))
     return walk or [CheckSpec("context", "mechanics", _batch, _unknown)]
 
 
