@@ -158,11 +158,8 @@ def _short_of_layout(model: GgufModel, flags: Flags, room: placement.Machine) ->
     # llama.cpp's own defaults: github.com/ggml-org/llama.cpp
     mla = 3 if flags.mla is None else flags.mla
     batch = placement.Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048, mla)
-    rules = (
-        placement.read_overrides(flags.override_tensor, room.devices)
-        if flags.override_tensor
-        else []
-    )
+    given = flags.override_tensor
+    rules = placement.read_overrides(given, room.devices) if given else []
     if flags.cpu_moe:
         rules.append(placement.TensorRule("exps", placement.CPU))
     return placement.shortage(placement.checked(model, room, batch, rules), room)

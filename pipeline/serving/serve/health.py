@@ -47,6 +47,7 @@ def _get(door: Door, path: str) -> tuple[int, bytes]:
     address = Address("127.0.0.1", port, False, "", socket)
     request = send(address, "GET", path, b"", {}, limit_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
     try:
+        # a loop for each question: those who ask are threads without one
         raw = asyncio.run(request)
     except Lost:
         return 0, b""

@@ -136,6 +136,7 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
     except (errors.Interrupted, KeyboardInterrupt) as error:
         outcome, failure = "interrupted", str(error) or "stopped"
         raise
+    # whatever ends the start: an attempt without an end reads as killed
     except BaseException as error:
         outcome, failure = "failed", f"{type(error).__name__}: {error}"
         issues = error.issues if isinstance(error, errors.ServeFailed) else ()

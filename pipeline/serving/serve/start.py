@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,7 +161,8 @@ class _Wait:
         self._engine, self._identity, self._reader = engine, identity, reader
         self._name, self._launch, self._timeout_s = start.name, start.launch, start.timeout_s
         self._door = start.launch.port if start.door is None else start.door
-        self._expected = log_reader.ExpectedLog(start.name, start.expect)
+        # the model of the recipe has tried to compile their patterns
+        self._missing, self._never = start.expect.log, start.expect.never
         self._shown, self._shown_at = log_reader.Progress(""), 0.0
         self._ready_at: float | None = None
 
@@ -188,21 +190,33 @@ class _Wait:
         # expected lines may still be on their way
         deadline = time.monotonic() + _AFTERMATH_S
         self._read_lines()
-        while self._expected.missing and time.monotonic() <= deadline:
+        while self._missing and time.monotonic() <= deadline:
             time.sleep(_POLL_S)
             self._read_lines()
         # an engine that ends right after its first answer serves nothing
         self._require_running()
-        for line in self._expected.missing:
+        for line in self._missing:
             raise errors.BackendDiffers(
                 f"{self._name}: nothing in the log matches {line.pattern!r} ({line.why})"
             )
+
+    def _see(self, line: str) -> None:
+        """No silent fallback to another backend: some lines must come, and some never."""
+        # an engine may print a whole config in a line, which patterns would search for seconds
+        short = line[: log_reader.LONGEST]
+        self._missing = [each for each in self._missing if not re.search(each.pattern, short)]
+        for wanted in self._never:
+            if re.search(wanted.pattern, short):
+                raise errors.BackendDiffers(
+                    f"{self._name}: the log must not have {wanted.pattern!r} ({wanted.why}),"
+                    f" but says: {short.strip()[:300]}"
+                )
 
     def _read_lines(self) -> None:
         """Prints a line of progress when something moved, but not for each of 64 files."""
         engine = self._launch.engine
         for line in self._reader.new_lines():
-            self._expected.see(line)
+            self._see(line)
             if log_reader.is_fatal(engine, line):
                 # the reason stands in the lines after it
                 self._reader.finish(_AFTERMATH_S)
@@ -225,7 +239,7 @@ class _Wait:
             return
         self._reader.finish(_AFTERMATH_S)
         for line in self._reader.new_lines():
-            self._expected.see(line)
+            self._see(line)
         if facts is None:
             raise errors.StartFailed(f"{self._name}: somebody removed its container")
         how = f"ended ({facts.exit_code})"

@@ -113,14 +113,14 @@ async def _word_problems(session: Session) -> str:
 @ANSWERS.check("conversation", "quality")
 async def _conversation(session: Session) -> str:
     """Earlier turns are read, and what stands before them."""
-    for question in tasks.conversation():
+    for what, messages, want in tasks.CONVERSATIONS:
         # templates of some models know no system prompt
-        has_system = question.messages[0]["role"] == "system"
+        has_system = messages[0]["role"] == "system"
         with optional("no system prompt") if has_system else nullcontext():
-            answer = await session.ask(question.messages)
+            answer = await session.ask(messages)
         session.require_clean(answer)
-        if not tasks.Question("", question.want).is_right(answer.text):
-            raise Unsound(f"{question.what}: {question.want}, not {answer.text[:120]!r}")
+        if not tasks.Question("", want).is_right(answer.text):
+            raise Unsound(f"{what}: {want}, not {answer.text[:120]!r}")
     return "earlier turns and the system prompt are read"
 
 
@@ -175,17 +175,17 @@ def run_in_sandbox(program: str) -> str:
 
 @ANSWERS.check("code", "quality")
 async def _code(session: Session) -> str:
-    for task in tasks.code_tasks():
-        answer = await session.ask(task.prompt)
+    for function, (what, calls) in tasks.CODE_TASKS.items():
+        prompt = f"Write a Python function `{function}(n)` that returns {what}."
+        answer = await session.ask(f"{prompt} Answer with one code block only.")
         session.require_clean(answer)
-        inputs = [n for n, _ in task.calls]
-        program = f"{tasks.code_in(answer.text)}\nprint([{task.function}(n) for n in {inputs}])\n"
+        code = tasks.code_in(answer.text)
         # the last line: an answer may print examples of its own before
-        got = session.run_code(program).strip().rpartition("\n")[2]
-        want = str([result for _, result in task.calls])
+        printed = session.run_code(f"{code}\nprint([{function}(n) for n in {list(calls)}])\n")
+        got, want = printed.strip().rpartition("\n")[2], str(list(calls.values()))
         if got != want:
-            raise Unsound(f"{task.function} for {inputs} gives {got[-200:]!r}, not {want}")
-    return f"{len(tasks.code_tasks())} functions ran and gave the right results"
+            raise Unsound(f"{function} for {list(calls)} gives {got[-200:]!r}, not {want}")
+    return f"{len(tasks.CODE_TASKS)} functions ran and gave the right results"
 
 
 @ANSWERS.check("JSON by schema", "quality")
