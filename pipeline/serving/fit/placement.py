@@ -149,15 +149,6 @@ def device_of(tensor: str, rules: list[TensorRule], layers: int, devices: list[s
     return rule.device if rule else home_of(tensor, layers, devices)
 
 
-def idle_rules(tensors: Iterable[GgufTensor], rules: list[TensorRule]) -> list[TensorRule]:
-    """Rules that match no tensor, or only ones that an earlier rule has taken."""
-    working = {
-        next((i for i, rule in enumerate(rules) if rule.matches(tensor.name)), None)
-        for tensor in tensors
-    }
-    return [rule for i, rule in enumerate(rules) if i not in working]
-
-
 def expert_bytes(tensors: Iterable[GgufTensor]) -> dict[int, int]:
     """Routed experts of every layer that has some."""
     layers: dict[int, int] = {}
@@ -359,9 +350,14 @@ def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
             " card at a time: faster, and a buffer as large as that layer."
         )
     notes += model.bounds
+    working = {
+        next((i for i, rule in enumerate(layout.rules) if rule.matches(tensor.name)), None)
+        for tensor in model.tensors
+    }
     notes += [
         f"{rule.flag()} does nothing: earlier rules, or none of the tensors, match it."
-        for rule in idle_rules(model.tensors, layout.rules)
+        for i, rule in enumerate(layout.rules)
+        if i not in working
     ]
     return notes
 

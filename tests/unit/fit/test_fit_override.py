@@ -15,7 +15,7 @@ from pipeline.serving.fit.placement import (
     device_of,
     expert_bytes,
     home_of,
-    idle_rules,
+    layout_notes,
     offload_from,
     place,
     read_overrides,
@@ -66,15 +66,23 @@ def test_a_rule_is_searched_for_anywhere_in_a_name() -> None:
     assert device_sums(tensors, strict, 20, TWO)["CUDA0"] == MIB
 
 
+def idle_rules(rules: list[TensorRule]) -> list[TensorRule]:
+    batch = Batch(4096, "bf16")
+    notes = layout_notes(KIMI, batch, checked(KIMI, Machine(2, 96 * GIB), batch, rules))
+    return [
+        rule for rule in rules if any(n.startswith(f"{rule.flag()} does nothing") for n in notes)
+    ]
+
+
 def test_a_rule_that_comes_too_late_is_named() -> None:
     rules = read_overrides(["exps=CPU", r"blk\.(1|2)\.ffn_.*_exps=CUDA0"], TWO)
-    assert idle_rules(KIMI.tensors, rules) == [rules[1]]
-    assert idle_rules(KIMI.tensors, rules[::-1]) == []
+    assert idle_rules(rules) == [rules[1]]
+    assert idle_rules(rules[::-1]) == []
 
 
 def test_a_rule_for_a_layer_without_experts_is_named() -> None:
     rules = read_overrides([r"blk\.(0|61)\.ffn_.*_exps=CUDA0", "exps=CPU"], TWO)
-    assert idle_rules(KIMI.tensors, rules) == [rules[0]]
+    assert idle_rules(rules) == [rules[0]]
 
 
 def test_what_no_rule_names_goes_with_its_layer_and_embeddings_with_the_host() -> None:
