@@ -29,7 +29,7 @@ _LOOP = re.compile(r"(.{2,80}?)\1{5,}", re.S)
 _CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LOOKED_AT = 4000  # characters from the end, where loops are; the pattern is quadratic
 _FOREIGN_SHARE = 0.1
-# Where a prompt asks for no names, two letters of these are a word that slipped in.
+# No prompt asks for names in another script: two letters of these are a word that slipped in.
 _ALIEN_WORD = 2
 _ALIEN = frozenset(
     ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "CYRILLIC", "ARABIC", "HEBREW", "THAI", "DEVANAGARI")
@@ -37,13 +37,8 @@ _ALIEN = frozenset(
 _FEWEST_LETTERS = 8
 
 
-def corruption(
-    text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool = False, has_names: bool = True
-) -> str:
-    """What is wrong with a text; empty where nothing is. `is_cut`: it ended at the token limit.
-
-    `has_names`: it may name things in another script.
-    """
+def corruption(text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool = False) -> str:
+    """What is wrong with a text; empty where nothing is. `is_cut`: it ended at the token limit."""
     if "\x00" in text:
         return "it has NUL characters"
     if found := _CONTROL.search(text):
@@ -65,7 +60,7 @@ def corruption(
     foreign = [script for script in letters if script not in scripts]
     aliens = sum(s in _ALIEN for s in foreign) if tuple(scripts) == ("LATIN",) else 0
     is_few = len(letters) < _FEWEST_LETTERS or len(foreign) <= _FOREIGN_SHARE * len(letters)
-    if is_few and (has_names or aliens < _ALIEN_WORD):
+    if is_few and aliens < _ALIEN_WORD:
         return ""
     most = max(set(foreign), key=foreign.count)
     return f"{len(foreign)} of {len(letters)} letters are {most.title()}, not {scripts[0].title()}"

@@ -159,7 +159,7 @@ class Session:
             raise Unsound("the answer is empty")
         if not self.plan.quality:
             return
-        if why := corruption(answer.text, scripts, is_cut=answer.is_cut, has_names=False):
+        if why := corruption(answer.text, scripts, is_cut=answer.is_cut):
             raise Unsound(f"corrupted text: {why}: {answer.text[:80]!r}")
 
     def require_right(self, question: Question, text: str) -> None:
