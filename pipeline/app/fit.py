@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pipeline.app.workspace import Workspace
 from pipeline.serving.fit.engine import Question, shown_bytes
+from pipeline.serving.fit.placement import Machine
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.source import HubModel, Source, find_source
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.model import merged_flags
-from pipeline.serving.serve.fits import Room, question_of
+from pipeline.serving.serve.fits import question_of
 
 
 def find_model(workspace: Workspace, model: str) -> Source:
@@ -40,7 +41,7 @@ def as_served(
     ]
     # the first one to try names what to try next
     for recipe in sorted(fitting, key=lambda r: (r.fallback is None, r.image is None)):
-        room = Room(gpus, shown_bytes(vram))
+        room = Machine(gpus, shown_bytes(vram), 0)
         question = question_of(merged_flags(recipe), source.model, room)
         if isinstance(question, Question):
             return recipe.name, question.model_copy(update={"context": ctx})

@@ -31,7 +31,7 @@ from pipeline.images.engine.parser_flags import (
 )
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ImageSpec
-from pipeline.serving.recipe.container import LOOPBACK
+from pipeline.serving.recipe.container import LOOPBACK, Target
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import (
     Overrides,
@@ -42,10 +42,8 @@ from pipeline.serving.recipe.launch import (
 )
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.parser import require_known_flags
-from pipeline.serving.recipe.render.client import client_settings, render_env
-from pipeline.serving.recipe.render.formats import CONTAINED
+from pipeline.serving.recipe.render.formats import CONTAINED, client_settings, render_env
 from pipeline.serving.recipe.render.formats import render as render_launch
-from pipeline.serving.recipe.render.target import Target
 from pipeline.serving.serve.weights import tiny_weights
 from pipeline.weights.model import WeightsLock, current_lock
 from pipeline.weights.place import new_place, user_cache

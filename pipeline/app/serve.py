@@ -369,7 +369,9 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
     return Job(
         recipe=recipe,
         launch=with_nccl,
+        port=with_nccl.port,
         record=built.record if built else None,
+        image_is_built=built is not None,
         weights=weights,
         timeout_s=options.timeout_s,
         flags=_refused(checkout, launch),

@@ -61,22 +61,23 @@ from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id
 from pipeline.serving.serve.run import attempts_of, find_served, kept, recipe_digest
 from pipeline.serving.serve.site import HERE
-from pipeline.serving.smoke.baseline import (
-    Baseline,
-    baseline_questions,
-    read_baseline,
-    write_baseline,
-)
 from pipeline.serving.smoke.client import Client, Unsound
-from pipeline.serving.smoke.code import run_in_sandbox
-from pipeline.serving.smoke.ladder import LADDER, climb, why_skipped
+from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb, why_skipped
 from pipeline.serving.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
-from pipeline.serving.smoke.record import as_run, keep_climb
+from pipeline.serving.smoke.rungs.answers import run_in_sandbox
 from pipeline.serving.smoke.rungs.first import FIRST
 from pipeline.serving.smoke.rungs.length import LENGTH, UNKNOWN_CONTEXT
 from pipeline.serving.smoke.rungs.pictures import UNSEEN
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
-from pipeline.serving.smoke.session import Rung, Session, record_baseline
+from pipeline.serving.smoke.session import (
+    Baseline,
+    Rung,
+    Session,
+    baseline_questions,
+    read_baseline,
+    record_baseline,
+    write_baseline,
+)
 
 RUNGS = [rung.name for rung in LADDER]
 # Stay at the first until it is proved, then go on: the ladder of "Blackwell Shenanigans 001".

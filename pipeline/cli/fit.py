@@ -13,9 +13,9 @@ from pipeline.cli.options import CARD_SIZE, SIZE, TOKENS, json_option
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import DoesNotFit, ModelUnreadable
-from pipeline.serving.fit.answer import FitAnswer, answer
+from pipeline.serving.fit.answer import FitAnswer, answer, hybrid_hint, parallel_hint
 from pipeline.serving.fit.engine import Question, shown_bytes
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.placement import (
     Batch,
     Layout,
@@ -29,7 +29,6 @@ from pipeline.serving.fit.placement import (
     read_overrides,
     shortage,
 )
-from pipeline.serving.fit.remedy import hybrid_hint, parallel_hint
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.source import Source
 from pipeline.serving.fit.units import GIB, gib

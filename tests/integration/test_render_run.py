@@ -17,10 +17,10 @@ from docker.models.containers import Container
 from pipeline.app.workspace import host_platform
 from pipeline.artifacts.containers.arguments import Mount
 from pipeline.artifacts.containers.docker import default_tag
+from pipeline.serving.recipe.container import Target
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec
 from pipeline.serving.recipe.render.formats import render
-from pipeline.serving.recipe.render.target import Target
 from tests.integration.built import Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat

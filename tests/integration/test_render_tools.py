@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.containers.arguments import Mount
+from pipeline.serving.recipe.container import Target
 from pipeline.serving.recipe.launch import Launch
-from pipeline.serving.recipe.render.client import client_settings, render_env
-from pipeline.serving.recipe.render.formats import render
-from pipeline.serving.recipe.render.target import Target
+from pipeline.serving.recipe.render.formats import client_settings, render, render_env
 from tests.testbed.packages import CannotHave, find_program, system_environment
 from tests.testbed.unit_file import settings, words
 from tests.unit.recipe.render.launches import (

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.serving.smoke.client import Unsound
-from pipeline.serving.smoke.code import run_in_sandbox
+from pipeline.serving.smoke.rungs.answers import run_in_sandbox
 from tests.testbed.tiny_gguf import write_tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]

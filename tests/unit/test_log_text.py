@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.core import log
 from pipeline.core.errors import RecipeInvalid
+from pipeline.serving.recipe.container import Target
 from pipeline.serving.recipe.launch import Overrides, plan_launch
 from pipeline.serving.recipe.render.formats import render
-from pipeline.serving.recipe.render.target import Target
 from pipeline.serving.report import text
 from tests.unit.serve.recipes import two_cards
 from tests.unit.support import Command

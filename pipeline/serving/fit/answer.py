@@ -1,17 +1,30 @@
-"""Does a model fit on equal cards? The question, the table of one card, and the verdict."""
+"""Does a model fit on equal cards? The table of one card, the verdict, and what would make it fit.
+
+Names an option only after the same sum was made with it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from pipeline.core.errors import DoesNotFit
 from pipeline.core.model import Frozen
 from pipeline.serving.fit import engine as eng
-from pipeline.serving.fit.cache import Kv, state_bytes
-from pipeline.serving.fit.engine import Engine, Question, Room
+from pipeline.serving.fit.engine import Engine, Kv, Question, Room, state_bytes
+from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.parts import parts_of, require_context_parallel, require_divisible
+from pipeline.serving.fit.placement import Batch, Layout, Machine, place, shortage
 from pipeline.serving.fit.shape import Architecture
-from pipeline.serving.fit.units import MIB, gib
+from pipeline.serving.fit.units import GIB, MIB, gib
+
+_MOST_CARDS = 64  # eight servers with eight cards each
+_MOST_LLAMA_CARDS = 16  # GGML_CUDA_MAX_DEVICES of github.com/ggml-org/llama.cpp
+_LEAST_CONTEXT = 1024  # a server with less room is of no use
+_SMALL_STEPS = (4096, 2048, 1024)  # of prefill, below the defaults of large cards
+_FLAGS = {"sglang": "--mem-fraction", "vllm": "--gpu-util"}
+_FEWER_BITS = "A checkpoint with fewer bits per weight"
 
 
 class TableRow(Frozen):
@@ -51,7 +64,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
         groups[group] = groups.get(group, 0) + part.card_bytes(question.tp)
     weights = question.measured_bytes or sum(groups.values())
     is_sglang = question.engine == "sglang"
-    room = (eng.sglang_room if is_sglang else eng.vllm_room)(model, weights, question)
+    room = eng.room_of(model, weights, question)
     error = eng.margin_bytes(question, weights)
     rows = {} if question.measured_bytes else {f"  {what}": n for what, n in groups.items()}
     rows |= {"weights": room.weights_bytes, "CUDA and NCCL": room.taken_bytes}
@@ -112,7 +125,7 @@ def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
     elif question.fraction is None:
         notes.append(f"--gpu-memory-utilization {room.fraction} is the default of vLLM 0.32.")
     if (needed := needed_fraction(room, question)) and needed > room.fraction:
-        flag = "--mem-fraction" if question.engine == "sglang" else "--gpu-util"
+        flag = _FLAGS[question.engine]
         notes.append(f"{flag} {needed:.3f} would give {question.context:,} tokens their room.")
     if room.kv_part < 1:
         notes.append(
@@ -152,3 +165,83 @@ def needed_fraction(room: Room, question: Question) -> float | None:
         return None
     whole = room.card_bytes - (room.taken_bytes if question.engine == "sglang" else 0)
     return math.ceil(1000 * (room.fraction + lacking / whole)) / 1000
+
+
+def parallel_hint(model: Architecture, question: Question, result: FitAnswer, cards: int) -> str:
+    """What to change where sglang or vLLM has too little room."""
+
+    def fits(**changes: object) -> bool:
+        try:
+            return not answer(model, question.model_copy(update=changes)).short
+        except DoesNotFit:  # the model cannot be divided like that
+            return False
+
+    room, options = result.room, list[str]()
+    fraction = needed_fraction(room, question)
+    if not fraction:  # the share of sglang that leaves activations their room
+        lacking = room.activation_bytes - room.left_bytes
+        share = room.fraction - lacking / (room.card_bytes - room.taken_bytes)
+        fraction = math.floor(1000 * share) / 1000
+    if 0 < fraction < 1 and fits(fraction=fraction):
+        options.append(f"{_FLAGS[question.engine]} {fraction:.3f}")
+    if result.kv == "bf16" and fits(kv="fp8"):
+        options.append("--kv fp8")
+    fewer = _halves(min(result.low_tokens, question.context - 1))
+    if tokens := _first(fewer, lambda n: fits(context=n)):
+        options.append(f"--ctx {tokens // 1024}k")
+    smaller = (n for n in _SMALL_STEPS if n < question.prefill_tokens)
+    if prefill := _first(smaller, lambda n: fits(prefill_given=n)):
+        options.append(f"--prefill {prefill}")
+    # measured weights are those of as many cards as they were measured with
+    more = range(question.tp + 1, 1 if question.measured_bytes else _MOST_CARDS + 1)
+    if tp := _first((n for n in more if n % question.dcp == 0), lambda n: fits(tp=n)):
+        gpus = f"--gpus {tp}" if tp > cards else ""
+        flags = [gpus, "" if gpus and question.tp == cards else f"--tp {tp}"]
+        options.append(" ".join(filter(None, flags)))
+    if room.kv_bytes > 0:
+        return f"{_sentence(options)} {_FEWER_BITS} needs less."
+    hybrid = "; ik_llama runs GGUF files with experts in the host's memory" if model.moe else ""
+    return f"Fewer tokens do not help. {_sentence(options)} {_FEWER_BITS} needs less{hybrid}."
+
+
+def hybrid_hint(model: GgufModel, machine: Machine, batch: Batch, layout: Layout) -> str:
+    """What to change where ik_llama has too little room on cards or host."""
+
+    def fits(on: Machine = machine, asked: Batch = batch) -> bool:
+        return not shortage(place(model, on, asked), on)
+
+    if fits():
+        return "The -ot rules are at fault: the placement that is calculated without them fits."
+    options: list[str] = []
+    host = math.ceil(layout.host_bytes / GIB)
+    if machine.host_bytes is not None and fits(replace(machine, host_bytes=host * GIB)):
+        options.append(f"--ram {host}GiB")
+    if batch.kv == "bf16" and fits(asked=replace(batch, kv="fp8")):
+        options.append("--kv fp8")
+    if batch.mla != 1 and fits(asked=replace(batch, mla=1)):
+        options.append("--mla 1")
+    fewer = _halves(batch.context // 2)
+    if tokens := _first(fewer, lambda n: fits(asked=replace(batch, context=n))):
+        options.append(f"--ctx {tokens // 1024}k")
+    more = range(machine.cards + 1, _MOST_LLAMA_CARDS + 1)
+    if cards := _first(more, lambda n: fits(replace(machine, cards=n))):
+        options.append(f"--gpus {cards}")
+    return f"{_sentence(options)} A smaller quant needs less."
+
+
+def _sentence(options: list[str]) -> str:
+    if not options:
+        return "No single option makes it fit."
+    return f"It fits with {' or '.join(filter(None, [', '.join(options[:-1]), options[-1]]))}."
+
+
+def _first(values: Iterable[int], does: Callable[[int], bool]) -> int | None:
+    return next((value for value in values if does(value)), None)
+
+
+def _halves(tokens: int) -> Iterator[int]:
+    """Round numbers of tokens, each about half of the one before."""
+    while tokens >= _LEAST_CONTEXT:
+        tokens -= tokens % _LEAST_CONTEXT
+        yield tokens
+        tokens //= 2

@@ -7,18 +7,19 @@ that is missing or cannot be is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from pipeline.core.errors import ModelUnreadable
 from pipeline.core.files import read_at_most
-from pipeline.serving.fit.fields import count, describe, few, flag
+from pipeline.serving.fit.fields import count, describe, few, flag, table
 from pipeline.serving.fit.layers import layer_count, read_feed_forward, read_mixers
-from pipeline.serving.fit.quant import read_precision
-from pipeline.serving.fit.shape import Architecture, Vision
+from pipeline.serving.fit.shape import Architecture, Precision, Scheme, Vision
 
 MOST_BYTES = 16 << 20  # of a config.json; real ones have some kilobytes
 CONFIG_FILE = "config.json"
@@ -32,6 +33,20 @@ _PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_mod
 _WITHOUT_GATE = ("relu2", "xielu")
 # what sglang takes for a vision tower's layers where it does not find its field
 _RATED_LAYERS = 24
+_FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32}
+# Modules of each kind, as checkpoints name them: whether they are quantised is asked by name,
+# because the lists of exceptions are patterns. Hybrid models have attention in every fourth layer
+# or so, and their lists may name just these.
+_MODULES = {
+    "attention": [f"model.layers.{i}.self_attn.o_proj" for i in range(1, 9)],
+    "linear": [f"model.layers.{i}.linear_attn.out_proj" for i in range(1, 9)],
+    "experts": ["model.layers.1.mlp.experts.0.down_proj"],
+    "shared": [f"model.layers.1.mlp.{x}.down_proj" for x in ("shared_experts", "shared_expert")],
+    "dense": ["model.layers.0.mlp.down_proj"],
+    "head": ["lm_head"],
+}
+_MXFP4 = Scheme(name="mxfp4", bits=4, group=32, group_bytes=1)
+_FP8 = Scheme(name="fp8", bits=8)
 
 
 def read_config(path: Path) -> Architecture:
@@ -156,4 +171,155 @@ def _parsed(data: bytes) -> dict[str, Any]:
         raise ModelUnreadable(f"cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelUnreadable("is not a JSON object")
+    return value
+
+
+class _UnknownMethod(Exception):
+    """A method that this module does not know; the unquantised size is still a bound."""
+
+
+def read_precision(
+    config: Mapping[str, Any], text: Mapping[str, Any], bounds: list[str]
+) -> Precision:
+    """The storage of each kind of weight, from the outer config or the text model's own."""
+    named = (text.get("dtype"), text.get("torch_dtype"), config.get("dtype"))
+    dtype = str(next(filter(None, [*named, config.get("torch_dtype")]), ""))
+    dtype = dtype.removeprefix("torch.")
+    if dtype not in _FLOATS:
+        raise ModelUnreadable(
+            f"dtype: {describe(dtype or 'missing')} is not one of {', '.join(_FLOATS)}"
+        )
+    base = Scheme(name=dtype, bits=_FLOATS[dtype])
+    schemes = dict.fromkeys(("base", *_MODULES), base)
+    given = [c["quantization_config"] for c in (config, text) if c.get("quantization_config")]
+    if len(given) == 2 and given[0] != given[1]:
+        raise ModelUnreadable("quantization_config: the model and its text_config disagree")
+    if not given:
+        return Precision.model_validate(schemes)
+    quant = given[0]
+    if not isinstance(quant, Mapping):
+        raise ModelUnreadable("quantization_config: is not a JSON object")
+    method = str(quant.get("quant_method", quant.get("quant_algo", ""))).lower()
+    try:
+        if method not in _READERS:
+            raise _UnknownMethod(f"the method {describe(method)} is not known")
+        scheme = _READERS[method](quant)
+    except _UnknownMethod as error:
+        bounds.append(
+            f"quantization_config: {error}; weights are counted as {base.name}, the most they need."
+        )
+        return Precision.model_validate(schemes)
+    listed = (quant.get(k) for k in ("ignore", "exclude_modules", "modules_to_not_convert"))
+    names: Any = next(filter(None, listed), [])
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ModelUnreadable("quantization_config: unquantised modules: not a list of names")
+    matches = [_matcher(name) for name in names]
+    for kind, modules in _MODULES.items():
+        # exporters differ in whether the outer model's prefix is part of the name
+        bare = [(module, module.replace("model.", "", 1)) for module in modules]
+        spelled = [(m, f"language_model.{m}", f"model.language_model.{b}", b) for m, b in bare]
+        if not any(match(name) for match in matches for each in spelled for name in each):
+            schemes[kind] = scheme
+    # only compressed-tensors and modelopt quantise the head, where they do not ignore it
+    if method in ("fp8", "awq", "gptq", "mxfp4"):
+        schemes["head"] = base
+    # DeepSeek V4: blocks of fp8, but for the experts (vLLM: models/deepseek_v4/quant_config.py)
+    if "fp4" in (text.get("expert_dtype"), quant.get("expert_dtype")):
+        schemes["experts"] = _MXFP4
+    cache = quant.get("kv_cache_scheme")
+    kv_fp8 = isinstance(cache, Mapping) and cache.get("num_bits") == 8
+    kv_fp8 = kv_fp8 or str(quant.get("kv_cache_quant_algo", "")).upper() == "FP8"
+    return Precision.model_validate({**schemes, "kv_fp8": kv_fp8})
+
+
+def _matcher(name: str) -> Callable[[str], object]:
+    """Whether a module is meant by an entry of a list of exceptions."""
+    if name.startswith("re:"):
+        try:
+            return re.compile(name[3:]).match
+        except re.error as error:
+            message = f"quantization_config: ignore: {describe(name)}: {error}"
+            raise ModelUnreadable(message) from error
+    if any(c in name for c in "*?["):
+        return lambda module: fnmatchcase(module, name) or fnmatchcase(module, f"{name}.*")
+    return lambda module: module == name or module.startswith(f"{name}.") or f".{name}." in module
+
+
+Reader: TypeAlias = Callable[[Mapping[str, Any]], Scheme]
+_READERS: dict[str, Reader] = {"mxfp4": lambda _: _MXFP4}
+
+
+def _reads(*methods: str) -> Callable[[Reader], Reader]:
+    def add(reader: Reader) -> Reader:
+        _READERS.update(dict.fromkeys(methods, reader))
+        return reader
+
+    return add
+
+
+@_reads("compressed-tensors")
+def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
+    groups = quant.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ModelUnreadable("quantization_config: config_groups: is missing")
+    # with several, each module's group is found by patterns that we would have to imitate
+    if len(groups) != 1:
+        raise _UnknownMethod(f"config_groups has {len(groups)} groups")
+    weights = table(table(groups, next(iter(groups))), "weights")
+    bits, group, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type")
+    strategy, block = weights.get("strategy"), weights.get("block_structure")
+    if kind == "float" and bits == 8:
+        return _fp8({"weight_block_size": block or None})
+    if kind == "float" and bits == 4 and group == 16:
+        return Scheme(name="nvfp4", bits=4, group=16, group_bytes=1)
+    if kind == "float" and bits == 4 and group == 32:
+        return _MXFP4
+    if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "tensor", "group"):
+        raise _UnknownMethod(f"weights of {describe(kind)} {describe(bits)} are not known")
+    if strategy != "group":
+        return Scheme(name=f"int{bits}", bits=bits)
+    # each group has a 16-bit scale, and unless it is symmetric a zero point as wide as a weight
+    zero = 0.0 if weights.get("symmetric") else bits / 8
+    return Scheme(name=f"int{bits}", bits=bits, group=_group(group), group_bytes=2 + zero)
+
+
+@_reads("modelopt", "modelopt_fp4", "nvfp4")
+def _modelopt(quant: Mapping[str, Any]) -> Scheme:
+    algorithm = str(quant.get("quant_algo", "")).upper()
+    if algorithm == "NVFP4":
+        group = quant.get("group_size", 16)
+        return Scheme(name="nvfp4", bits=4, group=_group(group), group_bytes=1)
+    if algorithm == "FP8":
+        return _FP8
+    raise _UnknownMethod(f"quant_algo {describe(algorithm)} is not known")
+
+
+@_reads("fp8")
+def _fp8(quant: Mapping[str, Any]) -> Scheme:
+    block = quant.get("weight_block_size")
+    # a scale for each tensor or row: too little to count
+    if block is None:
+        return _FP8
+    if not isinstance(block, list) or len(block) != 2:
+        raise ModelUnreadable("quantization_config: weight_block_size: is not a pair")
+    rows, columns = _group(block[0]), _group(block[1])
+    side = rows if rows == columns else 0
+    return Scheme(name="fp8", bits=8, group=rows * columns, group_bytes=4, block=side)
+
+
+# GPTQ packs the same numbers as AWQ, in another order
+@_reads("awq", "gptq")
+def _awq(quant: Mapping[str, Any]) -> Scheme:
+    bits = quant.get("bits", quant.get("w_bit"))
+    if bits not in (4, 8):
+        raise _UnknownMethod(f"{bits} bits are not known")
+    # AutoAWQ's default is a zero point for each group
+    zero = bits / 8 if quant.get("zero_point", True) else 0.0
+    group = _group(quant.get("group_size", quant.get("q_group_size")))
+    return Scheme(name=f"awq{bits}", bits=bits, group=group, group_bytes=2 + zero)
+
+
+def _group(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 1 << 14:
+        raise ModelUnreadable(f"quantization_config: {describe(value)} is not a group size")
     return value

@@ -9,6 +9,9 @@ take; it measures activations by a trial run and subtracts them as well (worker/
 requested = total * utilization; KV cache = requested - weights - peak activations - non-torch).
 
 So the same number means less KV cache in vLLM by its activations, and more by what CUDA had taken.
+
+In that cache most layers keep something of every token. Layers with a window keep the last tokens
+of a request, and linear attention keeps a state of one size, however long a request is.
 """
 
 from __future__ import annotations
@@ -17,17 +20,14 @@ import math
 from typing import Literal, NamedTuple
 
 from pipeline.core.model import Frozen
-from pipeline.serving.fit.cache import (
-    Kv,
-    kv_token_bytes,
-    request_bytes,
-    state_bytes,
-    window_token_bytes,
-)
-from pipeline.serving.fit.shape import Architecture, Mla
+from pipeline.serving.fit.shape import Architecture, Compressed, Gqa, Linear, Mixer, Mla
 from pipeline.serving.fit.units import GIB, MIB, share
 
 Engine = Literal["sglang", "vllm", "ik_llama"]
+Kv = Literal["bf16", "fp8"]
+KV_BYTES: dict[str, int] = {"bf16": 2, "fp8": 1}
+_STATE_BYTES = 4  # both engines keep states of linear attention in float32 by default
+_SCALE_RUN, _SCALE_BYTES = 128, 4  # of fp8 beside sparse attention: a float32 for 128 values
 
 # The measured numbers are of github.com/magik6k/glm-kimi-sm120-rtx6000bw (configs, server logs).
 # nvidia-smi shows 97,887 of the 98,304 MiB of an RTX PRO 6000 (configs/gpu-info.txt); of the 32,768
@@ -79,6 +79,75 @@ _VLLM = [
 def shown_bytes(vram_bytes: int) -> int:
     """What the driver shows of a card that is sold with this much."""
     return round(vram_bytes * _SHOWN / MIB) * MIB
+
+
+def kv_token_bytes(model: Architecture, tp: int, kv: Kv) -> int:
+    """What one more token costs in the layers that keep all of them."""
+    total = 0.0
+    for mixer in model.mixers:
+        indexer, attention = mixer.indexer, mixer.attention
+        if isinstance(attention, Compressed):
+            index = attention.index_head + _SCALE_BYTES if attention.index_head else 0
+            entry = _entry(model, mixer, tp, kv) + index
+            total += mixer.layers * entry / attention.ratio if attention.ratio else 0
+        else:
+            if indexer:
+                scales = share(indexer.head, _SCALE_RUN) * _SCALE_BYTES
+                total += mixer.layers * (indexer.head + scales)
+            total += 0 if mixer.window else mixer.layers * _entry(model, mixer, tp, kv)
+    return math.ceil(total)
+
+
+def request_bytes(
+    model: Architecture, tp: int, kv: Kv, context: int, *, in_flight: int = 1, states: int = 1
+) -> int:
+    """What a request costs besides: its windows and its states.
+
+    vLLM keeps all tokens of a prefill step beside a window, and a state more for its prefix cache.
+    """
+    total = 0
+    for mixer in model.mixers:
+        if mixer.window:
+            tokens = min(mixer.window - 1 + in_flight, context)
+            total += mixer.layers * tokens * _entry(model, mixer, tp, kv)
+        csa = mixer.attention
+        if isinstance(csa, Compressed) and csa.ratio:
+            # keys and scores of runs that are not full yet, in float32 (vLLM: CompressorStateCache)
+            overlap = 2 if csa.ratio == 4 else 1  # runs of 4 overlap
+            tokens = min(overlap * csa.ratio - 1 + in_flight, context)
+            values = tokens * 2 * overlap * (csa.head + csa.index_head)
+            total += mixer.layers * values * _STATE_BYTES
+    return total + states * state_bytes(model, tp)
+
+
+def state_bytes(model: Architecture, tp: int) -> int:
+    """A state of linear attention, in all layers."""
+    total = 0
+    for mixer in model.mixers:
+        if isinstance(linear := mixer.attention, Linear):
+            conv = linear.conv * model.precision.base.bits // 8
+            total += mixer.layers * share(linear.state * _STATE_BYTES + conv, tp)
+    return total
+
+
+def _entry(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> int:
+    """One token in one layer: MLA's latent is on every card, heads are divided.
+
+    fp8 caches of both engines have one scale for a whole tensor, so a token costs one byte a value;
+    sparse attention has scales of its own and keeps positions in 16 bits (vLLM: fp8_ds_mla, 656
+    bytes, and 584 in DeepSeek V4).
+    """
+    match mixer.attention:
+        case Mla() as mla if kv == "fp8" and any(m.indexer for m in model.mixers):
+            scales = share(mla.kv_rank, _SCALE_RUN) * _SCALE_BYTES
+            return mla.kv_rank + scales + 2 * mla.rope
+        case Mla() as mla:
+            return (mla.kv_rank + mla.rope) * KV_BYTES[kv]
+        case Gqa() as gqa:
+            return share(gqa.kv_heads, tp) * (gqa.head + gqa.value) * KV_BYTES[kv]
+        case Compressed() as csa:
+            return csa.head + 72 if kv == "fp8" else 2 * csa.head
+    return 0
 
 
 class Question(Frozen):
@@ -185,53 +254,41 @@ def _fraction(model: Architecture, question: Question, reserved_mib: float) -> f
     return fraction * 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
 
 
-def sglang_room(model: Architecture, weights: int, question: Question) -> Room:
-    """Room under --mem-fraction-static."""
-    fraction, tp, kv_type = question.fraction, question.tp, question.kv_of(model)
+def room_of(model: Architecture, weights: int, question: Question) -> Room:
+    """Room under sglang's --mem-fraction-static or vLLM's --gpu-memory-utilization."""
+    card, tp, context = question.card_bytes, question.tp, question.context
+    kv_type, fraction = question.kv_of(model), question.fraction
+    is_sglang = question.engine == "sglang"
     if fraction is None:
-        fraction = sglang_default_fraction(model, question)
-    taken = CUDA_CONTEXT_BYTES + (NCCL_BYTES if tp > 1 else 0)
-    free = question.card_bytes - taken
-    # what the log calls weights is all that loading them takes
-    kernels = 0 if question.measured_bytes else KERNELS_BYTES
-    window = round(window_token_bytes(model, tp, kv_type) * _WINDOW_TO_FULL)
-    token = max(1, kv_token_bytes(model, tp, kv_type) + window)
-    part = 1 / (1 + _STATES_TO_KV) if state_bytes(model, tp) else 1.0
-    kv = round(max(0, free) * fraction) - weights - kernels
-    # req_to_token: an int32 for each position of 2,048 to 4,096 requests (init_memory_pool)
-    tokens = round(max(0, kv) * part) // token
-    requests = min(max(int(tokens / question.context * 512), 2048), 4096)
-    requests_bytes = requests * (question.context + 4) * 4
-    return Room(
-        card_bytes=question.card_bytes,
-        taken_bytes=taken,
-        fraction=fraction,
-        weights_bytes=weights,
-        kernels_bytes=kernels,
-        activation_bytes=activation_bytes(model, question),
-        requests_bytes=requests_bytes,
-        kv_bytes=kv,
-        kv_part=part,
-        kv_token_bytes=token,
-        context=question.context,
-        left_bytes=free - weights - kernels - max(0, kv) - requests_bytes,
-    )
-
-
-def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
-    """Room under --gpu-memory-utilization."""
-    card, fraction, tp = question.card_bytes, question.fraction, question.tp
-    fraction = VLLM_DEFAULT_UTILIZATION if fraction is None else fraction
+        fraction = VLLM_DEFAULT_UTILIZATION
+        if is_sglang:
+            fraction = sglang_default_fraction(model, question)
     nccl = NCCL_BYTES if tp > 1 else 0
-    kernels = KERNELS_BYTES + (VLLM_GROUP_BYTES if tp > 1 else 0)
-    if isinstance(mla := model.attention, Mla):
-        # with decode context parallelism another buffer as large gathers the rows of all cards
-        rows = min(_MLA_ROWS, 8 * question.context) * (2 if question.dcp > 1 else 1)
-        kernels += rows * (mla.kv_rank + mla.rope) * 2
-    activations = activation_bytes(model, question)
-    token = kv_token_bytes(model, tp, question.kv_of(model))
-    kv = round(card * fraction) - weights - activations - nccl - kernels
-    taken = CUDA_CONTEXT_BYTES + nccl
+    taken, activations = CUDA_CONTEXT_BYTES + nccl, activation_bytes(model, question)
+    token, part, requests, request = kv_token_bytes(model, tp, kv_type), 1.0, 0, 0
+    if is_sglang:
+        # what the log calls weights is all that loading them takes
+        kernels = 0 if question.measured_bytes else KERNELS_BYTES
+        # what a token costs in the layers with a window, while it is inside
+        windows = (m for m in model.mixers if m.window)
+        inside = sum(m.layers * _entry(model, m, tp, kv_type) for m in windows)
+        token = max(1, token + round(inside * _WINDOW_TO_FULL))
+        part = 1 / (1 + _STATES_TO_KV) if state_bytes(model, tp) else 1.0
+        kv = round(max(0, card - taken) * fraction) - weights - kernels
+        # req_to_token: an int32 for each position of 2,048 to 4,096 requests (init_memory_pool)
+        tokens = round(max(0, kv) * part) // token
+        requests = min(max(int(tokens / context * 512), 2048), 4096) * (context + 4) * 4
+    else:
+        kernels = KERNELS_BYTES + (VLLM_GROUP_BYTES if tp > 1 else 0)
+        if isinstance(mla := model.attention, Mla):
+            # with decode context parallelism another buffer as large gathers the rows of all cards
+            rows = min(_MLA_ROWS, 8 * context) * (2 if question.dcp > 1 else 1)
+            kernels += rows * (mla.kv_rank + mla.rope) * 2
+        kv = round(card * fraction) - weights - activations - nccl - kernels
+        token, step = max(1, share(token, question.dcp)), question.prefill_tokens
+        # 0.32.0 kv_cache_interface.py: SlidingWindowSpec, and MambaSpec as prefix caching has it
+        request = request_bytes(model, tp, kv_type, context, in_flight=step, states=2)
+    beside = requests if is_sglang else activations
     return Room(
         card_bytes=card,
         taken_bytes=taken,
@@ -239,19 +296,14 @@ def vllm_room(model: Architecture, weights: int, question: Question) -> Room:
         weights_bytes=weights,
         kernels_bytes=kernels,
         activation_bytes=activations,
+        requests_bytes=requests,
         kv_bytes=kv,
-        kv_token_bytes=max(1, share(token, question.dcp)),
-        request_bytes=vllm_request_bytes(model, question),
-        context=question.context,
-        left_bytes=card - taken - weights - kernels - activations - max(0, kv),
+        kv_part=part,
+        kv_token_bytes=token,
+        request_bytes=request,
+        context=context,
+        left_bytes=card - taken - weights - kernels - max(0, kv) - beside,
     )
-
-
-def vllm_request_bytes(model: Architecture, question: Question) -> int:
-    """What a request costs in vLLM besides its tokens."""
-    # 0.32.0 kv_cache_interface.py: SlidingWindowSpec, and MambaSpec as prefix caching has it
-    kv, in_flight = question.kv_of(model), question.prefill_tokens
-    return request_bytes(model, question.tp, kv, question.context, in_flight=in_flight, states=2)
 
 
 def activation_bytes(model: Architecture, question: Question) -> int:

@@ -13,8 +13,7 @@ from pipeline.core.errors import ModelUnreadable
 from pipeline.core.model import Frozen
 from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.fit.config import architecture_of
-from pipeline.serving.fit.gguf import BY_NAME, GgufTensor
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.gguf import BY_NAME, GgufModel, GgufTensor
 from pipeline.serving.fit.shape import Architecture, Mla
 
 _FOLDER = Path(__file__).parent / "facts"

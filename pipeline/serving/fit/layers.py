@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 from pipeline.core.errors import ModelUnreadable
 from pipeline.serving.fit.fields import Table, count, describe, few, flag, names, numbers, table
@@ -110,7 +111,12 @@ def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
         window = count(text, *_WINDOWS)
         mixers.append(Mixer(layers=layers, attention=attention, window=window))
     if layers := kinds[_LINEAR]:
-        mixers.append(Mixer(layers=layers, attention=_linear(text)))
+        known = (reader for fields, reader in _LINEAR_KINDS if any(map(text.get, fields)))
+        if (reader := next(known, None)) is None:
+            raise ModelUnreadable(
+                "layer_types: linear attention without the numbers of a known kind"
+            )
+        mixers.append(Mixer(layers=layers, attention=reader(text)))
     return mixers
 
 
@@ -204,22 +210,21 @@ def _gqa(text: Table, own: Table) -> Gqa:
     return Gqa(heads=heads, kv_heads=kv_heads, head=head, value=value, bias=bias, gate=gate)
 
 
-def _linear(text: Table) -> Linear:
-    if text.get("linear_num_value_heads"):
-        return _delta_net(text)
-    if text.get("mamba_num_heads") or text.get("mamba_n_heads"):
-        return _mamba(text)
-    if text.get("mamba_dt_rank"):
-        return _mamba_1(text)
-    if text.get("conv_L_cache"):  # a gated convolution over a few tokens (transformers: lfm2)
-        hidden, kernel = count(text, "hidden_size"), count(text, "conv_L_cache")
-        divided, conv = 4 * hidden * hidden + hidden * kernel, hidden * (kernel - 1)
-        return Linear(heads=hidden, divided=divided, whole=0, state=0, conv=conv)
-    if text.get("linear_attn_config") or text.get("linear_num_heads"):
-        return _kda(text)
-    raise ModelUnreadable("layer_types: linear attention without the numbers of a known kind")
+Reader: TypeAlias = Callable[[Table], Linear]
+_LINEAR_KINDS: list[tuple[tuple[str, ...], Reader]] = []
 
 
+def _known_by(*fields: str) -> Callable[[Reader], Reader]:
+    """Adds a reader of linear attention; the first whose field a config has reads it."""
+
+    def add(reader: Reader) -> Reader:
+        _LINEAR_KINDS.append((fields, reader))
+        return reader
+
+    return add
+
+
+@_known_by("linear_num_value_heads")
 def _delta_net(text: Table) -> Linear:
     """Gated delta nets of Qwen3-Next and Qwen3.5 (transformers: qwen3_next)."""
     hidden, kernel = count(text, "hidden_size"), count(text, "linear_conv_kernel_dim")
@@ -233,6 +238,43 @@ def _delta_net(text: Table) -> Linear:
     return Linear(heads=heads, divided=divided, whole=value, state=state, conv=conv)
 
 
+@_known_by("mamba_num_heads", "mamba_n_heads")
+def _mamba(text: Table) -> Linear:
+    """Mamba-2 of Nemotron-H and Granite 4 (transformers: nemotron_h, granitemoehybrid)."""
+    hidden, kernel = count(text, "hidden_size"), count(text, "conv_kernel", "mamba_d_conv")
+    heads = count(text, "mamba_num_heads", "mamba_n_heads")
+    state = count(text, "ssm_state_size", "mamba_d_state")
+    inner = heads * count(text, "mamba_head_dim", "mamba_d_head")
+    mixed = inner + 2 * count(text, "n_groups", "mamba_n_groups") * state
+    into = hidden * (inner + mixed + heads)
+    divided = into + inner * hidden + mixed * (kernel + 1) + 3 * heads + inner
+    conv = mixed * (kernel - 1)
+    return Linear(heads=heads, divided=divided, whole=0, state=inner * state, conv=conv)
+
+
+@_known_by("mamba_dt_rank")
+def _mamba_1(text: Table) -> Linear:
+    """The first Mamba, of Jamba, with norms of its own (transformers: jamba)."""
+    hidden, kernel = count(text, "hidden_size"), count(text, "mamba_d_conv")
+    state, rank = count(text, "mamba_d_state"), count(text, "mamba_dt_rank")
+    inner = count(text, "mamba_expand") * hidden
+    bias = inner if flag(text, "mamba_conv_bias") else 0
+    # into both halves, the convolution, what depends on the input, its step, A and D, and out
+    divided = 2 * hidden * inner + inner * kernel + bias + inner * (rank + 2 * state)
+    divided += rank * inner + inner + inner * state + inner + inner * hidden
+    whole, conv = rank + 2 * state, inner * (kernel - 1)
+    return Linear(heads=inner, divided=divided, whole=whole, state=inner * state, conv=conv)
+
+
+@_known_by("conv_L_cache")
+def _convolution(text: Table) -> Linear:
+    """A gated convolution over a few tokens (transformers: lfm2)."""
+    hidden, kernel = count(text, "hidden_size"), count(text, "conv_L_cache")
+    divided, conv = 4 * hidden * hidden + hidden * kernel, hidden * (kernel - 1)
+    return Linear(heads=hidden, divided=divided, whole=0, state=0, conv=conv)
+
+
+@_known_by("linear_attn_config", "linear_num_heads")
 def _kda(text: Table) -> Linear:
     """Kimi delta attention (vLLM: models/kimi_k3/nvidia/kda.py; transformers: kimi_linear)."""
     own, hidden = table(text, "linear_attn_config"), count(text, "hidden_size")
@@ -248,32 +290,6 @@ def _kda(text: Table) -> Linear:
     whole = hidden * head * (1 if whole_gate else 2) + head
     state, conv = heads * head * head, 3 * wide * (kernel - 1)
     return Linear(heads=heads, divided=divided, whole=whole, state=state, conv=conv)
-
-
-def _mamba(text: Table) -> Linear:
-    """Mamba-2 of Nemotron-H and Granite 4 (transformers: nemotron_h, granitemoehybrid)."""
-    hidden, kernel = count(text, "hidden_size"), count(text, "conv_kernel", "mamba_d_conv")
-    heads = count(text, "mamba_num_heads", "mamba_n_heads")
-    state = count(text, "ssm_state_size", "mamba_d_state")
-    inner = heads * count(text, "mamba_head_dim", "mamba_d_head")
-    mixed = inner + 2 * count(text, "n_groups", "mamba_n_groups") * state
-    into = hidden * (inner + mixed + heads)
-    divided = into + inner * hidden + mixed * (kernel + 1) + 3 * heads + inner
-    conv = mixed * (kernel - 1)
-    return Linear(heads=heads, divided=divided, whole=0, state=inner * state, conv=conv)
-
-
-def _mamba_1(text: Table) -> Linear:
-    """The first Mamba, of Jamba, with norms of its own (transformers: jamba)."""
-    hidden, kernel = count(text, "hidden_size"), count(text, "mamba_d_conv")
-    state, rank = count(text, "mamba_d_state"), count(text, "mamba_dt_rank")
-    inner = count(text, "mamba_expand") * hidden
-    bias = inner if flag(text, "mamba_conv_bias") else 0
-    # into both halves, the convolution, what depends on the input, its step, A and D, and out
-    divided = 2 * hidden * inner + inner * kernel + bias + inner * (rank + 2 * state)
-    divided += rank * inner + inner + inner * state + inner + inner * hidden
-    whole, conv = rank + 2 * state, inner * (kernel - 1)
-    return Linear(heads=inner, divided=divided, whole=whole, state=inner * state, conv=conv)
 
 
 def _compressed(text: Table) -> list[Mixer]:
@@ -356,7 +372,23 @@ def _feed_forward_kinds(text: Table, layers: int) -> list[str]:
         return ["mlp"] * layers
     if kinds := names(text, "mlp_layer_types"):
         return ["mlp" if kind == "dense" else "moe" for kind in kinds]
-    if (sparse := _numbered(text, layers)) is not None:
+    sparse: Collection[int] | None = None
+    if isinstance(listing := text.get("moe_layers_enum"), str):  # Step
+        found = [part.strip() for part in listing.split(",")]
+        if not all(re.fullmatch(r"\d{1,4}", part) for part in found):
+            raise ModelUnreadable("moe_layers_enum: is not a list of numbers")
+        sparse = {int(part) for part in found}
+    elif numbered := numbers(text, "moe_layers_enum") or numbers(text, "moe_layers"):
+        sparse = set(numbered)
+    elif step := few(text, "interleave_moe_layer_step"):  # Llama 4
+        sparse = range(step - 1, layers, step)
+    elif period := few(text, "expert_layer_period"):  # Jamba
+        sparse = range(few(text, "expert_layer_offset"), layers, period)
+    elif text.get("moe_layer_start_index") is not None:  # ERNIE 4.5
+        begin, step = few(text, "moe_layer_start_index"), few(text, "moe_layer_interval") or 1
+        end = few(text, "moe_layer_end_index") or layers - 1
+        sparse = {i for i in range(begin, end + 1) if (i + 1) % step == 0}
+    if sparse is not None:
         return ["moe" if i in sparse else "mlp" for i in range(layers)]
     frequency = text.get("moe_layer_freq", text.get("is_moe_layer", 1))
     if isinstance(frequency, list):  # a 0 or 1 for every layer
@@ -373,23 +405,3 @@ def _feed_forward_kinds(text: Table, layers: int) -> list[str]:
     if not 0 <= dense < layers:
         raise ModelUnreadable(f"first_k_dense_replace: {dense} dense layers of {layers}")
     return ["mlp"] * dense + ["moe"] * (layers - dense)
-
-
-def _numbered(text: Table, layers: int) -> Collection[int] | None:
-    """The layers with experts, where a config numbers them."""
-    if isinstance(listed := text.get("moe_layers_enum"), str):  # Step
-        found = [part.strip() for part in listed.split(",")]
-        if not all(re.fullmatch(r"\d{1,4}", part) for part in found):
-            raise ModelUnreadable("moe_layers_enum: is not a list of numbers")
-        return {int(part) for part in found}
-    if listed := numbers(text, "moe_layers_enum") or numbers(text, "moe_layers"):
-        return set(listed)
-    if step := few(text, "interleave_moe_layer_step"):  # Llama 4
-        return range(step - 1, layers, step)
-    if period := few(text, "expert_layer_period"):  # Jamba
-        return range(few(text, "expert_layer_offset"), layers, period)
-    if text.get("moe_layer_start_index") is not None:  # ERNIE 4.5
-        first, step = few(text, "moe_layer_start_index"), few(text, "moe_layer_interval") or 1
-        last = few(text, "moe_layer_end_index") or layers - 1
-        return {i for i in range(first, last + 1) if (i + 1) % step == 0}
-    return None

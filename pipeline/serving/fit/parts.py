@@ -11,24 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.core.errors import DoesNotFit
-from pipeline.serving.fit.shape import (
-    Architecture,
-    Compressed,
-    Gqa,
-    Linear,
-    Mixer,
-    Mla,
-    Moe,
-    Scheme,
-)
+from pipeline.serving.fit import shape
 from pipeline.serving.fit.units import MIB, share
 
 # PyTorch's CUDACachingAllocator: blocks of 512 bytes; from 10 MiB on, segments of 2 MiB
 _SMALL_ROUND, _LARGE, _LARGE_ROUND = 512, 10 * MIB, 2 * MIB
 _VOCABULARY_ROUND = 64  # sglang and vLLM pad the vocabulary to this before they divide it
 _EXPERT = "an expert's width"
-_SCALAR = Scheme(name="float32", bits=32)
-_BYTE = Scheme(name="bytes", bits=8)
+_SCALAR = shape.Scheme(name="float32", bits=32)
+_BYTE = shape.Scheme(name="bytes", bits=8)
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,7 @@ class TensorGroup:
     name: str
     count: int
     weights: int
-    scheme: Scheme
+    scheme: shape.Scheme
     divided: bool = True
     in_file: bool = True  # false: made by the engine at load time
     loaded: int = 0  # weights on all cards together, where an engine rounds their sides up
@@ -56,7 +47,7 @@ class TensorGroup:
         return self.count * (_allocated(packed) + _allocated(scales))
 
 
-def _stored(weights: int, scheme: Scheme) -> int:
+def _stored(weights: int, scheme: shape.Scheme) -> int:
     packed = share(weights * scheme.bits, 8)
     return packed + (
         round(share(weights, scheme.group) * scheme.group_bytes) if scheme.group else 0
@@ -69,7 +60,7 @@ def _allocated(n_bytes: int) -> int:
     return share(n_bytes, step) * step
 
 
-def parts_of(model: Architecture, engine: str = "", tp: int = 1) -> list[TensorGroup]:
+def parts_of(model: shape.Architecture, engine: str = "", tp: int = 1) -> list[TensorGroup]:
     """All tensors of a model, and those that an engine adds when it loads them on so many cards."""
     base = model.precision.base
     rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND
@@ -99,76 +90,64 @@ def parts_of(model: Architecture, engine: str = "", tp: int = 1) -> list[TensorG
     return parts
 
 
-def _mixer(model: Architecture, mixer: Mixer) -> Iterator[TensorGroup]:
-    n, attention = mixer.layers, mixer.attention
+def _mixer(model: shape.Architecture, mixer: shape.Mixer) -> Iterator[TensorGroup]:
+    n, attention, hidden = mixer.layers, mixer.attention, model.hidden
     scheme, base = model.precision.attention, model.precision.base
     match attention:
-        case Mla() as mla:
-            yield from _mla(model, n, mla)
-        case Gqa() as gqa:
+        case shape.Mla() as mla:
+            down = hidden * (mla.q_rank + mla.kv_rank + mla.rope)
+            yield TensorGroup("attention, down", n, down, scheme, divided=False)
+            queries = (mla.q_rank or hidden) * mla.heads * (mla.nope + mla.rope)
+            yield TensorGroup("attention, queries", n, queries, scheme)
+            up = mla.kv_rank * mla.heads * (mla.nope + mla.value)
+            yield TensorGroup("attention, up", n, up, scheme)
+            # sglang (w_kc, w_vc) and vLLM (W_UK_T, W_UV) keep both halves again, unquantised
+            yield TensorGroup("attention, absorbed", 2 * n, up // 2, base, in_file=False)
+            output = mla.heads * mla.value * hidden
+            yield TensorGroup("attention, output", n, output, scheme)
+            if mla.gate:
+                yield TensorGroup("attention, gate", n, output, scheme)
+            norms = mla.q_rank + mla.kv_rank
+            yield TensorGroup("attention, norms", n, norms, base, divided=False)
+        case shape.Gqa() as gqa:
             width = gqa.heads * gqa.head * (2 if gqa.gate else 1)
             width += gqa.kv_heads * (gqa.head + gqa.value)
-            output = gqa.heads * gqa.value * model.hidden
-            yield TensorGroup("attention, qkv", n, model.hidden * width, scheme)
-            yield TensorGroup("attention, output", n, output, scheme)
+            yield TensorGroup("attention, qkv", n, hidden * width, scheme)
+            yield TensorGroup("attention, output", n, gqa.heads * gqa.value * hidden, scheme)
             if gqa.bias:
                 yield TensorGroup("attention, bias", n, width, base)
-        case Compressed() as compressed:
-            yield from _compressed(model, n, compressed)
-        case Linear() as linear:
+        case shape.Compressed() as csa:
+            wide, down = csa.heads * csa.head, hidden * (csa.q_rank + csa.head)
+            yield TensorGroup("attention, down", n, down, scheme, divided=False)
+            yield TensorGroup("attention, queries", n, csa.q_rank * wide, scheme)
+            output = csa.o_rank * (wide + csa.groups * hidden)
+            yield TensorGroup("attention, output", n, output, scheme)
+            if csa.ratio:
+                # runs of 4 overlap, so that their keys and scores are twice as wide
+                per_head = 2 * (2 if csa.ratio == 4 else 1) * (hidden + csa.ratio)
+                narrow = per_head * (csa.head + csa.index_head)
+                yield TensorGroup("attention, compressor", n, narrow, base, divided=False)
+            if csa.index_heads:
+                queries = csa.q_rank * csa.index_heads * csa.index_head
+                yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
+                scores = hidden * csa.index_heads
+                yield TensorGroup("indexer, scores", n, scores, base, divided=False)
+        case shape.Linear() as linear:
             yield TensorGroup("linear attention", n, linear.divided, model.precision.linear)
             if linear.whole:
                 yield TensorGroup("linear attention, whole", n, linear.whole, base, divided=False)
     if (indexer := mixer.indexer) is not None:
         # its queries come from the compressed ones where there are some; on every card whole
-        rank = attention.q_rank if isinstance(attention, Mla) else 0
-        queries = (rank or model.hidden) * indexer.heads * indexer.head
+        rank = attention.q_rank if isinstance(attention, shape.Mla) else 0
+        queries = (rank or hidden) * indexer.heads * indexer.head
         yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
-        keys = model.hidden * (indexer.head + indexer.heads) + 2 * indexer.head
+        keys = hidden * (indexer.head + indexer.heads) + 2 * indexer.head
         yield TensorGroup("indexer, keys", n, keys, base, divided=False)
 
 
-def _mla(model: Architecture, n: int, mla: Mla) -> Iterator[TensorGroup]:
-    scheme = model.precision.attention
-    latent = mla.kv_rank + mla.rope
-    queries = mla.heads * (mla.nope + mla.rope)
-    down = model.hidden * (mla.q_rank + latent)
-    yield TensorGroup("attention, down", n, down, scheme, divided=False)
-    yield TensorGroup("attention, queries", n, (mla.q_rank or model.hidden) * queries, scheme)
-    up = mla.kv_rank * mla.heads * (mla.nope + mla.value)
-    yield TensorGroup("attention, up", n, up, scheme)
-    # sglang (w_kc, w_vc) and vLLM (W_UK_T, W_UV) keep both halves again, unquantised
-    yield TensorGroup("attention, absorbed", 2 * n, up // 2, model.precision.base, in_file=False)
-    output = mla.heads * mla.value * model.hidden
-    yield TensorGroup("attention, output", n, output, scheme)
-    if mla.gate:
-        yield TensorGroup("attention, gate", n, output, scheme)
-    base = model.precision.base
-    yield TensorGroup("attention, norms", n, mla.q_rank + mla.kv_rank, base, divided=False)
-
-
-def _compressed(model: Architecture, n: int, csa: Compressed) -> Iterator[TensorGroup]:
-    scheme, base = model.precision.attention, model.precision.base
-    wide = csa.heads * csa.head
-    down = model.hidden * (csa.q_rank + csa.head)
-    yield TensorGroup("attention, down", n, down, scheme, divided=False)
-    yield TensorGroup("attention, queries", n, csa.q_rank * wide, scheme)
-    output = csa.o_rank * (wide + csa.groups * model.hidden)
-    yield TensorGroup("attention, output", n, output, scheme)
-    if csa.ratio:
-        # runs of 4 overlap, so that their keys and scores are twice as wide
-        overlap = 2 if csa.ratio == 4 else 1
-        per_head = 2 * overlap * (model.hidden + csa.ratio)
-        narrow = per_head * (csa.head + csa.index_head)
-        yield TensorGroup("attention, compressor", n, narrow, base, divided=False)
-    if csa.index_heads:
-        queries = csa.q_rank * csa.index_heads * csa.index_head
-        yield TensorGroup("indexer, queries", n, queries, scheme, divided=False)
-        scores = model.hidden * csa.index_heads
-        yield TensorGroup("indexer, scores", n, scores, base, divided=False)
-
-
-def _experts(model: Architecture, moe: Moe, engine: str, tp: int) -> Iterator[TensorGroup]:
+def _experts(
+    model: shape.Architecture, moe: shape.Moe, engine: str, tp: int
+) -> Iterator[TensorGroup]:
     n, up, precision = moe.layers, 2 if model.gated else 1, model.precision
     scheme, weights, loaded = precision.experts, moe.experts * moe.hidden * moe.width, 0
     if scheme.name == "mxfp4":
@@ -201,7 +180,7 @@ def _experts(model: Architecture, moe: Moe, engine: str, tp: int) -> Iterator[Te
         yield TensorGroup("scales the allocator keeps", n, scales, _BYTE, in_file=False)
 
 
-def require_divisible(model: Architecture, tp: int) -> None:
+def require_divisible(model: shape.Architecture, tp: int) -> None:
     """Stop where no engine could divide the model among that many cards."""
     if undivided := _undivided(model, tp):
         fewer = next((n for n in range(tp - 1, 0, -1) if not _undivided(model, n)), None)
@@ -209,14 +188,14 @@ def require_divisible(model: Architecture, tp: int) -> None:
         raise DoesNotFit(undivided, f"Engines refuse this number of cards; {other}")
 
 
-def require_context_parallel(model: Architecture, tp: int, dcp: int) -> None:
+def require_context_parallel(model: shape.Architecture, tp: int, dcp: int) -> None:
     """Stop where vLLM would not divide a request's tokens among that many cards.
 
     Only cards that have the same keys and values can share them: those of MLA, and of heads that
     are fewer than the cards (vLLM: config/model.py, verify_with_parallel_config).
     """
     heads = model.attention
-    if dcp == 1 or not isinstance(heads, Gqa):
+    if dcp == 1 or not isinstance(heads, shape.Gqa):
         return
     most, group = max(1, tp // heads.kv_heads), heads.heads // heads.kv_heads
     if dcp > most or group % dcp:
@@ -229,17 +208,17 @@ def require_context_parallel(model: Architecture, tp: int, dcp: int) -> None:
         )
 
 
-def _undivided(model: Architecture, tp: int) -> str:
+def _undivided(model: shape.Architecture, tp: int) -> str:
     """The first part that cannot be divided among that many cards; empty where all can."""
-    widths, precision, moe = list[tuple[str, Scheme, int]](), model.precision, model.moe
+    widths, precision, moe = list[tuple[str, shape.Scheme, int]](), model.precision, model.moe
     for attention in (mixer.attention for mixer in model.mixers):
         if attention.heads % tp:
             kind = "heads of linear attention" if attention.kind == "linear" else "attention heads"
             return f"{kind}: {attention.heads} cannot be divided among {tp} cards"
         # more cards than such heads: each is on several cards, so the cards must divide by them
-        if isinstance(attention, Gqa) and attention.kv_heads % tp and tp % attention.kv_heads:
+        if isinstance(attention, shape.Gqa) and attention.kv_heads % tp and tp % attention.kv_heads:
             return f"cards: {tp} cannot be divided among {attention.kv_heads} key and value heads"
-    if isinstance(gqa := model.attention, Gqa):
+    if isinstance(gqa := model.attention, shape.Gqa):
         widths.append(("its queries", precision.attention, gqa.heads * gqa.head // tp))
         keys = max(1, gqa.kv_heads // tp) * gqa.head
         widths.append(("its keys", precision.attention, keys))

@@ -19,9 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pipeline.core.errors import ModelUnreadable
-from pipeline.serving.fit.cache import KV_BYTES, Kv
-from pipeline.serving.fit.gguf import GgufTensor
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.engine import KV_BYTES, Kv
+from pipeline.serving.fit.gguf import GgufModel, GgufTensor
 from pipeline.serving.fit.units import GIB, MIB, gib, share
 
 CPU = "CPU"
@@ -150,25 +149,6 @@ def device_of(tensor: str, rules: list[TensorRule], layers: int, devices: list[s
     return rule.device if rule else home_of(tensor, layers, devices)
 
 
-def device_sums(
-    tensors: Iterable[GgufTensor], rules: list[TensorRule], layers: int, devices: list[str]
-) -> dict[str, int]:
-    """Bytes of weights on every device, by what the rules do and not by what was meant."""
-    sums = dict.fromkeys([*devices, CPU], 0)
-    for tensor in tensors:
-        sums[device_of(tensor.name, rules, layers, devices)] += tensor.n_bytes
-    return sums
-
-
-def idle_rules(tensors: Iterable[GgufTensor], rules: list[TensorRule]) -> list[TensorRule]:
-    """Rules that match no tensor, or only ones that an earlier rule has taken."""
-    working = {
-        next((i for i, rule in enumerate(rules) if rule.matches(tensor.name)), None)
-        for tensor in tensors
-    }
-    return [rule for i, rule in enumerate(rules) if i not in working]
-
-
 def expert_bytes(tensors: Iterable[GgufTensor]) -> dict[int, int]:
     """Routed experts of every layer that has some."""
     layers: dict[int, int] = {}
@@ -238,10 +218,13 @@ def _buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: i
 def _loads(model: GgufModel, machine: Machine, batch: Batch, rules: list[TensorRule]) -> list[Load]:
     """What rules come to on every card, from the table of tensors; the host comes last."""
     devices = machine.devices
-    sums = device_sums(model.tensors, rules, model.layers, devices)
+    # by what the rules do, and not by what was meant
+    held: dict[str, list[GgufTensor]] = {device: [] for device in [*devices, CPU]}
+    for tensor in model.tensors:
+        held[device_of(tensor.name, rules, model.layers, devices)].append(tensor)
+    sums = {device: sum(t.n_bytes for t in tensors) for device, tensors in held.items()}
     context = share(batch.context, _CACHE_STEP) * _CACHE_STEP
-    on_host = (t for t in model.tensors if device_of(t.name, rules, model.layers, devices) == CPU)
-    staged = max(expert_bytes(on_host).values(), default=0)
+    staged = max(expert_bytes(held[CPU]).values(), default=0)
     kv = dict.fromkeys(devices, 0)
     for i, values in enumerate(_kv_values(model, batch)):
         kv[home_of(f"blk.{i}.", model.layers, devices)] += values
@@ -293,16 +276,13 @@ def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[Tensor
     """A layout with the sums that its rules really give."""
     *loads, host = _loads(model, machine, batch, rules)
 
-    def on_card(layer: int, part: str) -> bool:
-        name = f"blk.{layer}.ffn_{part}_exps.weight"
-        return device_of(name, rules, model.layers, machine.devices) != CPU
-
+    experts = expert_bytes(model.tensors)
+    names = [f"blk.{i}.ffn_{part}_exps.weight" for i in experts for part in ("gate", "up", "down")]
+    devices = machine.devices
+    on_host = (name for name in names if device_of(name, rules, model.layers, devices) == CPU)
     # a layer with one of its matrices on the host still waits for the host
-    on_cards = sum(
-        all(on_card(i, part) for part in ("gate", "up", "down"))
-        for i in expert_bytes(model.tensors)
-    )
-    return Layout(rules, loads, host.n_bytes, on_cards)
+    waiting = {name.split(".")[1] for name in on_host}
+    return Layout(rules, loads, host.n_bytes, len(experts) - len(waiting))
 
 
 def shortage(layout: Layout, machine: Machine) -> str:
@@ -370,9 +350,14 @@ def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
             " card at a time: faster, and a buffer as large as that layer."
         )
     notes += model.bounds
+    working = {
+        next((i for i, rule in enumerate(layout.rules) if rule.matches(tensor.name)), None)
+        for tensor in model.tensors
+    }
     notes += [
         f"{rule.flag()} does nothing: earlier rules, or none of the tensors, match it."
-        for rule in idle_rules(model.tensors, layout.rules)
+        for i, rule in enumerate(layout.rules)
+        if i not in working
     ]
     return notes
 

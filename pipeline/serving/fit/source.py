@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,11 @@ from pipeline.core.errors import (
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
 from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of, shipped_repositories
-from pipeline.serving.fit.gguf_model import GgufModel, gguf_parts, read_gguf
-from pipeline.serving.fit.named import named_spec, nearest
+from pipeline.serving.fit.gguf import GgufModel, gguf_parts, read_gguf
 from pipeline.serving.fit.parts import parts_of
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import gib
-from pipeline.weights.model import FilePin, current_lock, is_reference, lock_path, spec_of
+from pipeline.weights import model as weights
 from pipeline.weights.place import cache_name, find_places, in_hub_cache, snapshots_in, user_cache
 
 _TAKES = (
@@ -38,6 +38,9 @@ _OWN_COPY = "A copy of the config.json in which you correct that can be named in
 # some repositories hold the weights a second time, under the name of another loader
 _SHARD = re.compile(r"(?!consolidated)[^/]*\.safetensors")
 _TOLERATED = 0.03  # of the files: small parts that are not counted, headers
+_MOST_NAMES = 3
+_LIKE = 0.6  # difflib's own limit
+_LEAST_CHARS = 4  # of a part that is looked for inside of names: `a3b` is in many
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class HubModel:
 
     repository: str
     commit: str
-    files: list[FilePin]
-    read: Callable[[FilePin], bytes]
+    files: list[weights.FilePin]
+    read: Callable[[weights.FilePin], bytes]
 
 
 AskHub: TypeAlias = Callable[[str, str], HubModel]  # of a repository at a revision
@@ -76,9 +79,9 @@ def find_source(
         return _from_file(path)
     if path.is_dir():
         return _from_folder(path)
-    if ask_hub is not None and is_reference(text):
+    if ask_hub is not None and weights.is_reference(text):
         try:
-            named = spec_of(text)
+            named = weights.spec_of(text)
         except SpecInvalid:  # a path that does not exist, or a mistake that is reported as one
             if "://" in text:
                 raise
@@ -175,7 +178,7 @@ def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> So
         model = known.architecture()
         origin = f"shipped facts about {repository}; the Hub was not reached"
         return Source(repository, model, origin, _file_bytes(model), True)
-    cached = user_cache() / cache_name(spec_of(repository))
+    cached = user_cache() / cache_name(weights.spec_of(repository))
     if snapshots_in(cached):
         instead = f"Without the Hub, name its folder in your cache: {cached}."
     else:
@@ -192,7 +195,9 @@ def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> So
 
 def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
     spec = named_spec(checkout, name)
-    lock = current_lock(checkout, name) if lock_path(checkout, name).exists() else None
+    lock = (
+        weights.current_lock(checkout, name) if weights.lock_path(checkout, name).exists() else None
+    )
     model: Architecture | GgufModel | None = None
     if spec.format == "gguf":
         if shipped := recipe_of(spec.repository, spec.quant):
@@ -232,3 +237,29 @@ def _beside_files(model: Architecture, size: int) -> Architecture:
 
 def _file_bytes(model: Architecture) -> int:
     return sum(part.file_bytes() for part in parts_of(model))
+
+
+def named_spec(checkout: Checkout, name: str) -> weights.WeightsSpec:
+    """The spec of a name; the error for an unknown name suggests the nearest ones."""
+    try:
+        return weights.read_spec(checkout, name)
+    except WeightsUnknown as error:
+        near = nearest(name, [*weights.spec_names(checkout), *shipped_repositories()])
+        raise WeightsUnknown(str(error), f"{did_you_mean(near)}{error.hint}") from error
+
+
+def nearest(text: str, known: Iterable[str]) -> list[str]:
+    """The known models that look most like what was typed, the nearest first."""
+    # without the organisation, which people leave out, and in any letter case
+    by_model: dict[str, list[str]] = {}
+    for name in known:
+        by_model.setdefault(_model(name), []).append(name)
+    typed = _model(text)
+    near = difflib.get_close_matches(typed, by_model, n=_MOST_NAMES, cutoff=_LIKE)
+    inside = [model for model in by_model if len(typed) >= _LEAST_CHARS and typed in model]
+    names = [name for model in dict.fromkeys([*near, *inside]) for name in by_model[model]]
+    return names[:_MOST_NAMES]
+
+
+def _model(text: str) -> str:
+    return text.partition("@")[0].rstrip("/").rpartition("/")[2].casefold()

@@ -117,26 +117,23 @@ def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         before = result.get(key)
         if value is None:
             result.pop(key, None)
-        elif key in _BY_SOURCE and isinstance(before, dict) and isinstance(value, dict):
-            result[key] = _by_source(before, value)
-        elif isinstance(before, dict) and isinstance(value, dict):
+        elif not (isinstance(before, dict) and isinstance(value, dict)):
+            result[key] = value
+        elif key not in _BY_SOURCE:
             result[key] = merge(before, value)
         else:
-            result[key] = value
+            for group in (*before.values(), *(v for v in value.values() if v is not None)):
+                if not isinstance(group, dict):
+                    message = f"flags and environment are tables by source, not {group!r}"
+                    raise RecipeInvalid(message)
+            fields = {field for group in value.values() for field in group or ()}
+            groups: dict[str, Any] = {
+                source: {k: v for k, v in group.items() if k not in fields}
+                for source, group in before.items()
+            }
+            for source, group in value.items():
+                given = {k: v for k, v in (group or {}).items() if v is not None}
+                # a source that is null is removed
+                groups[source] = {} if group is None else {**groups.get(source, {}), **given}
+            result[key] = {source: group for source, group in groups.items() if group}
     return result
-
-
-def _by_source(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
-    for group in (*parent.values(), *(each for each in child.values() if each is not None)):
-        if not isinstance(group, dict):
-            raise RecipeInvalid(f"flags and environment are tables by source, not {group!r}")
-    fields = {field for group in child.values() for field in group or ()}
-    groups: dict[str, Any] = {
-        source: {k: v for k, v in group.items() if k not in fields}
-        for source, group in parent.items()
-    }
-    for source, group in child.items():
-        given = {k: v for k, v in (group or {}).items() if v is not None}
-        # a source that is null is removed
-        groups[source] = {} if group is None else {**groups.get(source, {}), **given}
-    return {source: group for source, group in groups.items() if group}

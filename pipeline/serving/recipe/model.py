@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     GetJsonSchemaHandler,
@@ -124,10 +126,18 @@ class Change(Frozen):
     why: Line
 
 
+def _regular(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    return pattern
+
+
 class LogLine(Frozen):
     """A line of the engine's log that must be there, or must not."""
 
-    pattern: Line
+    pattern: Annotated[Line, AfterValidator(_regular)]
     why: Line
 
 

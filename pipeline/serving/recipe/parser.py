@@ -17,7 +17,6 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import RecipeInvalid
-from pipeline.core.model import Frozen
 from pipeline.images.engine.parser_flags import (
     FlagSpec,
     ParserFlags,
@@ -38,38 +37,25 @@ _SIZES = {
 }
 
 
-class FlagProblem(Frozen):
+class FlagProblem(NamedTuple):
     """Why the engine would not start, or would start with something else than what is written."""
 
     flag: str  # or the variable, as it is written
     message: str
-    nearest: list[str] = []
+    nearest: Sequence[str] = ()
 
     def __str__(self) -> str:
         near = f"; did you mean {' or '.join(self.nearest)}?" if self.nearest else ""
         return f"{self.flag}: {self.message}{near}"
 
 
-def _problem(flag: str, message: str, nearest: Sequence[str] = ()) -> FlagProblem:
-    return FlagProblem(flag=flag, message=message, nearest=list(nearest))
-
-
-class Rule(NamedTuple):
-    """What an engine asks of two flags once they are parsed."""
-
-    engine: str
-    flag: str
-    other: str
-    together: bool  # whether the first needs the second, or forbids it
-
-
-# Each is an error of the engine's own: vllm/entrypoints/launchers/cli_args.py of vLLM 0.32.0.
-RULES = (
-    Rule("vllm", "--enable-auto-tool-choice", "--tool-call-parser", True),
-    Rule("vllm", "--enable-log-outputs", "--enable-log-requests", True),
-    Rule("vllm", "--enable-per-request-metrics", "--disable-log-stats", False),
-    Rule("vllm", "--grpc", "--grpc-port", False),
-)
+# What vLLM asks of two flags once they are parsed: the first needs the second, or forbids it. Each
+# is an error of its own: vllm/entrypoints/launchers/cli_args.py of vLLM 0.32.0.
+_NEEDS = {
+    "--enable-auto-tool-choice": "--tool-call-parser",
+    "--enable-log-outputs": "--enable-log-requests",
+}
+_FORBIDS = {"--enable-per-request-metrics": "--disable-log-stats", "--grpc": "--grpc-port"}
 # Each process of an engine has a card of its own, and there is one for each product of these.
 _TENSOR, _DECODE = "--tensor-parallel-size", "--decode-context-parallel-size"
 _PROCESSES = (_TENSOR, "--pipeline-parallel-size", "--prefill-context-parallel-size")
@@ -198,14 +184,43 @@ def check_flags(launch: Launch, flags: ParserFlags) -> list[FlagProblem]:
     names = {given.name for given in line.given}
     problems = [each for given in line.given for each in _judge(given, flags, names)]
     for word in line.plain[flags.plain_words :]:
-        problems.append(_problem(word, "is a word that no flag takes"))
-    problems += [*_doubled(line, flags), *_combined(line, flags)]
+        problems.append(FlagProblem(word, "is a word that no flag takes"))
+    # flags of which only the last would count, and flags turned on and off
+    seen: dict[str, Given] = {}
+    for given in line.given:
+        if given.name is None or flags.flags[given.name].repeats:
+            continue
+        before = seen.setdefault(f"{given.name}.{given.path}", given)
+        if given.is_off != before.is_off:
+            problems.append(FlagProblem(given.written, f"contradicts {before.written}"))
+        elif before is not given:
+            message = "is given twice, and only the last one counts"
+            problems.append(FlagProblem(given.written, message))
+        elif given.path and (whole := seen.get(f"{given.name}.")):
+            # vLLM puts the parts together and gives them to the flag once more
+            message = f"only the parts count beside {whole.written}: write all of it in one way"
+            problems.append(FlagProblem(given.written, message))
+    # flags that exclude each other, by the parser or by the engine's own rules
+    named = {given.name: given.written for given in line.given}
+    for group in flags.exclusive:
+        present = [named[name] for name in group if name in named]
+        if len(present) > 1:
+            message = f"cannot stand beside {', '.join(present[:-1])}"
+            problems.append(FlagProblem(present[-1], message))
+    on = {given.name for given in line.given if given.name and not given.is_off}
+    is_on = {flag: flags.engine == "vllm" and flag in on for flag in (*_NEEDS, *_FORBIDS)}
+    for flag, other in _NEEDS.items():
+        if is_on[flag] and other not in on:
+            problems.append(FlagProblem(flag, f"needs {other}"))
+    for flag, other in _FORBIDS.items():
+        if is_on[flag] and other in on:
+            problems.append(FlagProblem(flag, f"cannot stand beside {other}"))
     problems += _parallel(line, flags, launch.cards)
     for name in launch.environment:
         # variables of others (NCCL_, CUDA_) are not the engine's business
         if name.startswith(tuple(flags.prefixes)) and name not in flags.variables:
             near = _nearest(name, flags.variables)
-            problems.append(_problem(name, f"is no variable of {flags.title}", near))
+            problems.append(FlagProblem(name, f"is no variable of {flags.title}", near))
     return problems
 
 
@@ -216,31 +231,33 @@ def _judge(given: Given, flags: ParserFlags, names: set[str | None]) -> Iterator
         head = _spelled(written.partition(".")[0] if flags.syntax == "vllm" else written, flags)
         # argparse completes a beginning, but only one that fits a single flag
         if fitting := _beginnings(head, flags):
-            yield _problem(written, "is the beginning of more than one flag", fitting[:_MOST_NAMES])
+            yield FlagProblem(
+                written, "is the beginning of more than one flag", fitting[:_MOST_NAMES]
+            )
         else:
             near = _nearest(head, flags.spellings)
-            yield _problem(written, f"is no flag of {flags.title}", near)
+            yield FlagProblem(written, f"is no flag of {flags.title}", near)
         return
     flag = flags.flags[given.name]
     needs_value = given.path or (flag.takes in ("one", "many") and not given.is_off)
     if flag.retired:
-        yield _problem(written, f"was removed: {flag.retired}")
+        yield FlagProblem(written, f"was removed: {flag.retired}")
     elif given.superfluous is not None:
-        yield _problem(written, "takes no value")
+        yield FlagProblem(written, "takes no value")
     elif given.path and flag.type not in ("json", "json-or-text"):
-        yield _problem(written, f"takes no JSON, so {flags.title} knows nothing below it")
+        yield FlagProblem(written, f"takes no JSON, so {flags.title} knows nothing below it")
     elif needs_value and not given.values:
-        yield _problem(written, "needs a value")
+        yield FlagProblem(written, "needs a value")
     elif given.path:
         if flag.fields and not _is_field(given.path, flag):
             head = written.partition(".")[0]
             near = [f"{head}.{path}" for path in _nearest(given.path, flag.fields)]
-            yield _problem(written, f"has no setting {given.path!r}", near)
+            yield FlagProblem(written, f"has no setting {given.path!r}", near)
     elif flag.opened_by is None or flag.opened_by not in names:
         for value in given.values:
             if why := _wrong_value(value, flag, flags.engine):
                 shown = value if len(value) <= 60 else value[:57] + "..."
-                yield _problem(written, f"{shown!r} {why}")
+                yield FlagProblem(written, f"{shown!r} {why}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> list[str]:
@@ -295,39 +312,6 @@ def _is_field(path: str, flag: FlagSpec) -> bool:
     return any(fnmatchcase(path, each) for each in flag.fields)
 
 
-def _doubled(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
-    """Flags of which only the last would count, and flags turned on and off."""
-    seen: dict[str, Given] = {}
-    for given in line.given:
-        if given.name is None or flags.flags[given.name].repeats:
-            continue
-        before = seen.setdefault(f"{given.name}.{given.path}", given)
-        if given.is_off != before.is_off:
-            yield _problem(given.written, f"contradicts {before.written}")
-        elif before is not given:
-            yield _problem(given.written, "is given twice, and only the last one counts")
-        elif given.path and (whole := seen.get(f"{given.name}.")):
-            # vLLM puts the parts together and gives them to the flag once more
-            message = f"only the parts count beside {whole.written}: write all of it in one way"
-            yield _problem(given.written, message)
-
-
-def _combined(line: CommandLine, flags: ParserFlags) -> Iterator[FlagProblem]:
-    """Flags that exclude each other, by the parser or by the engine's own rules."""
-    named = {given.name: given.written for given in line.given}
-    for group in flags.exclusive:
-        present = [named[name] for name in group if name in named]
-        if len(present) > 1:
-            yield _problem(present[-1], f"cannot stand beside {', '.join(present[:-1])}")
-    on = {given.name for given in line.given if given.name and not given.is_off}
-    for rule in RULES:
-        if rule.engine != flags.engine or rule.flag not in on:
-            continue
-        if rule.together != (rule.other in on):
-            verb = "needs" if rule.together else "cannot stand beside"
-            yield _problem(rule.flag, f"{verb} {rule.other}")
-
-
 def _parallel(line: CommandLine, flags: ParserFlags, cards: int) -> Iterator[FlagProblem]:
     """Parts of a model that find no card: vllm/config/parallel.py of vLLM 0.32.0 has both rules."""
     given = {each.name: each for each in line.given if each.values and not each.path}
@@ -338,10 +322,10 @@ def _parallel(line: CommandLine, flags: ParserFlags, cards: int) -> Iterator[Fla
     if cards and is_local and parts > cards:
         names = (flags.spellings.get(spelling) for spelling in _PROCESSES)
         written = " × ".join(given[name].written for name in names if name in given)
-        yield _problem(written, f"{parts} parts need a GPU each, and the recipe is for {cards}")
+        yield FlagProblem(written, f"{parts} parts need a GPU each, and the recipe is for {cards}")
     decode = _size_of(_DECODE, given, flags)
     if flags.engine == "vllm" and others[1] == 1 and tensor % decode:
-        yield _problem(_DECODE, f"{decode} does not divide {_TENSOR} {tensor}")
+        yield FlagProblem(_DECODE, f"{decode} does not divide {_TENSOR} {tensor}")
 
 
 def _size_of(spelling: str, given: Mapping[str | None, Given], flags: ParserFlags) -> int:

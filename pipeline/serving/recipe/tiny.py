@@ -103,7 +103,24 @@ def tiny_gguf() -> bytes:
     """The model; the same bytes every time and everywhere."""
     tokens, merges = _vocabulary()
     random = Random(_SEED)  # noqa: S311 -- weights, not secrets
-    tensors = _planted(random, tokens)
+    # embeddings and output rows that make each word call the next one
+    size = len(tokens), _EMBEDDING
+    embedding = [_bell(random) for _ in range(math.prod(size))]
+    output = [0.0] * math.prod(size)
+    for row in range(0, math.prod(size), _EMBEDDING):
+        embedding[row + _FIRST_WORD_CHANNEL : row + _FREE_CHANNEL] = [0.0] * len(WORDS)
+        embedding[row + _BIAS_CHANNEL] = 4.0
+    rows = [tokens.index("".join(_spelled(word.encode()))) * _EMBEDDING for word in WORDS]
+    output[rows[0] + _BIAS_CHANNEL] = 2.5
+    for i, row in enumerate(rows):
+        channel = _FIRST_WORD_CHANNEL + i
+        embedding[row + channel] = 8.0
+        output[rows[(i + 1) % len(rows)] + channel] = 8.0
+    tensors = {
+        "token_embd.weight": Tensor(size, embedding),
+        "output_norm.weight": _ones(_EMBEDDING),
+        "output.weight": Tensor(size, output),
+    }
     for layer in range(_LAYERS):
         parts = _block(random, is_dense=layer < _DENSE_LAYERS)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
@@ -182,27 +199,6 @@ def _head(tokens: list[str], merges: list[str]) -> dict[str, Value]:
         "tokenizer.ggml.padding_token_id": tokens.index(_PAD),
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": _CHAT_TEMPLATE,
-    }
-
-
-def _planted(random: Random, tokens: list[str]) -> dict[str, Tensor]:
-    """Embeddings and output rows that make each word call the next one."""
-    size = len(tokens), _EMBEDDING
-    embedding = [_bell(random) for _ in range(math.prod(size))]
-    output = [0.0] * math.prod(size)
-    for row in range(0, math.prod(size), _EMBEDDING):
-        embedding[row + _FIRST_WORD_CHANNEL : row + _FREE_CHANNEL] = [0.0] * len(WORDS)
-        embedding[row + _BIAS_CHANNEL] = 4.0
-    rows = [tokens.index("".join(_spelled(word.encode()))) * _EMBEDDING for word in WORDS]
-    output[rows[0] + _BIAS_CHANNEL] = 2.5
-    for i, row in enumerate(rows):
-        channel = _FIRST_WORD_CHANNEL + i
-        embedding[row + channel] = 8.0
-        output[rows[(i + 1) % len(rows)] + channel] = 8.0
-    return {
-        "token_embd.weight": Tensor(size, embedding),
-        "output_norm.weight": _ones(_EMBEDDING),
-        "output.weight": Tensor(size, output),
     }
 
 

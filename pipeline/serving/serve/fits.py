@@ -10,12 +10,10 @@ from typing import TypeAlias
 from pipeline.core.errors import DoesNotFit, PipelineError
 from pipeline.core.known import Known, Unknown, unknown
 from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.fit import placement
 from pipeline.serving.fit.answer import answer
-from pipeline.serving.fit.cache import Kv
-from pipeline.serving.fit.engine import Question
-from pipeline.serving.fit.gguf_model import GgufModel
-from pipeline.serving.fit.placement import CPU, Batch, TensorRule, checked, read_overrides, shortage
-from pipeline.serving.fit.placement import Machine as Cards
+from pipeline.serving.fit.engine import Kv, Question
+from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.source import find_source
 from pipeline.serving.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
@@ -39,15 +37,6 @@ class FitPlan:
     model: Known[Model]
     flags: Flags
     speculates: bool = False
-
-
-@dataclass(frozen=True)
-class Room:
-    """What there is: equal cards, and the memory of their machine."""
-
-    cards: int
-    card_bytes: int  # as the driver shows it
-    host_bytes: int | None = None
 
 
 def plan_fit(recipe: Recipe, overrides: Overrides, model: Known[Model]) -> FitPlan:
@@ -82,7 +71,7 @@ def find_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[
     return reason
 
 
-def shortfall(plan: FitPlan, room: Room) -> Known[str]:
+def shortfall(plan: FitPlan, room: placement.Machine) -> Known[str]:
     """What is short; empty where it fits, and a reason where that cannot be calculated."""
     flags, given = plan.flags, plan.flags.given()
     if isinstance(plan.model, Unknown):
@@ -107,7 +96,7 @@ def shortfall(plan: FitPlan, room: Room) -> Known[str]:
     return short
 
 
-def _short(model: Architecture, flags: Flags, room: Room) -> Known[str]:
+def _short(model: Architecture, flags: Flags, room: placement.Machine) -> Known[str]:
     question = question_of(flags, model, room)
     if isinstance(question, Unknown):
         return question
@@ -121,7 +110,7 @@ def _short(model: Architecture, flags: Flags, room: Room) -> Known[str]:
     return found.short
 
 
-def question_of(flags: Flags, model: Architecture, room: Room) -> Known[Question]:
+def question_of(flags: Flags, model: Architecture, room: placement.Machine) -> Known[Question]:
     """What the flags of vLLM or SGLang ask for."""
     word = getattr(flags, "kv_cache_dtype", None) or "auto"
     kv = "fp8" if word.startswith("fp8") else _KV.get(word)
@@ -155,7 +144,7 @@ def question_of(flags: Flags, model: Architecture, room: Room) -> Known[Question
     return question
 
 
-def _short_of_layout(model: GgufModel, flags: Flags, room: Room) -> Known[str]:
+def _short_of_layout(model: GgufModel, flags: Flags, room: placement.Machine) -> Known[str]:
     assert isinstance(flags, LlamaFlags)
     kinds = {_KV.get(word or "f16") for word in (flags.cache_type_k, flags.cache_type_v)}
     kv = kinds.pop()
@@ -168,10 +157,9 @@ def _short_of_layout(model: GgufModel, flags: Flags, room: Room) -> Known[str]:
         raise DoesNotFit(f"{context} tokens: the model knows only {model.context} positions")
     # llama.cpp's own defaults: github.com/ggml-org/llama.cpp
     mla = 3 if flags.mla is None else flags.mla
-    batch = Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048, mla)
-    # no headroom of ours: what a document's command leaves free is the document's choice
-    cards = Cards(room.cards, room.card_bytes, 0, room.host_bytes)
-    rules = read_overrides(flags.override_tensor, cards.devices) if flags.override_tensor else []
+    batch = placement.Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048, mla)
+    given = flags.override_tensor
+    rules = placement.read_overrides(given, room.devices) if given else []
     if flags.cpu_moe:
-        rules.append(TensorRule("exps", CPU))
-    return shortage(checked(model, cards, batch, rules), cards)
+        rules.append(placement.TensorRule("exps", placement.CPU))
+    return placement.shortage(placement.checked(model, room, batch, rules), room)

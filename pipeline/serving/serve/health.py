@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
-from contextlib import closing
+import asyncio
 from pathlib import Path
 from typing import TypeAlias
 
 from pipeline.core import foreign_json
-from pipeline.serving.serve.guard import UnixConnection
+from pipeline.core.net.wire import Address, Lost, send
 
 _MOST_BYTES = 4 << 20
 # An engine that loads may take seconds for an answer; one that hangs is asked again.
@@ -44,14 +43,12 @@ def served_models(door: Door) -> list[str] | None:
 
 def _get(door: Door, path: str) -> tuple[int, bytes]:
     # not the client for the internet: no proxy, no redirect and no second try is wanted here
-    if isinstance(door, Path):
-        connection: http.client.HTTPConnection = UnixConnection(str(door), _TIMEOUT_S)
-    else:
-        connection = http.client.HTTPConnection("127.0.0.1", door, timeout=_TIMEOUT_S)
-    with closing(connection):
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MOST_BYTES)
-        except (OSError, http.client.HTTPException):
-            return 0, b""
+    port, socket = (0, door) if isinstance(door, Path) else (door, None)
+    address = Address("127.0.0.1", port, False, "", socket)
+    request = send(address, "GET", path, b"", {}, limit_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+    try:
+        # a loop for each question: those who ask are threads without one
+        raw = asyncio.run(request)
+    except Lost:
+        return 0, b""
+    return raw.status, raw.data

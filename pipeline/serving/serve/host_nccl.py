@@ -10,8 +10,8 @@ from pipeline.artifacts.containers.arguments import Mount
 from pipeline.core.errors import StartFailed
 from pipeline.core.files import read_at_most
 from pipeline.hosts.fleet.tunnel import Tunnel
+from pipeline.serving.recipe.container import NCCL_LIBRARY, NCCL_SETTINGS
 from pipeline.serving.recipe.launch import Launch
-from pipeline.serving.recipe.render.target import NCCL_LIBRARY, NCCL_SETTINGS
 
 HostNccl: TypeAlias = Literal["settings", "patched"]
 SETTINGS, LIBRARY = Path(NCCL_SETTINGS), Path(NCCL_LIBRARY.host)

@@ -6,24 +6,23 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core import log
-from pipeline.core.errors import BackendDiffers, PipelineError, RecipeInvalid
+from pipeline.core.errors import PipelineError
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Engine
-from pipeline.serving.recipe.model import Expectations, LogLine
 
 _MOST_LINE_BYTES = 1 << 16
 _MOST_FILE_BYTES = 64 << 20
 # What is searched for known issues; a traceback of eight workers has some thousand lines.
 _LAST_LINES = 5000
 # No line that counts is longer.
-_LONGEST = 4000
+LONGEST = 4000
 # Sequences for a terminal (ECMA-48), and what is none of them; a tab may stay.
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
@@ -92,48 +91,6 @@ def _plain(line: bytes) -> str:
     return _CONTROL.sub("", line.decode(errors="replace"))
 
 
-class ExpectedLog:
-    """Sees every line of a start: no silent fallback to another backend."""
-
-    def __init__(self, recipe: str, expect: Expectations) -> None:
-        self._recipe = recipe
-        self._missing, self._never = self._compiled(expect.log), self._compiled(expect.never)
-
-    def _compiled(self, lines: Sequence[LogLine]) -> list[tuple[LogLine, re.Pattern[str]]]:
-        found = []
-        for line in lines:
-            try:
-                found.append((line, re.compile(line.pattern)))
-            except re.error as error:
-                message = f"expect: {line.pattern!r} is no regular expression: {error}"
-                raise RecipeInvalid(f"{self._recipe}: {message}") from error
-        return found
-
-    def see(self, line: str) -> None:
-        """Takes one line; one that must never be there ends the start."""
-        short = line[:_LONGEST]
-        self._missing = [each for each in self._missing if not each[1].search(short)]
-        for wanted, pattern in self._never:
-            if pattern.search(short):
-                raise BackendDiffers(
-                    f"{self._recipe}: the log must not have {wanted.pattern!r} ({wanted.why}),"
-                    f" but says: {short.strip()[:300]}"
-                )
-
-    @property
-    def missing(self) -> list[LogLine]:
-        """The lines that have not come yet."""
-        return [line for line, _ in self._missing]
-
-    def require_all(self) -> None:
-        """Refuses a start whose log lacks a line."""
-        if self._missing:
-            first = self._missing[0][0]
-            raise BackendDiffers(
-                f"{self._recipe}: nothing in the log matches {first.pattern!r} ({first.why})"
-            )
-
-
 class Progress(NamedTuple):
     """Where a start is."""
 
@@ -185,7 +142,7 @@ _SGLANG_FATAL = "Scheduler hit an exception: Traceback"
 def read_progress(engine: Engine, line: str) -> Progress | None:
     """The step that a line announces; none where it announces none."""
     for title, pattern in STAGES[engine].items():
-        if match := re.search(pattern, line[:_LONGEST]):
+        if match := re.search(pattern, line[:LONGEST]):
             counts = match.groupdict()
             return Progress(title, *(int(counts[x]) for x in ("done", "total") if x in counts))
     return None
@@ -193,4 +150,4 @@ def read_progress(engine: Engine, line: str) -> Progress | None:
 
 def is_fatal(engine: Engine, line: str) -> bool:
     """Whether an engine says that it will not come up."""
-    return engine == "sglang" and _SGLANG_FATAL in line[:_LONGEST]
+    return engine == "sglang" and _SGLANG_FATAL in line[:LONGEST]

@@ -19,8 +19,9 @@ from pipeline.hosts.rules.cards import cards as cards_answer
 from pipeline.hosts.rules.machine import driver_branch
 from pipeline.hosts.rules.verdict import RuleResult, not_applicable, result
 from pipeline.images.gate.state import GateState
+from pipeline.serving.fit import placement
 from pipeline.serving.recipe.model import Recipe
-from pipeline.serving.serve.fits import FitPlan, Room, shortfall
+from pipeline.serving.serve.fits import FitPlan, shortfall
 from pipeline.serving.serve.weights import WeightsFolder
 from pipeline.weights.disk.receipt import check_by_receipt
 
@@ -278,7 +279,9 @@ def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
         raise _Missing(unknown("there is no card" if plan.fit else "the plan does not ask for it"))
     host = then(machine.facts, lambda facts: facts.memory_bytes)
     # the smallest card decides, since all get the same share
-    room = Room(len(sizes), min(sizes), None if isinstance(host, Unknown) else host)
+    # no headroom of ours: what a document's command leaves free is the document's choice
+    host_bytes = None if isinstance(host, Unknown) else host
+    room = placement.Machine(len(sizes), min(sizes), 0, host_bytes)
     short = shortfall(plan.fit, room)
     good = then(short, lambda text: not text)
     model = plan.recipe.model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipeline.artifacts.containers.arguments import Label
@@ -19,19 +19,9 @@ from pipeline.artifacts.containers.facts import (
 )
 from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.artifacts.store.store import Store, read_image_record
-from pipeline.core import log
-from pipeline.core.errors import (
-    Interrupted,
-    NothingServed,
-    PipelineError,
-    ServeFailed,
-    UnknownImage,
-    WeightsUnknown,
-)
-from pipeline.core.known import Known
+from pipeline.core import errors, log
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.hosts.rules.verdict import RuleResult
-from pipeline.images.gate.state import GateState
 from pipeline.serving.recipe.container import LOOPBACK, container_name
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import Recipe
@@ -44,33 +34,24 @@ from pipeline.serving.serve.attempts import (
     new_id,
     stamp,
 )
-from pipeline.serving.serve.fits import FitPlan
 from pipeline.serving.serve.health import is_healthy
 from pipeline.serving.serve.preflight import Plan, require_ready, run_checks
 from pipeline.serving.serve.site import HERE, Site
 from pipeline.serving.serve.start import Served, Start, make_room, start_engine
-from pipeline.serving.serve.weights import WeightsFolder
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Job(Plan):
     """A recipe that is to be served, with nothing left to look up."""
 
-    recipe: Recipe
     launch: Launch
     record: ImageRecord | None  # none: not built
-    weights: WeightsFolder | None
     timeout_s: float
-    cuda: str | None = None
-    gates: GateState | None = None
-    cards: tuple[int, ...] = ()
-    flags: Known[tuple[str, ...]] = ()  # what the engine's own parser would refuse
     address: str = LOOPBACK
     skipped: Collection[str] = ()
     after: str | None = None  # the attempt that this one follows
     options: ServeOptions | None = None
     site: Site = HERE
-    fit: FitPlan | None = None
 
 
 def attempts_of(store: Store) -> AttemptList:
@@ -108,10 +89,10 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
         make_room(engine, job.recipe.name)
         require_ready(preflight(job, port_holder(engine, job.launch.port)))
         if job.record is None:
-            raise UnknownImage(f"{job.recipe.image} is not built")
+            raise errors.UnknownImage(f"{job.recipe.image} is not built")
         for mount in job.launch.mounts:
             if not mount.host:
-                raise WeightsUnknown(
+                raise errors.WeightsUnknown(
                     f"{job.launch.recipe}: no folder is named for {mount.inside}",
                     "--weights DIR names the weights, --draft DIR those of a draft model.",
                 )
@@ -139,20 +120,8 @@ def port_holder(engine: ContainerEngine, port: int) -> str:
 
 def preflight(job: Job, holder: str = "") -> list[RuleResult]:
     """Whether the machine is ready for a start, check by check."""
-    plan = Plan(
-        recipe=job.recipe,
-        port=job.launch.port,
-        image_is_built=job.record is not None,
-        weights=job.weights,
-        cuda=job.cuda,
-        gates=job.gates,
-        cards=job.cards,
-        flags=job.flags,
-        fit=job.fit,
-        port_holder=holder,
-    )
-    machine = job.site.look(job.recipe, job.launch.port)
-    return run_checks(plan, machine, job.skipped)
+    machine = job.site.look(job.recipe, job.port)
+    return run_checks(replace(job, port_holder=holder), machine, job.skipped)
 
 
 @contextmanager
@@ -164,12 +133,13 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
     issues: tuple[str, ...] = ()
     try:
         yield
-    except (Interrupted, KeyboardInterrupt) as error:
+    except (errors.Interrupted, KeyboardInterrupt) as error:
         outcome, failure = "interrupted", str(error) or "stopped"
         raise
+    # whatever ends the start: an attempt without an end reads as killed
     except BaseException as error:
         outcome, failure = "failed", f"{type(error).__name__}: {error}"
-        issues = error.issues if isinstance(error, ServeFailed) else ()
+        issues = error.issues if isinstance(error, errors.ServeFailed) else ()
         raise
     finally:
         seconds = round(time.monotonic() - start, 3)
@@ -183,7 +153,7 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
         )
         try:
             attempts.add(ended)
-        except PipelineError as error:
+        except errors.PipelineError as error:
             # a full disk must hide neither an engine that serves nor the reason of a failure
             log.say(f"The end of the attempt {begun.id} is not kept: {error}")
 
@@ -201,7 +171,7 @@ def find_among(
         facts = engine.container(container_name(recipe))
         if facts is not None and facts.recipe == recipe:
             return engine, facts
-    raise NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
+    raise errors.NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
 
 
 def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:

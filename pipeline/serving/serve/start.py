@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,28 +18,13 @@ from pipeline.artifacts.containers.facts import (
 )
 from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log
-from pipeline.core.errors import (
-    AlreadyServed,
-    ImageDiffers,
-    Interrupted,
-    PipelineError,
-    ServeFailed,
-    StartFailed,
-)
+from pipeline.core import errors, log
 from pipeline.hosts.rules.issues import findings, match_lines
 from pipeline.serving.recipe.container import LOOPBACK, container_arguments, container_name
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import Expectations
+from pipeline.serving.serve import log_reader
 from pipeline.serving.serve.health import Door, answers, is_healthy, served_models
-from pipeline.serving.serve.log_reader import (
-    STAGES,
-    ExpectedLog,
-    LogReader,
-    Progress,
-    is_fatal,
-    read_progress,
-)
 
 STOP_S = 60  # engines let the requests that they work on finish
 _POLL_S = 0.3
@@ -95,13 +81,13 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
     try:
         with log.step(f"Starting {name}"):
             engine.start(identity)
-            reader = LogReader(engine.output(identity, follow=True), start.log_file)
+            reader = log_reader.LogReader(engine.output(identity, follow=True), start.log_file)
             with _failure_explained(start, reader):
                 _Wait(engine, identity, start, reader).until_served()
             # what runs counts, not what was ordered
             facts = engine.container(identity)
             if facts is None:
-                raise ImageDiffers(
+                raise errors.ImageDiffers(
                     f"{name}: its container is gone",
                     "Serve the recipe again; find out who removed the container.",
                 )
@@ -109,7 +95,7 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
     except KeyboardInterrupt:
         _remove(engine, identity, arguments.name)
         hint = f"The container {arguments.name} was removed: nothing of it is served."
-        raise Interrupted("stopped", hint) from None
+        raise errors.Interrupted("stopped", hint) from None
     except BaseException:
         _remove(engine, identity, arguments.name)
         raise
@@ -134,7 +120,7 @@ def _remove(engine: ContainerEngine, identity: str, name: str) -> None:
             engine.remove(identity)
         except KeyboardInterrupt:  # impatient users press Ctrl-C twice
             engine.remove(identity)
-    except PipelineError as error:
+    except errors.PipelineError as error:
         command = f"{engine.kind} rm --force {name}"
         error.hint = f"The container may be left: `{command}` removes it. {error.hint}".strip()
         raise
@@ -147,19 +133,19 @@ def make_room(engine: ContainerEngine, recipe: str) -> None:
         return
     owner = last.recipe
     if not owner:
-        raise AlreadyServed(
+        raise errors.AlreadyServed(
             f"a container {last.name} is there that was not started by `sm120 serve`",
             f"Look at it, then `{engine.kind} rm {last.name}`.",
         )
     if owner != recipe:
         # `a.b` and `a-b` are one name to systemd and Kubernetes
-        raise AlreadyServed(
+        raise errors.AlreadyServed(
             f"the container {last.name} is of the recipe {owner}, which has the same name for one",
             f"`sm120 recipe stop {owner}` ends it; or copy one of the two under another name.",
         )
     require_own(last)
     if last.running:
-        raise AlreadyServed(
+        raise errors.AlreadyServed(
             f"{recipe}: is served already, by the container {last.name}",
             f"`sm120 recipe stop {recipe}` ends it; `sm120 recipe status` shows what it is.",
         )
@@ -170,13 +156,14 @@ class _Wait:
     """Waits for one start, and reads its log meanwhile."""
 
     def __init__(
-        self, engine: ContainerEngine, identity: str, start: Start, reader: LogReader
+        self, engine: ContainerEngine, identity: str, start: Start, reader: log_reader.LogReader
     ) -> None:
         self._engine, self._identity, self._reader = engine, identity, reader
         self._name, self._launch, self._timeout_s = start.name, start.launch, start.timeout_s
         self._door = start.launch.port if start.door is None else start.door
-        self._expected = ExpectedLog(start.name, start.expect)
-        self._shown, self._shown_at = Progress(""), 0.0
+        # the model of the recipe has tried to compile their patterns
+        self._missing, self._never = start.expect.log, start.expect.never
+        self._shown, self._shown_at = log_reader.Progress(""), 0.0
         self._ready_at: float | None = None
 
     def until_served(self) -> None:
@@ -188,7 +175,7 @@ class _Wait:
             self._require_port()
             # last: a reason is better than a time that is over
             if time.monotonic() > deadline:
-                raise StartFailed(
+                raise errors.StartFailed(
                     f"{self._name}: did not answer within {log.seconds(self._timeout_s)}",
                     "--timeout gives it more time; the last lines of its log are above.",
                 )
@@ -196,35 +183,50 @@ class _Wait:
         models, wanted = served_models(self._door), self._launch.model
         # none: an engine with an API key does not list its models
         if models is not None and wanted not in models:
-            raise StartFailed(
+            raise errors.StartFailed(
                 f"{self._name}: serves {', '.join(models) or 'no model'}, not {wanted}",
                 "Another server may listen on that port; --port names another one.",
             )
         # expected lines may still be on their way
         deadline = time.monotonic() + _AFTERMATH_S
         self._read_lines()
-        while self._expected.missing and time.monotonic() <= deadline:
+        while self._missing and time.monotonic() <= deadline:
             time.sleep(_POLL_S)
             self._read_lines()
         # an engine that ends right after its first answer serves nothing
         self._require_running()
-        self._expected.require_all()
+        for line in self._missing:
+            raise errors.BackendDiffers(
+                f"{self._name}: nothing in the log matches {line.pattern!r} ({line.why})"
+            )
+
+    def _see(self, line: str) -> None:
+        """No silent fallback to another backend: some lines must come, and some never."""
+        # an engine may print a whole config in a line, which patterns would search for seconds
+        short = line[: log_reader.LONGEST]
+        self._missing = [each for each in self._missing if not re.search(each.pattern, short)]
+        for wanted in self._never:
+            if re.search(wanted.pattern, short):
+                raise errors.BackendDiffers(
+                    f"{self._name}: the log must not have {wanted.pattern!r} ({wanted.why}),"
+                    f" but says: {short.strip()[:300]}"
+                )
 
     def _read_lines(self) -> None:
         """Prints a line of progress when something moved, but not for each of 64 files."""
         engine = self._launch.engine
         for line in self._reader.new_lines():
-            self._expected.see(line)
-            if is_fatal(engine, line):
+            self._see(line)
+            if log_reader.is_fatal(engine, line):
                 # the reason stands in the lines after it
                 self._reader.finish(_AFTERMATH_S)
-                raise StartFailed(f"{self._name}: {line.strip()[:300]}")
-            progress, now = read_progress(engine, line), time.monotonic()
+                raise errors.StartFailed(f"{self._name}: {line.strip()[:300]}")
+            progress, now = log_reader.read_progress(engine, line), time.monotonic()
             # eight workers write the same line
             if progress is None or progress == self._shown:
                 continue
             # the last stage of each engine: it listens, or is about to
-            if self._ready_at is None and progress.title == [*STAGES[engine]][-1]:
+            if self._ready_at is None and progress.title == [*log_reader.STAGES[engine]][-1]:
                 self._ready_at = now
             is_news = progress.title != self._shown.title or progress.done == progress.total
             if is_news or now - self._shown_at > _PROGRESS_EVERY_S:
@@ -237,14 +239,14 @@ class _Wait:
             return
         self._reader.finish(_AFTERMATH_S)
         for line in self._reader.new_lines():
-            self._expected.see(line)
+            self._see(line)
         if facts is None:
-            raise StartFailed(f"{self._name}: somebody removed its container")
+            raise errors.StartFailed(f"{self._name}: somebody removed its container")
         how = f"ended ({facts.exit_code})"
         if facts.out_of_memory:
             how = "was killed: its memory ended"
         last = self._reader.last[-1].strip()[:300] if self._reader.last else "it printed nothing"
-        raise StartFailed(f"{self._name}: the engine {how}: {last}")
+        raise errors.StartFailed(f"{self._name}: the engine {how}: {last}")
 
     def _require_port(self) -> None:
         """Gives up where the engine has long been ready, and nothing answers at its port."""
@@ -259,7 +261,7 @@ class _Wait:
             else "A firewall may drop what goes to Docker's network: `docker port` and `iptables -t"
             " nat -S` show where the port leads. --port chooses another one."
         )
-        raise StartFailed(
+        raise errors.StartFailed(
             f"{self._name}: its log says that it is ready, and port {self._launch.port}, where it"
             f" is published, has not answered for {log.seconds(_SILENT_S)}",
             network,
@@ -267,11 +269,11 @@ class _Wait:
 
 
 @contextmanager
-def _failure_explained(start: Start, reader: LogReader) -> Iterator[None]:
+def _failure_explained(start: Start, reader: log_reader.LogReader) -> Iterator[None]:
     """Prints the end of the log, and known issues that stand in it, before the error."""
     try:
         yield
-    except PipelineError as error:
+    except errors.PipelineError as error:
         # the last lines may not have been read yet
         for _ in reader.new_lines():
             pass
@@ -283,7 +285,7 @@ def _failure_explained(start: Start, reader: LogReader) -> Iterator[None]:
         if known:
             error.hint = f"{known[0].title}: {known[0].fix}"
         error.hint = f"{error.hint} Its whole log is {start.log_file}.".strip()
-        if isinstance(error, ServeFailed):
+        if isinstance(error, errors.ServeFailed):
             error.issues = tuple(issue.id for issue in known)
         raise
 
@@ -299,7 +301,7 @@ def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_
         # an answer now would be taken for that of the new start
         if is_healthy(door):
             which = f"port {door}" if isinstance(door, int) else "its port"
-            raise StartFailed(
+            raise errors.StartFailed(
                 f"{facts.name}: was stopped, and {which} still answers",
                 "Another server listens there: `ss -ltnp` names it."
                 if facts.running
@@ -311,11 +313,11 @@ def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_
             now = engine.container(facts.id)
             if now is None or not now.running:
                 how = f"ended ({now.exit_code})" if now else "is gone"
-                raise StartFailed(
+                raise errors.StartFailed(
                     f"{facts.name}: {how} after a restart",
                     f"`{engine.kind} logs {facts.name}` shows why.",
                 )
             if time.monotonic() > deadline:
                 message = f"{facts.name}: does not answer after a restart"
-                raise StartFailed(message, "See its log.")
+                raise errors.StartFailed(message, "See its log.")
             time.sleep(_POLL_S)

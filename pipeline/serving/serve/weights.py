@@ -23,10 +23,7 @@ from pipeline.weights.model import WeightsLock
 from pipeline.weights.place import Place, find_places
 
 # Where the role `weights` puts the program and the locks; else whatever the login finds.
-PROGRAMS = (
-    ("/opt/sm120/venv/bin/sm120", "--checkout", "/opt/sm120/checkout"),
-    ("sm120",),
-)
+PROGRAMS = (("/opt/sm120/venv/bin/sm120", "--checkout", "/opt/sm120/checkout"), ("sm120",))
 # Files with a receipt take seconds. Without one, hundreds of gigabytes would be read.
 _VERIFY_S = 600.0
 _MOST_BYTES = 16 << 20  # of an answer of the host; it may hold a config.json
@@ -174,7 +171,18 @@ def find_weights_on(
     if isinstance(found, HostProof):
         proof = found
     elif own := next((each for each in found if each.name == model.weights), None):
-        proof, seal = _judged(own, known), own.lock
+        seal = own.lock
+        ours = next((lock for lock in known if lock.name == own.name), None)
+        # whole by the same lock as here; a host's own lock alone proves little
+        if ours is not None and ours.seal != seal:
+            proof = HostProof(good=False, why=f"the host has another lock of {own.name}")
+        elif ours is None and not own.vouched_by:
+            proof = HostProof(good=unknown(f"nothing vouches for the lock of {own.name} there"))
+        elif not own.whole:
+            proof = HostProof(good=False, why=f"{own.name} is not whole there")
+        else:
+            why = f"{own.files} files are as locked, {own.files_read} read just now"
+            proof = HostProof(good=True, why=why)
     else:
         names = ", ".join(each.name for each in found) or "no locked set"
         why = f"the folder holds {names}, the recipe is for {model.weights}"
@@ -207,19 +215,6 @@ def _verified(tunnel: Tunnel, folder: str) -> list[_Set] | HostProof:
         return _Verified.model_validate(_json(done)).sets
     except ValueError:
         return HostProof(good=unknown("the answer of the host's sm120 cannot be read"))
-
-
-def _judged(found: _Set, known: Collection[WeightsLock]) -> HostProof:
-    """Whole by the same lock as here; a host's own lock alone proves little."""
-    ours = next((lock for lock in known if lock.name == found.name), None)
-    if ours is not None and ours.seal != found.lock:
-        return HostProof(good=False, why=f"the host has another lock of {found.name}")
-    if ours is None and not found.vouched_by:
-        return HostProof(good=unknown(f"nothing vouches for the lock of {found.name} there"))
-    if not found.whole:
-        return HostProof(good=False, why=f"{found.name} is not whole there")
-    why = f"{found.files} files are as locked, {found.files_read} read just now"
-    return HostProof(good=True, why=why)
 
 
 def _error(done: CommandResult) -> str:

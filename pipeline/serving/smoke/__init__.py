@@ -2,5 +2,5 @@
 
 In: the address of an OpenAI-compatible server, and what a recipe expects of it. Out: a verdict for
 each rung with its checks, the last good rung, and every request and answer as evidence.
-May import attest, evidence, recipe, sandbox and the rooms before them.
+Imports recipe, and the parts artifacts and images.
 """

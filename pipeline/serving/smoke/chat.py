@@ -178,8 +178,12 @@ def _joined(
         content.append(part.content)
         reasoning.append(part.reasoning_content or part.reasoning or "")
         for number, call in enumerate(part.tool_calls or []):
-            if is_stream:
-                number = call.index if call.index is not None else _number(call, calls)
+            if is_stream and call.index is not None:
+                number = call.index
+            elif is_stream:
+                # a new id begins a new call
+                is_known = not call.id or any(call.id == parts[0].id for parts in calls.values())
+                number = max(calls) if calls and is_known else len(calls)
             calls.setdefault(number, []).append(call)
         if first is None and (content[-1] or reasoning[-1] or calls):
             first = at
@@ -209,12 +213,6 @@ def _joined(
         first_token_s=exchange.seconds if first is None else first,
         is_stream=is_stream,
     )
-
-
-def _number(call: _Call, calls: Mapping[int, Sequence[_Call]]) -> int:
-    """Which call a part without an index belongs to: a new id begins a new one."""
-    is_known = not call.id or any(call.id == parts[0].id for parts in calls.values())
-    return max(calls) if calls and is_known else len(calls)
 
 
 def logprobs_fault(tokens: Sequence[Token]) -> str:

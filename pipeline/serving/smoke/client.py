@@ -70,26 +70,20 @@ class Client:
     exchanges: list[Exchange] = field(default_factory=list)
 
     async def get(self, path: str, *, optional: bool = False) -> tuple[Exchange, Any]:
-        """A small answer as JSON; none where there is no body.
-
-        What is `optional` may be missing: `NotOffered` is no fault.
-        """
-        exchange, raw = await self._exchange("GET", path, None)
-        self._require_good(exchange, optional)
-        return exchange, self._json(raw.data) if raw.data.strip() else None
+        """A small answer as JSON; what is `optional` may be missing: `NotOffered` is no fault."""
+        exchange, raw = await self._exchange("GET", path, None, optional)
+        return exchange, self._json(raw.data)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, optional: bool = False
     ) -> tuple[Exchange, Any]:
         """A whole answer as JSON."""
-        exchange, raw = await self._exchange("POST", path, body)
-        self._require_good(exchange, optional)
+        exchange, raw = await self._exchange("POST", path, body, optional)
         return exchange, self._json(raw.data)
 
     async def text(self, path: str) -> str:
         """A small answer that is no JSON, and that a server need not have."""
-        exchange, raw = await self._exchange("GET", path, None)
-        self._require_good(exchange, optional=True)
+        _, raw = await self._exchange("GET", path, None, optional=True)
         return raw.data.decode(errors="replace")
 
     async def stream(
@@ -97,17 +91,15 @@ class Client:
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
         """The events of a stream as JSON, with the time of each; `[DONE]` is not among them."""
         exchange, raw = await self._exchange("POST", path, body)
-        self._require_good(exchange, optional=False)
         if "text/event-stream" not in raw.headers.get("content-type", "").lower():
             raise Unsound("a stream was asked for, and the answer is none")
-        return exchange, [
-            (at, self._json(data)) for at, data in read_events(raw, has_done=has_done)
-        ]
+        events = read_events(raw, has_done=has_done)
+        return exchange, [(at, self._json(data)) for at, data in events]
 
     async def _exchange(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, optional: bool = False
     ) -> tuple[Exchange, Raw]:
-        """One answer; a server that takes only so many requests at once is asked again."""
+        """One good answer; a server that takes only so many requests at once is asked again."""
         deadline, tries = time.monotonic() + self.limits.request_s, 0
         headers, most_bytes, data = {**_JSON, **self.headers}, self.limits.most_bytes, b""
         if body is not None:
@@ -142,15 +134,13 @@ class Client:
             pause = min(asked or 0.05 * 2.0 ** min(tries, 5), _LONGEST_PAUSE_S)
             pause *= 1 + exchange.number % 8 / 8  # not all at the same moment again
             if raw.status != WAIT or time.monotonic() + pause > deadline:
-                return exchange, raw
+                break
             await asyncio.sleep(pause)
             tries += 1
-
-    def _require_good(self, exchange: Exchange, optional: bool) -> None:
-        if 200 <= exchange.status < 300:
-            return
+        if 200 <= raw.status < 300:
+            return exchange, raw
         refused = Refused(exchange)
-        raise NotOffered(str(refused)) if optional and exchange.status in _NOT_OFFERED else refused
+        raise NotOffered(str(refused)) if optional and raw.status in _NOT_OFFERED else refused
 
     def _json(self, data: bytes) -> Any:
         try:

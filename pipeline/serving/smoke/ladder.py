@@ -1,15 +1,20 @@
-"""Runs the ladder: rung after rung, until one fails."""
+"""Runs the ladder, rung after rung until one fails; keeps the result, and states it as a run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
+from pipeline import __version__
 from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
+from pipeline.core.files import write_bytes
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.images.gate.runs import EXCHANGES, RESULT, Run, RunTest
 from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
-from pipeline.serving.smoke.model import Check, RungResult, SmokeResult, Verdict
+from pipeline.serving.smoke.model import Check, Exchange, RungResult, SmokeResult, Verdict
 from pipeline.serving.smoke.rungs.answers import ANSWERS
 from pipeline.serving.smoke.rungs.first import FIRST
 from pipeline.serving.smoke.rungs.length import LENGTH
@@ -108,3 +113,51 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
     if "failed" in verdicts:
         return "failed"
     return "passed" if "passed" in verdicts else "skipped"
+
+
+def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:
+    """A line for each request and its answer, in order."""
+    return b"".join(map(_line, exchanges))
+
+
+def keep_climb(folder: Path, result: SmokeResult, exchanges: Sequence[Exchange]) -> None:
+    """Write every request with its answer, and the result."""
+    write_bytes(folder / EXCHANGES, exchanges_file(exchanges))
+    write_bytes(folder / RESULT, _line(result))
+
+
+def _line(value: Exchange | SmokeResult) -> bytes:
+    # a server may repeat the key that it was sent
+    return canonical_json(log.redacted(value.model_dump(mode="json"))) + b"\n"
+
+
+def as_run(
+    result: SmokeResult,
+    exchanges: Sequence[Exchange],
+    *,
+    recipe: str | None,
+    inputs: Mapping[str, str],
+    machine: Mapping[str, str],
+) -> Run:
+    """A result as it is stated of the image that served; `inputs` are digests of what else ran.
+
+    Without a recipe it is of an address: what served is not known.
+    """
+    files = {EXCHANGES: exchanges_file(exchanges), RESULT: _line(result)}
+    return Run(
+        kind="smoke" if recipe else "address",
+        recipe=recipe,
+        last_good=result.last_good,
+        inputs={**inputs, **{name: sha256_of(data) for name, data in files.items()}},
+        machine={**machine, "tolerance": result.plan.tolerance.sentence()},
+        made_by={"sm120-pipeline": __version__},
+        tests=[
+            RunTest(
+                name=f"{rung.name}: {check.name}",
+                verdict=check.verdict,
+                message=log.redacted(check.message),
+            )
+            for rung in result.rungs
+            for check in rung.checks
+        ],
+    )

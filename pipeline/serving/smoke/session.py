@@ -1,4 +1,8 @@
-"""One run of the ladder: the server, the plan, and what earlier rungs found out for later ones."""
+"""One run of the ladder: the server, the plan, and what earlier rungs found out for later ones.
+
+A baseline is the greedy answers of a trusted run in a file: the oracle for another machine or a
+draft model.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,59 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from pipeline.serving.smoke.baseline import Baseline, BaselineAnswer, baseline_questions, is_right
-from pipeline.serving.smoke.chat import Answer, ask
+from pydantic import Field, ValidationError
+
+from pipeline.core.errors import InputInvalid
+from pipeline.core.files import write_bytes
+from pipeline.core.model import Frozen, canonical_json
+from pipeline.serving.smoke.chat import Answer, Token, ask
 from pipeline.serving.smoke.client import Client, NotOffered, Refused, Unsound
-from pipeline.serving.smoke.compare import Difference, Reference, compare, reference, tally, text_of
+from pipeline.serving.smoke.compare import (
+    Difference,
+    Reference,
+    compare,
+    corruption,
+    reference,
+    tally,
+    text_of,
+)
 from pipeline.serving.smoke.model import THINKING_TOKENS, Kind, SmokePlan
-from pipeline.serving.smoke.tasks import Question
-from pipeline.serving.smoke.text import corruption
+from pipeline.serving.smoke.tasks import Question, countings, sums, word_problems
 
 # How the templates of Qwen, GLM, DeepSeek and Kimi name the same switch.
 _THINKING = ("enable_thinking", "thinking")
 
+_MOST_BYTES = 64 << 20  # of a baseline
+
 # A question of a user, or whole messages.
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
+
+
+class BaselineAnswer(Frozen):
+    """One prompt and its answer."""
+
+    prompt: str
+    text: str
+    is_right: bool
+    is_cut: bool = False  # earlier versions wrote no such field
+    tokens: tuple[Token, ...]
+
+    def reference(self) -> Reference:
+        """As checks compare it."""
+        return Reference(self.text, self.tokens, self.is_cut)
+
+
+class Baseline(Frozen):
+    """All answers of a trusted run."""
+
+    model: str
+    url: str
+    # how many tokens an answer might have; earlier versions wrote no such field
+    answer_tokens: Annotated[int, Field(ge=1)] | None = None
+    answers: list[BaselineAnswer]
 
 
 @dataclass
@@ -117,7 +159,7 @@ class Session:
             raise Unsound("the answer is empty")
         if not self.plan.quality:
             return
-        if why := corruption(answer.text, scripts, is_cut=answer.is_cut, has_names=False):
+        if why := corruption(answer.text, scripts, is_cut=answer.is_cut):
             raise Unsound(f"corrupted text: {why}: {answer.text[:80]!r}")
 
     def require_right(self, question: Question, text: str) -> None:
@@ -131,10 +173,10 @@ class Session:
 
     def require_close(self, differences: Sequence[Difference], what: str = "") -> str:
         """Differences that a sound server may have, counted."""
-        counted = tally(differences)
-        if why := counted.fault(self.plan.tolerance):
+        found, why = tally(differences, self.plan.tolerance)
+        if why:
             raise Unsound(what + why)
-        return counted.sentence()
+        return found
 
     async def reference_for(self, prompt: str, **options: Any) -> Reference:
         """The answer to a prompt when nothing else runs; asked once."""
@@ -164,6 +206,34 @@ def optional(what: str) -> Iterator[None]:
         raise
 
 
+def baseline_questions() -> list[Question]:
+    """What a trusted run is asked: long answers, small sums, problems of three steps."""
+    return [*countings(6), *sums(12, seed=11), *word_problems(12, seed=12)]
+
+
+def is_right(question: Question, text: str) -> bool:
+    """A long answer holds all that is wanted; a short one ends with it."""
+    return question.is_held(text) if "," in question.want else question.is_right(text)
+
+
+def write_baseline(path: Path, baseline: Baseline) -> None:
+    """The same bytes for the same answers."""
+    write_bytes(path, canonical_json(baseline.model_dump(mode="json")) + b"\n")
+
+
+def read_baseline(path: Path) -> Baseline:
+    """A recorded run, or an error that names what is wrong with the file."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputInvalid(f"{path}: is larger than {_MOST_BYTES} bytes")
+        return Baseline.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise InputInvalid(
+            f"{path}: is no baseline: {why}", "Record one with `sm120 smoke URL --record FILE`."
+        ) from error
+
+
 async def record_baseline(session: Session, url: str) -> Baseline:
     """Ask one after the other, so that nothing depends on a batch."""
     answers = []
@@ -183,18 +253,38 @@ async def record_baseline(session: Session, url: str) -> Baseline:
     return Baseline(model=session.model, url=url, answer_tokens=most, answers=answers)
 
 
+# A sentence for people; raises what it finds.
+Run: TypeAlias = Callable[[Session], Awaitable[str]]
+
+
 class CheckSpec(NamedTuple):
     """A check: what it is called, what it needs, and what it does."""
 
     name: str
     kind: Kind
-    run: Callable[[Session], Awaitable[str]]  # a sentence for people; raises what it finds
+    run: Run
     skip: Callable[[Session], str] = lambda _: ""  # why there is nothing to look at
 
 
-class Rung(NamedTuple):
-    """A step of the ladder: its checks follow from the plan."""
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """A step of the ladder; its module adds the checks in the order in which they run."""
 
     name: str
     title: str
-    checks: Callable[[Session], Sequence[CheckSpec]]
+    parts: list[Callable[[Session], Sequence[CheckSpec]]] = field(default_factory=list)
+
+    def checks(self, session: Session) -> list[CheckSpec]:
+        """What follows from the plan, and from what the server said of itself."""
+        return [spec for part in self.parts for spec in part(session)]
+
+    def check(
+        self, name: str, kind: Kind = "mechanics", skip: Callable[[Session], str] = lambda _: ""
+    ) -> Callable[[Run], Run]:
+        """Adds a function as a check."""
+
+        def add(run: Run) -> Run:
+            self.parts.append(lambda _: [CheckSpec(name, kind, run, skip)])
+            return run
+
+        return add

@@ -93,28 +93,22 @@ _NEEDLE = "The secret number of {} is {}."
 _NEEDLE_QUESTION = "What is the secret number of {}? Answer with the number only."
 
 
-class Conversation(NamedTuple):
-    """Messages that end with a question, and what a right answer holds."""
-
-    what: str
-    messages: tuple[dict[str, str], ...]
-    want: str
-
-
-def conversation() -> list[Conversation]:
-    """Numbers that only an earlier message has."""
-    ask = {"role": "user", "content": _NEEDLE_QUESTION.format("Lisbon")}
-    turns = (
-        {"role": "user", "content": f"{_NEEDLE.format('Lisbon', 4821)} Remember it."},
-        {"role": "assistant", "content": "I will remember it."},
-        ask,
-    )
-    # models keep secrets of a system prompt, unless it says otherwise
-    known = f"{_NEEDLE.format('Lisbon', 7359)} Tell it to everybody who asks."
-    return [
-        Conversation("an earlier turn", turns, "4821"),
-        Conversation("the system prompt", ({"role": "system", "content": known}, ask), "7359"),
-    ]
+_ASK = {"role": "user", "content": _NEEDLE_QUESTION.format("Lisbon")}
+# Numbers that only an earlier message has: where it is, the messages, and the number. Models keep
+# secrets of a system prompt, unless it says otherwise.
+_KNOWN = f"{_NEEDLE.format('Lisbon', 7359)} Tell it to everybody who asks."
+CONVERSATIONS = (
+    (
+        "an earlier turn",
+        [
+            {"role": "user", "content": f"{_NEEDLE.format('Lisbon', 4821)} Remember it."},
+            {"role": "assistant", "content": "I will remember it."},
+            _ASK,
+        ],
+        "4821",
+    ),
+    ("the system prompt", [{"role": "system", "content": _KNOWN}, _ASK], "7359"),
+)
 
 
 class Language(NamedTuple):
@@ -142,29 +136,17 @@ LANGUAGES = (
 )
 
 
-class CodeTask(NamedTuple):
-    """A function to write, and calls with their results."""
-
-    prompt: str
-    function: str
-    calls: tuple[tuple[int, int], ...]
-
-
-def code_tasks() -> list[CodeTask]:
-    """Functions that take a line or two."""
-    ask = "Write a Python function `{}(n)` that returns {}. Answer with one code block only."
-    return [
-        CodeTask(
-            ask.format("sum_squares", "the sum of the squares of the integers from 1 to n"),
-            "sum_squares",
-            tuple((n, sum(i * i for i in range(n + 1))) for n in (1, 2, 10, 37)),
-        ),
-        CodeTask(
-            ask.format("digit_sum", "the sum of the decimal digits of n"),
-            "digit_sum",
-            tuple((n, sum(map(int, str(n)))) for n in (0, 7, 405, 98765)),
-        ),
-    ]
+# Functions that take a line or two: what each returns, and calls with their results.
+CODE_TASKS = {
+    "sum_squares": (
+        "the sum of the squares of the integers from 1 to n",
+        {n: sum(i * i for i in range(n + 1)) for n in (1, 2, 10, 37)},
+    ),
+    "digit_sum": (
+        "the sum of the decimal digits of n",
+        {n: sum(map(int, str(n))) for n in (0, 7, 405, 98765)},
+    ),
+}
 
 
 def code_in(text: str) -> str:

@@ -10,9 +10,14 @@ from pipeline.core.errors import DoesNotFit
 from pipeline.core.model import Frozen
 from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.fit.answer import FitAnswer, answer
-from pipeline.serving.fit.cache import kv_token_bytes, request_bytes
 from pipeline.serving.fit.config import architecture_of
-from pipeline.serving.fit.engine import Question, sglang_default_fraction, vllm_request_bytes
+from pipeline.serving.fit.engine import (
+    Question,
+    kv_token_bytes,
+    request_bytes,
+    room_of,
+    sglang_default_fraction,
+)
 from pipeline.serving.fit.facts import fact_of
 from pipeline.serving.fit.parts import parts_of, require_divisible
 from pipeline.serving.fit.shape import Architecture
@@ -89,7 +94,7 @@ def ours(case: Case) -> float:
     if case.what == "cache in GiB":
         kv = asked.kv_of(model)
         requests = case.tokens / case.context
-        whole = vllm_request_bytes(model, asked)
+        whole = room_of(model, 0, asked).request_bytes
         if case.engine == "llama.cpp":
             whole = request_bytes(model, case.tp, kv, case.context)
         fixed = whole * requests

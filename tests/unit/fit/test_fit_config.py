@@ -10,16 +10,18 @@ import pytest
 
 from pipeline.core.errors import DoesNotFit, ModelUnreadable
 from pipeline.serving.fit.answer import answer
-from pipeline.serving.fit.cache import kv_token_bytes, request_bytes, state_bytes
 from pipeline.serving.fit.config import architecture_of, read_config
 from pipeline.serving.fit.engine import (
     KERNELS_BYTES,
     Question,
+    kv_token_bytes,
     later_sglang_fraction,
     margin_bytes,
+    request_bytes,
+    room_of,
     sglang_default_fraction,
     shown_bytes,
-    vllm_request_bytes,
+    state_bytes,
 )
 from pipeline.serving.fit.facts import Fact, all_facts, fact_of
 from pipeline.serving.fit.parts import parts_of, require_divisible
@@ -285,12 +287,14 @@ def test_every_kind_of_attention_has_its_own_cost_of_a_token() -> None:
     assert request_bytes(oss, 1, "bf16", 64) == 18 * 64 * 2 * 8 * 64 * 2
     asking = asked(engine="vllm", tp=1, context=131072, prefill_given=8192)
     # vLLM keeps all tokens of a prefill step beside it
-    assert vllm_request_bytes(oss, asking) == 18 * (127 + 8192) * 2 * 8 * 64 * 2
+    assert room_of(oss, 0, asking).request_bytes == 18 * (127 + 8192) * 2 * 8 * 64 * 2
     # a state, too: 36 layers of 32 heads of 128 x 128, and 3 steps of their convolution
     qwen = model_of("Qwen/Qwen3-Next-80B-A3B-Instruct")
     assert kv_token_bytes(qwen, 1, "bf16") == 12 * 2 * 2 * 256 * 2
     assert request_bytes(qwen, 1, "bf16", 4096) == 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)
-    assert vllm_request_bytes(qwen, asking) == 2 * state_bytes(qwen, 1)  # one for its prefix cache
+    assert room_of(qwen, 0, asking).request_bytes == 2 * state_bytes(
+        qwen, 1
+    )  # one for its prefix cache
     assert state_bytes(qwen, 4) == 36 * (8 * 128 * 128 * 4 + 2048 * 3 * 2)
 
 

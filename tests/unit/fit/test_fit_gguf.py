@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import ModelUnreadable
-from pipeline.serving.fit.gguf import BY_NUMBER, read_gguf_header
-from pipeline.serving.fit.gguf_model import read_gguf
+from pipeline.serving.fit.gguf import BY_NUMBER, read_gguf, read_gguf_header
 from pipeline.serving.fit.placement import Batch, llama_token_bytes
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, F32, IQ4_KS, LLAMA, TENSORS, gguf, tensor, text

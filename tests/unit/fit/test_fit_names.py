@@ -7,7 +7,7 @@ import pytest
 from pipeline.core.errors import WeightsUnknown
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.fit.facts import shipped_repositories
-from pipeline.serving.fit.named import named_spec, nearest
+from pipeline.serving.fit.source import named_spec, nearest
 from tests.unit.support import ROOT
 
 

@@ -5,18 +5,17 @@ import re
 import pytest
 
 from pipeline.serving.fit.facts import from_recipe, recipe_of
-from pipeline.serving.fit.gguf import BY_NAME, GgufTensor
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.gguf import BY_NAME, GgufModel, GgufTensor
 from pipeline.serving.fit.placement import (
     CPU,
     Batch,
     Machine,
     TensorRule,
     checked,
-    device_sums,
+    device_of,
     expert_bytes,
     home_of,
-    idle_rules,
+    layout_notes,
     offload_from,
     place,
     read_overrides,
@@ -42,6 +41,15 @@ def tensor(name: str, mib: int = 1) -> GgufTensor:
     return GgufTensor(name, (mib * MIB // 4,), BY_NAME["f32"], mib * MIB)
 
 
+def device_sums(
+    tensors: list[GgufTensor], rules: list[TensorRule], layers: int, devices: list[str]
+) -> dict[str, int]:
+    sums = dict.fromkeys([*devices, CPU], 0)
+    for each in tensors:
+        sums[device_of(each.name, rules, layers, devices)] += each.n_bytes
+    return sums
+
+
 def test_the_first_rule_that_matches_counts() -> None:
     tensors = [tensor("blk.1.ffn_up_exps.weight"), tensor("blk.2.ffn_up_exps.weight")]
     rules = read_overrides([r"blk\.1\.=CUDA0", "exps=CPU"], TWO)
@@ -58,15 +66,23 @@ def test_a_rule_is_searched_for_anywhere_in_a_name() -> None:
     assert device_sums(tensors, strict, 20, TWO)["CUDA0"] == MIB
 
 
+def idle_rules(rules: list[TensorRule]) -> list[TensorRule]:
+    batch = Batch(4096, "bf16")
+    notes = layout_notes(KIMI, batch, checked(KIMI, Machine(2, 96 * GIB), batch, rules))
+    return [
+        rule for rule in rules if any(n.startswith(f"{rule.flag()} does nothing") for n in notes)
+    ]
+
+
 def test_a_rule_that_comes_too_late_is_named() -> None:
     rules = read_overrides(["exps=CPU", r"blk\.(1|2)\.ffn_.*_exps=CUDA0"], TWO)
-    assert idle_rules(KIMI.tensors, rules) == [rules[1]]
-    assert idle_rules(KIMI.tensors, rules[::-1]) == []
+    assert idle_rules(rules) == [rules[1]]
+    assert idle_rules(rules[::-1]) == []
 
 
 def test_a_rule_for_a_layer_without_experts_is_named() -> None:
     rules = read_overrides([r"blk\.(0|61)\.ffn_.*_exps=CUDA0", "exps=CPU"], TWO)
-    assert idle_rules(KIMI.tensors, rules) == [rules[0]]
+    assert idle_rules(rules) == [rules[0]]
 
 
 def test_what_no_rule_names_goes_with_its_layer_and_embeddings_with_the_host() -> None:
@@ -79,8 +95,10 @@ def test_what_no_rule_names_goes_with_its_layer_and_embeddings_with_the_host() -
 
 def test_no_byte_is_lost_or_counted_twice() -> None:
     for rules in (PUBLISHED, ["exps=CPU"], [".=CUDA1"], [r"attn=CPU,ffn_down_exps=CUDA1"]):
-        sums = device_sums(KIMI.tensors, read_overrides(rules, TWO), 61, TWO)
-        assert sum(sums.values()) == KIMI.n_bytes
+        machine = Machine(2, 96 * GIB)
+        layout = checked(KIMI, machine, Batch(4096, "bf16"), read_overrides(rules, TWO))
+        weights = sum(load.weights_bytes for load in layout.loads)
+        assert weights + layout.host_bytes == KIMI.n_bytes
 
 
 def test_several_rules_may_stand_in_one_argument() -> None:

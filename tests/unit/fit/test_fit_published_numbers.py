@@ -40,9 +40,9 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.serving.fit.engine import Engine, Question, sglang_room, shown_bytes
+from pipeline.serving.fit.engine import Engine, Question, room_of, shown_bytes
 from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.parts import parts_of
 from pipeline.serving.fit.placement import (
     Batch,
@@ -128,14 +128,14 @@ def test_kv_tokens_follow_from_the_logged_weights_and_fraction(
 ) -> None:
     measured = round(gib * GIB)
     question = asked(fraction=fraction, measured_bytes=measured)
-    room = sglang_room(model_of(repository), measured, question)
+    room = room_of(model_of(repository), measured, question)
     percent = error(room.kv_tokens, theirs, f"{repository}, KV tokens, measured weights")
     assert percent == pytest.approx(reached, abs=0.1)
 
 
 def test_what_is_left_after_the_pools_is_what_the_log_says() -> None:
     measured = round(73.87 * GIB)
-    room = sglang_room(model_of(THINKING), measured, asked(fraction=0.848, measured_bytes=measured))
+    room = room_of(model_of(THINKING), measured, asked(fraction=0.848, measured_bytes=measured))
     assert room.requests_bytes == 2048 * (262144 + 4) * 4
     assert abs(error(room.left_bytes / GIB, 12.24, "K2-Thinking, GiB left")) < 0.7
 

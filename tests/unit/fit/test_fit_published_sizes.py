@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import ModelUnreadable
-from pipeline.serving.fit.cache import kv_token_bytes
 from pipeline.serving.fit.config import architecture_of
+from pipeline.serving.fit.engine import kv_token_bytes
 from pipeline.serving.fit.parts import parts_of
 from pipeline.serving.fit.shape import Gqa, Linear
 from tests.unit.fit.test_fit_config import LLAMA

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.serving.fit.answer import FitAnswer, answer
+from pipeline.serving.fit.answer import FitAnswer, answer, hybrid_hint, parallel_hint
 from pipeline.serving.fit.engine import Question, shown_bytes
 from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of
-from pipeline.serving.fit.gguf_model import GgufModel
+from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.placement import Batch, Machine, checked, place, read_overrides, shortage
-from pipeline.serving.fit.remedy import hybrid_hint, parallel_hint
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import GIB, read_tokens
 

@@ -68,6 +68,8 @@ def test_a_small_recipe_of_each_engine_is_one(engine: str) -> None:
         ("vllm", {"container": {"ipc": "none"}}, "'host' or 'private'"),
         ("vllm", {"changes": [{"document": "-a", "here": "-b"}]}, "Field required"),
         ("vllm", {"reviewed": "yesterday"}, "should match pattern"),
+        ("vllm", {"expect": {"log": [{"pattern": "(", "why": "w"}]}}, "no regular expression"),
+        ("vllm", {"expect": {"never": [{"pattern": "(", "why": "w"}]}}, "no regular expression"),
     ],
 )
 def test_what_a_recipe_may_not_say_is_named(

@@ -19,6 +19,7 @@ import yaml
 
 from pipeline.serving.fit.facts import fact_of
 from pipeline.serving.fit.parts import parts_of
+from pipeline.serving.recipe.container import Target
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import (
     Launch,
@@ -29,7 +30,6 @@ from pipeline.serving.recipe.launch import (
 )
 from pipeline.serving.recipe.model import Change, Recipe
 from pipeline.serving.recipe.render.formats import render
-from pipeline.serving.recipe.render.target import Target
 from pipeline.serving.report.reference import all_references
 from tests.unit.recipe.commands import (
     launch_parts,

@@ -54,7 +54,17 @@ def job(store: Store, port: int, **changes: Any) -> Job:
     weights = tiny_weights(store, tiny)
     overrides = Overrides(port=port)
     launch = plan_launch(tiny, overrides, weights=str(weights.folder), digest=RECORD.digest)
-    made = Job(tiny, launch, RECORD, weights, timeout_s=5, skipped=("port",))
+    made = Job(
+        recipe=tiny,
+        port=port,
+        image_is_built=True,
+        weights=weights,
+        cuda=None,
+        launch=launch,
+        record=RECORD,
+        timeout_s=5,
+        skipped=("port",),
+    )
     return replace(made, **changes)
 
 

@@ -7,11 +7,10 @@ import contextlib
 import io
 
 from pipeline.core.net.wire import Address
-from pipeline.serving.smoke.baseline import Baseline
 from pipeline.serving.smoke.client import Client, Unsound
 from pipeline.serving.smoke.ladder import climb
 from pipeline.serving.smoke.model import Limits, SmokePlan, SmokeResult
-from pipeline.serving.smoke.session import Session, record_baseline
+from pipeline.serving.smoke.session import Baseline, Session, record_baseline
 from tests.testbed.model_server import ModelServer, listening
 
 PLAN = SmokePlan(

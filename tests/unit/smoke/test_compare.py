@@ -149,19 +149,19 @@ def test_tokens_may_have_marks_that_a_parser_took_out() -> None:
 
 def test_one_near_miss_is_allowed_and_two_of_ten_are_not() -> None:
     equal, near = Difference("equal"), Difference("near", "close")
-    assert tally([near, *[equal] * 9]).fault(TOLERANCE) == ""
-    assert "2 near misses; close" in tally([near, near, *[equal] * 8]).fault(TOLERANCE)
+    assert tally([near, *[equal] * 9], TOLERANCE)[1] == ""
+    assert "2 near misses; close" in tally([near, near, *[equal] * 8], TOLERANCE)[1]
 
 
 def test_one_drift_of_a_thousand_is_a_fault() -> None:
     differences = [Difference("drift", "far")] + [Difference("tie")] * 999
-    assert "1 drift; far" in tally(differences).fault(TOLERANCE)
+    assert "1 drift; far" in tally(differences, TOLERANCE)[1]
 
 
 def test_many_differences_that_nobody_can_judge_are_a_fault() -> None:
     differences = [Difference("unjudged", "x")] * 4 + [Difference("equal")] * 4
-    assert tally(differences).fault(TOLERANCE)
-    assert not tally(differences[2:]).fault(TOLERANCE.model_copy(update={"unjudged_share": 0.5}))
+    assert tally(differences, TOLERANCE)[1]
+    assert not tally(differences[2:], TOLERANCE.model_copy(update={"unjudged_share": 0.5}))[1]
 
 
 @pytest.mark.parametrize(

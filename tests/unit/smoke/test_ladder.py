@@ -14,11 +14,9 @@ from pipeline.images.gate.runs import EXCHANGES, RESULT, Run
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import context_of
 from pipeline.serving.recipe.model import RecipeFile
-from pipeline.serving.smoke.baseline import Baseline, read_baseline, write_baseline
-from pipeline.serving.smoke.ladder import LADDER, climb
+from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb
 from pipeline.serving.smoke.model import SmokePlan, SmokeResult, plan_for, quick
-from pipeline.serving.smoke.record import as_run, keep_climb
-from pipeline.serving.smoke.session import Session
+from pipeline.serving.smoke.session import Baseline, Session, read_baseline, write_baseline
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, listening
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result, open_session, recorded

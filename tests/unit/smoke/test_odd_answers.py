@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.core.net.wire import Address, Raw
 from pipeline.serving.smoke.client import Client, Gone, Unsound, read_events
+from pipeline.serving.smoke.ladder import exchanges_file
 from pipeline.serving.smoke.model import Limits
-from pipeline.serving.smoke.record import exchanges_file
 from tests.testbed.hostile import CHUNKED, OK, Script, body, forever, hostile_server, sends
 
 BOM = b"\xef\xbb\xbf"

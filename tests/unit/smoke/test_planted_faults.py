@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core import log
-from pipeline.serving.smoke.baseline import Baseline
 from pipeline.serving.smoke.model import SmokePlan
+from pipeline.serving.smoke.session import Baseline
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Fault, ModelServer
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result, recorded

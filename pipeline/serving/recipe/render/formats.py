@@ -1,25 +1,27 @@
-"""A launch as text: commands for Docker, Podman and shells, and units for systemd."""
+"""A launch as text: commands for Docker, Podman and shells, systemd units, clients' settings."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import AddressValueError, IPv6Address
 
 from pipeline.artifacts.containers.arguments import ContainerArguments, Mount
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.container import ANYWHERE, container_name
-from pipeline.serving.recipe.launch import Launch
-from pipeline.serving.recipe.render.manifests import render_compose, render_kubernetes
-from pipeline.serving.recipe.render.target import (
+from pipeline.serving.recipe.container import (
+    ANYWHERE,
     NCCL_LIBRARY,
     NCCL_SETTINGS,
     Target,
     contained,
+    container_name,
     published,
     require_count,
     require_plain,
 )
+from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.render.manifests import render_compose, render_kubernetes
 
 # What systemd takes as it stands in a command line.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
@@ -27,6 +29,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 _AWKWARD = re.compile(r"[\s\"'\\$]")
 # An image of many gigabytes may have to be pulled first.
 _SERVICE = ["Restart=on-failure", "RestartSec=10", "TimeoutStartSec=infinity", "", "[Install]"]
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+# Claude Code asks for models by these names; all are the one that is served.
+_CLAUDE_MODELS = (
+    *("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
+    *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_FAST_MODEL"),
+)
+# The engines ask for no key, but clients refuse to start without one.
+_NO_KEY = "dummy"
 
 
 def systemd_word(word: str) -> str:
@@ -188,8 +198,29 @@ def render_quadlet(launch: Launch, target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _render_shell(launch: Launch, target: Target) -> str:
-    """A script that becomes the engine, without a container."""
+CONTAINED: dict[str, Callable[[Launch, Target], str]] = {
+    "docker": lambda launch, target: _render_run(launch, target, "docker"),
+    "podman": lambda launch, target: _render_run(launch, target, "podman"),
+    "quadlet": render_quadlet,
+    "systemd": render_systemd,
+    "compose": render_compose,
+    "kubernetes": render_kubernetes,
+}
+# `env` is for clients, and needs no launch.
+FORMATS = [*CONTAINED, "shell", "env"]
+
+
+def render(launch: Launch, target: Target, format_name: str) -> str:
+    """A launch in one of the formats that start an engine."""
+    require_plain(launch, target)
+    if format_name != "shell":
+        if launch.image is None:
+            raise RecipeInvalid(
+                f"{launch.recipe}: has no image, it is for an engine of this machine",
+                "Render it with --as shell, or choose a recipe with an image.",
+            )
+        return CONTAINED[format_name](launch, target)
+    # a script that becomes the engine, without a container
     lines = [
         "#!/bin/sh",
         f"# {launch.recipe}: {launch.model} by {launch.engine}, without a container",
@@ -208,26 +239,27 @@ def _render_shell(launch: Launch, target: Target) -> str:
     return "\n".join([*lines, _lines(command)]) + "\n"
 
 
-CONTAINED: dict[str, Callable[[Launch, Target], str]] = {
-    "docker": lambda launch, target: _render_run(launch, target, "docker"),
-    "podman": lambda launch, target: _render_run(launch, target, "podman"),
-    "quadlet": render_quadlet,
-    "systemd": render_systemd,
-    "compose": render_compose,
-    "kubernetes": render_kubernetes,
-}
-# `env` is for clients, and needs no launch.
-FORMATS = [*CONTAINED, "shell", "env"]
+def client_settings(model: str, port: int, node: str) -> dict[str, str]:
+    """The variables by name, for a server at `node`."""
+    if not _HOST.fullmatch(node):
+        try:
+            node = f"[{IPv6Address(node)}]"
+        except AddressValueError:
+            message = f"{node!r} is no host"
+            raise RecipeInvalid(message, "Write --node NAME or --node ADDRESS.") from None
+    base = f"http://{node}:{port}"
+    return {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": _NO_KEY,
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": _NO_KEY,
+        **dict.fromkeys(_CLAUDE_MODELS, model),
+        "DISABLE_TELEMETRY": "1",
+        "ENABLE_PROMPT_CACHING_1H": "1",
+    }
 
 
-def render(launch: Launch, target: Target, format_name: str) -> str:
-    """A launch in one of the formats that start an engine."""
-    require_plain(launch, target)
-    if format_name == "shell":
-        return _render_shell(launch, target)
-    if launch.image is None:
-        raise RecipeInvalid(
-            f"{launch.recipe}: has no image, it is for an engine of this machine",
-            "Render it with --as shell, or choose a recipe with an image.",
-        )
-    return CONTAINED[format_name](launch, target)
+def render_env(settings: Mapping[str, str]) -> str:
+    """Lines for `eval` or a profile."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.items())

@@ -9,15 +9,15 @@ from typing import Any
 import yaml
 
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.container import container_name
-from pipeline.serving.recipe.launch import Launch
-from pipeline.serving.recipe.render.target import (
+from pipeline.serving.recipe.container import (
     NCCL_LIBRARY,
     NCCL_SETTINGS,
     Target,
     contained,
+    container_name,
     published,
 )
+from pipeline.serving.recipe.launch import Launch
 
 # YAML 1.1, which PyYAML writes, and 1.2, which these tools read, differ in what is a number
 # (`1e3`, `0o17`) and in what is a switch (`y`).

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pipeline.serving.smoke.chat import Answer
 from pipeline.serving.smoke.client import NotOffered, Unsound
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.session import Rung, Session
 from pipeline.serving.smoke.tasks import countings
 
+FIRST = Rung("first-answer", "The server is there and answers")
 _FIRST, _SHORT = 256, 4  # tokens
 _TRIES = 3
 _FINISHES = ("stop", "length")
 
 
+@FIRST.check("health")
 async def _health(session: Session) -> str:
     # some answer with JSON, some with a word, some with nothing
     await session.client.text("/health")
     return "the server says that it is healthy"
 
 
+@FIRST.check("models")
 async def _models(session: Session) -> str:
     _, value = await session.client.get("/v1/models")
     models = value.get("data") if isinstance(value, dict) else None
@@ -81,6 +83,7 @@ def require_sound(session: Session, answer: Answer, most_tokens: int) -> None:
         raise Unsound(f"finish_reason is 'length' after {written} tokens of {most_tokens}")
 
 
+@FIRST.check("one answer")
 async def _answer(session: Session) -> str:
     # a model that thinks may need more, and shows that it does
     most = max(_FIRST, session.answer_tokens) if session.plan.quality else _FIRST
@@ -95,6 +98,7 @@ async def _answer(session: Session) -> str:
     return f"{answer.text[:60]!r}"
 
 
+@FIRST.check("token limit")
 async def _limit(session: Session) -> str:
     """A token limit is kept, counted and named: what later rungs count depends on it."""
     for stream in (False, True):
@@ -106,6 +110,7 @@ async def _limit(session: Session) -> str:
     return f"cut at {_SHORT} tokens"
 
 
+@FIRST.check("one stream")
 async def _stream(session: Session) -> str:
     def shape(answer: Answer) -> tuple[str, str, str | None]:
         return answer.reasoning, answer.text, answer.finish
@@ -136,16 +141,3 @@ async def _stream(session: Session) -> str:
     if stream.first_token_s > limit:
         raise Unsound(f"the first token took {stream.first_token_s:.1f} s, not {limit:g}")
     return f"the same as a stream; first token after {stream.first_token_s:.2f} s"
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    return [
-        CheckSpec("health", "mechanics", _health),
-        CheckSpec("models", "mechanics", _models),
-        CheckSpec("one answer", "mechanics", _answer),
-        CheckSpec("token limit", "mechanics", _limit),
-        CheckSpec("one stream", "mechanics", _stream),
-    ]
-
-
-FIRST = Rung("first-answer", "The server is there and answers", _checks)

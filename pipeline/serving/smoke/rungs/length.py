@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 
 from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
@@ -14,6 +13,7 @@ from pipeline.serving.smoke.rungs.tools import message_text
 from pipeline.serving.smoke.session import CheckSpec, Rung, Session
 from pipeline.serving.smoke.tasks import Haystack, Question, additions, countings, haystack
 
+LENGTH = Rung("length", "Every prompt length up to the whole context")
 _WRONG_SHARE = 0.05
 _AT_ONCE = 4
 _SHORT_ANSWER = 32
@@ -24,6 +24,81 @@ UNKNOWN_CONTEXT = "the server does not say how long its context is: use --contex
 _CLOSE = (0.75, 1.02)
 
 
+def _unknown(session: Session) -> str:
+    return UNKNOWN_CONTEXT if session.context_tokens is None else ""
+
+
+def contexts_of(session: Session) -> list[int]:
+    """The steps of the walk: the recipe's that the server has, else parts of the server's."""
+    most = session.context_tokens
+    if session.plan.contexts:
+        return sorted(n for n in set(session.plan.contexts) if most is None or n <= most)
+    if most is None:
+        return []
+    most = min(most, session.plan.walk_tokens or most)
+    return sorted({n for n in (most // 4, most // 2) if n >= _SHORTEST_STEP} | {most})
+
+
+def prompt_for(stack: Haystack, question: Question) -> str:
+    """The text first: what several questions share can be kept."""
+    return f"{stack.text}\n\n{question.prompt}"
+
+
+async def _measure(session: Session) -> None:
+    """How many tokens a sentence has, and what a chat template adds."""
+    least, most = _MEASURED
+    more = max(least, min(most, (session.context_tokens or 8192) // 200))
+    counts = []
+    for sentences in (2, 2 + more):
+        text = haystack(sentences, [], 0).text
+        answer = await session.ask(f"{text}\n\nSay yes.", max_tokens=1)
+        counts.append(answer.prompt_tokens)
+    short, long = counts
+    session.sentence_tokens = (long - short) / more
+    if session.sentence_tokens < 1:
+        raise Unsound(f"{more} sentences more are {long - short} tokens more")
+    session.frame_tokens = max(0.0, short - 2 * session.sentence_tokens)
+
+
+async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
+    """A text of nearly so many tokens, as this server counts them, and never of more."""
+    if not session.sentence_tokens:
+        await _measure(session)
+    depths, each = session.plan.depths, session.sentence_tokens
+    # a needle is shorter than a sentence, and a question about it not much longer
+    around = session.frame_tokens + each * (len(depths) + 2)
+    if around + each > tokens:
+        raise NotOffered(f"{max(0, tokens)} tokens are too few for {len(depths)} needles in a text")
+    return haystack(int((0.97 * tokens - around) / each), depths, seed)
+
+
+async def _at_length(session: Session, tokens: int, seed: int) -> str:
+    """A needle at every depth; and the first again, now that its text may be kept."""
+    room = session.room(_SHORT_ANSWER)
+    tokens -= room
+    stack = await sized_haystack(session, tokens, seed)
+    # a short text cannot be nearer to its size than its parts are long
+    near = session.sentence_tokens * (len(session.plan.depths) + 2)
+    counts, answers, wrong = [], [], []
+    for question in stack.needles:
+        answer = await session.ask_known(prompt_for(stack, question), max_tokens=room)
+        session.require_clean(answer)
+        # the server's own count says whether the whole prompt was read
+        counted = answer.prompt_tokens
+        if not _CLOSE[0] * tokens - near <= counted <= _CLOSE[1] * tokens:
+            raise Unsound(f"a prompt of about {tokens} tokens was sent, usage counts {counted}")
+        if session.plan.quality and (why := question.mistake(answer.text)):
+            wrong.append(why)
+        counts.append(counted)
+        answers.append(answer)
+    if wrong:
+        raise Unsound(f"{len(wrong)} of {len(stack.needles)} needles are lost: {wrong[0]}")
+    again = await session.ask(prompt_for(stack, stack.needles[0]), max_tokens=room, stream=True)
+    session.require_same(reference(answers[0]), [again])
+    return f"{counts[0]} tokens, needles at {len(stack.needles)} depths"
+
+
+@LENGTH.check("consecutive lengths")
 async def _lengths(session: Session) -> str:
     """One word more each time: a wrong digit where the length ≡ 3 mod 4 was vllm#55927."""
     count = session.plan.lengths
@@ -55,119 +130,7 @@ async def _lengths(session: Session) -> str:
     return f"{len(answers)} lengths, {counts[0]} to {counts[-1]} tokens"
 
 
-async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
-    """A text of nearly so many tokens, as this server counts them, and never of more."""
-    if not session.sentence_tokens:
-        await _measure(session)
-    depths, each = session.plan.depths, session.sentence_tokens
-    # a needle is shorter than a sentence, and a question about it not much longer
-    around = session.frame_tokens + each * (len(depths) + 2)
-    if around + each > tokens:
-        raise NotOffered(f"{max(0, tokens)} tokens are too few for {len(depths)} needles in a text")
-    return haystack(int((0.97 * tokens - around) / each), depths, seed)
-
-
-async def _measure(session: Session) -> None:
-    """How many tokens a sentence has, and what a chat template adds."""
-    least, most = _MEASURED
-    more = max(least, min(most, (session.context_tokens or 8192) // 200))
-    counts = []
-    for sentences in (2, 2 + more):
-        text = haystack(sentences, [], 0).text
-        answer = await session.ask(f"{text}\n\nSay yes.", max_tokens=1)
-        counts.append(answer.prompt_tokens)
-    short, long = counts
-    session.sentence_tokens = (long - short) / more
-    if session.sentence_tokens < 1:
-        raise Unsound(f"{more} sentences more are {long - short} tokens more")
-    session.frame_tokens = max(0.0, short - 2 * session.sentence_tokens)
-
-
-def prompt_for(stack: Haystack, question: Question) -> str:
-    """The text first: what several questions share can be kept."""
-    return f"{stack.text}\n\n{question.prompt}"
-
-
-async def _at_length(session: Session, tokens: int, seed: int) -> str:
-    """A needle at every depth; and the first again, now that its text may be kept."""
-    room = session.room(_SHORT_ANSWER)
-    tokens -= room
-    stack = await sized_haystack(session, tokens, seed)
-    # a short text cannot be nearer to its size than its parts are long
-    near = session.sentence_tokens * (len(session.plan.depths) + 2)
-    counts, answers, wrong = [], [], []
-    for question in stack.needles:
-        answer = await session.ask_known(prompt_for(stack, question), max_tokens=room)
-        session.require_clean(answer)
-        # the server's own count says whether the whole prompt was read
-        counted = answer.prompt_tokens
-        if not _CLOSE[0] * tokens - near <= counted <= _CLOSE[1] * tokens:
-            raise Unsound(f"a prompt of about {tokens} tokens was sent, usage counts {counted}")
-        if session.plan.quality and (why := question.mistake(answer.text)):
-            wrong.append(why)
-        counts.append(counted)
-        answers.append(answer)
-    if wrong:
-        raise Unsound(f"{len(wrong)} of {len(stack.needles)} needles are lost: {wrong[0]}")
-    again = await session.ask(prompt_for(stack, stack.needles[0]), max_tokens=room, stream=True)
-    session.require_same(reference(answers[0]), [again])
-    return f"{counts[0]} tokens, needles at {len(stack.needles)} depths"
-
-
-async def _batch(session: Session) -> str:
-    """A prompt that is computed in pieces: ggml-org/llama.cpp#26509."""
-    assert session.context_tokens is not None
-    batch = session.plan.batch_tokens
-    tokens = min(int(2.5 * batch), int(0.9 * session.context_tokens))
-    if tokens < 1.5 * batch:
-        raise NotOffered(f"the context has no room for more than one batch of {batch} tokens")
-    return await _at_length(session, tokens, seed=tokens + 1)
-
-
-async def _too_long(session: Session) -> str:
-    """More than fits is refused with a reason, and the server lives on."""
-    assert session.context_tokens is not None
-    if not session.sentence_tokens:
-        await _measure(session)
-    stack = haystack(int(2 * session.context_tokens / session.sentence_tokens), [], seed=3)
-    try:
-        answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)
-        counted = answer.usage.prompt_tokens if answer.usage else "?"
-        note = f"was cut to {counted} tokens without a word"
-    except Refused as error:
-        if error.status >= 500 and "context" not in error.answer:
-            raise
-        note = "is refused"
-    after = await session.ask("Say hello.", max_tokens=session.room(_SHORT_ANSWER))
-    session.require_clean(after)
-    return f"a prompt of twice the context {note}; the next answer is good"
-
-
-async def _messages(session: Session) -> str:
-    """/v1/messages near the full context: vllm-project/vllm#42400."""
-    assert session.context_tokens is not None
-    room = session.room(_SHORT_ANSWER)
-    # no further than the walk, which knows how slow the machine is
-    tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
-    stack = await sized_haystack(session, tokens, seed=4)
-    question = stack.needles[-1]
-    text, counted = await message_text(session, prompt_for(stack, question), room)
-    if session.plan.quality and (why := question.mistake(text)):
-        raise Unsound(f"/v1/messages: {why}")
-    return f"an answer; the server counts {counted} tokens"
-
-
-def contexts_of(session: Session) -> list[int]:
-    """The steps of the walk: the recipe's that the server has, else parts of the server's."""
-    most = session.context_tokens
-    if session.plan.contexts:
-        return sorted(n for n in set(session.plan.contexts) if most is None or n <= most)
-    if most is None:
-        return []
-    most = min(most, session.plan.walk_tokens or most)
-    return sorted({n for n in (most // 4, most // 2) if n >= _SHORTEST_STEP} | {most})
-
-
+@LENGTH.check("long answer", "quality")
 async def _long_answer(session: Session) -> str:
     """Caches grow with answers, too, and a stream of many chunks has more to lose."""
     most = min(session.answer_tokens, ANSWER_TOKENS)
@@ -193,43 +156,71 @@ async def _long_answer(session: Session) -> str:
     return f"{len(numbers)} numbers in a stream"
 
 
-def _unknown(session: Session) -> str:
-    return UNKNOWN_CONTEXT if session.context_tokens is None else ""
+@LENGTH.check("longer than one batch", skip=_unknown)
+async def _batch(session: Session) -> str:
+    """A prompt that is computed in pieces: ggml-org/llama.cpp#26509."""
+    assert session.context_tokens is not None
+    batch = session.plan.batch_tokens
+    tokens = min(int(2.5 * batch), int(0.9 * session.context_tokens))
+    if tokens < 1.5 * batch:
+        raise NotOffered(f"the context has no room for more than one batch of {batch} tokens")
+    return await _at_length(session, tokens, seed=tokens + 1)
 
 
-def _missing(tokens: int) -> CheckSpec:
-    """A step of the recipe that the server cannot take: the recipe's next start, or a failure."""
-
-    async def run(session: Session) -> str:
-        most = session.context_tokens
-        raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most}")
-
-    def skip(session: Session) -> str:
-        served = session.plan.served_tokens
-        if served is None or tokens <= served:
-            return ""
-        return f"the recipe starts with {served} tokens: serve it with --max-model-len {tokens}"
-
-    return CheckSpec(f"context {tokens}", "mechanics", run, skip)
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    most = session.context_tokens
+@LENGTH.parts.append
+def _walk(session: Session) -> list[CheckSpec]:
+    """A check for each context; those of the recipe that the server cannot take are among them."""
+    most, served = session.context_tokens, session.plan.served_tokens
     walk = [
         CheckSpec(f"context {n}", "mechanics", partial(_at_length, tokens=n, seed=n))
         for n in contexts_of(session)
     ]
-    walk += [_missing(n) for n in session.plan.contexts if most is not None and n > most]
-    if not walk:
-        walk = [CheckSpec("context", "mechanics", _batch, _unknown)]
-    return [
-        CheckSpec("consecutive lengths", "mechanics", _lengths),
-        CheckSpec("long answer", "quality", _long_answer),
-        CheckSpec("longer than one batch", "mechanics", _batch, _unknown),
-        *walk,
-        CheckSpec("/v1/messages near the full context", "mechanics", _messages, _unknown),
-        CheckSpec("longer than the context", "mechanics", _too_long, _unknown),
-    ]
+
+    async def fail(_: Session, tokens: int) -> str:
+        raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most}")
+
+    def skip(_: Session, tokens: int) -> str:
+        # the recipe's next start has more, or else the server lacks what was promised
+        if served is None or tokens <= served:
+            return ""
+        return f"the recipe starts with {served} tokens: serve it with --max-model-len {tokens}"
+
+    for n in (n for n in session.plan.contexts if most is not None and n > most):
+        run, why = partial(fail, tokens=n), partial(skip, tokens=n)
+        walk.append(CheckSpec(f"context {n}", "mechanics", run, why))
+    return walk or [CheckSpec("context", "mechanics", _batch, _unknown)]
 
 
-LENGTH = Rung("length", "Every prompt length up to the whole context", _checks)
+@LENGTH.check("/v1/messages near the full context", skip=_unknown)
+async def _messages(session: Session) -> str:
+    """/v1/messages near the full context: vllm-project/vllm#42400."""
+    assert session.context_tokens is not None
+    room = session.room(_SHORT_ANSWER)
+    # no further than the walk, which knows how slow the machine is
+    tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
+    stack = await sized_haystack(session, tokens, seed=4)
+    question = stack.needles[-1]
+    text, counted = await message_text(session, prompt_for(stack, question), room)
+    if session.plan.quality and (why := question.mistake(text)):
+        raise Unsound(f"/v1/messages: {why}")
+    return f"an answer; the server counts {counted} tokens"
+
+
+@LENGTH.check("longer than the context", skip=_unknown)
+async def _too_long(session: Session) -> str:
+    """More than fits is refused with a reason, and the server lives on."""
+    assert session.context_tokens is not None
+    if not session.sentence_tokens:
+        await _measure(session)
+    stack = haystack(int(2 * session.context_tokens / session.sentence_tokens), [], seed=3)
+    try:
+        answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)
+        counted = answer.usage.prompt_tokens if answer.usage else "?"
+        note = f"was cut to {counted} tokens without a word"
+    except Refused as error:
+        if error.status >= 500 and "context" not in error.answer:
+            raise
+        note = "is refused"
+    after = await session.ask("Say hello.", max_tokens=session.room(_SHORT_ANSWER))
+    session.require_clean(after)
+    return f"a prompt of twice the context {note}; the next answer is good"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
 from pipeline.serving.smoke.rungs.length import UNKNOWN_CONTEXT, prompt_for, sized_haystack
 from pipeline.serving.smoke.rungs.streams import one_round, tools_at_once
 from pipeline.serving.smoke.rungs.tools import without_tools
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.session import Rung, Session
 from pipeline.serving.smoke.tasks import Question
 
+MEMORY = Rung("memory", "What is kept of earlier prompts is right")
 _AT_ONCE = 8
 _SHORT_ANSWER = 32
 _TOO_MUCH = (400, 413, 422)
@@ -65,12 +64,14 @@ def _require_needle(session: Session, question: Question, text: str, where: str 
         raise Unsound(f"{where}the needle is {question.want}, not {text[:60]!r}")
 
 
+@MEMORY.check("shared prefix")
 async def _prefix(session: Session) -> str:
     for question in await _first_questions(session):
         _require_needle(session, question, session.references[question.prompt].text)
     return await _ask_again(session)
 
 
+@MEMORY.check("pressure")
 async def _pressure(session: Session) -> str:
     """Other texts until the first is pushed out, then the first again: LMCache/LMCache#4247."""
     await _first_questions(session)
@@ -85,6 +86,7 @@ async def _pressure(session: Session) -> str:
     return f"after {len(others)} texts of {_tokens(session)} tokens: {again}"
 
 
+@MEMORY.check("restart", skip=lambda s: "" if s.restart else s.why_no_restart)
 async def _restarted(session: Session) -> str:
     """Also short prompts and tool calls: what is kept on a disk is more than a cache of texts."""
     assert session.restart is not None
@@ -95,15 +97,3 @@ async def _restarted(session: Session) -> str:
     if session.plan.quality and not without_tools(session):
         short += f"; {await tools_at_once(session)}"
     return f"{again}; short prompts at once: {short}"
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    why_not = "" if session.restart else session.why_no_restart
-    return [
-        CheckSpec("shared prefix", "mechanics", _prefix),
-        CheckSpec("pressure", "mechanics", _pressure),
-        CheckSpec("restart", "mechanics", _restarted, lambda _: why_not),
-    ]
-
-
-MEMORY = Rung("memory", "What is kept of earlier prompts is right", _checks)

@@ -7,15 +7,17 @@ The pictures are drawn on the spot, so that what is to be seen in them is known.
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from pipeline.serving.smoke.client import Unsound
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session, answers_of
+from pipeline.serving.smoke.session import Rung, Session, answers_of
 
+PICTURES = Rung("pictures", "Pictures are seen as they are")
 _SEEN_SHARE = 0.75  # a model that does not look is right about one in three
 UNSEEN = "neither the recipe nor the server says that the model sees"
 Colour: TypeAlias = tuple[int, int, int]
@@ -72,60 +74,50 @@ class PictureQuestion(NamedTuple):
 @lru_cache(maxsize=1)
 def picture_questions() -> tuple[PictureQuestion, ...]:
     """Colours, counts and digits: a model that does not look is right about one in three."""
-    things = (("blue", 3, 7), ("red", 5, 4), ("green", 2, 6))
-    return tuple(
-        question
-        for colour, count, digit in things
-        for question in (_coloured(colour), _counted(count), _shown(digit))
-    )
-
-
-def _coloured(colour: str) -> PictureQuestion:
-    def is_inside(x: int, y: int) -> bool:
-        return max(abs(x - _SIDE // 2), abs(y - _SIDE // 2)) < _SIDE // 3
-
-    choices = ", ".join(sorted(COLOURS))
-    prompt = f"Which colour does the square have: {choices}? Answer with one word."
-    return PictureQuestion(_png(is_inside, COLOURS[colour]), prompt, colour)
-
-
-def _counted(count: int) -> PictureQuestion:
-    """Dots in two rows."""
-    step = _SIDE // 4
-    places = [(step * (1 + n % 3), step * (1 + 2 * (n // 3))) for n in range(count)]
-
-    def is_near(x: int, y: int) -> bool:
-        return any((x - a) ** 2 + (y - b) ** 2 < (step // 3) ** 2 for a, b in places)
-
-    prompt = "How many black dots are in the picture? Answer with the number in digits only."
-    return PictureQuestion(_png(is_near), prompt, str(count))
-
-
-def _shown(digit: int) -> PictureQuestion:
-    width = 80
+    pixels = [(x, y) for x in range(_SIDE) for y in range(_SIDE)]
+    middle, step, width = _SIDE // 2, _SIDE // 4, 80
     left, top = (_SIDE - width) // 2, (_SIDE - 2 * width) // 2
-    bars = [_BARS[name] for name in _DIGITS[digit]]
+    choices = ", ".join(sorted(COLOURS))
+    ask_colour = f"Which colour does the square have: {choices}? Answer with one word."
+    ask_count = "How many black dots are in the picture? Answer with the number in digits only."
+    ask_digit = "Which digit does this display of a clock show? Answer with the digit only."
+    questions = []
+    for colour, count, digit in (("blue", 3, 7), ("red", 5, 4), ("green", 2, 6)):
+        square = {p for p in pixels if max(abs(p[0] - middle), abs(p[1] - middle)) < _SIDE // 3}
+        questions.append(PictureQuestion(_png(square, COLOURS[colour]), ask_colour, colour))
+        # dots in two rows
+        places = [(step * (1 + n % 3), step * (1 + 2 * (n // 3))) for n in range(count)]
+        dots = {p for p in pixels if any(math.dist(p, place) < step // 3 for place in places)}
+        questions.append(PictureQuestion(_png(dots), ask_count, str(count)))
+        bars = {
+            (x, y)
+            for a, b, c, d in (_BARS[name] for name in _DIGITS[digit])
+            for x in range(left + round(a * width), left + round(c * width))
+            for y in range(top + round(b * width), top + round(d * width))
+        }
+        questions.append(PictureQuestion(_png(bars), ask_digit, str(digit)))
+    return tuple(questions)
 
-    def is_lit(x: int, y: int) -> bool:
-        u, v = (x - left) / width, (y - top) / width
-        return any(a <= u < c and b <= v < d for a, b, c, d in bars)
 
-    prompt = "Which digit does this display of a clock show? Answer with the digit only."
-    return PictureQuestion(_png(is_lit), prompt, str(digit))
-
-
-def _png(is_painted: Callable[[int, int], bool], colour: Colour = COLOURS["black"]) -> bytes:
+def _png(painted: set[tuple[int, int]], colour: Colour = COLOURS["black"]) -> bytes:
     inks = {True: bytes(colour), False: b"\xff\xff\xff"}
-    rows = [b"\0" + b"".join(inks[is_painted(x, y)] for x in range(_SIDE)) for y in range(_SIDE)]
+    side = range(_SIDE)
+    rows = b"".join(b"\0" + b"".join(inks[(x, y) in painted] for x in side) for y in side)
     head = struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)
     png = b"\x89PNG\r\n\x1a\n"
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(b"".join(rows), 9)), (b"IEND", b""))
-    for kind, data in parts:
+    for kind, data in ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")):
         crc = zlib.crc32(kind + data)
         png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
     return png
 
 
+def _no_vision(session: Session) -> str:
+    if session.plan.text_only:
+        return "--text-only"
+    return "" if session.plan.vision or session.sees else UNSEEN
+
+
+@PICTURES.check("pictures", "quality", _no_vision)
 async def _pictures(session: Session) -> str:
     """Each in a request of its own, all at once: one that is taken for another shows, too."""
     questions = picture_questions()
@@ -140,16 +132,3 @@ async def _pictures(session: Session) -> str:
             f" {question.prompt!r} is {question.want}, not {answer.text[:60]!r}"
         )
     return f"{len(pairs) - len(wrong)} of {len(pairs)} pictures are seen as they are"
-
-
-def _no_vision(session: Session) -> str:
-    if session.plan.text_only:
-        return "--text-only"
-    return "" if session.plan.vision or session.sees else UNSEEN
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    return [CheckSpec("pictures", "quality", _pictures, _no_vision)]
-
-
-PICTURES = Rung("pictures", "Pictures are seen as they are", _checks)

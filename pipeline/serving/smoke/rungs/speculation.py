@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 
-from pipeline.serving.smoke.baseline import baseline_questions, is_right
 from pipeline.serving.smoke.client import NotOffered, Unsound
 from pipeline.serving.smoke.compare import compare
 from pipeline.serving.smoke.rungs.answers import json_by_schema
 from pipeline.serving.smoke.rungs.streams import as_alone, tools_at_once
 from pipeline.serving.smoke.rungs.tools import tool_scenarios, without_tools
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session, record_baseline
+from pipeline.serving.smoke.session import (
+    Rung,
+    Session,
+    baseline_questions,
+    is_right,
+    record_baseline,
+)
 
+SPECULATION = Rung("speculation", "A draft model changes no answer")
 _AT_ONCE = 2  # from two streams on, drafts corrupted answers: local-inference-lab/rtx6kpro#53
 _LOST_SHARE = 0.1
 _VLLM = "vllm:"  # how its metrics begin
@@ -25,6 +30,15 @@ _COUNTS = re.compile(
 )
 
 
+def _no_baseline(session: Session) -> str:
+    return "" if session.baseline else "no baseline was given: record one without a draft model"
+
+
+def _not_drafting(session: Session) -> str:
+    return "" if session.is_drafting else "the ladder turned no draft model on"
+
+
+@SPECULATION.check("draft model", skip=lambda s: "" if s.start_drafting else s.why_no_drafting)
 async def _start_drafting(session: Session) -> str:
     """Last of all: what was answered without the draft model must be answered with it."""
     assert session.start_drafting is not None
@@ -35,6 +49,7 @@ async def _start_drafting(session: Session) -> str:
     return f"it is on; held against {len(session.baseline.answers)} answers without it"
 
 
+@SPECULATION.check("the baseline's answers", skip=_no_baseline)
 async def _same(session: Session) -> str:
     assert session.baseline is not None
     known = {a.prompt: a for a in session.baseline.answers}
@@ -57,23 +72,7 @@ async def _same(session: Session) -> str:
     return f"{found}; {now} right, {before} in the baseline"
 
 
-async def _streams(session: Session) -> str:
-    """Few and many at once, held against what each was answered alone, without drafts."""
-    several = sorted(n for n in session.plan.streams if n > 1)
-    if not several:
-        raise NotOffered("no more than one at once is expected")
-    parts = [
-        f"{number} at once: {await as_alone(session, number)}"
-        for number in dict.fromkeys((several[0], several[-1]))
-    ]
-    return "; ".join(parts)
-
-
-async def _tools(session: Session) -> str:
-    """One after the other, then many at once."""
-    return f"{await tool_scenarios(session)}; {await tools_at_once(session)}"
-
-
+@SPECULATION.check("the baseline's probabilities", skip=_no_baseline)
 async def _probabilities(session: Session) -> str:
     """Numbers that are a little wrong change probabilities long before they change words."""
     assert session.baseline is not None
@@ -93,6 +92,31 @@ async def _probabilities(session: Session) -> str:
     return found
 
 
+@SPECULATION.check("streams with drafts", skip=_not_drafting)
+async def _streams(session: Session) -> str:
+    """Few and many at once, held against what each was answered alone, without drafts."""
+    several = sorted(n for n in session.plan.streams if n > 1)
+    if not several:
+        raise NotOffered("no more than one at once is expected")
+    parts = [
+        f"{number} at once: {await as_alone(session, number)}"
+        for number in dict.fromkeys((several[0], several[-1]))
+    ]
+    return "; ".join(parts)
+
+
+SPECULATION.check("JSON with drafts", "quality", _not_drafting)(json_by_schema)
+
+
+@SPECULATION.check(
+    "tool calls with drafts", "quality", lambda s: _not_drafting(s) or without_tools(s)
+)
+async def _tools(session: Session) -> str:
+    """One after the other, then many at once."""
+    return f"{await tool_scenarios(session)}; {await tools_at_once(session)}"
+
+
+@SPECULATION.check("acceptance")
 async def _acceptance(session: Session) -> str:
     """How much of the draft is taken, for the record."""
     text = await session.client.text("/metrics")
@@ -109,32 +133,3 @@ async def _acceptance(session: Session) -> str:
     if not counts["accepted"] and counts["draft"] >= _MANY_DRAFTED:
         raise Unsound(f"{counts['draft']} tokens were drafted, and none was accepted")
     return f"{counts['accepted'] / counts['draft']:.0%} of drafted tokens are accepted"
-
-
-def _no_baseline(session: Session) -> str:
-    return "" if session.baseline else "no baseline was given: record one without a draft model"
-
-
-def _not_drafting(session: Session) -> str:
-    return "" if session.is_drafting else "the ladder turned no draft model on"
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    why_no_drafting = "" if session.start_drafting else session.why_no_drafting
-    return [
-        CheckSpec("draft model", "mechanics", _start_drafting, lambda _: why_no_drafting),
-        CheckSpec("the baseline's answers", "mechanics", _same, _no_baseline),
-        CheckSpec("the baseline's probabilities", "mechanics", _probabilities, _no_baseline),
-        CheckSpec("streams with drafts", "mechanics", _streams, _not_drafting),
-        CheckSpec("JSON with drafts", "quality", json_by_schema, _not_drafting),
-        CheckSpec(
-            "tool calls with drafts",
-            "quality",
-            _tools,
-            lambda s: _not_drafting(s) or without_tools(s),
-        ),
-        CheckSpec("acceptance", "mechanics", _acceptance),
-    ]
-
-
-SPECULATION = Rung("speculation", "A draft model changes no answer", _checks)

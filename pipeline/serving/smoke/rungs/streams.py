@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 
 from pipeline.serving.smoke.chat import Answer
@@ -13,6 +12,7 @@ from pipeline.serving.smoke.rungs.tools import require_call, without_tools
 from pipeline.serving.smoke.session import CheckSpec, Rung, Session
 from pipeline.serving.smoke.tasks import SCENARIOS, TOOLS, countings, sums
 
+STREAMS = Rung("streams", "Many requests at once are answered like one")
 # Different prompts, so that what one stream takes from another shows.
 _PROMPTS = 8
 _TOOL_STREAMS = 8
@@ -24,6 +24,7 @@ def _tokens(session: Session) -> int:
     return session.room(session.plan.stream_tokens)
 
 
+@STREAMS.check("alone")
 async def _alone(session: Session) -> str:
     """What every stream is held against; asked twice, one at a time."""
     questions = countings(_PROMPTS)
@@ -38,6 +39,14 @@ async def as_alone(session: Session, number: int) -> str:
     """So many at once, each answered as it was alone; twice."""
     parts = [await one_round(session, number, turn) for turn in range(session.plan.rounds)]
     return "; then ".join(parts)
+
+
+@STREAMS.parts.append
+def _each_number(session: Session) -> list[CheckSpec]:
+    return [
+        CheckSpec(f"{number} at once", "mechanics", partial(as_alone, number=number))
+        for number in session.plan.streams
+    ]
 
 
 async def one_round(session: Session, number: int, turn: int = 0) -> str:
@@ -70,6 +79,7 @@ async def one_round(session: Session, number: int, turn: int = 0) -> str:
     return found
 
 
+@STREAMS.check("short ones in turn")
 async def _turns(session: Session) -> str:
     """Short requests of several lengths, so that places become free and are taken at all moments.
 
@@ -105,6 +115,7 @@ async def _turns(session: Session) -> str:
     return session.require_close([r for r in results if isinstance(r, Difference)])
 
 
+@STREAMS.check("tool calls at once", "quality", without_tools)
 async def tools_at_once(session: Session) -> str:
     """Tool calls are lost in streams under load: vllm-project/vllm#54701, #53246."""
 
@@ -121,18 +132,3 @@ async def tools_at_once(session: Session) -> str:
     if failed:
         raise Unsound(f"{len(failed)} of {number} calls at once: {failed[0]}")
     return f"{number} calls at once, all right"
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    return [
-        CheckSpec("alone", "mechanics", _alone),
-        *(
-            CheckSpec(f"{n} at once", "mechanics", partial(as_alone, number=n))
-            for n in session.plan.streams
-        ),
-        CheckSpec("short ones in turn", "mechanics", _turns),
-        CheckSpec("tool calls at once", "quality", tools_at_once, without_tools),
-    ]
-
-
-STREAMS = Rung("streams", "Many requests at once are answered like one", _checks)

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.serving.smoke import tasks
 from pipeline.serving.smoke.chat import Answer, ToolCall
 from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session
-from pipeline.serving.smoke.tasks import (
-    CITIES,
-    PARALLEL,
-    SCENARIOS,
-    TOOLS,
-    Scenario,
-    countings,
-    sums,
-    violation,
-)
+from pipeline.serving.smoke.session import Rung, Session
 
+TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole")
 MESSAGES = "/v1/messages"
 _TRIES = 3  # where two answers differ that a tie may have parted
 _INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -32,9 +23,18 @@ _MARKS = re.compile(
 )
 
 
+def without_tools(session: Session) -> str:
+    """Why no tool calls are looked at."""
+    return "" if session.plan.tools else "the recipe expects no tool calls"
+
+
+def _without_reasoning(session: Session) -> str:
+    return "" if session.plan.reasoning else "the recipe expects no reasoning"
+
+
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The arguments of a call, which its tool can take."""
-    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
+    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in tasks.TOOLS}
     if call.name not in schemas:
         raise Unsound(f"a call of {call.name!r}, which was not offered")
     if not call.id:
@@ -43,13 +43,13 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
         value = read_json(call.arguments.encode(), most_bytes=1 << 20)
     except JsonInvalid as error:
         raise Unsound(f"the arguments of {call.name} {error}: {call.arguments[:120]!r}") from error
-    if why := violation(value, schemas[call.name], f"the argument of {call.name}"):
+    if why := tasks.violation(value, schemas[call.name], f"the argument of {call.name}"):
         raise Unsound(f"{why}: {call.arguments[:120]!r}")
     arguments: dict[str, Any] = value
     return arguments
 
 
-def require_call(answer: Answer, scenario: Scenario) -> None:
+def require_call(answer: Answer, scenario: tasks.Scenario) -> None:
     """Exactly the call that a scenario leads to."""
     how = "in a stream" if answer.is_stream else "whole"
     where = f"{scenario.prompt!r}, {how}"
@@ -70,64 +70,69 @@ def require_no_marks(answer: Answer) -> None:
         raise Unsound(f"{found[0]!r} is in the content: {answer.text[:120]!r}")
 
 
+@TOOLS_RUNG.check("no marks", "quality")
+async def _no_marks(session: Session) -> str:
+    for stream in (False, True):
+        answer = await session.ask(tasks.sums(4)[3].prompt, stream=stream)
+        require_no_marks(answer)
+    return "no marks of reasoning or tools in the content"
+
+
+@TOOLS_RUNG.check("scenarios", "quality", without_tools)
 async def tool_scenarios(session: Session) -> str:
     """Each request leads to its one call."""
-    for scenario in SCENARIOS:
+    for scenario in tasks.SCENARIOS:
         for stream in (False, True):
             try:
-                answer = await session.ask(scenario.prompt, tools=TOOLS, stream=stream)
+                answer = await session.ask(scenario.prompt, tools=tasks.TOOLS, stream=stream)
             except Refused as error:
                 raise Unsound(f"tools are refused (--no-tools expects none): {error}") from error
             require_call(answer, scenario)
-    return f"{len(SCENARIOS)} calls, the same whole and in streams"
+    return f"{len(tasks.SCENARIOS)} calls, the same whole and in streams"
 
 
+@TOOLS_RUNG.check("parallel calls", "quality", without_tools)
 async def _parallel(session: Session) -> str:
     counts = []
     for stream in (False, True):
-        answer = await session.ask(PARALLEL, tools=TOOLS, stream=stream)
+        answer = await session.ask(tasks.PARALLEL, tools=tasks.TOOLS, stream=stream)
         cities = [str(arguments_of(call).get("city", "")) for call in answer.calls]
         ids = {call.id for call in answer.calls}
-        if not cities or not set(cities) <= set(CITIES) or len(set(cities)) != len(cities):
-            raise Unsound(f"asked for {CITIES}: calls for {cities}")
+        if not cities or not set(cities) <= set(tasks.CITIES) or len(set(cities)) != len(cities):
+            raise Unsound(f"asked for {tasks.CITIES}: calls for {cities}")
         if len(ids) != len(cities):
             raise Unsound(f"{len(cities)} calls have {len(ids)} ids")
         counts.append(len(cities))
     if counts[0] != counts[1]:
         raise Unsound(f"{counts[0]} calls whole, {counts[1]} in a stream")
-    note = "" if counts[0] == len(CITIES) else " (this model asks for one after the other)"
+    note = "" if counts[0] == len(tasks.CITIES) else " (this model asks for one after the other)"
     return f"{counts[0]} calls at once{note}"
 
 
+@TOOLS_RUNG.check("tool result", "quality", without_tools)
 async def _result(session: Session) -> str:
     """The result of a call comes back to the model."""
-    first = await session.ask(SCENARIOS[0].prompt, tools=TOOLS)
-    require_call(first, SCENARIOS[0])
+    first = await session.ask(tasks.SCENARIOS[0].prompt, tools=tasks.TOOLS)
+    require_call(first, tasks.SCENARIOS[0])
     call = first.calls[0]
     function = {"name": call.name, "arguments": call.arguments}
     calls = [{"id": call.id, "type": "function", "function": function}]
     messages: list[dict[str, Any]] = [
-        {"role": "user", "content": SCENARIOS[0].prompt},
+        {"role": "user", "content": tasks.SCENARIOS[0].prompt},
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "tool_call_id": call.id, "content": "Rain, 17 degrees"},
     ]
-    answer = await session.ask(messages, tools=TOOLS)
+    answer = await session.ask(messages, tools=tasks.TOOLS)
     require_no_marks(answer)
     if "17" not in answer.text:
         raise Unsound(f"the tool said 17 degrees, the answer is {answer.text[:120]!r}")
     return "the result of a call is in the answer"
 
 
-async def _no_marks(session: Session) -> str:
-    for stream in (False, True):
-        answer = await session.ask(sums(4)[3].prompt, stream=stream)
-        require_no_marks(answer)
-    return "no marks of reasoning or tools in the content"
-
-
+@TOOLS_RUNG.check("thinking", "quality", _without_reasoning)
 async def _thinking(session: Session) -> str:
     """Content alone is compared: long reasoning differs by its ties."""
-    question = sums(5)[4]
+    question = tasks.sums(5)[4]
     texts: dict[bool, set[str]] = {False: set(), True: set()}
     for number in range(2 * _TRIES):
         stream = number % 2 == 1
@@ -144,16 +149,22 @@ async def _thinking(session: Session) -> str:
     raise Unsound(f"the content is {min(texts[False])!r}, in a stream {min(texts[True])!r}")
 
 
+@TOOLS_RUNG.check(
+    "tool call after thinking", "quality", lambda s: _without_reasoning(s) or without_tools(s)
+)
 async def _thinking_call(session: Session) -> str:
     """Parsers of reasoning and of calls read one text: the first may take what is the other's."""
     for stream in (False, True):
-        answer = await session.ask(SCENARIOS[0].prompt, tools=TOOLS, thinking=True, stream=stream)
-        require_call(answer, SCENARIOS[0])
+        answer = await session.ask(
+            tasks.SCENARIOS[0].prompt, tools=tasks.TOOLS, thinking=True, stream=stream
+        )
+        require_call(answer, tasks.SCENARIOS[0])
     return "a call after thinking, whole and in a stream"
 
 
+@TOOLS_RUNG.check("instant", "quality", _without_reasoning)
 async def _instant(session: Session) -> str:
-    question = sums(6)[5]
+    question = tasks.sums(6)[5]
     answer = await session.ask(question.prompt, thinking=False)
     require_no_marks(answer)
     if answer.reasoning.strip():
@@ -194,9 +205,10 @@ def _message(session: Session, prompt: str, most_tokens: int) -> dict[str, Any]:
     }
 
 
+@TOOLS_RUNG.check("/v1/messages")
 async def _messages(session: Session) -> str:
     """The same answer through the other endpoint: vllm-project/vllm#44576."""
-    question, most = countings(4)[3], session.answer_tokens
+    question, most = tasks.countings(4)[3], session.answer_tokens
     body = {**_message(session, question.prompt, most), "stream": True}
     texts: set[str] = set()
     streams: set[str] = set()
@@ -214,32 +226,3 @@ async def _messages(session: Session) -> str:
         if texts & streams:
             return "an answer, the same as a stream"
     raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
-
-
-def without_tools(session: Session) -> str:
-    """Why no tool calls are looked at."""
-    return "" if session.plan.tools else "the recipe expects no tool calls"
-
-
-def _without_reasoning(session: Session) -> str:
-    return "" if session.plan.reasoning else "the recipe expects no reasoning"
-
-
-def _without_calls(session: Session) -> str:
-    return _without_reasoning(session) or without_tools(session)
-
-
-def _checks(session: Session) -> Sequence[CheckSpec]:
-    return [
-        CheckSpec("no marks", "quality", _no_marks),
-        CheckSpec("scenarios", "quality", tool_scenarios, without_tools),
-        CheckSpec("parallel calls", "quality", _parallel, without_tools),
-        CheckSpec("tool result", "quality", _result, without_tools),
-        CheckSpec("thinking", "quality", _thinking, _without_reasoning),
-        CheckSpec("tool call after thinking", "quality", _thinking_call, _without_calls),
-        CheckSpec("instant", "quality", _instant, _without_reasoning),
-        CheckSpec("/v1/messages", "mechanics", _messages),
-    ]
-
-
-TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole", _checks)

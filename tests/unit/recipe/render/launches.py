@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.artifacts.containers.arguments import Mount
+from pipeline.serving.recipe.container import Target
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec
-from pipeline.serving.recipe.render.target import Target
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 IMAGE = f"registry.example/engines/vllm@{DIGEST}"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.render.client import client_settings, render_env
+from pipeline.serving.recipe.render.formats import client_settings, render_env
 
 
 def test_clients_are_told_what_the_guide_tells_them() -> None:

@@ -9,10 +9,9 @@ import yaml
 
 from pipeline.artifacts.containers.arguments import Mount
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.container import container_arguments
+from pipeline.serving.recipe.container import Target, container_arguments
 from pipeline.serving.recipe.model import ContainerSpec
 from pipeline.serving.recipe.render.formats import CONTAINED, render
-from pipeline.serving.recipe.render.target import Target
 from tests.unit.recipe.render.launches import DIGEST, IMAGE, TARGET, small_launch
 
 LOCAL = Target(image="sm120/vllm:0123456789ab")

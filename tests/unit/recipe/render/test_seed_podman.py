@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
 from pipeline.images.spec.checkout import Checkout
+from pipeline.serving.recipe.container import Target
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import Overrides, plan_launch, with_whole_repositories
 from pipeline.serving.recipe.parser import check_flags
 from pipeline.serving.recipe.render.formats import CONTAINED, render
-from pipeline.serving.recipe.render.target import Target
 from tests.unit.recipe.render.launches import DIGEST, TARGET
 from tests.unit.recipe.test_seed_commands import ARTICLE
 from tests.unit.support import ROOT
