@@ -373,7 +373,7 @@ def judge_all_patches(
             with log.step(f"Judging the patches of {name} for {card.arch}"):
                 verdicts = judge_patches(opened, card)
         else:
-            verdicts = judge_against(opened, card, versions, log.say)
+            verdicts = judge_against(opened, card, versions)
     error: PipelineError | None = None
     unknown = [v for v in verdicts if v.state == "unknown"]
     if against is not None and unknown:

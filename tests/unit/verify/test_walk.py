@@ -20,8 +20,7 @@ from pipeline.evidence.verify.artifact import open_file
 from pipeline.evidence.verify.evidence import distinct, read_item
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, show
 from pipeline.evidence.verify.walk import judge_tests, walk
-from pipeline.images.gate.evidence import ImageGates
-from pipeline.images.gate.verdict import CaseVerdict
+from pipeline.images.gate.evidence import CaseVerdict, ImageGates
 from pipeline.images.lock.model import read_lock, sealed, write_lock
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import AMD64

@@ -22,7 +22,7 @@ from pipeline.images.gate.smem.coverage import coverage, engine_kernels
 from pipeline.images.gate.smem.engine import EngineTree, engine_pin, engine_tree, patched
 from pipeline.images.gate.smem.environment import Environment, make_environment
 from pipeline.images.gate.smem.limits import Card
-from pipeline.images.gate.smem.results import CaseResult, GateResult, Record, WorkerAnswer, overall
+from pipeline.images.gate.smem.results import CaseResult, GateResult, WorkerAnswer, overall
 from pipeline.images.gate.smem.run import GateTarget, answered, judge_all, worker_digest
 from pipeline.images.spec.image import PatchSeries
 
@@ -112,7 +112,8 @@ def run_gate(
     covered = None
     # of some cases alone, what the others reach would count as missed
     if judged and not only:
-        covered = coverage(engine_kernels(gate.context.store, tree), reached(cases))
+        seen = {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
+        covered = coverage(engine_kernels(gate.context.store, tree), seen)
     return GateResult(
         image=gate.plan.spec.name,
         platform=gate.plan.platform,
@@ -141,11 +142,6 @@ def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
             f"{only}: matches no case ({known})", f"Name one, or a pattern such as 'a-*'. {_LIST}"
         )
     return chosen
-
-
-def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
-    """Kernels that some case compiled, by module and name."""
-    return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
 
 
 def find_case(gates: Gates, name: str) -> Case:
@@ -202,7 +198,11 @@ def tune(
         records[name] = result.worst.record
     kernel = records["image"].kernel
     names = [name for name in records["image"].blocks if name in SWEPT]
-    known = {name: _values(record, names) for name, record in records.items()}
+    known = {}
+    for name, record in records.items():
+        blocks = {block: record.blocks[block] for block in names if block in record.blocks}
+        launch = {"num_warps": record.num_warps or 0, "num_stages": record.num_stages or 0}
+        known[name] = {**blocks, **launch}
     largest = LARGER * max(map(_tile, known.values()))
     variants = []
     for sizes in itertools.product(*([SIZES] * len(names)), warps, stages):
@@ -217,11 +217,6 @@ def tune(
     choices = [_choice(variant, answer, card, known) for variant, answer, _ in answers]
     choices.sort(key=lambda choice: choice.rank)
     return CaseTuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
-
-
-def _values(record: Record, names: Sequence[str]) -> dict[str, int]:
-    blocks = {name: record.blocks[name] for name in names if name in record.blocks}
-    return {**blocks, "num_warps": record.num_warps or 0, "num_stages": record.num_stages or 0}
 
 
 def _tile(values: dict[str, int]) -> int:
