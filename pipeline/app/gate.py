@@ -42,8 +42,7 @@ from pipeline.images.gate.patches import (
     without_gate,
 )
 from pipeline.images.gate.smem.cases import Gates, read_gates
-from pipeline.images.gate.smem.context import GateContext, WheelFinder
-from pipeline.images.gate.smem.engine import engine_pin, engine_work
+from pipeline.images.gate.smem.engine import GateContext, WheelFinder, engine_pin, engine_work
 from pipeline.images.gate.smem.environment import EnvironmentFacts, environment_work
 from pipeline.images.gate.smem.image_gate import (
     CaseTuning,

@@ -29,7 +29,7 @@ from pipeline.core.errors import GateInvalid, PatchConflict, PipelineError
 from pipeline.core.model import Frozen
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
 from pipeline.images.gate.smem import engine
-from pipeline.images.gate.smem.context import GateContext
+from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import ImageGate
 from pipeline.images.gate.smem.limits import Card
 from pipeline.images.gate.smem.results import (
@@ -151,8 +151,7 @@ def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec
             "`gate` names a case file without .yaml; `no_gate` says why there is none.",
         )
     # with the others in place, as in the image: one patch may need another
-    others = [w for w in gate.series.patches if w is not spec]
-    base, _ = _with_patches(gate, tree, others)
+    base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
     without = gate.judge(base, card, cases)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
     after = None if conflict else gate.judge(full, card, cases)

@@ -33,15 +33,18 @@ from pipeline.images.gate.evidence import (
 from pipeline.images.gate.files import gate_files
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
 from pipeline.images.gate.patches import judge_patches
-from pipeline.images.gate.smem.context import GateContext
+from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import ImageGate, chosen_cases, open_gate, run_gate
 from pipeline.images.gate.smem.limits import CARDS, Card, card_for
-from pipeline.images.gate.smem.results import GateResult
+from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
 from pipeline.images.gate.smem.run import worker_digest
 from pipeline.images.spec.checkout import Checkout
 
 # A row states these itself, or they are times.
-_NO_FACTS = {"name", "verdict", "message", "seconds", "cached"}
+_NO_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("name", "verdict", "message", "seconds", "cached"), True),
+    "kernels": {"__all__": {"record": {"seconds"}}},
+}
 # Up to so many objects that one line of arch.yaml accepts are listed one by one.
 _FEW = 8
 # What a patch's state means for a build that holds it; every other state is a failure.
@@ -68,14 +71,6 @@ def run_smem(
 ) -> GateRun:
     """Do the kernels fit the card's shared memory?"""
     result = run_gate(gate, card, unpatched=unpatched, only=only)
-    rows = []
-    for case in result.cases:
-        facts = case.model_dump(mode="json", exclude=_NO_FACTS)
-        for kernel in facts["kernels"]:
-            kernel["record"].pop("seconds", None)
-        rows.append(
-            EvidenceRow(name=case.name, verdict=case.verdict, message=case.message, facts=facts)
-        )
     covered = result.coverage
     evidence = Evidence(
         **_about(gate, "smem", card, result.engine_digest),
@@ -86,9 +81,14 @@ def run_smem(
             "stub libraries": result.environment.stubs,
             "coverage": covered.model_dump(mode="json") if covered else None,
         },
-        rows=rows,
+        rows=[_row(case, case.verdict) for case in result.cases],
     )
     return GateRun(evidence, result.seconds, result=result)
+
+
+def _row(case: CaseResult | NumericsResult, verdict: CaseVerdict) -> EvidenceRow:
+    facts = case.model_dump(mode="json", exclude=_NO_FACTS)
+    return EvidenceRow(name=case.name, verdict=verdict, message=case.message, facts=facts)
 
 
 def run_numerics(
@@ -115,15 +115,7 @@ def run_numerics(
             "repairs": numerics.repairs,
             "passed without a number check": len(result.without_numbers) if result.cases else None,
         },
-        rows=[
-            EvidenceRow(
-                name=case.name,
-                verdict=verdicts.get(case.verdict, "unknown"),
-                message=case.message,
-                facts=case.model_dump(mode="json", exclude=_NO_FACTS),
-            )
-            for case in numerics.cases
-        ],
+        rows=[_row(case, verdicts.get(case.verdict, "unknown")) for case in numerics.cases],
     )
     return GateRun(evidence, numerics.seconds, result=result)
 

@@ -27,7 +27,7 @@ from pipeline.core.errors import GateEnvironment, LockMissing
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.core.yaml_file import read_yaml
 from pipeline.images.assemble.plan import ImagePlan, LayerPlan, Work, plan_image
-from pipeline.images.gate.smem.context import (
+from pipeline.images.gate.smem.engine import (
     GateContext,
     for_host,
     layer_of,

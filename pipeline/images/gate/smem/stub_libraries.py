@@ -62,7 +62,8 @@ def read_links(path: Path) -> Links | None:
 
             links = Links(*struct.unpack_from("<H", data, 18))
             size, count = struct.unpack_from("<HH", data, 58)
-            table = stretch(*struct.unpack_from("<Q", data, 40), size * count)
+            (at,) = struct.unpack_from("<Q", data, 40)
+            table = stretch(at, size * count)
             sections = [struct.unpack_from("<IIQQQQIIQQ", table, size * i) for i in range(count)]
             # of every kind the first section's bytes, and those of the strings that it names
             read = {
@@ -135,8 +136,7 @@ def make_stubs(libraries: Sequence[Path], system: Sequence[Path], folder: Path) 
     folder.mkdir(parents=True, exist_ok=True)
     for name in missing:
         machine = next(iter(read.values())).machine
-        data = shared_object(name, sorted(symbols[name] | orphans), machine)
-        (folder / name).write_bytes(data)
+        (folder / name).write_bytes(shared_object(name, sorted(symbols[name] | orphans), machine))
     return missing
 
 
