@@ -100,8 +100,7 @@ def placed_layers(built: Built) -> list[PlacedLayer]:
             placed.append(PlacedLayer(name, todo.pop(0), **origin))
         # these two have no pins: an image's own files, then its patches, each if there are any;
         # all images call the second one the same, so one without patches must leave it to the next
-        titles = [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]
-        for title in titles:
+        for title in [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]:
             if todo and todo[0].title == title:
                 placed.append(PlacedLayer(name, todo.pop(0)))
     if todo:
@@ -332,8 +331,7 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
         found = replace(found, origin=f"a file of images/{placed.image}")
     part = next((p for p in parts_of(built) if p.pin.name == row.owner), None)
     if part:
-        sha256 = part.pin.sha256
-        found = replace(found, origin=row.owner, package=part.purl, package_sha256=sha256)
+        found = replace(found, origin=row.owner, package=part.purl, package_sha256=part.pin.sha256)
     if placed.layer.title == "patches":
         patches = tuple(
             f"{f.path} {f.digest}"

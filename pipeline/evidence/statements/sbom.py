@@ -1,10 +1,11 @@
-"""A bill of materials as CycloneDX 1.6 JSON, the same bytes for the same image."""
+"""A bill of materials as CycloneDX 1.6 and as SPDX 2.3 JSON, the same bytes for the same image."""
 
 from __future__ import annotations
 
 import base64
+import re
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,18 @@ from pipeline import __version__
 from pipeline.artifacts.attest.names import BUILD_TIME, UNLISTED
 from pipeline.artifacts.attest.strict import plain
 from pipeline.core.model import canonical_json
-from pipeline.evidence.statements.bill import Bill
-from pipeline.evidence.statements.inventory import OwnFile
+from pipeline.evidence.statements.bill import Bill, BilledPart, BilledTree
+from pipeline.evidence.statements.inventory import ImagePart, ImageTree, OwnFile, Toolchain
 from pipeline.evidence.statements.licence import Licence
+from pipeline.images.assemble.manifest import CREATED
+from pipeline.images.lock.model import Pin
 
 # chosen once, for serial numbers that follow from the image's digest
 _NAMESPACE = uuid.UUID("6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e")
+_NONE = "NOASSERTION"
+_DOCUMENT = "SPDXRef-DOCUMENT"
+IMAGE_ID = "SPDXRef-Image"
+_BASE = "SPDXRef-BaseImage"
 
 
 def cyclonedx(bill: Bill) -> dict[str, Any]:
@@ -102,10 +109,7 @@ def _in_the_image(bill: Bill) -> list[dict[str, Any]]:
         body = _component(
             "library", part.purl, part.pin.name, part.pin.version, part.pin.sha256
         ) | _properties(notes)
-        if billed.patches:
-            body["pedigree"] = _patches(billed.patches, bill.root)
-            body["modified"] = True
-        components.append(body | _licences(billed.licence))
+        components.append(body | _changes(billed, bill.root))
     components += [_own_file(x) for x in bill.files]
     for billed_tree in bill.trees:
         tree, source = billed_tree.tree, billed_tree.tree.plan.source
@@ -119,12 +123,9 @@ def _in_the_image(bill: Bill) -> list[dict[str, Any]]:
         ]
         commit, digest = source.upstream.commit, tree.layer.record.digest
         body = _component("application", tree.purl, source.name, commit, digest)
-        body |= _properties(notes)
-        body["pedigree"] = {"commits": [{"uid": commit}]}
-        if billed_tree.patches:
-            body["pedigree"] |= _patches(billed_tree.patches, bill.root)
-            body["modified"] = True
-        components.append(body | _licences(billed_tree.licence))
+        changes = _changes(billed_tree, bill.root)
+        pedigree = {"commits": [{"uid": commit}], **changes.get("pedigree", {})}
+        components.append(body | _properties(notes) | changes | {"pedigree": pedigree})
     return components
 
 
@@ -133,21 +134,21 @@ def _licence_source(licence: Licence) -> str:
     return licence.reason if known else f"NOASSERTION: {licence.reason}"
 
 
-def _licences(licence: Licence) -> dict[str, Any]:
-    if licence.expression:
-        return {"licenses": [{"expression": licence.expression}]}
-    return {"licenses": [{"license": {"name": licence.name}}]} if licence.name else {}
-
-
-def _patches(files: Sequence[OwnFile], root: Path) -> dict[str, Any]:
+def _changes(billed: BilledPart | BilledTree, root: Path) -> dict[str, Any]:
+    """The licence of a component, and our patches of it."""
     patches = []
-    for file, patch in ((file, file.patch) for file in files if file.patch):
+    for file, patch in ((file, file.patch) for file in billed.patches if file.patch):
         content = base64.b64encode((root / file.path).read_bytes()).decode()
         text = {"contentType": "text/x-diff", "encoding": "base64", "content": content}
         issue: dict[str, Any] = {"type": "defect", "id": file.path, "name": file.digest}
         issue |= {"description": plain(patch.why), "references": list(patch.upstream)}
         patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
-    return {"patches": patches}
+    body: dict[str, Any] = {"pedigree": {"patches": patches}, "modified": True} if patches else {}
+    if billed.licence.expression:
+        body["licenses"] = [{"expression": billed.licence.expression}]
+    elif billed.licence.name:
+        body["licenses"] = [{"license": {"name": billed.licence.name}}]
+    return body
 
 
 def _own_file(file: OwnFile) -> dict[str, Any]:
@@ -178,3 +179,205 @@ def _build_time(bill: Bill) -> list[dict[str, Any]]:
     components += [_own_file(x) | {"name": x.path, "scope": "excluded"} for x in bill.build_files]
     # two builds of one source have one archive
     return list({x["bom-ref"]: x for x in components}.values())
+
+
+def spdx(bill: Bill) -> dict[str, Any]:
+    """The document: the image holds layers, layers hold packages, patches are for packages."""
+    licences = [*(x.licence for x in bill.parts), *(x.licence for x in bill.trees)]
+    expressions = " ".join(licence.expression or "" for licence in licences)
+    # licences that packages name by a reference of their own; SPDX wants them declared
+    references = sorted(set(re.findall(r"LicenseRef-[A-Za-z0-9.-]+", expressions)))
+    text = "Not extracted: the text is in the licence files of the packages."
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": _DOCUMENT,
+        "name": f"{bill.image}-{bill.version}",
+        "documentNamespace": f"urn:sm120-pipeline:spdx:{bill.digest.removeprefix('sha256:')}",
+        "creationInfo": {
+            # SPDX requires a time; the image's own fixed one says nothing that is not so
+            "created": CREATED,
+            "creators": [f"Tool: sm120-pipeline-{__version__}"],
+            "comment": "The time is fixed, so that an image has one document.",
+        },
+        "packages": [*_packages(bill), *_compiled(bill)],
+        "relationships": _relationships(bill),
+        "hasExtractedLicensingInfos": [
+            {"licenseId": x, "name": x.removeprefix("LicenseRef-"), "extractedText": text}
+            for x in references
+        ],
+    }
+
+
+def spdx_bytes(bill: Bill) -> bytes:
+    """The document as a file."""
+    return canonical_json(spdx(bill)) + b"\n"
+
+
+def _id(kind: str, text: str) -> str:
+    # letters, digits, dots and dashes are all that an SPDX id may have
+    return f"SPDXRef-{kind}-{re.sub(r'[^A-Za-z0-9.-]', '-', text)}"
+
+
+def _layer_id(digest: str) -> str:
+    return _id("Layer", digest.removeprefix("sha256:"))
+
+
+def _part_id(part: ImagePart) -> str:
+    # the hash tells apart what the cleaned name does not
+    name = f"{part.pin.name}-{part.pin.version}-{part.pin.sha256[:12]}"
+    return _id("Wheel" if part.is_wheel else "Deb", name)
+
+
+def _file_id(file: OwnFile) -> str:
+    return _id("Patch" if file.patch else "File", f"{file.path}-{file.digest[7:19]}")
+
+
+def _tree_id(tree: ImageTree) -> str:
+    return _id("Tree", f"{tree.plan.source.name}-{tree.plan.name}")
+
+
+def _archive_id(tree: ImageTree) -> str:
+    return _id("Source", f"{tree.plan.source.name}-{tree.plan.lock.archive.sha256[:12]}")
+
+
+def _toolchain_id(toolchain: Toolchain) -> str:
+    return _id("Toolchain", f"{toolchain.name}-{toolchain.digest[7:19]}")
+
+
+def _tool_id(toolchain: Toolchain, pin: Pin) -> str:
+    return _id("Tool", f"{toolchain.name}-{pin.name}-{pin.version}-{pin.sha256[:12]}")
+
+
+def _package(
+    identity: str, name: str, digest: str, purl: str = "", purpose: str = "", **more: Any
+) -> dict[str, Any]:
+    reference = {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl"}
+    return {
+        "SPDXID": identity,
+        "name": name,
+        "downloadLocation": _NONE,
+        # with files, SPDX wants a verification code over all of them; layers have digests instead
+        "filesAnalyzed": False,
+        "checksums": [{"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}],
+        "licenseConcluded": _NONE,
+        "licenseDeclared": _NONE,
+        "copyrightText": _NONE,
+        **({"externalRefs": [{**reference, "referenceLocator": purl}]} if purl else {}),
+        **({"primaryPackagePurpose": purpose} if purpose else {}),
+        **more,
+    }
+
+
+def _packages(bill: Bill) -> Iterator[dict[str, Any]]:
+    """The image, its base, and everything in its layers."""
+    version = {"versionInfo": bill.version}
+    yield _package(IMAGE_ID, bill.image, bill.digest, bill.purl, "CONTAINER", **version)
+    if bill.base:
+        pin, digest = bill.base.pin, bill.base.pin.manifest.digest
+        notes = {"versionInfo": digest, "comment": UNLISTED}
+        notes["licenseComments"] = f"{_NONE}: it is not known what it holds"
+        yield _package(_BASE, pin.repository, digest, bill.base.purl, "CONTAINER", **notes)
+    # a foreign base may hold one layer twice
+    for digest, placed in {x.layer.record.digest: x for x in bill.layers}.items():
+        comment = f"a layer of {placed.image}; diffID {placed.layer.record.diff_id}"
+        identity, title = _layer_id(digest), placed.layer.title
+        yield _package(identity, title, digest, purpose="ARCHIVE", comment=comment)
+    for billed in bill.parts:
+        part, licence = billed.part, billed.licence
+        known = "" if licence.expression else f"{licence.name or _NONE}: "
+        yield _package(
+            _part_id(part),
+            part.pin.name,
+            part.pin.sha256,
+            part.purl,
+            "LIBRARY",
+            versionInfo=part.pin.version,
+            packageFileName=part.pin.file,
+            licenseDeclared=licence.expression or _NONE,
+            licenseComments=f"{known}{licence.reason}",
+        )
+    yield from (_file_package(x) for x in (*bill.files, *bill.patches))
+
+
+def _file_package(file: OwnFile) -> dict[str, Any]:
+    return _package(
+        _file_id(file),
+        file.path.rpartition("/")[2],
+        file.digest,
+        purpose="SOURCE" if file.patch else "FILE",
+        packageFileName=file.path,
+        comment=plain(file.patch.why) if file.patch else f"lies at {file.to}",
+    )
+
+
+def _compiled(bill: Bill) -> list[dict[str, Any]]:
+    """Compiled trees, and what they were compiled from and in."""
+    packages, archives = [], []
+    for billed in bill.trees:
+        tree, licence, source = billed.tree, billed.licence, billed.tree.plan.source
+        packages.append(
+            _package(
+                _tree_id(tree),
+                source.name,
+                tree.layer.record.digest,
+                tree.purl,
+                "APPLICATION",
+                versionInfo=source.upstream.commit,
+                licenseDeclared=licence.expression or _NONE,
+                licenseComments=f"{licence.name or licence.expression or _NONE}: {licence.reason}",
+                comment=f"compiled as {tree.plan.name} in {tree.made.toolchain}",
+            )
+        )
+        pin = tree.plan.lock.archive
+        archives.append(
+            _package(
+                _archive_id(tree),
+                pin.name,
+                pin.sha256,
+                tree.archive_purl,
+                "SOURCE",
+                versionInfo=pin.version or source.upstream.commit,
+                packageFileName=pin.file,
+                comment=f"{BUILD_TIME}; its files are {tree.plan.lock.tree}",
+            )
+        )
+    packages += archives
+    for x in bill.toolchains:
+        notes = {"versionInfo": x.digest, "comment": BUILD_TIME}
+        packages.append(_package(_toolchain_id(x), x.name, x.digest, x.purl, **notes))
+    for x in bill.toolchains:
+        for p in x.parts:
+            notes = {"versionInfo": p.pin.version, "comment": BUILD_TIME}
+            packages.append(_package(_tool_id(x, p.pin), p.pin.name, p.pin.sha256, p.purl, **notes))
+    packages += [_file_package(x) for x in bill.build_files]
+    # two builds of one source have one archive
+    return list({x["SPDXID"]: x for x in packages}.values())
+
+
+def _relationships(bill: Bill) -> list[dict[str, str]]:
+    relations = [(_DOCUMENT, "DESCRIBES", IMAGE_ID)]
+    # one relation for a layer that the image, or its base, has twice
+    layers = dict.fromkeys(_layer_id(x.layer.record.digest) for x in bill.layers)
+    relations += [(IMAGE_ID, "CONTAINS", layer) for layer in layers]
+    for billed in bill.parts:
+        part = _part_id(billed.part)
+        relations.append((_layer_id(billed.part.layer.record.digest), "CONTAINS", part))
+        relations += [(_file_id(p), "PATCH_FOR", part) for p in billed.patches]
+    if bill.base:
+        relations.append((IMAGE_ID, "DESCENDANT_OF", _BASE))
+        own = dict.fromkeys(_layer_id(layer.digest) for layer in bill.base.pin.layers)
+        relations += [(_BASE, "CONTAINS", layer) for layer in own]
+    relations += [(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
+    for billed_tree in bill.trees:
+        tree, identity = billed_tree.tree, _tree_id(billed_tree.tree)
+        relations.append((_layer_id(tree.layer.record.digest), "CONTAINS", identity))
+        relations.append((identity, "GENERATED_FROM", _archive_id(tree)))
+        relations += [(_file_id(p), "PATCH_FOR", identity) for p in billed_tree.patches]
+        made_in = (x for x in bill.toolchains if x.digest == tree.made.toolchain)
+        relations += [(_toolchain_id(x), "BUILD_TOOL_OF", identity) for x in made_in]
+    for x in bill.toolchains:
+        tools = dict.fromkeys(_tool_id(x, p.pin) for p in x.parts)
+        relations += [(_toolchain_id(x), "CONTAINS", tool) for tool in tools]
+    names = ("spdxElementId", "relationshipType", "relatedSpdxElement")
+    return [dict(zip(names, each, strict=True)) for each in relations]
