@@ -180,16 +180,8 @@ class ImageTree:
 
     @property
     def archive_purl(self) -> str:
-        return _archive_purl(self.plan)
-
-    @property
-    def objects_text(self) -> str:
-        return objects_text(self.made.model_dump(mode="json", include={"objects", "taken"}))
-
-
-def _archive_purl(tree: TreePlan) -> str:
-    pin = tree.lock.archive
-    return names.archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
+        pin = self.plan.lock.archive
+        return names.archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
 
 
 def objects_text(run: Mapping[str, Any]) -> str:
@@ -317,15 +309,15 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
         return replace(found, origin=f"the base image {placed.base}")
     if placed.tree and row.owner == placed.tree.source.name:
         plan, ours = placed.tree, source_files(placed.tree)
-        made = tree_record(store, plan, placed.layer)
+        made = ImageTree(placed.image, plan, placed.layer, tree_record(store, plan, placed.layer))
         return replace(
             found,
             origin=f"{plan.title}, compiled from {plan.lock.archive.file}",
-            package=_archive_purl(plan),
+            package=made.archive_purl,
             package_sha256=plan.lock.archive.sha256,
             patches=tuple(f"{x.path} {x.digest}" for x in ours if x.patch),
             own_files=tuple(f"{x.path} {x.digest}" for x in ours if not x.patch),
-            toolchain=f"{plan.toolchain.spec.name} {made.toolchain}",
+            toolchain=f"{plan.toolchain.spec.name} {made.made.toolchain}",
         )
     if row.owner == placed.image:
         found = replace(found, origin=f"a file of images/{placed.image}")

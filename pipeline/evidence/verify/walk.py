@@ -105,7 +105,9 @@ def walk(
             continue
         reason = sets.passed_over(each) if artifact.is_image else ""
         judged.append((each, reason))
-        checks = () if reason else _checks(each, artifact, made, checkout, trust)
+        checks: tuple[Node, ...] = ()
+        if not reason:
+            checks = (*each.checks, *_checks(each, artifact, made, checkout, trust))
         name = f"{each.kind} ({each.name})"
         nodes.append(Node(name, message=reason, children=checks, subject=each.kind))
     believed = tuple(x for x, reason in judged if x.is_believed and not reason)
@@ -147,39 +149,35 @@ def _checks(
     trust: Trust | None,
 ) -> tuple[Node, ...]:
     """Judges what a statement says, where it is about this artifact."""
-    checks, statement = opened.checks, opened.statement
     if not opened.is_about_this:
-        return checks
-    kind, predicate = statement.predicate_type, statement.predicate
+        return ()
+    kind, predicate = opened.statement.predicate_type, opened.statement.predicate
     try:
         if kind == names.PROVENANCE:
-            return (
-                *checks,
-                *judge_materials(read_provenance(predicate), artifact, checkout, trust),
-            )
+            return judge_materials(read_provenance(predicate), artifact, checkout, trust)
         if kind == names.TEST_RESULT:
             if made is None:
                 # without provenance nothing says for which cards the image is
-                return (*checks, judge_results(predicate, None, checkout))
+                return (judge_results(predicate, None, checkout),)
             external = made.definition.external
             cards = external.images[external.image].cards
-            judged = judge_results(predicate, external.image, checkout, cards, external.platform)
-            return (*checks, judged)
+            image, platform = external.image, external.platform
+            return (judge_results(predicate, image, checkout, cards, platform),)
         if kind in (names.CYCLONEDX, names.SPDX):
-            return (*checks, judge_bill(kind, predicate, made))
+            return (judge_bill(kind, predicate, made),)
         claims = check_predicate(kind, predicate)
     except RecordInvalid as error:
-        return (*checks, broken("predicate", str(error)))
+        return (broken("predicate", str(error)),)
     if isinstance(claims, Weights):
-        return (*checks, _weights(claims))
+        return (_weights(claims),)
     if isinstance(claims, CompiledFile):
-        return (*checks, _compiled(claims, checkout))
+        return (_compiled(claims, checkout),)
     if isinstance(claims, Rebuild):
-        return (*checks, _rebuild(opened, claims, artifact, made))
+        return (_rebuild(opened, claims, artifact, made),)
     if isinstance(claims, Ungated):
         message = f"published although its gates did not pass: {claims.reason}"
-        return (*checks, incomplete("ungated", message))
-    return checks
+        return (incomplete("ungated", message),)
+    return ()
 
 
 def _weights(weights: Weights) -> Node:
