@@ -34,9 +34,9 @@ from pipeline.artifacts.oci.document import read_document
 from pipeline.core.errors import PipelineError
 from pipeline.core.model import canonical_json
 from pipeline.evidence.publish.attachment import Attachment
+from pipeline.evidence.verify.chain import read_policy
 from pipeline.evidence.verify.evidence import AttachedBlob, read_attached, read_item
 from pipeline.evidence.verify.naming import believed_names
-from pipeline.evidence.verify.policy import read_policy
 from pipeline.evidence.verify.verdict import Verdict
 from tests.unit.verify.world import NOW, World, make_world, sign_bytes
 

@@ -39,8 +39,7 @@ from pipeline.core.errors import KeyInvalid, RecordInvalid, StoreUnwritable
 from pipeline.core.model import Name
 from pipeline.evidence.statements.bill import bill_of
 from pipeline.evidence.statements.image import record_image
-from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx_bytes
-from pipeline.evidence.statements.sbom_spdx import spdx_bytes
+from pipeline.evidence.statements.sbom import cyclonedx_bytes, spdx_bytes
 from pipeline.evidence.verify.artifact import read_bounded
 from pipeline.images.assemble.image import Built
 

@@ -42,8 +42,7 @@ from pipeline.images.gate.patches import (
     without_gate,
 )
 from pipeline.images.gate.smem.cases import Gates, read_gates
-from pipeline.images.gate.smem.context import GateContext, WheelFinder
-from pipeline.images.gate.smem.engine import engine_pin, engine_work
+from pipeline.images.gate.smem.engine import GateContext, WheelFinder, engine_pin, engine_work
 from pipeline.images.gate.smem.environment import EnvironmentFacts, environment_work
 from pipeline.images.gate.smem.image_gate import (
     CaseTuning,
@@ -373,7 +372,7 @@ def judge_all_patches(
             with log.step(f"Judging the patches of {name} for {card.arch}"):
                 verdicts = judge_patches(opened, card)
         else:
-            verdicts = judge_against(opened, card, versions, log.say)
+            verdicts = judge_against(opened, card, versions)
     error: PipelineError | None = None
     unknown = [v for v in verdicts if v.state == "unknown"]
     if against is not None and unknown:

@@ -38,15 +38,15 @@ from pipeline.evidence.verify.chain import (
     Judge,
     judge_attached,
     judge_climb,
+    judge_policy,
     judge_remote,
     judge_statement,
+    read_policy,
 )
 from pipeline.evidence.verify.evidence import attached_in, beside, gather
-from pipeline.evidence.verify.host_facts import how_to_add_facts
 from pipeline.evidence.verify.naming import Memory
-from pipeline.evidence.verify.policy import judge_policy, read_policy
 from pipeline.evidence.verify.remote import open_remote
-from pipeline.evidence.verify.verdict import Code, Node, Verdict, error_of
+from pipeline.evidence.verify.verdict import Code, Node, Verdict, error_of, how_to_add_facts
 from pipeline.evidence.verify.walk import Walk, walk
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.images.gate.runs import RESULT
@@ -231,8 +231,7 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
         return _chain(judge_climb(path, items, judge))
     if _is_report(path):
         # with the packages of benchmarks: a third of all that verify needs
-        from pipeline.evidence.verify.reports import judge_report
-        from pipeline.evidence.verify.runs import Behind
+        from pipeline.evidence.verify.runs import Behind, judge_report
 
         behind = Behind(workspace.store_to_read(), request.folders)
         return _chain(judge_report(path, items, judge, behind))

@@ -21,7 +21,7 @@ from pipeline.cli.options import (
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import GateInvalid
-from pipeline.images.gate.arch import ARCHITECTURES, card_of
+from pipeline.images.gate.arch import ARCHITECTURES, target_of
 from pipeline.images.gate.stage import shown_result
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _require_architecture(workspace: Workspace, request: GateRequest, arch: str)
     if not request.wants_objects(workspace.checkout().spec(request.image).gates):
         return
     try:
-        known = card_of(arch) in ARCHITECTURES
+        known = target_of(arch).arch in ARCHITECTURES
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--arch") from error
     if not known:

@@ -35,7 +35,7 @@ from pipeline.core.errors import MirrorUnknown
 from pipeline.core.net.address import masked
 from pipeline.core.net.settings import read_settings
 from pipeline.core.yaml_file import schema as schema_text
-from pipeline.evidence.verify.policy import Policy
+from pipeline.evidence.verify.chain import Policy
 from pipeline.images.fetch.sources import debian_mirror
 from pipeline.images.gate.arch import ArchSpec
 from pipeline.images.gate.files import EngineSetup

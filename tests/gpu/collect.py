@@ -19,7 +19,7 @@ from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.fetch.transport import make_fetcher
-from pipeline.images.gate.smem.context import GateContext, WheelFinder
+from pipeline.images.gate.smem.engine import GateContext, WheelFinder
 from pipeline.images.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.images.spec.checkout import Checkout
 

@@ -2,5 +2,5 @@
 
 In: images of the store with their gate results and signed statements, a repository and a tag. Out:
 blobs, manifests and attachments in the registry, the tag last; and a memory of what was put where.
-Imports the rooms before it, above all `registry`, `oci`, `attest` and `evidence`; nothing of hosts.
+Imports the packages before it, above all `registry`, `oci` and `attest`; nothing of hosts.
 """

@@ -68,8 +68,8 @@ class Attachment(Frozen):
         layers = self.layers if self.layers or self.kept else (EMPTY,)
         return (self.config or EMPTY, *layers)
 
-    def manifest(self, subject: Document) -> Document:
-        """The artifact's manifest."""
+    def manifest(self, subject: Document | None = None) -> Document:
+        """The artifact's manifest; one without a subject stands for itself."""
         config, *layers = map(described, self.contents)
         written: dict[str, Any] = {
             "schemaVersion": 2,
@@ -77,7 +77,7 @@ class Attachment(Frozen):
             "config": descriptor_json(config),
             "layers": [descriptor_json(x) for x in (*self.kept, *layers)],
         }
-        if self.is_referrer:
+        if self.is_referrer and subject:
             written["subject"] = descriptor_json(subject.descriptor)
         if self.artifact_type:
             written["artifactType"] = self.artifact_type

@@ -20,7 +20,6 @@ from pipeline.artifacts.attest.names import BILL_MEDIA, UNGATED
 from pipeline.artifacts.attest.predicates import Ungated
 from pipeline.artifacts.attest.statement import (
     CLOCKS_APART,
-    Moment,
     make_statement,
     moment,
     read_stamp,
@@ -46,7 +45,6 @@ from pipeline.images.assemble.image import Built
 from pipeline.images.gate.state import GateState
 from pipeline.images.spec.checkout import Checkout
 
-_Names = Sequence[cosign.SignedName]
 # a signature payload is below a kilobyte
 _MOST_PAYLOAD_BYTES = 1 << 16
 
@@ -81,9 +79,20 @@ def make_bundle(
 
             # an equal statement with this signature stays as it is
             record_image(checkout, store, image, signers, when, spdx=spdx)
-        envelopes[image.platform] = _signed_records(store, image)
+        paths = kept(store, image.name, image.platform, image.digest)
+        # an error, not a gap: a set would no longer match the published statements
+        read = [read_envelope(read_own(path), path.name) for path in paths]
+        # a file that was copied into the folder from another image is left out
+        about = [e for e in read if e.statement.is_about(image.digest)]
+        sets = [read_set(e.statement) for e in about if e.signatures and is_set(e)]
+        named = {each.payload for listed in sets for each in listed.statements}
+        # the signed statements, and all that a signed set names
+        envelopes[image.platform] = [
+            e for e in about if e.signatures or sha256_of(e.payload) in named
+        ]
     for gates in forced if signers else ():
         image = next(b for b in built if b.platform == gates.platform)
+        subject = (image.name, image.platform, image.digest)
         ungated = Ungated(
             image=image.name,
             platform=image.platform,
@@ -91,44 +100,16 @@ def make_bundle(
             gates=gates.message,
             reason=reason,
         )
-        known = envelopes[gates.platform]
-        envelopes[gates.platform] = _with_ungated(store, image, known, ungated, signers, when)
+        # about one publish, not the image: it may be ungated in one registry and gated in another
+        place = sha256_of(reference.encode()).removeprefix("sha256:")[:16]
+        folder = evidence_folder(store, *subject) / "published" / place
+        statement = make_statement(image.name, image.digest, UNGATED, ungated.model_dump(), when)
+        every = [e for e in envelopes[gates.platform] if not is_set(e)]
+        every.append(keep(store, folder, "ungated", statement, signers))
+        # a set that lists all of them, with the ungated one
+        listing = set_statement(*subject, every, reason, when)
+        envelopes[gates.platform] = [*every, keep_set(store, folder, listing, signers)]
     return EvidenceBundle(envelopes, signer, read_stamp(when.at))
-
-
-def _signed_records(store: Store, image: Built) -> list[Envelope]:
-    """The signed statements of an image, and all that a signed set names.
-
-    A damaged file is an error that names it.
-    """
-    paths = kept(store, image.name, image.platform, image.digest)
-    # an error, not a gap: a set would no longer match the published statements
-    envelopes = [read_envelope(read_own(path), path.name) for path in paths]
-    # a file that was copied into the folder from another image is left out
-    about = [e for e in envelopes if e.statement.is_about(image.digest)]
-    sets = [read_set(e.statement) for e in about if e.signatures and is_set(e)]
-    named = {each.payload for listed in sets for each in listed.statements}
-    return [e for e in about if e.signatures or sha256_of(e.payload) in named]
-
-
-def _with_ungated(
-    store: Store,
-    image: Built,
-    known: Sequence[Envelope],
-    ungated: Ungated,
-    signers: Sequence[Signer],
-    when: Moment,
-) -> list[Envelope]:
-    """An image's statements with the ungated one, and a set that lists all of them."""
-    # about one publish, not the image: it may be ungated in one registry and gated in another
-    place = sha256_of(ungated.reference.encode()).removeprefix("sha256:")[:16]
-    folder = evidence_folder(store, image.name, image.platform, image.digest) / "published" / place
-    statement = make_statement(image.name, image.digest, UNGATED, ungated.model_dump(), when)
-    every = [e for e in known if not is_set(e)]
-    every.append(keep(store, folder, "ungated", statement, signers))
-    subject = (image.name, image.platform, image.digest)
-    named = set_statement(*subject, every, ungated.reason, when)
-    return [*every, keep_set(store, folder, named, signers)]
 
 
 def statements_of(bundle: EvidenceBundle) -> list[Attachment]:
@@ -197,32 +178,13 @@ class Naming:
     # verifies believes the name that is not in the future by theirs
     later: datetime | None = None
 
-    def is_signed(self, digest: str, names: _Names, evidence_set: str | None) -> bool:
-        """Whether the key has signed this already; a tag that moves is always signed again.
-
-        Only the last name counts: one that covers an older evidence set would hide the newer.
-        """
-        # the time of the move is what a verifier compares
-        if self.moves and self.at:
-            return False
-        given = (digest, self.reference, self.index_over(digest))
-        same = [n for n in names if (n.digest, n.reference, n.index) == given]
-        # no verifier believes a name of the future
-        same = [n for n in same if not (n.at and self.at) or n.at <= self.at + CLOCKS_APART]
-        last = max(same, key=lambda n: n.at.timestamp() if n.at else 0, default=None)
-        return last is not None and last.evidence_set == evidence_set
-
-    def index_over(self, digest: str) -> str | None:
-        """The index that an image is named in; none for what the tag itself names."""
-        return self.index if digest != self.index else None
-
 
 def plan_naming(
     repository: Repository,
     root: Document,
     tag: str,
     bundle: EvidenceBundle,
-    names: _Names,
+    names: Sequence[cosign.SignedName],
 ) -> Naming | None:
     """The name that an image will get, dated later than every earlier name under this tag.
 
@@ -255,12 +217,20 @@ def for_cosign(
         attachments.append(_under_tag(subject, "att", found.statements, statements))
     if naming is not None:
         evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
-        new = []
-        if not naming.is_signed(subject.digest, found.names, evidence_set):
+        # an image is named in the index over it, and what the tag itself names in none
+        new, index = [], naming.index if naming.index != subject.digest else None
+        given = (subject.digest, naming.reference, index)
+        same = [n for n in found.names if (n.digest, n.reference, n.index) == given]
+        # no verifier believes a name of the future
+        same = [n for n in same if not (n.at and naming.at) or n.at <= naming.at + CLOCKS_APART]
+        # only the last name counts: one that covers an older evidence set would hide the newer
+        last = max(same, key=lambda n: n.at.timestamp() if n.at else 0, default=None)
+        # a tag that moves is always signed again: a verifier compares the time of the move
+        has_moved = naming.moves and naming.at
+        if has_moved or last is None or last.evidence_set != evidence_set:
             times = [naming.at, *([naming.later] if naming.later else [])]
-            given = (evidence_set, naming.index_over(subject.digest))
             who = (subject.digest, naming.reference, naming.signer)
-            new = [cosign.signature_attachment(*who, at, *given) for at in times]
+            new = [cosign.signature_attachment(*who, at, evidence_set, index) for at in times]
         attachments.append(_under_tag(subject, "sig", found.signatures, new))
     return attachments
 

@@ -75,8 +75,7 @@ class KnownRepository:
         return repositories
 
     def _seen(self) -> _SeenRepository:
-        empty = _SeenRepository(registry=self._registry, repository=self._name)
-        return _read(self._path) or empty
+        return _read(self._path) or _SeenRepository(registry=self._registry, repository=self._name)
 
     def _keep(self, blobs: list[str], manifests: list[str]) -> None:
         seen = _SeenRepository(

@@ -14,21 +14,14 @@ from pipeline.artifacts.attest.keys import Signer
 from pipeline.artifacts.attest.names import COMPILED_TREE, tree_urn
 from pipeline.artifacts.attest.statement import make_statement, moment
 from pipeline.artifacts.attest.strict import plain
-from pipeline.artifacts.oci.document import (
-    GZIP_LAYER,
-    OCI_MANIFEST,
-    TITLE,
-    Descriptor,
-    descriptor_json,
-    read_document,
-)
+from pipeline.artifacts.oci.document import GZIP_LAYER, TITLE, Descriptor
 from pipeline.artifacts.oci.record import LayerRecord, TitledLayer
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.artifacts.registry.upload import LocalBlob
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import GoldenMismatch, PublishRefused
-from pipeline.core.model import Frozen, canonical_json
-from pipeline.evidence.publish.attachment import EMPTY, described
+from pipeline.core.model import Frozen
+from pipeline.evidence.publish.attachment import EMPTY, Attachment, described
 from pipeline.evidence.publish.evidence import EvidenceBundle, statements_of
 from pipeline.evidence.publish.publish import Order, Shipment
 from pipeline.evidence.statements.inventory import tree_record
@@ -94,15 +87,9 @@ def order_tree(
         annotations={TITLE: plan.title},
     )
     # the same for the same tree, on every machine
-    written = {
-        "schemaVersion": 2,
-        "mediaType": OCI_MANIFEST,
-        "artifactType": TREE_MEDIA,
-        "config": descriptor_json(described(EMPTY)),
-        "layers": [descriptor_json(layer)],
-        "annotations": {TITLE: plan.title, "sm120.tree": plan.key},
-    }
-    manifest = read_document(canonical_json(written))
+    notes = {TITLE: plan.title, "sm120.tree": plan.key}
+    artifact = Attachment(artifact_type=TREE_MEDIA, layers=(), kept=(layer,), annotations=notes)
+    manifest = artifact.manifest()
     attachments = []
     if not dry_run:
         stated = TreeStatement(

@@ -2,5 +2,5 @@
 
 In: a built image with its plan, the checkout and the store. Out: signed statements beside the image
 in the store, and the set that lists all of them. One model for each predicate writes and reads it.
-Imports the rooms before it, above all `assemble`, `gate` and `attest`; no registry, no network.
+Imports the packages before it, above all `assemble`, `gate` and `attest`; no registry, no network.
 """

@@ -5,7 +5,8 @@ Licences are read from the files that the image itself holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from pipeline.artifacts.attest.names import image_purl
-from pipeline.artifacts.oci.record import FileRow, Kind
+from pipeline.artifacts.oci.record import Kind
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import UnknownFile
 from pipeline.evidence.statements import inventory
@@ -77,6 +78,12 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     parts, files = inventory.parts_of(built), inventory.own_files(checkout, built.plan)
     licences = licences_of(store, parts)
     patches = tuple(f for f in files if f.patch)
+    # a wheel of two images is patched only in the one whose series changes it
+    changed: dict[tuple[str, str], list[inventory.OwnFile]] = {}
+    for file in patches:
+        if isinstance(file.patch, PatchSpec):
+            project = canonicalize_name(Requirement(file.patch.applies_to).name)
+            changed.setdefault((file.image, project), []).append(file)
     trees = inventory.trees_of(store, built)
     toolchains = inventory.toolchains_of(trees)
     sources = [inventory.source_files(tree.plan) for tree in trees]
@@ -92,7 +99,11 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
         version=built.digest.removeprefix("sha256:")[:12],
         layers=tuple(inventory.placed_layers(built)),
         parts=tuple(
-            BilledPart(part, licences[part.purl], tuple(p for p in patches if _changes(p, part)))
+            BilledPart(
+                part,
+                licences[part.purl],
+                tuple(changed.get((part.image, part.pin.name), ()) if part.is_wheel else ()),
+            )
             for part in parts
         ),
         files=tuple(f for f in files if not f.patch),
@@ -108,13 +119,6 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     )
 
 
-def _changes(patch: inventory.OwnFile, part: inventory.ImagePart) -> bool:
-    # a wheel of two images is patched only in the one whose series changes it
-    if not isinstance(patch.patch, PatchSpec) or not part.is_wheel or patch.image != part.image:
-        return False
-    return canonicalize_name(Requirement(patch.patch.applies_to).name) == part.pin.name
-
-
 def licences_of(store: Store, parts: Sequence[inventory.ImagePart]) -> dict[str, Licence]:
     """Each part's licence, by the part's package URL."""
     licences: dict[str, Licence] = {}
@@ -127,7 +131,16 @@ def licences_of(store: Store, parts: Sequence[inventory.ImagePart]) -> dict[str,
         rows = {row.path: row for row in store.contents(layer)} if is_read else {}
         for part in inside:
             what = "METADATA" if part.is_wheel else "copyright file"
-            row = metadata.get(part.pin.name) if part.is_wheel else _copyright(rows, part.pin.name)
+            row = metadata.get(part.pin.name)
+            if not part.is_wheel:
+                path = ""
+                # packages of one source often link to one another's; a loop leads to no licence
+                with suppress(UnknownFile):
+                    path, _ = follow(rows, f"usr/share/doc/{part.pin.name}/copyright")
+                row = rows.get(path)
+                # in a layer a hard link has no bytes of its own
+                row = rows.get(row.target) if row and row.kind == Kind.HARDLINK else row
+                row = row if row and row.kind == Kind.FILE else None
             if row is None:
                 licence = Licence(reason=f"the image holds no {what} of it")
             elif row.size_bytes > _MOST_BYTES:
@@ -137,16 +150,3 @@ def licences_of(store: Store, parts: Sequence[inventory.ImagePart]) -> dict[str,
                 licence = wheel_licence(data) if part.is_wheel else deb_licence(data)
             licences[part.purl] = licence
     return licences
-
-
-def _copyright(rows: Mapping[str, FileRow], package: str) -> FileRow | None:
-    """A .deb's copyright file; packages of one source often link to one another's."""
-    try:
-        path, _ = follow(rows, f"usr/share/doc/{package}/copyright")
-    except UnknownFile:
-        return None  # a symlink loop leads to no licence
-    row = rows.get(path)
-    # in a layer a hard link has no bytes of its own
-    if row is not None and row.kind == Kind.HARDLINK:
-        row = rows.get(row.target)
-    return row if row is not None and row.kind == Kind.FILE else None

@@ -28,8 +28,8 @@ from pipeline.evidence.statements.evidence_set import (
 from pipeline.evidence.statements.inventory import trees_of
 from pipeline.evidence.statements.provenance import image_provenance
 from pipeline.evidence.statements.results import gate_statements, run_statements
-from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx
-from pipeline.evidence.statements.sbom_spdx import spdx as spdx_bill
+from pipeline.evidence.statements.sbom import cyclonedx
+from pipeline.evidence.statements.sbom import spdx as spdx_bill
 from pipeline.images.assemble.image import Built, code_digest
 from pipeline.images.gate.evidence import read_evidence
 from pipeline.images.gate.runs import read_runs

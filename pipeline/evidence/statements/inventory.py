@@ -100,8 +100,7 @@ def placed_layers(built: Built) -> list[PlacedLayer]:
             placed.append(PlacedLayer(name, todo.pop(0), **origin))
         # these two have no pins: an image's own files, then its patches, each if there are any;
         # all images call the second one the same, so one without patches must leave it to the next
-        titles = [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]
-        for title in titles:
+        for title in [f"{name} files", *(["patches"] if each.inputs.get("patches") else [])]:
             if todo and todo[0].title == title:
                 placed.append(PlacedLayer(name, todo.pop(0)))
     if todo:
@@ -181,16 +180,8 @@ class ImageTree:
 
     @property
     def archive_purl(self) -> str:
-        return _archive_purl(self.plan)
-
-    @property
-    def objects_text(self) -> str:
-        return objects_text(self.made.model_dump(mode="json", include={"objects", "taken"}))
-
-
-def _archive_purl(tree: TreePlan) -> str:
-    pin = tree.lock.archive
-    return names.archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
+        pin = self.plan.lock.archive
+        return names.archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
 
 
 def objects_text(run: Mapping[str, Any]) -> str:
@@ -318,22 +309,21 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
         return replace(found, origin=f"the base image {placed.base}")
     if placed.tree and row.owner == placed.tree.source.name:
         plan, ours = placed.tree, source_files(placed.tree)
-        made = tree_record(store, plan, placed.layer)
+        made = ImageTree(placed.image, plan, placed.layer, tree_record(store, plan, placed.layer))
         return replace(
             found,
             origin=f"{plan.title}, compiled from {plan.lock.archive.file}",
-            package=_archive_purl(plan),
+            package=made.archive_purl,
             package_sha256=plan.lock.archive.sha256,
             patches=tuple(f"{x.path} {x.digest}" for x in ours if x.patch),
             own_files=tuple(f"{x.path} {x.digest}" for x in ours if not x.patch),
-            toolchain=f"{plan.toolchain.spec.name} {made.toolchain}",
+            toolchain=f"{plan.toolchain.spec.name} {made.made.toolchain}",
         )
     if row.owner == placed.image:
         found = replace(found, origin=f"a file of images/{placed.image}")
     part = next((p for p in parts_of(built) if p.pin.name == row.owner), None)
     if part:
-        sha256 = part.pin.sha256
-        found = replace(found, origin=row.owner, package=part.purl, package_sha256=sha256)
+        found = replace(found, origin=row.owner, package=part.purl, package_sha256=part.pin.sha256)
     if placed.layer.title == "patches":
         patches = tuple(
             f"{f.path} {f.digest}"

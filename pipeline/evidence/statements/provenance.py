@@ -357,7 +357,7 @@ def _tree(tree: inventory.ImageTree) -> Resource:
         toolchain=made.toolchain,
         version=plain(made.version),
         run=made.model_dump(mode="json", exclude=known, exclude_none=True),
-        origin=tree.objects_text,
+        origin=inventory.objects_text(made.model_dump(mode="json", include={"objects", "taken"})),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,25 +55,6 @@ def compare(
     """The declared differences of two builds; one that no build declares is an error."""
     if first.digest == second.digest:
         return ()
-    declared = []
-    for found in _differences(one, first, other, second):
-        if found.declared is None:
-            raise NotReproducible(found.text)
-        declared.append(DeclaredDifference(path=found.path, reason=plain(found.declared)))
-    # settings and annotations follow from the layers, and from nothing that a build declares
-    if not declared or _settings(one, first) != _settings(other, second):
-        raise NotReproducible("all layers are equal, the config or manifest differs")
-    return tuple(declared)
-
-
-@dataclass(frozen=True)
-class _Difference:
-    text: str
-    path: str = ""  # of a file, if it is one
-    declared: str | None = None  # the reason why a build may give it other bytes
-
-
-def _differences(one: Store, first: Built, other: Store, second: Built) -> Iterator[_Difference]:
     # paths whose bytes may differ, each with the reason, by the digest of the tree's layer
     may_differ: dict[str, dict[str, str]] = {}
     for placed in placed_layers(first) if first.plan.all_trees() else ():
@@ -81,50 +62,53 @@ def _differences(one: Store, first: Built, other: Store, second: Built) -> Itera
             build, folder = placed.tree.build, placed.tree.build.to.strip("/")
             reasons = {f"{folder}/{path}": why for path, why in build.may_differ.items()}
             may_differ[placed.layer.record.digest] = reasons
+    declared: list[DeclaredDifference] = []
     # layers that only one of them has are counted below
     for layer, again in zip(first.layers, second.layers, strict=False):
         if layer.record.digest != again.record.digest:
             allowed = may_differ.get(layer.record.digest, {})
-            yield from _layer_differences(one, layer, other, again, allowed)
+            declared += _compare_layer(one, layer, other, again, allowed)
     if len(first.layers) != len(second.layers):
-        yield _Difference(f"{len(first.layers)} layers against {len(second.layers)}")
+        raise NotReproducible(f"{len(first.layers)} layers against {len(second.layers)}")
+    # settings and annotations follow from the layers, and from nothing that a build declares
+    if not declared or _settings(one, first) != _settings(other, second):
+        raise NotReproducible("all layers are equal, the config or manifest differs")
+    return tuple(declared)
 
 
-def _layer_differences(
+def _compare_layer(
     one: Store, layer: TitledLayer, other: Store, again: TitledLayer, allowed: Mapping[str, str]
-) -> Iterator[_Difference]:
+) -> list[DeclaredDifference]:
     before = {r.path: r for r in one.contents(layer.record)}
     after = {r.path: r for r in other.contents(again.record)}
-    is_explained = False
+    declared = []
     for path in sorted(before.keys() | after.keys()):
         title, a, b = f"layer {layer.title!r}: /{path}", before.get(path), after.get(path)
         if a is None or b is None:
-            is_explained = True
-            yield _Difference(f"{title} is only in the {'first' if b is None else 'second'} build")
-            continue
+            only = "first" if b is None else "second"
+            raise NotReproducible(f"{title} is only in the {only} build")
         differs = [f for f in _COMPARED if getattr(a, f) != getattr(b, f)]
         if not differs:
             continue
-        is_explained, field = True, differs[0]
-        text = f"{title} differs in {field}: {getattr(a, field)} against {getattr(b, field)}"
         # other bytes are what a build declares: never another kind of file, mode or target
-        if (a.kind, a.mode, a.target) != (b.kind, b.mode, b.target):
-            yield _Difference(text, f"/{path}")
-        elif path in allowed:
-            yield _Difference(text, f"/{path}", allowed[path])
+        is_content = (a.kind, a.mode, a.target) == (b.kind, b.mode, b.target)
+        if is_content and path in allowed:
+            declared.append(DeclaredDifference(path=f"/{path}", reason=plain(allowed[path])))
+            continue
+        field, where = differs[0], ""
         # the offsets of files in a foreign layer are not known
-        elif a.kind == Kind.FILE and not layer.record.is_foreign:
+        if is_content and a.kind == Kind.FILE and not layer.record.is_foreign:
             was = read_file(one.blob_path(layer.record.digest), a)
             now = read_file(other.blob_path(again.record.digest), b)
             at = first_difference(was, now)
             shown = [f"0x{data[at]:02x}" if at < len(data) else "its end" for data in (was, now)]
-            where = f" ({section})" if (section := section_at(was, at)) else ""
-            text += f"; first at byte {at}{where}, {shown[0]} against {shown[1]}"
-            yield _Difference(text, f"/{path}")
-        else:
-            yield _Difference(text, f"/{path}")
-    if not is_explained:
-        yield _Difference(f"layer {layer.title!r}: the same files, packed differently")
+            inside = f" ({section})" if (section := section_at(was, at)) else ""
+            where = f"; first at byte {at}{inside}, {shown[0]} against {shown[1]}"
+        values = f"{getattr(a, field)} against {getattr(b, field)}"
+        raise NotReproducible(f"{title} differs in {field}: {values}{where}")
+    if not declared:
+        raise NotReproducible(f"layer {layer.title!r}: the same files, packed differently")
+    return declared
 
 
 def first_difference(one: bytes, other: bytes) -> int:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from pipeline import __version__
 from pipeline.artifacts.attest.envelope import SUFFIX, Envelope
-from pipeline.artifacts.attest.statement import CLOCKS_APART, Statement, moment, read_stamp, stamp
+from pipeline.artifacts.attest.statement import CLOCKS_APART, moment, read_stamp, stamp
 from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core.errors import StoreDamaged
 from pipeline.core.model import Digest, Frozen, Stamp, canonical_json, sha256_of
@@ -98,15 +98,13 @@ def _remember(
         signed_by=sorted(set.intersection(*keys)) if keys else [],
         latest=max(stamp(e.statement.recorded or _EPOCH) for e in recorded.values()),
     )
-    data = canonical_json(stated.model_dump()) + b"\n"
-    store.write(folder_of(store, built) / FILE, data)
+    store.write(folder_of(store, built) / FILE, canonical_json(stated.model_dump()) + b"\n")
     return stated
 
 
 def _inputs(checkout: Checkout, store: Store, built: Built) -> str:
     """The digest of all that the statements of an image are made from."""
-    label = f"{built.name}.{built.plan.architecture}"
-    golden = read_golden(checkout.golden_path).images.get(label)
+    golden = read_golden(checkout.golden_path).images.get(f"{built.name}.{built.plan.architecture}")
     specs = {
         each.spec.name: [each.spec.dumped(), checkout.series(each.spec).model_dump(mode="json")]
         for each in built.plan.chain()
@@ -149,23 +147,6 @@ def sign_stated(
     stored = readable(folder)
     true = image_statements(checkout, store, built, spdx="sbom-spdx" in stored)
     when = moment()
-    wrong = _wrong(folder, built, stored, true, read_stamp(when.at))
-    if not wrong:
-        # the kept ones, with their own times: they were made then
-        statements = {name: e.statement for name, e in stored.items() if name in true}
-        recorded = keep_all(store, built, statements, [signer], when)
-        _remember(checkout, store, built, recorded)
-    return wrong
-
-
-def _wrong(
-    folder: Path,
-    built: Built,
-    stored: Mapping[str, Envelope],
-    true: Mapping[str, Statement],
-    now: datetime,
-) -> dict[str, Problem]:
-    """Statements that do not match an image, or that cannot be checked."""
     problems = dict.fromkeys(sorted(true.keys() - stored.keys()), Problem.MISSING)
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
@@ -174,7 +155,7 @@ def _wrong(
             problems[name] = Problem.UNREADABLE
         elif name in true and true[name].core() != stored[name].statement.core():
             problems[name] = Problem.OTHER
-        elif is_ours and not stored[name].statement.has_happened(now):
+        elif is_ours and not stored[name].statement.has_happened(read_stamp(when.at)):
             problems[name] = Problem.AHEAD
         # a rebuild by another user is signed; an unsigned statement may be planted
         elif not is_ours and not stored[name].signatures:
@@ -182,4 +163,8 @@ def _wrong(
     every = set_statement(built.name, built.platform, built.digest, stored.values())
     if NAME in stored and stored[NAME].statement.core() != every.core():
         problems[NAME] = Problem.OTHER_SET
+    if not problems:
+        # the kept ones, with their own times: they were made then
+        statements = {name: e.statement for name, e in stored.items() if name in true}
+        _remember(checkout, store, built, keep_all(store, built, statements, [signer], when))
     return problems

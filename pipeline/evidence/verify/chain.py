@@ -1,11 +1,18 @@
-"""The verdict on an image with all that is attached to it, and on what a reference names."""
+"""The verdict on an image with all that is attached to it, and on what a reference names.
+
+A policy for CI asks for more: what evidence must be there, by whom, how old, how well gates did.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from pipeline.artifacts.attest.names import (
     BILL_MEDIA,
@@ -13,13 +20,15 @@ from pipeline.artifacts.attest.names import (
     PROVENANCE,
     SPDX,
     TEST_RESULT,
+    Kind,
     kind_of,
 )
 from pipeline.artifacts.attest.predicates import check_predicate
 from pipeline.artifacts.attest.strict import plain, read_json
 from pipeline.artifacts.attest.trust import Trust
-from pipeline.core.errors import RecordInvalid
-from pipeline.core.model import canonical_json
+from pipeline.core.errors import RecordInvalid, SpecInvalid, TrustInvalid
+from pipeline.core.model import Digest, Frozen, Name, canonical_json
+from pipeline.core.yaml_file import read_yaml
 from pipeline.evidence.statements.provenance import read_provenance
 from pipeline.evidence.verify import naming
 from pipeline.evidence.verify.artifact import Artifact, open_file
@@ -65,7 +74,13 @@ def judge_attached(
     walked = walk(artifact, attached.items, judge.trust, judge.checkout, judge.now)
     names, doubts = naming.believed_names(attached.signatures, judge.trust, judge.now)
     nodes = naming.judge_names(artifact.digest, names, walked.sets)
-    nodes += naming.judge_commitment(names, walked.sets, is_named=is_named)
+    # Without a set, or without any name, other checks say what is missing. An index is signed like
+    # the images in it, so it tells of an image whose own name was deleted.
+    is_covered = any(name.evidence_set in walked.sets for name in names)
+    if walked.sets and (names or is_named) and not is_covered:
+        message = "no signed name covers its evidence set"
+        why = f"{message}: the evidence may be older than what was published"
+        nodes.append(incomplete("image signature", why))
     # the first of each content: a registry keeps copies of replaced bills, too
     signed: dict[tuple[str, bytes], tuple[Opened, str]] = {}
     for each, passed_over in walked.opened:
@@ -94,11 +109,9 @@ def judge_attached(
         except (RecordInvalid, KeyError, TypeError):
             nodes.append(broken(title, "cannot be read"))
         else:
-            why = f"published although its gates did not pass: {message}"
-            nodes.append(incomplete(title, why))
+            nodes.append(incomplete(title, f"published although its gates did not pass: {message}"))
     nodes += _skipped([*attached.skipped, *doubts])
-    node = replace(walked.node, children=(*walked.node.children, *nodes))
-    return replace(walked, node=node)
+    return replace(walked, node=replace(walked.node, children=(*walked.node.children, *nodes)))
 
 
 def _skipped(messages: Sequence[str]) -> list[Node]:
@@ -127,31 +140,27 @@ def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem]
     count = sum(len(image.layers) for image in remote.images)
     how = "every byte read" if judge.deep else "there, not read (--deep reads them)"
     depth = Node("in the registry", message=f"{count} layers, {how}")
-    # the first thing that a person asks: is this tag what was published?
-    tag = [_tag(remote, names, judge)] if remote.tag else []
-    children = (*tag, depth, *own, *(w.node for w in walks))
-    return Chain(Node(f"{remote.reference} {remote.root.digest}", children=children), tuple(walks))
-
-
-def _tag(remote: RemoteImage, names: list[naming.TrustedName], judge: Judge) -> Node:
-    digest = remote.tag_digest or remote.root.digest
-    # `:TAG@DIGEST` was asked for, and the tag has moved on
-    if digest != remote.root.digest:
-        message = f"names {digest} now, not {remote.root.digest}"
-        return Node(f"tag {remote.tag}", Verdict.MOVED, message)
+    nodes, digest = [depth, *own, *(w.node for w in walks)], remote.root.digest
     reference, memory = remote.reference, judge.memory
-    seen = memory.recall(reference, judge.trust, judge.now) if memory else []
-    node = naming.judge_tag(reference, digest, names, seen)
-    # costs a request for each signed image of the repository: only where nothing else decides
-    if node.verdict is Verdict.INCOMPLETE:
-        others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
-        return naming.judge_tag(reference, digest, names, others)
-    # only verified names are remembered: a forged one must not block the true one
-    if memory and node.verdict is Verdict.VALID:
-        # of an index also the names of each image in it
-        own = {digest, *(image.digest for image in remote.images)}
-        memory.remember(reference, digest, [n for n in names if n.digest in own])
-    return node
+    # the first thing that a person asks: is this tag what was published?
+    if remote.tag and remote.tag_digest not in (None, digest):
+        # `:TAG@DIGEST` was asked for, and the tag has moved on
+        message = f"names {remote.tag_digest} now, not {digest}"
+        nodes.insert(0, Node(f"tag {remote.tag}", Verdict.MOVED, message))
+    elif remote.tag:
+        seen = memory.recall(reference, judge.trust, judge.now) if memory else []
+        tag = naming.judge_tag(reference, digest, names, seen)
+        # costs a request for each signed image of the repository: only where nothing else decides
+        if tag.verdict is Verdict.INCOMPLETE:
+            others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
+            tag = naming.judge_tag(reference, digest, names, others)
+        # only verified names are remembered: a forged one must not block the true one
+        elif memory and tag.verdict is Verdict.VALID:
+            # of an index also the names of each image in it
+            held = {digest, *(image.digest for image in remote.images)}
+            memory.remember(reference, digest, [n for n in names if n.digest in held])
+        nodes.insert(0, tag)
+    return Chain(Node(f"{reference} {digest}", children=tuple(nodes)), tuple(walks))
 
 
 def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
@@ -200,5 +209,78 @@ def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk
             if any(statement.is_about(digest) for statement in stated)
             else Node(EXCHANGES, Verdict.BROKEN, f"has {digest}, which was not stated")
         )
-    node = replace(walked.node, children=(*walked.node.children, exchanges))
-    return replace(walked, node=node)
+    return replace(walked, node=replace(walked.node, children=(*walked.node.children, exchanges)))
+
+
+Least = Literal["passed", "accepted"]
+
+
+class Policy(Frozen):
+    """A policy file. It requires only the evidence that it names."""
+
+    schema_name: ClassVar[str] = "policy"
+
+    format: Literal[1] = 1
+    require: list[Kind] = []
+    keys: list[Digest] | None = Field(default=None, description="only these keys count")
+    signatures: Annotated[int, Field(ge=1, le=16)] = 1
+    # a hundred years; what a date can no longer hold would be no bound
+    max_age_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    gates: dict[Name, Least] = {}
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy file, or an error with the reason why it cannot be used."""
+    try:
+        return read_yaml(path, Policy)
+    except SpecInvalid as error:
+        raise TrustInvalid(str(error), error.hint) from error
+
+
+def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:
+    """What the policy asks for and did not get; the walk's own verdict counts besides."""
+    # a policy may ask for two people: signatures by the same key count once
+    counted = [
+        b
+        for b in walked.believed
+        if sum(policy.keys is None or key.id in policy.keys for key in b.keys) >= policy.signatures
+    ]
+    nodes = []
+    for kind in policy.require:
+        if any(b.kind == kind for b in counted):
+            nodes.append(Node(f"{kind} is there"))
+        else:
+            nodes.append(broken(kind, "is required, but missing or without enough signatures"))
+    # the age that a statement claims: its signer's clock is all there is
+    for each in counted if policy.max_age_days else ():
+        title, made_at = f"age of {each.name}", each.statement.recorded
+        days = policy.max_age_days or 0
+        if made_at is None:
+            nodes.append(broken(title, "it has no time"))
+        elif now - made_at > timedelta(days=days):
+            nodes.append(broken(title, f"made {made_at:%Y-%m-%d}, more than {days} days ago"))
+        else:
+            nodes.append(Node(title))
+    # the cards that the image is for, by its provenance
+    cards: list[str] | None = None
+    for statement in (each.statement for each in counted if policy.gates):
+        if cards is None and statement.predicate_type == PROVENANCE:
+            with suppress(RecordInvalid):
+                external = read_provenance(statement.predicate).definition.external
+                cards = external.images[external.image].cards
+    for gate, least in policy.gates.items():
+        title, tests = f"gate {gate}", [b.test for b in counted if b.test and b.test.gate == gate]
+        # a result for a card that the image is not for decides nothing
+        results = [test for test in tests if cards is None or test.card in cards]
+        enough = ("passed",) if least == "passed" else ("passed", "accepted")
+        # every result counts: one that failed is not outweighed by one that passed
+        if bad := next((result for result in results if result.verdict not in enough), None):
+            nodes.append(broken(title, f"{bad.verdict} on {bad.card}, {least} is required"))
+        elif results:
+            message = ", ".join(f"{result.verdict} on {result.card}" for result in results)
+            nodes.append(Node(title, message=message))
+        else:
+            others = ", ".join(sorted({test.card for test in tests}))
+            other = f" (for another card: {others})" if tests else ""
+            nodes.append(broken(title, f"has no result that counts{other}"))
+    return Node("policy", children=tuple(nodes))

@@ -49,10 +49,19 @@ def judge_materials(
             locks[name] = str(error)
     nodes += [_specs(made, checkout), _sealed(made, locks), _golden(made, artifact, checkout)]
     nodes += _base(made, locks, artifact, trust)
+    recorded = {x.sha256 for x in (*made.packages("pypi"), *made.packages("deb"))}
+    omitted = tuple(
+        broken(pin.file, "is locked, but missing from the provenance")
+        for name, lock in locks.items()
+        # a newer lock may list more than was built
+        if not isinstance(lock, str) and lock.seal == made.locks[name]
+        for pin in lock.pins
+        if pin.sha256 not in recorded
+    )
     nodes += [
         _packages("wheel", made.packages("pypi"), made, locks, artifact),
         _packages("Debian package", made.packages("deb"), made, locks, artifact),
-        _omitted(made, locks),
+        Node("left out" if omitted else "nothing left out", children=omitted),
         _files(made, checkout),
     ]
     return (*nodes, *judge_trees(made, artifact, checkout))
@@ -184,20 +193,6 @@ def _packages(
     message = "locked, and in a layer of this image" if is_good and is_compared else ""
     title = log.count(len(nodes), kind)
     return Node(title, message=message, children=tuple(nodes), is_folded=True)
-
-
-def _omitted(made: Provenance, locks: _Locks) -> Node:
-    """Every locked package must be in the provenance."""
-    recorded = {x.sha256 for x in (*made.packages("pypi"), *made.packages("deb"))}
-    nodes = tuple(
-        broken(pin.file, "is locked, but missing from the provenance")
-        for name, lock in locks.items()
-        # a newer lock may list more than was built
-        if not isinstance(lock, str) and lock.seal == made.locks[name]
-        for pin in lock.pins
-        if pin.sha256 not in recorded
-    )
-    return Node("left out" if nodes else "nothing left out", children=nodes)
 
 
 def _files(made: Provenance, checkout: Checkout) -> Node:

@@ -89,21 +89,6 @@ def judge_names(
     return nodes
 
 
-def judge_commitment(
-    names: Sequence[TrustedName], sets: Collection[str], *, is_named: bool = False
-) -> list[Node]:
-    """A signed name must cover an evidence set: without that, older evidence could be put back.
-
-    An index is signed like the images in it, so it tells of an image whose own name was deleted.
-    """
-    # without a set, or without any name, other checks say what is missing
-    if not sets or not (names or is_named) or any(n.evidence_set in sets for n in names):
-        return []
-    message = "no signed name covers its evidence set"
-    why = f"{message}: the evidence may be older than what was published"
-    return [incomplete("image signature", why)]
-
-
 def _newest(names: Iterable[TrustedName]) -> TrustedName | None:
     """The name that was given last; one without a time may be as old as any."""
     return max(names, key=lambda n: n.at.timestamp() if n.at else float("-inf"), default=None)
@@ -200,8 +185,7 @@ class Memory:
                 if name.key_id not in newest or newest[name.key_id].at < at:
                     newest[name.key_id] = _Name.model_validate({**given, "index": index})
             seen = _SeenTag(reference=reference, names=own, images=images)
-            data = canonical_json(seen.model_dump(mode="json"))
-            self._store.write(self._path(reference), data)
+            self._store.write(self._path(reference), canonical_json(seen.model_dump(mode="json")))
 
     def _read(self, reference: str) -> _SeenTag:
         seen = _SeenTag(reference=reference)

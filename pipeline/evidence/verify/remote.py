@@ -58,8 +58,7 @@ def open_remote(repository: Repository, reference: Reference, platform: str | No
     if not images:
         raise EvidenceBroken(f"{reference}: is an empty index")
     # a tag that names another image than the given digest is reported as moved
-    digest = at_tag.digest if at_tag else None
-    return RemoteImage(repository, root, images, reference.tag, digest)
+    return RemoteImage(repository, root, images, reference.tag, at_tag.digest if at_tag else None)
 
 
 def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs: int) -> Artifact:

@@ -184,7 +184,30 @@ class SetJudge:
             return []
         if not self._current:
             return [incomplete(_SET, "no signed set lists its statements: some may be missing")]
-        nodes = [self._present(x, made) for x in self._current]
+        nodes = []
+        present = {x.payload: x for x in self._opened}
+        built = made.definition.external if made else None
+        for opened in self._current:
+            listed, wrong = self._lists[opened.payload], []
+            if built and (built.image, built.platform) != (listed.image, listed.platform):
+                nodes.append(broken(_SET, f"its set is of {listed.image} for {listed.platform}"))
+                continue
+            for named in listed.statements:
+                found = present.get(named.payload)
+                if found is None:
+                    message = "is listed in the set, but missing: it was removed or replaced"
+                    wrong.append(broken(named.title, message))
+                # the set repeats the verdict so that people see it; it must not lie about it
+                elif (named.about, named.verdict) != verdict_of(found.statement):
+                    message = f"contradicts the set, which lists {named.title}"
+                    wrong.append(broken(found.name, message))
+            if listed.ungated is not None:
+                message = f"published although its gates did not pass: {listed.ungated}"
+                wrong.append(incomplete("ungated", message))
+            who = ", ".join(key.name for key in opened.keys)
+            message = f"{log.count(len(listed.statements), 'statement')}, as in the set"
+            message += f" that {who} signed" if who else ""
+            nodes.append(Node(_SET, message="" if wrong else message, children=tuple(wrong)))
         signers = {key.id for x in self._sets for key in x.keys}
         # statements that no set lists
         for each in self._opened:
@@ -197,27 +220,3 @@ class SetJudge:
                 message = "no set by its signer lists it: more of that signer's may be missing"
                 nodes.append(incomplete(each.name, message))
         return nodes
-
-    def _present(self, opened: Opened, made: Provenance | None) -> Node:
-        listed = self._lists[opened.payload]
-        built = made.definition.external if made else None
-        if built and (built.image, built.platform) != (listed.image, listed.platform):
-            return broken(_SET, f"its set is of {listed.image} for {listed.platform}")
-        present = {x.payload: x for x in self._opened}
-        nodes = []
-        for named in listed.statements:
-            found = present.get(named.payload)
-            if found is None:
-                message = "is listed in the set, but missing: it was removed or replaced"
-                nodes.append(broken(named.title, message))
-            # the set repeats the verdict so that people see it; it must not lie about it
-            elif (named.about, named.verdict) != verdict_of(found.statement):
-                message = f"contradicts the set, which lists {named.title}"
-                nodes.append(broken(found.name, message))
-        if listed.ungated is not None:
-            message = f"published although its gates did not pass: {listed.ungated}"
-            nodes.append(incomplete("ungated", message))
-        who = ", ".join(key.name for key in opened.keys)
-        message = f"{log.count(len(listed.statements), 'statement')}, as in the set"
-        message += f" that {who} signed" if who else ""
-        return Node(_SET, message="" if nodes else message, children=tuple(nodes))

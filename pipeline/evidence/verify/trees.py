@@ -332,8 +332,7 @@ class _TreeJudge:
         for pin in lock.pins:
             resource = recorded.pop(pin.sha256, None)
             if resource is None:
-                message = "is locked, but missing from the provenance"
-                nodes.append(broken(pin.file, message))
+                nodes.append(broken(pin.file, "is locked, but missing from the provenance"))
             else:
                 nodes.append(judge_pin(resource, pin, str(resource.annotations["purl"])))
         extra = "is not in the lock that the provenance names"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from shlex import quote
 from typing import Any
 
 from pipeline.core import errors, log
@@ -33,6 +34,17 @@ class Code(Enum):
     NO_REQUESTS = "raw-requests-missing"
 
 
+HOST = "host facts"
+# What gives a run the facts of its host.
+_MEASURE_AGAIN = (
+    "Facts of the host cannot be added to a finished run. `sm120 host facts --json > facts.json`,"
+    " `sm120 host attest facts.json`, then measure again with"
+    " `sm120 bench … --host-facts facts.json --out FOLDER`."
+)
+_PUT_BESIDE = (
+    "Put the file that `sm120 bench run --host-facts` was given, and its statement, beside the page"
+    " or the run, or name their folder with --look-in."
+)
 # the order of the class, so that there is one place to change it
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
 _ERRORS: dict[Verdict, type[errors.PipelineError]] = {
@@ -140,3 +152,14 @@ def error_of(node: Node) -> errors.PipelineError | None:
         # only here: what cannot even be opened has no tree
         error.hint = "Do not use it before you know why; the tree above shows where."
     return error
+
+
+def how_to_add_facts(node: Node) -> str:
+    """What gives a run the facts of its host, or their statement; empty where none are missing."""
+    missing = (n for n in node.every() if n.own is Verdict.INCOMPLETE)
+    facts = next((n for n in missing if n.part == HOST), None)
+    if facts is None:
+        return ""
+    if facts.code is Code.NO_EVIDENCE:
+        return f"`sm120 host attest {quote(facts.subject)}` states the facts of the host."
+    return _MEASURE_AGAIN if facts.code is Code.FACTS_NOT_GIVEN else _PUT_BESIDE

@@ -27,11 +27,10 @@ from pipeline.core.model import sha256_of, stays_below
 from pipeline.evidence.statements.provenance import Provenance, read_provenance
 from pipeline.evidence.statements.results import (
     RunResult,
-    TestResult,
     read_run_result,
     read_test_result,
 )
-from pipeline.evidence.statements.sbom_spdx import IMAGE_ID
+from pipeline.evidence.statements.sbom import IMAGE_ID
 from pipeline.evidence.verify.artifact import Artifact
 from pipeline.evidence.verify.evidence import EvidenceItem, distinct
 from pipeline.evidence.verify.materials import judge_materials
@@ -106,7 +105,9 @@ def walk(
             continue
         reason = sets.passed_over(each) if artifact.is_image else ""
         judged.append((each, reason))
-        checks = () if reason else _checks(each, artifact, made, checkout, trust)
+        checks: tuple[Node, ...] = ()
+        if not reason:
+            checks = (*each.checks, *_checks(each, artifact, made, checkout, trust))
         name = f"{each.kind} ({each.name})"
         nodes.append(Node(name, message=reason, children=checks, subject=each.kind))
     believed = tuple(x for x, reason in judged if x.is_believed and not reason)
@@ -148,39 +149,35 @@ def _checks(
     trust: Trust | None,
 ) -> tuple[Node, ...]:
     """Judges what a statement says, where it is about this artifact."""
-    checks, statement = opened.checks, opened.statement
     if not opened.is_about_this:
-        return checks
-    kind, predicate = statement.predicate_type, statement.predicate
+        return ()
+    kind, predicate = opened.statement.predicate_type, opened.statement.predicate
     try:
         if kind == names.PROVENANCE:
-            return (
-                *checks,
-                *judge_materials(read_provenance(predicate), artifact, checkout, trust),
-            )
+            return judge_materials(read_provenance(predicate), artifact, checkout, trust)
         if kind == names.TEST_RESULT:
             if made is None:
                 # without provenance nothing says for which cards the image is
-                return (*checks, judge_results(predicate, None, checkout))
+                return (judge_results(predicate, None, checkout),)
             external = made.definition.external
             cards = external.images[external.image].cards
-            judged = judge_results(predicate, external.image, checkout, cards, external.platform)
-            return (*checks, judged)
+            image, platform = external.image, external.platform
+            return (judge_results(predicate, image, checkout, cards, platform),)
         if kind in (names.CYCLONEDX, names.SPDX):
-            return (*checks, judge_bill(kind, predicate, made))
+            return (judge_bill(kind, predicate, made),)
         claims = check_predicate(kind, predicate)
     except RecordInvalid as error:
-        return (*checks, broken("predicate", str(error)))
+        return (broken("predicate", str(error)),)
     if isinstance(claims, Weights):
-        return (*checks, _weights(claims))
+        return (_weights(claims),)
     if isinstance(claims, CompiledFile):
-        return (*checks, _compiled(claims, checkout))
+        return (_compiled(claims, checkout),)
     if isinstance(claims, Rebuild):
-        return (*checks, _rebuild(opened, claims, artifact, made))
+        return (_rebuild(opened, claims, artifact, made),)
     if isinstance(claims, Ungated):
         message = f"published although its gates did not pass: {claims.reason}"
-        return (*checks, incomplete("ungated", message))
-    return checks
+        return (incomplete("ungated", message),)
+    return ()
 
 
 def _weights(weights: Weights) -> Node:
@@ -262,50 +259,14 @@ def judge_results(
     cards: Collection[str] | None = None,
     platform: str = "",
 ) -> Node:
-    """A test result of either kind: of a gate, or of running the image."""
+    """A test result of either kind: of a gate, or of running the image.
+
+    A gate that failed breaks the chain; one that could not judge leaves it incomplete. A result for
+    a card that the image is not for decides nothing, as at publishing.
+    """
     if MARK in predicate:
         return judge_run(read_run_result(predicate), checkout)
-    return judge_tests(read_test_result(predicate), image, checkout, cards, platform)
-
-
-def judge_run(result: RunResult, checkout: Checkout | None) -> Node:
-    """An image that does not start breaks the chain.
-
-    A ladder that failed is of one recipe on one machine, and another may come further: it proves
-    the image up to a rung and leaves the chain incomplete.
-    """
-    title = about_run(result.kind, result.recipe)
-    if result.verdict == "unknown":
-        first = result.unknown[0]
-        return incomplete(title, f"unknown: {first.test}: {first.why}")
-    if result.verdict == "failed":
-        worst = Verdict.BROKEN if result.kind == "start" else Verdict.INCOMPLETE
-        return Node(title, worst, f"{result.summary()}: failed: {', '.join(result.failed[:3])}")
-    counts = f"{result.summary()}: {len(result.passed)} passed, {len(result.skipped)} skipped"
-    if result.behind:
-        unknown = tuple(incomplete(k, v.unknown) for k, v in result.behind.items())
-        return Node(title, message=counts, children=unknown)
-    # weights, requests and answers are not in the checkout
-    inputs = [x for x in result.configuration if x.name.startswith(("recipes/", "lockfiles/"))]
-    moved = [
-        x.name for x in inputs if checkout and not _is_same(checkout.root, x.name, x.digest.sha256)
-    ]
-    if moved:
-        return stale(title, f"{counts}, but has changed since: {', '.join(moved)}")
-    return Node(title, message=counts)
-
-
-def judge_tests(
-    result: TestResult,
-    image: str | None,
-    checkout: Checkout | None,
-    cards: Collection[str] | None = None,
-    platform: str = "",
-) -> Node:
-    """A gate that failed breaks the chain; one that could not judge leaves it incomplete.
-
-    A result for a card that the image is not for decides nothing, as at publishing.
-    """
+    result = read_test_result(predicate)
     title = f"gate {result.gate} on {result.card}"
     if cards is not None and result.card not in cards:
         return Node(title, message=f"{result.verdict}; the image is not for this card")
@@ -331,6 +292,33 @@ def judge_tests(
         folder, name = (known.parent, known.name) if known else (checkout.folder(image), item.name)
         if not _is_same(folder, name, item.digest.sha256):
             moved.append(item.name)
+    if moved:
+        return stale(title, f"{counts}, but has changed since: {', '.join(moved)}")
+    return Node(title, message=counts)
+
+
+def judge_run(result: RunResult, checkout: Checkout | None) -> Node:
+    """An image that does not start breaks the chain.
+
+    A ladder that failed is of one recipe on one machine, and another may come further: it proves
+    the image up to a rung and leaves the chain incomplete.
+    """
+    title = about_run(result.kind, result.recipe)
+    if result.verdict == "unknown":
+        first = result.unknown[0]
+        return incomplete(title, f"unknown: {first.test}: {first.why}")
+    if result.verdict == "failed":
+        worst = Verdict.BROKEN if result.kind == "start" else Verdict.INCOMPLETE
+        return Node(title, worst, f"{result.summary()}: failed: {', '.join(result.failed[:3])}")
+    counts = f"{result.summary()}: {len(result.passed)} passed, {len(result.skipped)} skipped"
+    if result.behind:
+        unknown = tuple(incomplete(k, v.unknown) for k, v in result.behind.items())
+        return Node(title, message=counts, children=unknown)
+    # weights, requests and answers are not in the checkout
+    inputs = [x for x in result.configuration if x.name.startswith(("recipes/", "lockfiles/"))]
+    moved = [
+        x.name for x in inputs if checkout and not _is_same(checkout.root, x.name, x.digest.sha256)
+    ]
     if moved:
         return stale(title, f"{counts}, but has changed since: {', '.join(moved)}")
     return Node(title, message=counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -48,43 +49,31 @@ def signed_backing(place: Place, backing: Backing, trust: Trust, now: datetime) 
     A signature by an untrusted key decides nothing, either way. A record is made of every
     verify, so it shows whether the lock was exchanged since, and does not vouch for it.
     """
-    recorded, signed = _by_record(place, trust, now), _by_signature(place, trust, now)
+    lock, recorded, signed = place.lock, "", ""
+    # a signed record names the lock by its digest, and the commit it is of
+    if envelope := read_kept(record_path(place)):
+        statement, (_, keys) = envelope.statement, judge_signatures(envelope, trust, now)
+        subjects = {s.name: f"sha256:{s.digest.sha256}" for s in statement.subject}
+        # a record of another commit is of an earlier set in this folder
+        is_of_this = f"{lock.repository}@{lock.commit}" in subjects
+        if keys and statement.predicate_type == WEIGHTS and is_of_this:
+            recorded = keys[0].name
+            if sha256_of(dump(lock).encode()) not in subjects.values():
+                message = f"is not the lock that {recorded} signed in {record_path(place).name}"
+                raise LockEdited(f"{place.lock_file} {message}", _HINT)
+    path, files = signing.default_signature(place), None
+    with suppress(OSError, ModelSignatureInvalid):
+        key = signer_of(path, trust.keys)
+        files = signing.signed_files(path, key.key)
+    if files and not key.objection(WEIGHTS, None, now):
+        # a model signature names files by their SHA-256; small ones are read for theirs
+        listed = [pin for pin in lock.files if pin.path in files.files]
+        # a small file that is not as locked has none: then the signature covers too little
+        digests = {p: d for p, d in locked_digests(place, listed).items() if isinstance(d, str)}
+        if wrong := sorted(p for p, digest in digests.items() if digest != files.files[p]):
+            message = f"contradicts what {key.name} signed in {path.name}: {some(wrong)}"
+            raise ModelSignatureInvalid(f"{place.lock_file} {message}", _HINT)
+        covered = {pin.path for pin in lock.files if not files.ignores(pin.path)}
+        signed = f"the signature of {key.name}" if covered <= digests.keys() else ""
     names = [name for name in (backing.vouched_by, signed) if name]
     return backing.model_copy(update={"vouched_by": " and ".join(names), "recorded_by": recorded})
-
-
-def _by_record(place: Place, trust: Trust, now: datetime) -> str:
-    """A signed record names the lock by its digest, and the commit it is of."""
-    path, lock = record_path(place), place.lock
-    if (envelope := read_kept(path)) is None:
-        return ""
-    _, keys = judge_signatures(envelope, trust, now)
-    subjects = {s.name: f"sha256:{s.digest.sha256}" for s in envelope.statement.subject}
-    # a record of another commit is of an earlier set in this folder
-    is_of_this = f"{lock.repository}@{lock.commit}" in subjects
-    if not keys or envelope.statement.predicate_type != WEIGHTS or not is_of_this:
-        return ""
-    if sha256_of(dump(lock).encode()) not in subjects.values():
-        message = f"is not the lock that {keys[0].name} signed in {path.name}"
-        raise LockEdited(f"{place.lock_file} {message}", _HINT)
-    return keys[0].name
-
-
-def _by_signature(place: Place, trust: Trust, now: datetime) -> str:
-    """A model signature names files by their SHA-256; small ones are read for theirs."""
-    path, lock = signing.default_signature(place), place.lock
-    try:
-        key = signer_of(path, trust.keys)
-        signed = signing.signed_files(path, key.key)
-    except (OSError, ModelSignatureInvalid):
-        return ""
-    if key.objection(WEIGHTS, None, now):
-        return ""
-    listed = [pin for pin in lock.files if pin.path in signed.files]
-    # a small file that is not as locked has none: then the signature covers too little
-    digests = {p: d for p, d in locked_digests(place, listed).items() if isinstance(d, str)}
-    if wrong := sorted(p for p, digest in digests.items() if digest != signed.files[p]):
-        message = f"contradicts what {key.name} signed in {path.name}: {some(wrong)}"
-        raise ModelSignatureInvalid(f"{place.lock_file} {message}", _HINT)
-    covered = {pin.path for pin in lock.files if not signed.ignores(pin.path)}
-    return f"the signature of {key.name}" if covered <= digests.keys() else ""

@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -64,10 +65,6 @@ class ArchSpec(Frozen):
 
     accepted: dict[Glob, Reason] = {}
     demands: dict[Glob, Architecture] = {}
-
-    def accepting(self, path: str) -> str | None:
-        """The first glob that accepts a path."""
-        return next((glob for glob in self.accepted if fnmatchcase(path, glob)), None)
 
     def demanded(self, path: str) -> Architecture | None:
         """The variant that a path must hold."""
@@ -146,10 +143,6 @@ class Judgement:
     jitted: int = 0
     modules: int = 0
 
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"all": self.modules, "run": self.running, "jit": self.jitted}
-
 
 def runs_on(target: Target, card: int) -> bool:
     """Whether machine code loads: same major, minor not above; `a` exactly, `f` in its family.
@@ -180,7 +173,7 @@ def judge(
     """
     if facts.problem:
         return Judgement(ObjectVerdict.UNREADABLE, f"unreadable: {facts.problem}")
-    card, lacking = card_of(arch), ""
+    card, lacking = target_of(arch).arch, ""
     running = jitted = total = 0
     for module in facts.modules:
         total += module.times
@@ -189,9 +182,10 @@ def judge(
             running += module.times
         elif any(jits_on(target, card) for target in module.targets):
             jitted += module.times
-    if demanded is not None and answers(demanded, card):
+    needed = target_of(demanded) if demanded else None
+    if needed and runs_on(needed, card):
         # `f` asks for the family's features, which `a` has too; `a` asks for exactly itself
-        wanted = {"a": ("a",), "f": ("f", "a"), "": ("", "f", "a", None)}[suffix_of(demanded)]
+        wanted = {"a": ("a",), "f": ("f", "a")}.get(needed.suffix or "", ("", "f", "a", None))
         # PTX is no answer: a demand is for machine code that was compiled as this variant
         loads = [target for target in facts.targets if runs_on(target, card)]
         if not any(target.suffix in wanted for target in loads):
@@ -214,22 +208,12 @@ def judge(
     return Judgement(verdict, message, running, jitted, total)
 
 
-def answers(demanded: str, card: int) -> bool:
-    """Whether a demand says something about a card."""
-    return runs_on(Target(CUBIN, card_of(demanded), suffix_of(demanded)), card)
-
-
-def card_of(arch: str) -> int:
-    """`sm_120a` -> 120."""
+def target_of(arch: str) -> Target:
+    """The machine code that a name such as `sm_120a` asks for."""
     match = _NAME.fullmatch(arch)
     if match is None:
         raise ValueError(f"{arch!r} is not an architecture")
-    return int(match[1])
-
-
-def suffix_of(arch: str) -> str:
-    """`sm_120a` -> `a`."""
-    return arch[-1] if arch[-1] in "af" else ""
+    return Target(CUBIN, int(match[1]), match[2])
 
 
 @dataclass(frozen=True)
@@ -287,22 +271,39 @@ def read_image(store: Store, built: Built) -> list[tuple[ImageFile, Facts]]:
             "The gate judges images whose base is assembled here (`debian` in image.yaml).",
         )
     files = sorted(_objects(store, built), key=lambda f: f.path)
+    notes, stop = store.root / "gates" / "arch", threading.Event()
     known: dict[str, Facts] = {}
     for sha256 in {f.row.sha256 for f in files}:
-        try:
-            facts = Facts.model_validate_json(_note(store, sha256).read_bytes())
-        except (FileNotFoundError, ValidationError):
-            continue  # a damaged note counts as none
-        if facts.reader == reader_digest():
-            known[sha256] = facts
-    missing = {f.row.sha256: f for f in files if f.row.sha256 not in known}
+        # a damaged note counts as none, and so does one of an older reader
+        with suppress(FileNotFoundError, ValidationError):
+            facts = Facts.model_validate_json((notes / f"{sha256}.json").read_bytes())
+            known |= {sha256: facts} if facts.reader == reader_digest() else {}
+
+    def read(file: ImageFile) -> None:
+        def pieces() -> Iterator[bytes]:
+            for piece in read_pieces(store.blob_path(file.layer), file.row):
+                if stop.is_set():
+                    raise Interrupted("stopped")
+                yield piece
+
+        facts = known[file.row.sha256] = read_facts(pieces, file.row.size_bytes)
+        write_bytes(notes / f"{file.row.sha256}.json", canonical_json(facts.model_dump()))
+        bar.advance(file.row.size_bytes)
+
+    missing = {f.row.sha256: f for f in files if f.row.sha256 not in known}.values()
+    total = sum(f.row.size_bytes for f in missing)
     if missing:
-        known |= _read_all(store, list(missing.values()))
+        title = f"Reading {log.count(len(missing), 'object')}, {log.size(total)}"
+        pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        with log.step(title), log.progress("read", total) as bar, pool:
+            try:
+                # the largest first, so that no core waits for one at the end
+                list(pool.map(read, sorted(missing, key=lambda f: -f.row.size_bytes)))
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
     return [(f, known[f.row.sha256]) for f in files]
-
-
-def _note(store: Store, sha256: str) -> Path:
-    return store.root / "gates" / "arch" / f"{sha256}.json"
 
 
 def promised_code(built: Built) -> dict[str, list[str]]:
@@ -334,37 +335,6 @@ def _objects(store: Store, built: Built) -> Iterator[ImageFile]:
             yield file
 
 
-def _read_all(store: Store, files: list[ImageFile]) -> dict[str, Facts]:
-    """Reads files on all cores, the largest first, so that no core waits for one at the end."""
-    files.sort(key=lambda f: f.row.size_bytes, reverse=True)
-    total = sum(f.row.size_bytes for f in files)
-    stop = threading.Event()
-
-    def read(file: ImageFile) -> tuple[str, Facts]:
-        def pieces() -> Iterator[bytes]:
-            for piece in read_pieces(store.blob_path(file.layer), file.row):
-                if stop.is_set():
-                    raise Interrupted("stopped")
-                yield piece
-
-        facts = read_facts(pieces, file.row.size_bytes)
-        write_bytes(_note(store, file.row.sha256), canonical_json(facts.model_dump()))
-        bar.advance(file.row.size_bytes)
-        return file.row.sha256, facts
-
-    with (
-        log.step(f"Reading {log.count(len(files), 'object')}, {log.size(total)}"),
-        log.progress("read", total) as bar,
-        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
-    ):
-        try:
-            return dict(pool.map(read, files))
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
 def judge_image(
     objects: list[tuple[ImageFile, Facts]],
     spec: ArchSpec,
@@ -383,12 +353,14 @@ def judge_image(
         folder = next((each for each in compiled if file.path.startswith(each)), None)
         exactly = None if folder is None else compiled[folder]
         judgement = judge(facts, arch, spec.demanded(file.path), exactly)
-        accepted = spec.accepting(file.path) if judgement.verdict in _FORGIVABLE else None
+        globs = spec.accepted if judgement.verdict in _FORGIVABLE else {}
+        accepted = next((glob for glob in globs if fnmatchcase(file.path, glob)), None)
         judged.append(JudgedObject(file.path, file.row.sha256, facts, judgement, accepted))
     used = {x.accepted for x in judged}
     # a demand for another card says nothing about this one
-    globs = [glob for glob, want in spec.demands.items() if answers(want, card_of(arch))]
-    unmatched = [g for g in globs if not any(fnmatchcase(x.path, g) for x in judged)]
+    card = target_of(arch).arch
+    asked = [glob for glob, want in spec.demands.items() if runs_on(target_of(want), card)]
+    unmatched = [g for g in asked if not any(fnmatchcase(x.path, g) for x in judged)]
     carrying = [x.path for x in judged if x.facts.modules]
     # a tree that lost all of its GPU code has no object that could fail
     for folder, archs in compiled.items():

@@ -18,8 +18,8 @@ from pipeline.core import errors, log
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Digest, Frozen
 from pipeline.images.gate.smem.limits import Card
-from pipeline.images.gate.verdict import CaseVerdict, worst
 
+CaseVerdict = Literal["passed", "accepted", "failed", "unknown"]
 GateKind = Literal["smem", "numerics", "patches", "arch"]
 # The order in which they are run, and in which files list them.
 _ORDER = ("smem", "numerics", "patches", "arch")
@@ -31,6 +31,14 @@ _FAILED: dict[GateKind, tuple[type[errors.PipelineError], str, str]] = {
     "arch": (errors.NoKernelImage, "object fails", "objects fail"),
 }
 _UNKNOWN = (errors.GateUnknown, "result is unknown", "results are unknown")
+
+
+def worst(verdicts: Sequence[CaseVerdict]) -> CaseVerdict:
+    """The verdict on all together; none at all is unknown."""
+    for verdict in ("failed", "unknown", "accepted"):
+        if verdict in verdicts:
+            return verdict
+    return "passed" if verdicts else "unknown"
 
 
 class EvidenceRow(Frozen):

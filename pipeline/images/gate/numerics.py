@@ -25,9 +25,8 @@ from pipeline.core.yaml_file import read_yaml
 from pipeline.images.gate.files import gate_files
 from pipeline.images.gate.smem import cases as smem_cases
 from pipeline.images.gate.smem.cases import Case, CaseSpec, Gates, Identifier, Numerics
-from pipeline.images.gate.smem.image_gate import ImageGate, chosen_cases
+from pipeline.images.gate.smem.image_gate import ImageGate
 from pipeline.images.gate.smem.results import (
-    GateResult,
     NumericsResult,
     NumericsResults,
     NumericsVerdict,
@@ -113,27 +112,25 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
             raise GateInvalid(f"{path}: {gate}: there is no case {name!r}")
         if numerics.reference is None or not numerics.outputs:
             raise GateInvalid(f"{where}: reference and outputs are missing")
-        _require_same_call(where, known[gate, base], numerics, gates.setup.package)
-        cases += numeric(gate, known[gate, base], numerics, name)
+        spec, each = known[gate, base], numerics.each
+        # the call stays the case's own: the same arguments, dimensions and functions of the engine
+        for key in [*([] if numerics.like else numerics.arguments), *numerics.outputs]:
+            if key not in spec.arguments:
+                raise GateInvalid(f"{where}: the call has no argument {key!r}")
+        for key in [*numerics.dims, *(each or {})]:
+            if key not in {**spec.dims, **spec.each}:
+                raise GateInvalid(f"{where}: the case has no dimension {key!r}")
+        # a case's name is made from the numbers in `each`: other dimensions would name other cases
+        if each is not None and set(each) != set(spec.each):
+            raise GateInvalid(f"{where}: each must name the same dimensions as the case's")
+        functions = (f for x in numerics.arguments.values() for f in smem_cases.called(x))
+        if foreign := smem_cases.not_of(gates.setup.package, functions):
+            raise GateInvalid(f"{where}: {foreign} is not a function of {gates.setup.package}")
+        cases += numeric(gate, spec, numerics, name)
     for case in cases:
         for argument in case.arguments.values():
             smem_cases.require_small(case.name, argument)
     return cases
-
-
-def _require_same_call(where: str, spec: CaseSpec, numerics: NumericsSpec, package: str) -> None:
-    for name in [*([] if numerics.like else numerics.arguments), *numerics.outputs]:
-        if name not in spec.arguments:
-            raise GateInvalid(f"{where}: the call has no argument {name!r}")
-    for name in [*numerics.dims, *(numerics.each or {})]:
-        if name not in {**spec.dims, **spec.each}:
-            raise GateInvalid(f"{where}: the case has no dimension {name!r}")
-    # a case's name is made from the numbers in `each`: other dimensions would name other cases
-    if numerics.each is not None and set(numerics.each) != set(spec.each):
-        raise GateInvalid(f"{where}: each must name the same dimensions as the case's")
-    functions = (f for argument in numerics.arguments.values() for f in smem_cases.called(argument))
-    if foreign := smem_cases.not_of(package, functions):
-        raise GateInvalid(f"{where}: {foreign} is not a function of {package}")
 
 
 def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec, name: str) -> Iterator[Case]:
@@ -167,15 +164,6 @@ def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec, name: str) -> Ite
 def numeric_cases(gate: ImageGate) -> list[Case]:
     """The cases of an image that are also run for their numbers."""
     return read_numeric_cases(gate.context.checkout, gate.plan.spec.name, gate.gates)
-
-
-def add_numbers(
-    gate: ImageGate, result: GateResult, *, unpatched: bool = False, only: str | None = None
-) -> GateResult:
-    """Adds what the same kernels compute to a run of the shared-memory gate."""
-    target = gate.target(gate.tree if unpatched else gate.patched(), result.card)
-    numbers = check_numbers(target, chosen_cases(numeric_cases(gate), only))
-    return result.model_copy(update={"numerics": numbers})
 
 
 def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:

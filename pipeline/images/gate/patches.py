@@ -17,18 +17,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from pipeline.core import log
 from pipeline.core.errors import GateInvalid, PatchConflict, PipelineError
 from pipeline.core.model import Frozen
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
 from pipeline.images.gate.smem import engine
-from pipeline.images.gate.smem.context import GateContext
+from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import ImageGate
 from pipeline.images.gate.smem.limits import Card
 from pipeline.images.gate.smem.results import (
@@ -150,8 +151,7 @@ def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec
             "`gate` names a case file without .yaml; `no_gate` says why there is none.",
         )
     # with the others in place, as in the image: one patch may need another
-    others = [w for w in gate.series.patches if w is not spec]
-    base, _ = _with_patches(gate, tree, others)
+    base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
     without = gate.judge(base, card, cases)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
     after = None if conflict else gate.judge(full, card, cases)
@@ -206,16 +206,27 @@ def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> lis
     """`0.5.9`, `0.5.9,0.5.10` or a range such as `>=0.5.9,<0.6`, as versions of the engine."""
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
     with suppress(InvalidVersion):
-        if named := [str(Version(part)) for part in parts]:
-            _require_offered(context, locked, named)
-            return named
-    neither = GateInvalid(f"{wanted}: is neither a version nor a range of versions", _VERSIONS)
-    if not parts:
-        raise neither
+        named = [Version(part) for part in parts]
+        # the locked version's wheel is known by its hash and needs no index
+        if others := [version for version in named if version != Version(locked.version)]:
+            finder = context.make_finder()
+            # a user who names a withdrawn version wants just that one
+            offered = finder.versions(locked.name, withdrawn=True)
+            if missing := [version for version in others if version not in offered]:
+                newest = ", ".join(map(str, finder.versions(locked.name)[-3:])) or "none"
+                raise GateInvalid(
+                    f"{locked.name} {missing[0]}: no index has a wheel of this version"
+                    f" (its newest: {newest})",
+                    _VERSIONS,
+                )
+        if named:
+            return [str(version) for version in named]
     try:
         accepted = SpecifierSet(wanted)
-    except InvalidSpecifier as error:
-        raise neither from error
+    except InvalidSpecifier:
+        parts = []
+    if not parts:
+        raise GateInvalid(f"{wanted}: is neither a version nor a range of versions", _VERSIONS)
     offered = context.make_finder().versions(locked.name)
     # a release candidate is judged where it is named, not because a range reaches it
     versions = [str(v) for v in offered if accepted.contains(v, prereleases=False)]
@@ -229,38 +240,21 @@ def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> lis
     return versions
 
 
-def _require_offered(context: GateContext, locked: WheelPin, versions: list[str]) -> None:
-    package = locked.name
-    # the locked version's wheel is known by its hash and needs no index
-    others = [version for version in versions if Version(version) != Version(locked.version)]
-    if not others:
-        return
-    finder = context.make_finder()
-    # a user who names a withdrawn version wants just that one
-    offered = finder.versions(package, withdrawn=True)
-    for version in others:
-        if Version(version) not in offered:
-            newest = ", ".join(map(str, finder.versions(package)[-3:])) or "none"
-            raise GateInvalid(
-                f"{package} {version}: no index has a wheel of this version (its newest: {newest})",
-                _VERSIONS,
-            )
-
-
-def judge_against(
-    gate: ImageGate, card: Card, versions: Sequence[str], say: Callable[[str], None]
-) -> list[PatchVerdict]:
+def judge_against(gate: ImageGate, card: Card, versions: Sequence[str]) -> list[PatchVerdict]:
     """Judges patches at several versions; one that cannot be fetched is unknown, and no end."""
     verdicts: list[PatchVerdict] = []
     for version in versions:
-        say(f"Judging the patches at {gate.gates.setup.package} {version}")
+        log.say(f"Judging the patches at {gate.gates.setup.package} {version}")
         try:
             verdicts += judge_patches(gate, card, version)
         except PipelineError as error:
-            unknown = {"version": version, "state": "unknown", "message": str(error)}
-            for spec in gate.series.patches:
-                row = {"patch": spec.file, "gate": spec.gate, **unknown}
-                verdicts.append(PatchVerdict.model_validate(row))
+            unknown = PatchVerdict(
+                patch="", gate=None, version=version, state="unknown", message=str(error)
+            )
+            verdicts += [
+                unknown.model_copy(update={"patch": spec.file, "gate": spec.gate})
+                for spec in gate.series.patches
+            ]
     return verdicts
 
 

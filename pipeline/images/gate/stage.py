@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pipeline import __version__
@@ -22,31 +21,36 @@ from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate import arch
 from pipeline.images.gate.evidence import (
+    CaseVerdict,
     Evidence,
     EvidenceRow,
     GateKind,
     ImageGates,
     error_of,
     keep_evidence,
+    worst,
 )
 from pipeline.images.gate.files import gate_files
-from pipeline.images.gate.numerics import add_numbers, numeric_cases
+from pipeline.images.gate.numerics import check_numbers, numeric_cases
 from pipeline.images.gate.patches import judge_patches
-from pipeline.images.gate.smem.context import GateContext
-from pipeline.images.gate.smem.image_gate import ImageGate, open_gate, run_gate
+from pipeline.images.gate.smem.engine import GateContext
+from pipeline.images.gate.smem.image_gate import ImageGate, chosen_cases, open_gate, run_gate
 from pipeline.images.gate.smem.limits import CARDS, Card, card_for
-from pipeline.images.gate.smem.results import GateResult
+from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
 from pipeline.images.gate.smem.run import worker_digest
-from pipeline.images.gate.verdict import CaseVerdict, worst
 from pipeline.images.spec.checkout import Checkout
 
 # A row states these itself, or they are times.
-_NO_FACTS = {"name", "verdict", "message", "seconds", "cached"}
+_NO_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("name", "verdict", "message", "seconds", "cached"), True),
+    "kernels": {"__all__": {"record": {"seconds"}}},
+}
 # Up to so many objects that one line of arch.yaml accepts are listed one by one.
 _FEW = 8
 # What a patch's state means for a build that holds it; every other state is a failure.
 _STATES: dict[str, CaseVerdict] = {
-    **{"needed": "passed", "unknown": "unknown"},
+    "needed": "passed",
+    "unknown": "unknown",
     # series.yaml has the reason, as case files have that of a kernel over the limit
     "no gate": "accepted",
 }
@@ -67,14 +71,6 @@ def run_smem(
 ) -> GateRun:
     """Do the kernels fit the card's shared memory?"""
     result = run_gate(gate, card, unpatched=unpatched, only=only)
-    rows = []
-    for case in result.cases:
-        facts = case.model_dump(mode="json", exclude=_NO_FACTS)
-        for kernel in facts["kernels"]:
-            kernel["record"].pop("seconds", None)
-        rows.append(
-            EvidenceRow(name=case.name, verdict=case.verdict, message=case.message, facts=facts)
-        )
     covered = result.coverage
     evidence = Evidence(
         **_about(gate, "smem", card, result.engine_digest),
@@ -85,9 +81,14 @@ def run_smem(
             "stub libraries": result.environment.stubs,
             "coverage": covered.model_dump(mode="json") if covered else None,
         },
-        rows=rows,
+        rows=[_row(case, case.verdict) for case in result.cases],
     )
     return GateRun(evidence, result.seconds, result=result)
+
+
+def _row(case: CaseResult | NumericsResult, verdict: CaseVerdict) -> EvidenceRow:
+    facts = case.model_dump(mode="json", exclude=_NO_FACTS)
+    return EvidenceRow(name=case.name, verdict=verdict, message=case.message, facts=facts)
 
 
 def run_numerics(
@@ -100,27 +101,21 @@ def run_numerics(
 ) -> GateRun:
     """Do the kernels compute the right thing? No case needs to be judged by smem first."""
     smem = smem or run_gate(gate, card, unpatched=unpatched, only=only, judged=False)
-    result = add_numbers(gate, smem, unpatched=unpatched, only=only)
-    numerics = result.numerics
-    assert numerics is not None
+    target = gate.target(gate.tree if unpatched else gate.patched(), card)
+    numerics = check_numbers(target, chosen_cases(numeric_cases(gate), only))
+    result = smem.model_copy(update={"numerics": numerics})
     verdicts: dict[str, CaseVerdict] = {"right": "passed", "wrong": "failed"}
+    about = _about(gate, "numerics", card, result.engine_digest)
+    about["made_by"] |= numerics.versions
     evidence = Evidence(
-        **_about(gate, "numerics", card, result.engine_digest, numerics.versions),
+        **about,
         verdict=verdicts.get(numerics.verdict, "unknown"),
         summary={
             "by": "Triton's interpreter on the CPU",
             "repairs": numerics.repairs,
             "passed without a number check": len(result.without_numbers) if result.cases else None,
         },
-        rows=[
-            EvidenceRow(
-                name=case.name,
-                verdict=verdicts.get(case.verdict, "unknown"),
-                message=case.message,
-                facts=case.model_dump(mode="json", exclude=_NO_FACTS),
-            )
-            for case in numerics.cases
-        ],
+        rows=[_row(case, verdicts.get(case.verdict, "unknown")) for case in numerics.cases],
     )
     return GateRun(evidence, numerics.seconds, result=result)
 
@@ -184,7 +179,11 @@ def _arch_evidence(report: arch.ArchReport, inputs: dict[str, str]) -> Evidence:
             facts = {
                 "sha256": x.sha256,
                 "code": sorted(map(str, x.facts.targets)),
-                "modules": x.judgement.counts,
+                "modules": {
+                    "all": x.judgement.modules,
+                    "run": x.judgement.running,
+                    "jit": x.judgement.jitted,
+                },
                 "accepted_by": x.accepted,
             }
             verdict: CaseVerdict = "failed" if x.failed else good
@@ -205,34 +204,17 @@ def _arch_evidence(report: arch.ArchReport, inputs: dict[str, str]) -> Evidence:
     )
 
 
-def unjudged(gate: GateKind, arch: str, error: PipelineError) -> Evidence:
-    """The evidence of a gate that could not even begin: unknown, and why."""
-    return Evidence(
-        gate=gate,
-        arch=arch,
-        verdict="unknown",
-        message=str(error),
-        inputs={},
-        made_by={"sm120-pipeline": __version__},
-        card=CARDS.get(arch),
-    )
-
-
 def _gate_files(checkout: Checkout, image: str, gate: GateKind, platform: str) -> dict[str, str]:
     files = gate_files(checkout, image, gate, platform)
     return {name: sha256_of(path.read_bytes()) for name, path in files.items()}
 
 
-def _about(
-    gate: ImageGate,
-    kind: GateKind,
-    card: Card,
-    engine: str,
-    versions: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:
+def _about(gate: ImageGate, kind: GateKind, card: Card, engine: str) -> dict[str, Any]:
     """What a gate was asked about, and what decided it, for its evidence."""
     facts, plan = gate.environment.facts, gate.plan
     patches = [gate.patch_folder / spec.file for spec in gate.series.patches]
+    # every assembler that Triton brings; which of them it takes depends on the card
+    tools = gate.environment.folder / "site" / "triton" / "backends" / "nvidia" / "bin"
     return {
         "gate": kind,
         "arch": card.arch,
@@ -246,8 +228,7 @@ def _about(
         "made_by": {
             **{"sm120-pipeline": __version__, "worker": worker_digest(), "python": facts.python},
             **{"torch": facts.torch, "triton": facts.triton},
-            **ptxas_versions(gate.environment.folder / "site"),
-            **versions,
+            **{path.name: ptxas_version(path) for path in sorted(tools.glob("ptxas*"))},
         },
     }
 
@@ -265,12 +246,6 @@ def ptxas_version(program: Path) -> str:
     return match[1] if match else "unknown"
 
 
-def ptxas_versions(site: Path) -> dict[str, str]:
-    """Every assembler that an environment's Triton brings; which it takes depends on the card."""
-    folder = site / "triton" / "backends" / "nvidia" / "bin"
-    return {p.name: ptxas_version(p) for p in sorted(folder.glob("ptxas*"))}
-
-
 @dataclass(frozen=True)
 class Staged:
     """The results of one image's gates, and the error that a build with it ends with."""
@@ -286,9 +261,28 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
 
     After a gate that fails or cannot begin, the next one still runs.
     """
+    spec = built.plan.spec
     runs: list[GateRun] = []
     errors: list[PipelineError | None] = []
-    for kind, judge in _stage(context, built, runs):
+    # made when a gate first asks: an image without kernels may be for a card of unknown limits
+    opened = cache(lambda: open_gate(context, built.plan))
+    card = cache(lambda: card_for(spec.main_arch))
+
+    def numerics() -> list[GateRun]:
+        smem = runs[0]  # without its result there is nothing to put numbers to
+        wanted = smem.result and numeric_cases(opened())
+        return [run_numerics(opened(), card(), smem.result)] if wanted else []
+
+    stages: dict[GateKind, Callable[[], list[GateRun]]] = {
+        "smem": lambda: [run_smem(opened(), card())],
+        "numerics": numerics,
+        "patches": lambda: [run_patches(opened(), card())] if opened().series.patches else [],
+        "arch": lambda: run_arch(context, built, spec.promised_archs),
+    }
+    for kind, judge in stages.items():
+        # the gates of kernels are asked for together
+        if ("arch" if kind == "arch" else "smem") not in spec.gates:
+            continue
         start = time.monotonic()
         try:
             new = judge()
@@ -297,7 +291,15 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
         except Interrupted:
             raise
         except PipelineError as error:
-            unknown = unjudged(kind, built.plan.spec.main_arch, error)
+            unknown = Evidence(
+                gate=kind,
+                arch=spec.main_arch,
+                verdict="unknown",
+                message=str(error),
+                inputs={},
+                made_by={"sm120-pipeline": __version__},
+                card=CARDS.get(spec.main_arch),
+            )
             new = [GateRun(unknown, time.monotonic() - start)]
             errors.append(error)
         runs += new
@@ -312,24 +314,3 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
 def shown_result(runs: Sequence[GateRun]) -> GateResult | None:
     """The result of the last gate that ran kernels, which commands show."""
     return next((run.result for run in reversed(runs) if run.result), None)
-
-
-def _stage(
-    context: GateContext, built: Built, runs: Sequence[GateRun]
-) -> Iterator[tuple[GateKind, Callable[[], list[GateRun]]]]:
-    """The gates that an image asks for, in order; `runs` are those that have ended by then."""
-    opened = cache(lambda: open_gate(context, built.plan))
-    # an image without kernels may be for a card whose limits are not known
-    card, gates = cache(lambda: card_for(built.plan.spec.main_arch)), built.plan.spec.gates
-
-    def numerics() -> list[GateRun]:
-        smem = runs[0]  # without its result there is nothing to put numbers to
-        wanted = smem.result and numeric_cases(opened())
-        return [run_numerics(opened(), card(), smem.result)] if wanted else []
-
-    if "smem" in gates:
-        yield "smem", lambda: [run_smem(opened(), card())]
-        yield "numerics", numerics
-        yield "patches", lambda: [run_patches(opened(), card())] if opened().series.patches else []
-    if "arch" in gates:
-        yield "arch", lambda: run_arch(context, built, built.plan.spec.promised_archs)

@@ -78,12 +78,9 @@ class Traceback(Frozen):
         engines move their files from version to version: where nothing more is the same, the name
         of the file is enough, and then there may be several.
         """
-        called, known = set(), set(functions)
+        called, places = set(), [(f, *_place(f)) for f in set(functions)]
         for frame in self.frames:
-            places = {function: _place(function) for function in known}
-            shared = {
-                f: frame.shared_parts(p) for f, (p, x) in places.items() if x == frame.function
-            }
+            shared = {f: frame.shared_parts(p) for f, p, name in places if name == frame.function}
             most = max(shared.values(), default=0)
             called |= {function for function, n in shared.items() if n == most and n}
         return called

@@ -53,8 +53,7 @@ def gate_leftovers(store: Store) -> list[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     """Lists a folder of the store; a link leads elsewhere and is not followed."""
-    is_own = folder.is_dir() and not folder.is_symlink()
-    return sorted(folder.iterdir()) if is_own else []
+    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def size_of(path: Path) -> int:

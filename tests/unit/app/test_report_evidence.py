@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pipeline.app.report import evidence_links
-from pipeline.evidence.verify.host_facts import HOST, how_to_add_facts
-from pipeline.evidence.verify.verdict import Code, Node, Verdict
+from pipeline.evidence.verify.verdict import HOST, Code, Node, Verdict, how_to_add_facts
 from pipeline.serving.report.model import EvidenceLink
 
 DIGEST = "sha256:" + "1" * 64

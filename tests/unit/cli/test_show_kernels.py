@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cli.gate_tables import show_kernels, show_numbers
+from pipeline.images.gate.evidence import CaseVerdict
 from pipeline.images.gate.smem.results import CaseResult, GateResult
-from pipeline.images.gate.verdict import CaseVerdict
 from tests.unit.cli.test_show_numbers import result
 from tests.unit.gate.numerics.test_numerics import computed, judged, results
 from tests.unit.support import ROOT, Command

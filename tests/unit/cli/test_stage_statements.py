@@ -18,9 +18,8 @@ from pipeline.artifacts.store.store import Store, default_root, open_store
 from pipeline.core.errors import GateFailed
 from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.images.assemble.image import Built
-from pipeline.images.gate.evidence import Evidence, EvidenceRow, keep_evidence
+from pipeline.images.gate.evidence import CaseVerdict, Evidence, EvidenceRow, keep_evidence
 from pipeline.images.gate.stage import Staged
-from pipeline.images.gate.verdict import CaseVerdict
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import Command, build_tiny, make_checkout, make_wheel, write_spec
 from tests.unit.support import tiny_spec as spec_of

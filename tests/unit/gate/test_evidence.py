@@ -17,6 +17,7 @@ from pipeline.core.errors import (
     StoreDamaged,
 )
 from pipeline.images.gate.evidence import (
+    CaseVerdict,
     Evidence,
     EvidenceRow,
     GateKind,
@@ -24,10 +25,10 @@ from pipeline.images.gate.evidence import (
     evidence_path,
     keep_evidence,
     read_evidence,
+    worst,
 )
 from pipeline.images.gate.smem.limits import CARDS, card_for
-from pipeline.images.gate.stage import ptxas_version, ptxas_versions, unjudged
-from pipeline.images.gate.verdict import CaseVerdict, worst
+from pipeline.images.gate.stage import ptxas_version
 
 IMAGE, PLATFORM = "engine", "linux/amd64"
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -155,8 +156,8 @@ def test_passed_and_accepted_let_a_build_go_on() -> None:
 
 
 def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
-    result = unjudged("smem", "sm_120", PipelineError("no Triton in it"))
-    assert result.verdict == "unknown"
+    update = {"message": "no Triton in it", "rows": []}
+    result = evidence(verdict="unknown").model_copy(update=update)
     assert "no Triton in it" in str(error_of(IMAGE, result))
 
 
@@ -168,12 +169,10 @@ def test_nothing_at_all_is_unknown() -> None:
 
 
 def test_the_assembler_is_asked_for_its_version(tmp_path: Path) -> None:
-    folder = tmp_path / "triton" / "backends" / "nvidia" / "bin"
-    folder.mkdir(parents=True)
-    (folder / "ptxas").write_text("#!/bin/sh\necho 'release 12.8, V12.8.93'\n")
-    (folder / "ptxas-mute").write_text("#!/bin/sh\nexit 1\n")
-    for program in folder.iterdir():
+    (tmp_path / "ptxas").write_text("#!/bin/sh\necho 'release 12.8, V12.8.93'\n")
+    (tmp_path / "ptxas-mute").write_text("#!/bin/sh\nexit 1\n")
+    for program in tmp_path.iterdir():
         program.chmod(0o755)
-    result = ptxas_versions(tmp_path)
-    assert result == {"ptxas": "12.8.93", "ptxas-mute": "unknown"}
-    assert "unknown (" in ptxas_version(folder / "none")
+    assert ptxas_version(tmp_path / "ptxas") == "12.8.93"
+    assert ptxas_version(tmp_path / "ptxas-mute") == "unknown"
+    assert "unknown (" in ptxas_version(tmp_path / "none")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.store.store import Store, open_store
-from pipeline.images.gate.smem.context import mark_used
+from pipeline.images.gate.smem.engine import mark_used
 from pipeline.images.gate.upkeep import gate_leftovers, gate_sections, remove, size_of
 from pipeline.images.spec.checkout import Checkout
 from tests import makers

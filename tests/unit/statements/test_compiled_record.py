@@ -16,8 +16,7 @@ from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.bill import Bill, bill_of
 from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.statements.inventory import explain, objects_text, placed_layers, trees_of
-from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
-from pipeline.evidence.statements.sbom_spdx import spdx, spdx_bytes
+from pipeline.evidence.statements.sbom import cyclonedx, cyclonedx_bytes, spdx, spdx_bytes
 from pipeline.evidence.statements.stated import find_stated, state_image
 from pipeline.images.assemble.image import Built, code_digest
 from pipeline.images.source.compiled import read_tree, tree_path

@@ -8,8 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from pipeline.evidence.statements.bill import Bill, bill_of
-from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
-from pipeline.evidence.statements.sbom_spdx import spdx, spdx_bytes
+from pipeline.evidence.statements.sbom import cyclonedx, cyclonedx_bytes, spdx, spdx_bytes
 from tests.testbed.foreign_image import REPOSITORY
 from tests.testbed.tiny_registry import digest_of
 from tests.unit.statements.test_recorded_image import spdx_problems

@@ -41,8 +41,7 @@ from pipeline.evidence.statements.inventory import parts_of, placed_layers
 from pipeline.evidence.statements.licence import Licence
 from pipeline.evidence.statements.provenance import image_provenance
 from pipeline.evidence.statements.results import gate_predicate, gate_statements
-from pipeline.evidence.statements.sbom_cyclonedx import cyclonedx, cyclonedx_bytes
-from pipeline.evidence.statements.sbom_spdx import spdx, spdx_bytes
+from pipeline.evidence.statements.sbom import cyclonedx, cyclonedx_bytes, spdx, spdx_bytes
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.evidence import Evidence, EvidenceRow, ImageGates
 from tests.makers import (

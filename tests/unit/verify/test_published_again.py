@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from pipeline.artifacts.attest.statement import Moment, stamp
 from pipeline.artifacts.registry.pull import plan_pull, pull_layout
 from pipeline.artifacts.registry.referrers import fallback_tag
 from pipeline.artifacts.store.store import open_store
-from pipeline.evidence.publish.evidence import EvidenceBundle
+from pipeline.evidence.publish.evidence import EvidenceBundle, Naming, plan_naming
 from pipeline.evidence.publish.publish import make_shipment
 from pipeline.evidence.statements.image import image_statements, rebuild_statement
 from pipeline.evidence.verify.artifact import open_layout
@@ -178,7 +180,13 @@ def test_also_where_the_publisher_did_not_sign_which_index_it_was(
     site: Site, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As images that were published before are signed."""
-    monkeypatch.setattr("pipeline.evidence.publish.evidence.Naming.index_over", lambda *_: None)
+
+    def plan(*given: Any) -> Naming:
+        naming = plan_naming(*given)
+        assert naming is not None
+        return replace(naming, index=None)
+
+    monkeypatch.setattr("pipeline.evidence.publish.publish.plan_naming", plan)
     index = publish_at(site, FIRST, index=True)
     for _ in range(2):
         assert site.judge(memory=memory).verdict is Verdict.VALID

@@ -39,8 +39,7 @@ from pipeline.evidence.verify.evidence import (
     read_item,
 )
 from pipeline.evidence.verify.verdict import Node, Verdict, show
-from pipeline.images.gate.evidence import ImageGates
-from pipeline.images.gate.verdict import CaseVerdict
+from pipeline.images.gate.evidence import CaseVerdict, ImageGates
 from tests.makers import AMD64
 from tests.testbed.oci_door import oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of

@@ -11,7 +11,7 @@ import pytest
 from pipeline.artifacts.attest.envelope import countersigned
 from pipeline.artifacts.attest.keys import LocalSigner, key_id
 from pipeline.core.errors import TrustInvalid
-from pipeline.evidence.verify.policy import Policy, judge_policy, read_policy
+from pipeline.evidence.verify.chain import Policy, judge_policy, read_policy
 from pipeline.evidence.verify.verdict import Node, Verdict
 from tests.unit.verify.world import NOW, World, trust_in, trusted
 

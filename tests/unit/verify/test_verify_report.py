@@ -14,8 +14,7 @@ from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, new_key
 from pipeline.core.errors import NumberChanged
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import beside, gather
-from pipeline.evidence.verify.reports import judge_report
-from pipeline.evidence.verify.runs import Behind
+from pipeline.evidence.verify.runs import Behind, judge_report
 from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.results.statement import benchmark_statement

@@ -21,9 +21,8 @@ from pipeline.core.errors import NumberChanged
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import gather
-from pipeline.evidence.verify.host_facts import how_to_add_facts
 from pipeline.evidence.verify.runs import Behind, judge_run
-from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.evidence.verify.verdict import Node, Verdict, error_of, how_to_add_facts, show
 from pipeline.serving.bench.metrics import intervals, metrics_of
 from pipeline.serving.bench.model import RequestRow, Run
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE

@@ -15,13 +15,12 @@ from pipeline.artifacts.attest.keys import LocalSigner, key_id
 from pipeline.artifacts.attest.names import REPORT, WEIGHTS
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.attest.trust import OwnKeys
-from pipeline.evidence.statements.results import gate_predicate, gate_statements, read_test_result
+from pipeline.evidence.statements.results import gate_predicate, gate_statements
 from pipeline.evidence.verify.artifact import open_file
 from pipeline.evidence.verify.evidence import distinct, read_item
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, show
-from pipeline.evidence.verify.walk import judge_tests, walk
-from pipeline.images.gate.evidence import ImageGates
-from pipeline.images.gate.verdict import CaseVerdict
+from pipeline.evidence.verify.walk import judge_results, walk
+from pipeline.images.gate.evidence import CaseVerdict, ImageGates
 from pipeline.images.lock.model import read_lock, sealed, write_lock
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import AMD64
@@ -220,9 +219,9 @@ def test_new_cases_make_the_numerics_gate_stale(world: World, tmp_path: Path) ->
     checkout = world.checkout_copy(tmp_path)
     (checkout.folder("engine") / "gates" / "numerics.yaml").write_text("{}\n")
     outcome = evidence(world.store, "numerics", "passed", world.checkout)
-    predicate = read_test_result(gate_predicate(outcome))
-    assert judge_tests(predicate, "engine", checkout).verdict is Verdict.STALE
-    assert judge_tests(predicate, "engine", world.checkout).verdict is Verdict.VALID
+    predicate = gate_predicate(outcome)
+    assert judge_results(predicate, "engine", checkout).verdict is Verdict.STALE
+    assert judge_results(predicate, "engine", world.checkout).verdict is Verdict.VALID
 
 
 def test_an_image_without_machine_code_passes_that_gate(world: World) -> None:

@@ -18,8 +18,7 @@ from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import beside, gather
-from pipeline.evidence.verify.reports import judge_report
-from pipeline.evidence.verify.runs import Behind
+from pipeline.evidence.verify.runs import Behind, judge_report
 from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
 from pipeline.hosts.facts.summary import summarise
 from pipeline.serving.bench.place import RUN_FILE

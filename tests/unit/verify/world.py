@@ -27,8 +27,13 @@ from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Node
 from pipeline.evidence.verify.walk import Walk, walk
 from pipeline.images.assemble.image import Built
-from pipeline.images.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
-from pipeline.images.gate.verdict import CaseVerdict
+from pipeline.images.gate.evidence import (
+    CaseVerdict,
+    Evidence,
+    EvidenceRow,
+    GateKind,
+    keep_evidence,
+)
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import (
     AMD64,

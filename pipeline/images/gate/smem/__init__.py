@@ -1,7 +1,7 @@
 """The shared-memory gate: does every Triton kernel of an engine fit the card?
 
 In: an image's plan, its engine and its cases. Out: a `GateResult` with a verdict for each case. In
-order: cases (what to call), context → environment and engine (with what), run (the workers),
+order: cases (what to call), engine → environment (with what), run (the workers),
 results (the verdicts), image_gate (all of it for an image, and other block sizes). May import
 sandbox and the packages before gate.
 """

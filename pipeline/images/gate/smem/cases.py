@@ -17,7 +17,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StringConstraints, model_validator
@@ -249,15 +248,6 @@ class GateFile(Frozen):
     cases: list[CaseSpec] = []
     accepted: list[AcceptedKernel] = []
 
-    def with_own(self, own: GateFile) -> GateFile:
-        """A shared gate, with what an image's own file of the same name adds and changes."""
-        cases = {case.name: case for case in self.cases}
-        for case in own.cases:
-            shared = cases.get(case.name)
-            cases[case.name] = filled(case, shared) if shared else case
-        accepted = [*self.accepted, *own.accepted]
-        return self.model_copy(update={"cases": list(cases.values()), "accepted": accepted})
-
     def whole_cases(self) -> list[CaseSpec]:
         """The cases with everything they take from others."""
         whole: dict[str, CaseSpec] = {}
@@ -350,25 +340,28 @@ def read_gates(checkout: Checkout, image: str) -> Gates:
         for path in gate_files(checkout, image, "smem").values():
             if path.name == "engine.yaml":
                 continue
-            file, shared = read_yaml(path, GateFile), gates.get(path.stem)
+            file = read_yaml(path, GateFile)
             if file.engine != setup.package:
                 raise GateInvalid(f"{path}: engine: is not {setup.package}")
-            gates[path.stem] = shared.with_own(file) if shared else file
+            if shared := gates.get(path.stem):
+                specs = {case.name: case for case in shared.cases}
+                for spec in file.cases:
+                    known = specs.get(spec.name)
+                    specs[spec.name] = filled(spec, known) if known else spec
+                accepted = [*shared.accepted, *file.accepted]
+                update = {"cases": list(specs.values()), "accepted": accepted}
+                file = shared.model_copy(update=update)
+            gates[path.stem] = file
     except SpecInvalid as error:
         raise GateInvalid(str(error), error.hint) from error
-    read = Gates(setup=setup, gates=gates)
-    _require_sound(read, checkout.folder(image) / "gates")
-    return read
-
-
-def _require_sound(gates: Gates, folder: Path) -> None:
-    for name, gate in gates.gates.items():
+    folder, read = checkout.folder(image) / "gates", Gates(setup=setup, gates=gates)
+    for name, gate in gates.items():
         try:
             if not gate.whole_cases():
                 raise ValueError("it has no cases")
         except ValueError as error:
             raise GateInvalid(f"{folder / name}.yaml: {error}") from error
-    cases = gates.cases()
+    cases = read.cases()
     # only now: two files, or two sizes that `each` makes, may give the same name
     doubled = [name for name, n in Counter(case.name for case in cases).items() if n > 1]
     if doubled:
@@ -379,11 +372,14 @@ def _require_sound(gates: Gates, folder: Path) -> None:
         for argument in case.arguments.values():
             require_small(case.name, argument)
     # a name that fits no case would accept nothing
-    for name, accepted in ((n, a) for n, gate in gates.gates.items() for a in gate.accepted):
-        for each in accepted.cases:
-            one = accepted.model_copy(update={"case": each})
+    for name, kernel in (
+        (name, kernel) for name, gate in gates.items() for kernel in gate.accepted
+    ):
+        for each in kernel.cases:
+            one = kernel.model_copy(update={"case": each})
             if not any(case.gate == name and one.covers(case.name) for case in cases):
                 raise GateInvalid(f"{folder / name}.yaml: accepted: there is no case {each!r}")
+    return read
 
 
 def require_small(name: str, argument: Any) -> None:

@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from pipeline.artifacts.store.store import Store
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Frozen, canonical_json, sha256_of
-from pipeline.images.gate.smem.context import mark_used
-from pipeline.images.gate.smem.engine import EngineTree
+from pipeline.images.gate.smem.engine import EngineTree, mark_used
 from pipeline.images.gate.smem.results import Coverage, KernelFunction
 
 # Parsing takes far longer than searching: only files that can matter are parsed.
@@ -188,8 +187,7 @@ class _ModuleReader(ast.NodeVisitor):
         if self._in_jit:
             self._module.called.add(name)
         else:
-            host = ".".join(self._path) or "<module>"
-            self._module.hosts.setdefault(name, set()).add(host)
+            self._module.hosts.setdefault(name, set()).add(".".join(self._path) or "<module>")
 
     def _is_jit(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Call):

@@ -27,7 +27,7 @@ from pipeline.core.errors import GateEnvironment, LockMissing
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.core.yaml_file import read_yaml
 from pipeline.images.assemble.plan import ImagePlan, LayerPlan, Work, plan_image
-from pipeline.images.gate.smem.context import (
+from pipeline.images.gate.smem.engine import (
     GateContext,
     for_host,
     layer_of,
@@ -257,25 +257,23 @@ def _make(
     triple = _TRIPLES[context.host.partition("/")[2]]
     python = (f"usr/lib/python{version}/", f"usr/bin/python{version}")
 
-    def place_root(row: FileRow) -> str | None:
+    def place(row: FileRow) -> str | None:
         is_library = row.path.startswith(f"usr/lib/{triple}/") and ".so" in row.path
-        return f"root/{row.path}" if is_library or row.path.startswith(python) else None
-
-    def place_site(row: FileRow) -> str | None:
+        if is_library or row.path.startswith(python):
+            return f"root/{row.path}"
         path = row.path.removeprefix(f"{plan.venv.site}/")
-        if row.owner not in names or path == row.path:
-            return None
-        if path.endswith((*_LEFT_OUT_SUFFIXES, *_LEFT_OUT_FILES)):
-            return None
-        return None if any(part in path for part in _LEFT_OUT_FOLDERS) else f"site/{path}"
+        is_left_out = path.endswith((*_LEFT_OUT_SUFFIXES, *_LEFT_OUT_FILES)) or any(
+            part in path for part in _LEFT_OUT_FOLDERS
+        )
+        is_site = row.owner in names and path != row.path
+        return f"site/{path}" if is_site and not is_left_out else None
 
     with (
         context.store.scratch() as scratch,
         log.step(f"Unpacking what {plan.spec.name} compiles with"),
     ):
         work = scratch / "environment"
-        unpack(context.store, layers[:1], place_root, work)
-        unpack(context.store, layers[1:], place_site, work)
+        unpack(context.store, layers, place, work)
         usr, torch = work / "root" / "usr", work / "site" / "torch"
         libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
         system = [*(usr / "lib" / triple).glob("*.so*"), *(usr / "bin").iterdir()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,12 +17,17 @@ from pipeline.core.errors import GateInvalid, GateUnknown, there_are
 from pipeline.core.model import Frozen
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.smem.cases import Case, Gates, Override, read_gates
-from pipeline.images.gate.smem.context import GateContext
 from pipeline.images.gate.smem.coverage import coverage, engine_kernels
-from pipeline.images.gate.smem.engine import EngineTree, engine_pin, engine_tree, patched
+from pipeline.images.gate.smem.engine import (
+    EngineTree,
+    GateContext,
+    engine_pin,
+    engine_tree,
+    patched,
+)
 from pipeline.images.gate.smem.environment import Environment, make_environment
 from pipeline.images.gate.smem.limits import Card
-from pipeline.images.gate.smem.results import CaseResult, GateResult, Record, WorkerAnswer, overall
+from pipeline.images.gate.smem.results import CaseResult, GateResult, overall
 from pipeline.images.gate.smem.run import GateTarget, answered, judge_all, worker_digest
 from pipeline.images.spec.image import PatchSeries
 
@@ -69,8 +74,7 @@ def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) 
     gates = read_gates(context.checkout, plan.spec.name)
     chosen = chosen_series(context, plan, series)
     environment = make_environment(context, plan, gates.setup.wheels)
-    pin = engine_pin(context, plan, gates.setup.package, None)
-    tree = engine_tree(context, plan, pin)
+    tree = engine_tree(context, plan, engine_pin(context, plan, gates.setup.package, None))
     return ImageGate(context, plan, gates, environment, tree, chosen, is_own=series is None)
 
 
@@ -112,7 +116,8 @@ def run_gate(
     covered = None
     # of some cases alone, what the others reach would count as missed
     if judged and not only:
-        covered = coverage(engine_kernels(gate.context.store, tree), reached(cases))
+        seen = {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
+        covered = coverage(engine_kernels(gate.context.store, tree), seen)
     return GateResult(
         image=gate.plan.spec.name,
         platform=gate.plan.platform,
@@ -141,11 +146,6 @@ def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
             f"{only}: matches no case ({known})", f"Name one, or a pattern such as 'a-*'. {_LIST}"
         )
     return chosen
-
-
-def reached(cases: Sequence[CaseResult]) -> set[tuple[str, str]]:
-    """Kernels that some case compiled, by module and name."""
-    return {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
 
 
 def find_case(gates: Gates, name: str) -> Case:
@@ -202,7 +202,11 @@ def tune(
         records[name] = result.worst.record
     kernel = records["image"].kernel
     names = [name for name in records["image"].blocks if name in SWEPT]
-    known = {name: _values(record, names) for name, record in records.items()}
+    known = {}
+    for name, record in records.items():
+        blocks = {block: record.blocks[block] for block in names if block in record.blocks}
+        launch = {"num_warps": record.num_warps or 0, "num_stages": record.num_stages or 0}
+        known[name] = {**blocks, **launch}
     largest = LARGER * max(map(_tile, known.values()))
     variants = []
     for sizes in itertools.product(*([SIZES] * len(names)), warps, stages):
@@ -214,44 +218,37 @@ def tune(
             case.model_copy(update={"name": f"{case.name}@{name}", "override": override})
         )
     answers = answered(gate.target(trees["image"], card), variants)
-    choices = [_choice(variant, answer, card, known) for variant, answer, _ in answers]
+    choices = []
+    for variant, answer, _ in answers:
+        assert variant.override is not None
+        values = variant.override.values
+        choice = Choice(
+            values=values,
+            fits=False,
+            tile=_tile(values),
+            who=[name for name, chosen in known.items() if chosen == values],
+        )
+        compiled = next((r for r in answer.records if r.kernel == kernel), None)
+        if compiled is None or compiled.shared_bytes is None:
+            message = (compiled.error if compiled else None) or answer.message or answer.ended
+            choices.append(choice.model_copy(update={"message": message[:120]}))
+            continue
+        threads = 32 * (compiled.num_warps or 4)
+        # the driver takes a kilobyte for each block, and hands out registers in eights
+        by_shared = card.shared_bytes_per_sm // (compiled.shared_bytes + 1024)
+        registers = -(-(compiled.registers or 1) // 8) * 8
+        by_registers = card.registers_per_sm // (threads * registers)
+        cost = compiled.model_dump(include={"shared_bytes", "registers", "spill_bytes"})
+        blocks_per_sm = min(by_shared, by_registers, card.threads_per_sm // threads)
+        fits = compiled.shared_bytes <= card.shared_bytes
+        choices.append(
+            choice.model_copy(update={**cost, "fits": fits, "blocks_per_sm": blocks_per_sm})
+        )
     choices.sort(key=lambda choice: choice.rank)
     return CaseTuning(case=case.name, kernel=kernel, limit_bytes=card.shared_bytes, choices=choices)
-
-
-def _values(record: Record, names: Sequence[str]) -> dict[str, int]:
-    blocks = {name: record.blocks[name] for name in names if name in record.blocks}
-    return {**blocks, "num_warps": record.num_warps or 0, "num_stages": record.num_stages or 0}
 
 
 def _tile(values: dict[str, int]) -> int:
     """How many results a block works on at once."""
     sides = ("BLOCK_M", "BLOCK_N", "BLOCK_H", "BLOCK_SIZE_M", "BLOCK_SIZE_N")
     return math.prod(value for name, value in values.items() if name in sides)
-
-
-def _choice(
-    variant: Case, answer: WorkerAnswer, card: Card, known: Mapping[str, dict[str, int]]
-) -> Choice:
-    assert variant.override is not None
-    values, tile = variant.override.values, _tile(variant.override.values)
-    who = [name for name, chosen in known.items() if chosen == values]
-    record = next((r for r in answer.records if r.kernel == variant.override.kernel), None)
-    if record is None or record.shared_bytes is None:
-        message = (record.error if record else None) or answer.message or answer.ended
-        return Choice(values=values, fits=False, tile=tile, who=who, message=message[:120])
-    threads = 32 * (record.num_warps or 4)
-    # the driver takes a kilobyte for each block, and hands out registers in eights
-    by_shared = card.shared_bytes_per_sm // (record.shared_bytes + 1024)
-    registers = -(-(record.registers or 1) // 8) * 8
-    by_registers = card.registers_per_sm // (threads * registers)
-    return Choice(
-        values=values,
-        fits=record.shared_bytes <= card.shared_bytes,
-        shared_bytes=record.shared_bytes,
-        registers=record.registers,
-        spill_bytes=record.spill_bytes,
-        tile=tile,
-        blocks_per_sm=min(by_shared, by_registers, card.threads_per_sm // threads),
-        who=who,
-    )

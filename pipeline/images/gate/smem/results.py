@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pipeline.artifacts.containers.sandbox import Sandbox
 from pipeline.core.model import Digest, Frozen
+from pipeline.images.gate.evidence import CaseVerdict, worst
 from pipeline.images.gate.smem.cases import AcceptedKernel, Case
 from pipeline.images.gate.smem.environment import EnvironmentFacts
 from pipeline.images.gate.smem.limits import Card
-from pipeline.images.gate.verdict import CaseVerdict, worst
 
 KernelVerdict = Literal["fits", "over", "accepted", "spare", "error"]
 NumericsVerdict = Literal["right", "wrong", "unknown"]

@@ -25,8 +25,7 @@ from pipeline.core.files import os_errors_explained, write_bytes
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.smem.cases import Case, Gates
-from pipeline.images.gate.smem.context import mark_used
-from pipeline.images.gate.smem.engine import EngineTree, modules_defining
+from pipeline.images.gate.smem.engine import EngineTree, mark_used, modules_defining
 from pipeline.images.gate.smem.environment import Environment
 from pipeline.images.gate.smem.limits import Card
 from pipeline.images.gate.smem.results import CaseResult, WorkerAnswer, judge_case

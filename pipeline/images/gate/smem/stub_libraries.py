@@ -8,11 +8,12 @@ returns an error. So torch itself stays the image's own.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
 
 from pipeline.core.errors import GateEnvironment
 
@@ -46,63 +47,53 @@ class Links:
 
 def read_links(path: Path) -> Links | None:
     """The dynamic links of a 64-bit little-endian ELF file; none for any other file."""
+    if not path.is_file() or path.stat().st_size < 64:
+        return None
     try:
-        return _read_links(path) if path.is_file() else None
+        # a library of torch has gigabytes, its tables a few megabytes
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[:6] != b"\x7fELF\x02\x01":
+                return None
+
+            def stretch(at: int, size: int) -> bytes:
+                if at + size > len(data):
+                    raise ValueError("a table lies outside the file")
+                return data[at : at + size]
+
+            links = Links(*struct.unpack_from("<H", data, 18))
+            size, count = struct.unpack_from("<HH", data, 58)
+            (at,) = struct.unpack_from("<Q", data, 40)
+            table = stretch(at, size * count)
+            sections = [struct.unpack_from("<IIQQQQIIQQ", table, size * i) for i in range(count)]
+            # of every kind the first section's bytes, and those of the strings that it names
+            read = {
+                section[1]: (stretch(*section[4:6]), stretch(*sections[section[6]][4:6]))
+                for section in reversed(sections)
+                if section[1] in (_SHT_DYNSYM, _SHT_VERSYM, _SHT_VERNEED, _SHT_DYNAMIC)
+            }
+        dynamic, dynamic_names = read.get(_SHT_DYNAMIC, (b"", b""))
+        for tag, value in struct.iter_unpack("<QQ", dynamic):
+            if tag == _DT_NULL:
+                break
+            if tag == _DT_NEEDED:
+                links.needed.append(_text(dynamic_names, value))
+        by_index = dict(_version_needs(*read.get(_SHT_VERNEED, (b"", b""))))
+        (symbols, names), (versions, _) = (
+            read.get(kind, (b"", b"")) for kind in (_SHT_DYNSYM, _SHT_VERSYM)
+        )
+        for i, (name, info, _, section, _, _) in enumerate(struct.iter_unpack("<IBBHQQ", symbols)):
+            if name and section:
+                links.offered.add(_text(names, name))
+            elif name and info >> 4 == 1:  # global; a weak symbol may stay undefined
+                version = struct.unpack_from("<H", versions, 2 * i)[0] & 0x7FFF if versions else 1
+                library, label = by_index.get(version, ("", ""))
+                links.wanted.add((library, label, _text(names, name)))
     except (struct.error, IndexError, ValueError) as error:
         raise GateEnvironment(
             f"{path.name}: its ELF tables are damaged or cut off ({error})",
             "The library comes from a wheel of the lock: fetch it again, or lock another build.",
         ) from error
-
-
-def _read_links(path: Path) -> Links | None:
-    size_bytes = path.stat().st_size
-    with path.open("rb") as handle:
-        head = handle.read(64)
-        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
-            return None
-        (machine,) = struct.unpack_from("<H", head, 18)
-        (at,) = struct.unpack_from("<Q", head, 40)
-        size, count = struct.unpack_from("<HH", head, 58)
-        table = _stretch(handle, at, size * count, size_bytes)
-        sections = [struct.unpack_from("<IIQQQQIIQQ", table, size * i) for i in range(count)]
-
-        def bytes_of(kind: int) -> tuple[bytes, bytes]:
-            for section in sections:
-                if section[1] == kind:
-                    strings = sections[section[6]]
-                    own = _stretch(handle, section[4], section[5], size_bytes)
-                    return own, _stretch(handle, strings[4], strings[5], size_bytes)
-            return b"", b""
-
-        symbols, names = bytes_of(_SHT_DYNSYM)
-        versions, _ = bytes_of(_SHT_VERSYM)
-        needs, need_names = bytes_of(_SHT_VERNEED)
-        dynamic, dynamic_names = bytes_of(_SHT_DYNAMIC)
-    links = Links(machine)
-    for tag, value in struct.iter_unpack("<QQ", dynamic):
-        if tag == _DT_NULL:
-            break
-        if tag == _DT_NEEDED:
-            links.needed.append(_text(dynamic_names, value))
-    by_index = dict(_version_needs(needs, need_names))
-    for i, (name, info, _, section, _, _) in enumerate(struct.iter_unpack("<IBBHQQ", symbols)):
-        if not name:
-            continue
-        if section:
-            links.offered.add(_text(names, name))
-        elif info >> 4 == 1:  # global; a weak symbol may stay undefined
-            version = struct.unpack_from("<H", versions, 2 * i)[0] & 0x7FFF if versions else 1
-            library, label = by_index.get(version, ("", ""))
-            links.wanted.add((library, label, _text(names, name)))
     return links
-
-
-def _stretch(handle: BinaryIO, at: int, size: int, file_bytes: int) -> bytes:
-    if at + size > file_bytes:
-        raise ValueError("a table lies outside the file")
-    handle.seek(at)
-    return handle.read(size)
 
 
 def _version_needs(data: bytes, names: bytes) -> Iterable[tuple[int, tuple[str, str]]]:
@@ -145,8 +136,7 @@ def make_stubs(libraries: Sequence[Path], system: Sequence[Path], folder: Path) 
     folder.mkdir(parents=True, exist_ok=True)
     for name in missing:
         machine = next(iter(read.values())).machine
-        data = shared_object(name, sorted(symbols[name] | orphans), machine)
-        (folder / name).write_bytes(data)
+        (folder / name).write_bytes(shared_object(name, sorted(symbols[name] | orphans), machine))
     return missing
 
 
@@ -156,10 +146,19 @@ def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int)
     Functions fail when they are called. Objects are zeros, but for C++ type descriptions, which
     must say their name: pybind11 asks for it while it registers classes.
     """
-    count, strings = len(symbols), _Strings()
-    own_name = strings.add(soname)
-    names = [strings.add(symbol) for _, symbol in symbols]
+    count = len(symbols)
     versions = sorted({version for version, _ in symbols if version})
+    # every text once, and where each begins
+    texts = list(dict.fromkeys([soname, *(symbol for _, symbol in symbols), *versions]))
+    begins = dict(zip(texts, accumulate((len(t) + 1 for t in texts), initial=1), strict=False))
+    strings = b"\0" + b"".join(text.encode() + b"\0" for text in texts)
+    definitions = b""
+    # the file's own name as version 1, then each version that symbols carry
+    for i, name in enumerate([soname, *versions]):
+        following = 28 if i < len(versions) else 0
+        definitions += struct.pack(
+            "<HHHHIIIII", 1, i == 0, i + 1, 1, _elf_hash(name), 20, following, begins[name], 0
+        )
     # 0 is for local symbols and 1 for the file's own name
     index = {version: i + 2 for i, version in enumerate(versions)}
     numbers = [0, *(index.get(version, 1) for version, _ in symbols)]
@@ -168,8 +167,8 @@ def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int)
         "symbols": bytes(24 * (count + 1)),
         "hash": _hash_table([symbol for _, symbol in symbols]),
         "versym": struct.pack(f"<{count + 1}H", *numbers),
-        "verdef": _version_definitions([soname, *versions], strings),
-        "strings": bytes(strings.data),
+        "verdef": definitions,
+        "strings": strings,
         "moves": bytes(24 * len(described)),
         "dynamic": bytes(16 * 13),
         "objects": bytes(_SLOT_BYTES * count),
@@ -184,19 +183,19 @@ def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int)
     end = code + _SLOT_BYTES * count
 
     table, moves = bytes(24), b""
-    for i, (text, (_, symbol)) in enumerate(zip(names, symbols, strict=True)):
+    for i, (_, symbol) in enumerate(symbols):
         is_object = symbol.startswith(_OBJECTS)
         address = (at["objects"] if is_object else code) + _SLOT_BYTES * i
         # global, object or function; no section table is there to contradict section 1
         kind = 0x11 if is_object else 0x12
-        table += struct.pack("<IBBHQQ", text, kind, 0, 1, address, _SLOT_BYTES)
+        table += struct.pack("<IBBHQQ", begins[symbol], kind, 0, 1, address, _SLOT_BYTES)
     for i in described:
-        shown = at["strings"] + names[i] + len(_TYPE_INFO)
+        shown = at["strings"] + begins[symbols[i][1]] + len(_TYPE_INFO)
         slot = at["objects"] + _SLOT_BYTES * i + 8
         moves += struct.pack("<QQQ", slot, _RELATIVE[machine], shown)
     tags = [
-        *((_DT_SONAME, own_name), (_DT_HASH, at["hash"]), (_DT_STRTAB, at["strings"])),
-        *((_DT_SYMTAB, at["symbols"]), (_DT_STRSZ, len(strings.data)), (_DT_SYMENT, 24)),
+        *((_DT_SONAME, begins[soname]), (_DT_HASH, at["hash"]), (_DT_STRTAB, at["strings"])),
+        *((_DT_SYMTAB, at["symbols"]), (_DT_STRSZ, len(strings)), (_DT_SYMENT, 24)),
         *((_DT_VERSYM, at["versym"]), (_DT_VERDEF, at["verdef"])),
         *((_DT_VERDEFNUM, len(versions) + 1), (_DT_RELA, at["moves"])),
         *((_DT_RELASZ, len(moves)), (_DT_RELAENT, 24), (_DT_NULL, 0)),
@@ -233,28 +232,6 @@ def _returning(scratch: int, here: int, machine: int) -> bytes:
         code = struct.pack("<I", 0x10000000 | (bits & 3) << 29 | bits >> 2 << 5)
         code += bytes.fromhex("c0035fd6")
     return code.ljust(_SLOT_BYTES, b"\0")
-
-
-class _Strings:
-    def __init__(self) -> None:
-        self.data = bytearray(b"\0")
-        self._known: dict[str, int] = {}
-
-    def add(self, text: str) -> int:
-        if text not in self._known:
-            self._known[text] = len(self.data)
-            self.data += text.encode() + b"\0"
-        return self._known[text]
-
-
-def _version_definitions(names: Sequence[str], strings: _Strings) -> bytes:
-    """The file's own name as version 1, then each version that symbols carry."""
-    out = b""
-    for i, name in enumerate(names):
-        base, following = int(i == 0), 28 if i + 1 < len(names) else 0
-        out += struct.pack("<HHHHIII", 1, base, i + 1, 1, _elf_hash(name), 20, following)
-        out += struct.pack("<II", strings.add(name), 0)
-    return out
 
 
 def _hash_table(names: Sequence[str]) -> bytes:

@@ -14,12 +14,12 @@ from pipeline.images.gate.arch import (
     ArchReport,
     ArchSpec,
     ObjectVerdict,
-    answers,
-    card_of,
     judge_image,
     read_arch_spec,
     read_image,
     reader_digest,
+    runs_on,
+    target_of,
 )
 from pipeline.images.spec.checkout import Checkout
 from tests import makers
@@ -117,7 +117,7 @@ def test_a_second_look_reads_notes_and_no_layer(
 ) -> None:
     gate.make(compiled("mixed.so", "hopper.so"))
     first = gate.judge()
-    monkeypatch.setattr(arch, "_read_all", lambda *_: pytest.fail("it read an object again"))
+    monkeypatch.setattr(arch, "read_facts", lambda *_: pytest.fail("it read an object again"))
     assert gate.judge() == first
 
 
@@ -191,7 +191,8 @@ def test_the_shipped_files_are_valid_and_demand_code_for_their_card(
     spec = read_arch_spec(checkout, name, platform)
     (promised,) = checkout.spec(name).on(platform).promised_archs
     assert spec.accepted
-    assert any(answers(arch, card_of(promised)) for arch in spec.demands.values())
+    card = target_of(promised).arch
+    assert any(runs_on(target_of(arch), card) for arch in spec.demands.values())
 
 
 def gate_arch(sm120: Command, gate: Gate, *args: str) -> Any:

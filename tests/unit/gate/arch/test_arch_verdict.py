@@ -7,11 +7,11 @@ from pipeline.images.gate.arch import (
     Facts,
     ModuleFacts,
     ObjectVerdict,
-    card_of,
     jits_on,
     judge,
     read_facts,
     runs_on,
+    target_of,
 )
 from tests.unit.binary.arch_files import DATA, opener
 
@@ -197,4 +197,4 @@ def test_compiled_files_on_real_cards(name: str, card: str, verdict: ObjectVerdi
 @pytest.mark.parametrize("name", ["120", "sm120", "sm_1200", "compute_120", "sm_120x", ""])
 def test_what_is_no_architecture_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="not an architecture"):
-        card_of(name)
+        target_of(name)

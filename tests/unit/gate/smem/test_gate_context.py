@@ -14,7 +14,7 @@ from pipeline.core.errors import StoreDamaged
 from pipeline.core.model import sha256_of
 from pipeline.images.assemble.entry import Entry
 from pipeline.images.assemble.layer import write_layer
-from pipeline.images.gate.smem.context import unpack
+from pipeline.images.gate.smem.engine import unpack
 
 BIG = os.urandom(2_500_000)
 LOWER = [

@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from pipeline.core.errors import GateEnvironment, ResolveFailed
-from pipeline.images.gate.smem.context import WheelFinder, for_host, nearest
+from pipeline.images.gate.smem.engine import WheelFinder, for_host, nearest
 from pipeline.images.gate.smem.environment import cuda_of
 from pipeline.images.lock.model import WheelPin
 

@@ -13,7 +13,6 @@ from pipeline.artifacts.store.store import open_store
 from pipeline.cli.gate_tables import show_kernels
 from pipeline.core.errors import GateInvalid
 from pipeline.images.gate.files import EngineSetup
-from pipeline.images.gate.numerics import add_numbers
 from pipeline.images.gate.smem import run
 from pipeline.images.gate.smem.cases import GateFile, Gates
 from pipeline.images.gate.smem.engine import EngineTree
@@ -21,11 +20,11 @@ from pipeline.images.gate.smem.image_gate import (
     ImageGate,
     chosen_cases,
     find_case,
-    reached,
     run_gate,
 )
 from pipeline.images.gate.smem.limits import card_for
 from pipeline.images.gate.smem.results import GateResult
+from pipeline.images.gate.stage import run_numerics
 from pipeline.images.spec.image import PatchSeries
 from tests import makers
 from tests.unit.gate.smem.test_run import FACTS, HEAD, ThisPython, worker
@@ -103,7 +102,7 @@ def test_every_case_is_judged_and_the_worst_is_the_verdict(gate: ImageGate) -> N
     assert "environment" in result.sandbox.held
     assert result.coverage is not None
     assert (result.coverage.kernels, result.coverage.reached) == (2, 1)
-    assert reached(result.cases) == {("engine.ops", "_fwd")}
+    assert [(k.module, k.name) for k in result.coverage.rest] == [("engine.ops", "_other")]
 
 
 def test_some_of_the_cases_say_nothing_about_the_image_or_its_coverage(gate: ImageGate) -> None:
@@ -129,7 +128,8 @@ def test_passed_cases_without_a_number_check_are_counted(gate: ImageGate) -> Non
     silent = run_gate(gate, CARD)
     assert silent.without_numbers == ["decode-1", "decode-64"]
     assert "The numerics of 2 passed cases were not checked" in show_kernels(silent)
-    report = add_numbers(gate, run_gate(gate, CARD))
+    report = run_numerics(gate, CARD, run_gate(gate, CARD)).result
+    assert report is not None
     assert report.numerics is not None
     assert report.numerics.verdict == "right"
     # every size of a case counts as checked with it; `extend` failed and is not counted
@@ -139,7 +139,8 @@ def test_passed_cases_without_a_number_check_are_counted(gate: ImageGate) -> Non
 
 @pytest.mark.parametrize("verdict", ["wrong", "unknown"])
 def test_numbers_that_are_not_right_are_no_check(gate: ImageGate, verdict: str) -> None:
-    report = add_numbers(gate, run_gate(gate, CARD))
+    report = run_numerics(gate, CARD, run_gate(gate, CARD)).result
+    assert report is not None
     assert report.numerics is not None
     bad = [case.model_copy(update={"verdict": verdict}) for case in report.numerics.cases]
     result = report.model_copy(
