@@ -99,7 +99,7 @@ def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False)
 
 def state_report(path: Path, data: ReportData, signing: Signing) -> FileStatement:
     """State a page with all of its values, next to it."""
-    from pipeline.serving.report.statement import report_statement
+    from pipeline.serving.report.page import report_statement
 
     statement = report_statement(path.name, path.read_bytes(), data, moment())
     return keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 # Elements without content: html.spec.whatwg.org/multipage/syntax.html#void-elements
 _VOID = {"br", "col", "hr", "input", "link", "meta"}
@@ -52,8 +51,7 @@ def plain_number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """The head of a column; numbers stand at its right edge."""
 
     title: str
@@ -96,3 +94,8 @@ def table(
 def tag(text: Child, kind: str = "") -> Markup:
     """A short coloured word."""
     return element("span", text, class_=f"tag {kind}".strip())
+
+
+def is_report(head: bytes) -> bool:
+    """Whether a file's first bytes look like a page of ours."""
+    return head.startswith(b"<!doctype html>") and b"Content-Security-Policy" in head[:2000]

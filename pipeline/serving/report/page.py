@@ -10,6 +10,10 @@ import base64
 import hashlib
 from pathlib import Path
 
+from pipeline.artifacts.attest.names import REPORT
+from pipeline.artifacts.attest.predicates import Report
+from pipeline.artifacts.attest.statement import Moment, Statement, make_statement
+from pipeline.artifacts.attest.strict import plain
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.serving.report import sections
 from pipeline.serving.report.figures import charts
@@ -102,3 +106,13 @@ def _head(data: ReportData) -> Markup:
 def data_digest(data: ReportData) -> str:
     """Of the embedded data, however it is spelled."""
     return sha256_of(canonical_json(data.model_dump(mode="json")))
+
+
+def report_statement(
+    name: str, page: bytes, data: ReportData, when: Moment | None = None
+) -> Statement:
+    """What is claimed of a page: its digest, and the runs that its numbers came from."""
+    runs = [run.digest for run in data.runs]
+    claims = Report(title=plain(data.title), runs=runs, data=data_digest(data))
+    body = claims.model_dump(mode="json", exclude_unset=True)
+    return make_statement(name, sha256_of(page), REPORT, body, when)

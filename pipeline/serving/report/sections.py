@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pipeline.core import log
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.report.cells import METRICS, digits, series_tables
 from pipeline.serving.report.figures import memory_chart
-from pipeline.serving.report.findings import claimed, flags
+from pipeline.serving.report.findings import claimed
 from pipeline.serving.report.markup import Child, Column, Markup, element, join, table, tag
-from pipeline.serving.report.model import (
-    AttemptRow,
-    Claim,
-    Fact,
-    Finding,
-    Reference,
-    ReportData,
-    RunData,
-    Series,
-    shown,
-)
+from pipeline.serving.report.model import AttemptRow, Finding, Reference, ReportData, RunData, shown
 
 _STATE_KIND = {
     **{"valid": "good", "unsigned": "warn", "named": "warn", "stale": "warn"},
@@ -33,69 +23,56 @@ _CARDS = (
     ("output_tok_s", "tok/s output of all users together, waiting included; most of all cells"),
     ("user_tok_s", "tok/s while one user's answer streams (1 / TPOT), waiting apart"),
 )
+_OTHERS = (("total_tok_s", "tok/s total (in + out)"), ("ttft_ms.mean", "ms TTFT mean"))
 _KINDS = (("flag", "Warnings"), ("fact", "Facts"), ("advice", "Recommendations"))
 
 
 def summary(data: ReportData) -> Markup:
     """The numbers that people quote, each with what it is."""
-    cards = [card for run in data.runs for series in run.series for card in _cards(series)]
-    claims = [_claim_card(each, claim) for each in data.references for claim in each.claims]
+    cards = []
+    for series in (series for run in data.runs for series in run.series):
+        for name, label in _CARDS:
+            known = [(value, i) for i, c in enumerate(series.cells) if (value := c.mean(name))]
+            if not known:
+                continue
+            cell, lines, error = series.cells[max(known)[1]], [], None
+            if cell.rate_per_s:
+                lines.append(f"{shown(cell.rate_per_s, 2)} requests/s sent")
+            elif cell.concurrency:
+                lines.append(f"concurrency {shown(cell.concurrency, 0)}")
+            for other, text in _OTHERS:
+                if other in cell.numbers:
+                    places = digits(series, other, is_exact=False)
+                    lines.append(f"{shown(cell.mean(other), places)} {text}")
+            decimals, measure = digits(series, name, is_exact=False), cell.numbers[name]
+            if measure.low is not None and measure.high is not None:
+                # a headline without it makes two runs look different that are not
+                half = shown((measure.high - measure.low) / 2, decimals)
+                error = element("span", f" ± {half}", class_="ci")
+            number = element("b", shown(measure.mean, decimals))
+            about = element("p", series.name, ": ", ", ".join(lines), class_="soft")
+            cards.append(element("div", number, error, element("p", label), about, class_="card"))
+    claims = [] if cards else [(each, claim) for each in data.references for claim in each.claims]
+    for reference, claim in claims:
+        printed = shown(claim.value, 0 if claim.value == int(claim.value) else 1)
+        number, about = element("b", printed), element("p", claim.unit, ": ", claim.text)
+        why, look = None, "card"
+        found = claimed(reference, claim)
+        if found and found[1]:
+            # where it is input and output together, output stands first
+            number = element("b", shown(found[0].mean("output_tok_s"), 0))
+            load = shown(found[0].concurrency, 0)
+            about = element("p", "tok/s output, concurrency ", load)
+            text = f" printed as {printed} “{claim.text}”: total, input and output."
+            why, look = element("p", tag("headline", "bad"), text), "card flagged"
+        cards.append(element("div", number, about, why, class_=look))
     # what is wrong stands beside the headline, and not only at the end
-    warnings = [_finding(finding) for finding in flags(data.findings)[:_FIRST]]
+    flags = [finding for finding in data.findings if finding.kind == "flag"]
     more = element("a", log.count(len(data.findings), "finding"), href="#findings")
     return join(
-        element("div", *(cards or claims), class_="cards"),
-        element("ul", *warnings, class_="findings"),
+        element("div", *cards, class_="cards"),
+        element("ul", *map(_finding, flags[:_FIRST]), class_="findings"),
         element("p", "All ", more, ", computed from the numbers below."),
-    )
-
-
-def _cards(series: Series) -> Iterator[Markup]:
-    for name, label in _CARDS:
-        known = [(value, i) for i, cell in enumerate(series.cells) if (value := cell.mean(name))]
-        if not known:
-            continue
-        cell, lines = series.cells[max(known)[1]], []
-        if cell.rate_per_s:
-            lines.append(f"{shown(cell.rate_per_s, 2)} requests/s sent")
-        elif cell.concurrency:
-            lines.append(f"concurrency {shown(cell.concurrency, 0)}")
-        others = (("total_tok_s", "tok/s total (in + out)"), ("ttft_ms.mean", "ms TTFT mean"))
-        for other, text in others:
-            if other in cell.numbers:
-                places = digits(series, other, is_exact=False)
-                lines.append(f"{shown(cell.mean(other), places)} {text}")
-        decimals = digits(series, name, is_exact=False)
-        measure, error = cell.numbers[name], None
-        if measure.low is not None and measure.high is not None:
-            # a headline without it makes two runs look different that are not
-            half = shown((measure.high - measure.low) / 2, decimals)
-            error = element("span", f" ± {half}", class_="ci")
-        yield element(
-            "div",
-            element("b", shown(measure.mean, decimals)),
-            error,
-            element("p", label),
-            element("p", series.name, ": ", ", ".join(lines), class_="soft"),
-            class_="card",
-        )
-
-
-def _claim_card(reference: Reference, claim: Claim) -> Markup:
-    """A headline; where it is input and output together, output stands first."""
-    printed = shown(claim.value, 0 if claim.value == int(claim.value) else 1)
-    place = claimed(reference, claim)
-    if place is None or not place.is_mislabelled:
-        label = element("p", claim.unit, ": ", claim.text)
-        return element("div", element("b", printed), label, class_="card")
-    cell = reference.series[place.series].cells[place.cell]
-    why = f" printed as {printed} “{claim.text}”: total, input and output."
-    return element(
-        "div",
-        element("b", shown(cell.mean("output_tok_s"), 0)),
-        element("p", "tok/s output, concurrency ", shown(cell.concurrency, 0)),
-        element("p", tag("headline", "bad"), why),
-        class_="card flagged",
     )
 
 
@@ -124,7 +101,11 @@ def setup(data: ReportData) -> Markup:
             assert isinstance(measured, RunData)
             when = [measured.started] if measured.started else []
             where = ", ".join([measured.tool, measured.file, *when])
-        tables = [_facts("Hardware", measured.hardware), _facts("Software", measured.software)]
+        tables = [
+            table(title, [Column("What"), Column("Value")], [(f.name, f.value) for f in facts])
+            for title, facts in (("Hardware", measured.hardware), ("Software", measured.software))
+            if facts
+        ]
         parts += [element("h3", measured.title), element("p", where, class_="soft")]
         parts.append(element("div", *tables, class_="two"))
         if measured.models:
@@ -137,9 +118,13 @@ def setup(data: ReportData) -> Markup:
     return join(*parts)
 
 
-def _facts(title: str, facts: Sequence[Fact]) -> Markup | None:
-    rows = [(fact.name, fact.value) for fact in facts]
-    return table(title, [Column("What"), Column("Value")], rows) if facts else None
+# Of the self-tests: field, title, digits after the point.
+_SELF_TEST = (
+    *(("concurrency", "Concurrency", 0), ("true_ttft_ms", "True TTFT ms", 1)),
+    *(("read_ttft_ms", "Read TTFT ms", 1), ("true_tpot_ms", "True TPOT ms", 2)),
+    *(("read_tpot_ms", "Read TPOT ms", 2), ("ceiling_tok_s", "Ceiling, output tok/s", 0)),
+    ("cpu_us_per_token", "CPU µs per token", 1),
+)
 
 
 def tables(data: ReportData) -> Markup:
@@ -150,25 +135,17 @@ def tables(data: ReportData) -> Markup:
         parts.append(element("h3", measured.title))
         is_exact = isinstance(measured, Reference)
         parts += [series_tables(series, is_exact=is_exact) for series in measured.series]
-    return join(*parts, *(_self_tests(run) for run in data.runs if run.self_tests))
-
-
-def _self_tests(run: RunData) -> Markup:
-    fields = (
-        ("concurrency", "Concurrency", 0),
-        ("true_ttft_ms", "True TTFT ms", 1),
-        ("read_ttft_ms", "Read TTFT ms", 1),
-        ("true_tpot_ms", "True TPOT ms", 2),
-        ("read_tpot_ms", "Read TPOT ms", 2),
-        ("ceiling_tok_s", "Ceiling, output tok/s", 0),
-        ("cpu_us_per_token", "CPU µs per token", 1),
-    )
-    columns = [*(Column(title, is_number=True) for _, title, _ in fields), Column("Trusted")]
-    rows: list[list[Child]] = []
-    for test in run.self_tests:
-        trusted = tag("yes", "good") if test.trusted else tag("no", "bad")
-        rows.append([*(shown(getattr(test, name), d) for name, _, d in fields), trusted])
-    return table(f"{run.name}: the client against its own stub", columns, rows)
+    columns = [*(Column(title, is_number=True) for _, title, _ in _SELF_TEST), Column("Trusted")]
+    for run in (run for run in data.runs if run.self_tests):
+        rows: list[list[Child]] = [
+            [
+                *(shown(getattr(test, name), d) for name, _, d in _SELF_TEST),
+                tag("yes", "good") if test.trusted else tag("no", "bad"),
+            ]
+            for test in run.self_tests
+        ]
+        parts.append(table(f"{run.name}: the client against its own stub", columns, rows))
+    return join(*parts)
 
 
 def memory(data: ReportData) -> Markup | None:
