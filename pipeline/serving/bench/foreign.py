@@ -85,19 +85,18 @@ _VLLM_ROLE = (
 )
 _VLLM_END = "ends with the last chunk that has a choice, ours with the answer's last byte"
 _VLLM: _Rules = {
+    **dict.fromkeys(("max_concurrent_requests", "spec_decode_acceptance_rate"), (None, "")),
     "output_throughput": ("output_tok_s", ""),
     "total_token_throughput": ("total_tok_s", ""),
     "request_throughput": ("requests_s", ""),
     "request_goodput": ("goodput_s", ""),
     "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks and not tokens"),
-    "max_concurrent_requests": (None, ""),
     "duration": ("duration_s", ""),
     "completed": ("completed", ""),
     "failed": ("failed", ""),
     "total_input_tokens": ("input_tokens", ""),
     "total_output_tokens": ("output_tokens", ""),
     "spec_decode_acceptance_length": ("acceptance_length", ""),
-    "spec_decode_acceptance_rate": (None, ""),
     "spec_decode_num_drafts": ("verifier_steps", ""),
 }
 
@@ -106,6 +105,16 @@ _SGLANG_END = "ends with the last line of the answer, ours with the last event t
 _SGLANG_ASKED = "takes the tokens that were asked for where the stream has no usage"
 _SGLANG_INPUT = "counts prompt tokens with its own tokenizer"
 _SGLANG_SHARED = "is divided by the tokens of a chunk, once for each of them"
+_SGLANG: _Rules = {
+    **dict.fromkeys(("input_throughput", "max_concurrent_requests"), (None, "")),
+    "request_throughput": ("requests_s", ""),
+    "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks, not tokens"),
+    "concurrency": ("concurrency", ""),
+    "duration": ("duration_s", ""),
+    "completed": ("completed", ""),
+    "total_input_tokens": ("input_tokens", _SGLANG_INPUT),
+    "accept_length": ("acceptance_length", "is the server's average since its start"),
+}
 # These read the engine's own count of tokens, and divide a gap by the tokens it brought.
 _SGLANG_NATIVE = ("sglang", "sglang-native")
 
@@ -141,21 +150,11 @@ def _vllm_cell(result: dict[str, Any]) -> ForeignCell:
 def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
     is_native = result.get("backend") in _SGLANG_NATIVE
     output = "" if is_native else _SGLANG_ASKED
-    total = f"{output}; {_SGLANG_INPUT}" if output else _SGLANG_INPUT
-    since_start = "is the server's average since its start"
-    table: _Rules = {
+    table = {
+        **_SGLANG,
         "output_throughput": ("output_tok_s", output),
-        "total_throughput": ("total_tok_s", total),
-        "input_throughput": (None, ""),
-        "request_throughput": ("requests_s", ""),
-        "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks, not tokens"),
-        "max_concurrent_requests": (None, ""),
-        "concurrency": ("concurrency", ""),
-        "duration": ("duration_s", ""),
-        "completed": ("completed", ""),
-        "total_input_tokens": ("input_tokens", _SGLANG_INPUT),
+        "total_throughput": ("total_tok_s", "; ".join(filter(None, (output, _SGLANG_INPUT)))),
         "total_output_tokens": ("output_tokens", output),
-        "accept_length": ("acceptance_length", since_start),
     }
     is_shared = is_native or bool(result.get("accept_length"))
     times = {

@@ -11,10 +11,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.artifacts.attest.names import BENCHMARK_RUN
+from pipeline.artifacts.attest.predicates import BenchmarkRun
+from pipeline.artifacts.attest.statement import Moment, Statement, state_about, subject
 from pipeline.core import log
 from pipeline.core.errors import RunInvalid
-from pipeline.core.files import atomic_file, locked, os_errors_explained, read_limited
+from pipeline.core.files import (
+    atomic_file,
+    locked,
+    os_errors_explained,
+    read_limited,
+    sha256_of_file,
+)
 from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.known import unknown
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.serving.bench.model import RequestLines, RequestRow, Run
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, require_plain, run_folder
@@ -67,36 +77,27 @@ def write_run(folder: Path, run: Run) -> None:
         out.write(run_bytes(run))
 
 
-def raw_lines(folder: Path, lines: RequestLines) -> Iterator[bytes]:
-    """The lines of a trial as they are on the disk now."""
-    path, left = folder / REQUESTS_FILE, lines.bytes
-    require_plain(path)
-    try:
-        with path.open("rb") as file:
-            file.seek(lines.first_byte)
-            while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
-                left -= len(line)
-                yield line
-    except OSError as error:
-        raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
-
-
 class StoredRows:
     """The requests of a trial as they are on the disk now, hashed while they are read."""
 
     def __init__(self, folder: Path, lines: RequestLines) -> None:
-        self._folder, self._lines, self._sha = folder, lines, hashlib.sha256()
-        self.sums: list[str] = []  # eight digits of each line's hash
+        self._path, self._lines, self._sha = folder / REQUESTS_FILE, lines, hashlib.sha256()
 
     def __iter__(self) -> Iterator[RequestRow]:
-        for number, line in enumerate(raw_lines(self._folder, self._lines), start=1):
-            self._sha.update(line)
-            self.sums.append(hashlib.sha256(line).hexdigest()[:8])
-            try:
-                yield RequestRow.model_validate_json(line)
-            except ValidationError as error:
-                message = f"line {number} of the trial is not a request: {error.errors()[0]['msg']}"
-                raise RunInvalid(f"{self._folder / REQUESTS_FILE}: {message}") from error
+        path, left, number = self._path, self._lines.bytes, 0
+        require_plain(path)
+        try:
+            with path.open("rb") as file:
+                file.seek(self._lines.first_byte)
+                while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
+                    left, number = left - len(line), number + 1
+                    self._sha.update(line)
+                    yield RequestRow.model_validate_json(line)
+        except OSError as error:
+            raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            why = f"is not a request: {error.errors()[0]['msg']}"
+            raise RunInvalid(f"{path}: line {number} of the trial {why}") from error
 
     @property
     def digest(self) -> str:
@@ -173,3 +174,25 @@ def all_lines(run: Run) -> list[RequestLines]:
         for lines in (*(trial.requests for trial in cell.trials), *cell.repeated)
     ]
     return sorted(named, key=lambda lines: lines.first_byte)
+
+
+def benchmark_statement(folder: Path, when: Moment | None = None) -> Statement:
+    """What is claimed of the run in a folder: its files as they are there, and their inputs."""
+    run = read_run(folder)
+    requests = folder / REQUESTS_FILE
+    if not requests.is_file():
+        raise RunInvalid(f"{requests}: is not there, and a run without its requests proves nothing")
+    files = (RUN_FILE, REQUESTS_FILE)
+    subjects = [subject(name, sha256_of_file(folder / name)) for name in files]
+    inputs = run.inputs
+    claims = BenchmarkRun(
+        image=inputs.image or unknown("nothing says which image served"),
+        weights=inputs.weights or unknown("nothing says which weights were served"),
+        recipe=inputs.recipe or unknown("it was not served from a recipe"),
+        host_facts=inputs.host or unknown("no facts of the host were given"),
+        client=run.client.digest,
+        workload=inputs.workload,
+        outcome=run.state,
+    )
+    body = claims.model_dump(mode="json", exclude_unset=True)
+    return state_about(subjects, BENCHMARK_RUN, body, when)

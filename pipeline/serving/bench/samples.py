@@ -7,24 +7,16 @@ with nvidia-smi: power, clocks, what slows them, memory, and the PCIe link.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pipeline.core.known import Known, Unknown, then, unknown
 from pipeline.hosts.facts.model import Gpu
 from pipeline.hosts.facts.smi import read_gpus, read_log, text_at
+from pipeline.serving.bench import model
 from pipeline.serving.bench.metrics import Speculated, added, metrics_of
-from pipeline.serving.bench.model import (
-    Engine,
-    EngineSeries,
-    GpuSeries,
-    Mark,
-    Metrics,
-    RequestRow,
-    Samples,
-)
+from pipeline.serving.bench.model import Engine, EngineSeries, GpuSeries, RequestRow
 from pipeline.serving.bench.workload import Objectives
 
 Value = TypeVar("Value")
@@ -32,7 +24,7 @@ _LINE = re.compile(r"^([a-z_]+:[a-zA-Z0-9_:]+)(?:\{[^}]*\})? ([-+0-9.eE]+)", re.
 # By the names with which their metrics begin.
 ENGINES: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 # Our name, and the engines' names for it; the first that an answer has counts.
-GAUGES = {
+GAUGES: dict[str, tuple[str, ...]] = {
     "running": (
         *("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
     ),
@@ -62,8 +54,7 @@ COUNTERS = {
 _HARMLESS = ("applications_clocks_setting", "display_clocks_setting")
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One answer of /metrics: every name with its sum over all labels, and with its highest."""
 
     sums: Mapping[str, float]
@@ -82,11 +73,8 @@ class Reading:
 
     def counters(self) -> dict[str, float]:
         """The counters by our names, as far as the engine has them."""
-        found = {
-            name: next((self.sums[each] for each in theirs if each in self.sums), None)
-            for name, theirs in COUNTERS.items()
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        known = {name: [n for n in theirs if n in self.sums] for name, theirs in COUNTERS.items()}
+        return {name: self.sums[theirs[0]] for name, theirs in known.items() if theirs}
 
     @property
     def busy(self) -> float | None:
@@ -135,8 +123,7 @@ def speculated(engine: EngineSeries | None) -> Speculated:
     return Speculated(round(added(lengths) / len(lengths), 4) if lengths else None, None)
 
 
-@dataclass(frozen=True)
-class CardReading:
+class CardReading(NamedTuple):
     """One card at one time."""
 
     gpu: Gpu
@@ -168,36 +155,32 @@ def _plain(value: Known[Value]) -> Value | None:
 
 def gpu_series(readings: Sequence[tuple[float, Sequence[CardReading]]]) -> list[GpuSeries]:
     """A trial's readings, one series for each card; a card that got lost ends them all."""
-    cards = len(readings[0][1]) if readings else 0
-    same = [(at, each) for at, each in readings if len(each) == cards]
-    return [_card_series([(at, each[index]) for at, each in same]) for index in range(cards)]
-
-
-def _card_series(readings: Sequence[tuple[float, CardReading]]) -> GpuSeries:
-    gpu = readings[0][1].gpu
-
-    def every(read: Callable[[Gpu], Known[Value]]) -> list[Value | None]:
-        return [_plain(read(reading.gpu)) for _, reading in readings]
-
-    slowed = every(lambda each: each.slowed_by)
-    return GpuSeries(
-        index=gpu.index,
-        name=_plain(gpu.name) or "unknown",
-        uuid=_plain(gpu.uuid) or "",
-        at_s=[round(at, 3) for at, _ in readings],
-        power_w=every(lambda each: each.power.draw_w),
-        sm_clock_mhz=every(lambda each: each.clocks.sm_mhz),
-        memory_clock_mhz=every(lambda each: each.clocks.memory_mhz),
-        temperature_c=[reading.temperature_c for _, reading in readings],
-        memory_used_bytes=[reading.memory_used_bytes for _, reading in readings],
-        utilization_percent=[reading.utilization_percent for _, reading in readings],
-        throttle=[[why for why in each or [] if why not in _HARMLESS] for each in slowed],
-        pcie_generation=every(lambda each: each.link.generation),
-        pcie_width=every(lambda each: each.link.width),
-        pcie_generation_most=_plain(gpu.link.generation_max),
-        pcie_width_most=_plain(gpu.link.width_max),
-        pcie_replays=every(lambda each: each.link.replays),
-    )
+    series = []
+    for index in range(len(readings[0][1]) if readings else 0):
+        same = [(at, each[index]) for at, each in readings if len(each) == len(readings[0][1])]
+        cards, gpu = [card for _, card in same], same[0][1].gpu
+        slowed = [_plain(card.gpu.slowed_by) or [] for card in cards]
+        series.append(
+            GpuSeries(
+                index=gpu.index,
+                name=_plain(gpu.name) or "unknown",
+                uuid=_plain(gpu.uuid) or "",
+                at_s=[round(at, 3) for at, _ in same],
+                power_w=[_plain(card.gpu.power.draw_w) for card in cards],
+                sm_clock_mhz=[_plain(card.gpu.clocks.sm_mhz) for card in cards],
+                memory_clock_mhz=[_plain(card.gpu.clocks.memory_mhz) for card in cards],
+                temperature_c=[card.temperature_c for card in cards],
+                memory_used_bytes=[card.memory_used_bytes for card in cards],
+                utilization_percent=[card.utilization_percent for card in cards],
+                throttle=[[why for why in each if why not in _HARMLESS] for each in slowed],
+                pcie_generation=[_plain(card.gpu.link.generation) for card in cards],
+                pcie_width=[_plain(card.gpu.link.width) for card in cards],
+                pcie_generation_most=_plain(gpu.link.generation_max),
+                pcie_width_most=_plain(gpu.link.width_max),
+                pcie_replays=[_plain(card.gpu.link.replays) for card in cards],
+            )
+        )
+    return series
 
 
 def energy_j(series: Sequence[GpuSeries]) -> float | None:
@@ -212,32 +195,8 @@ def energy_j(series: Sequence[GpuSeries]) -> float | None:
 
 
 def trial_metrics(
-    rows: Iterable[RequestRow], objectives: Objectives | None, samples: Samples
-) -> Metrics:
+    rows: Iterable[RequestRow], objectives: Objectives | None, samples: model.Samples
+) -> model.Metrics:
     """All metrics of a trial, from its requests and from what was sampled beside them."""
     energy, drafts = energy_j(samples.gpus), speculated(samples.engine)
     return metrics_of(rows, objectives, energy_j=energy, speculated=drafts)
-
-
-def gpu_marks(series: Sequence[GpuSeries]) -> list[Mark]:
-    """Cards that were slowed down, and links that erred."""
-    marks: list[Mark] = []
-    for card in series:
-        of = f"GPU {card.index}:"
-        if reasons := sorted({why for each in card.throttle for why in each}):
-            times = f"{sum(map(bool, card.throttle))} of {len(card.at_s)} samples"
-            marks.append(Mark(kind="throttled", message=f"{of} {', '.join(reasons)} in {times}"))
-        replays = [count for count in card.pcie_replays if count is not None]
-        if replays and replays[-1] > replays[0]:
-            count = replays[-1] - replays[0]
-            marks.append(Mark(kind="link-errors", message=f"{of} {count} PCIe replays"))
-        width = min((each for each in card.pcie_width if each is not None), default=None)
-        if card.pcie_width_most and width is not None and width < card.pcie_width_most:
-            message = f"{of} PCIe x{width} of x{card.pcie_width_most}"
-            marks.append(Mark(kind="link-errors", message=message))
-        # a card at rest lowers its generation by itself: the best of a trial is that under load
-        speed = max((each for each in card.pcie_generation if each is not None), default=None)
-        if card.pcie_generation_most and speed is not None and speed < card.pcie_generation_most:
-            message = f"{of} PCIe {speed}.0 of {card.pcie_generation_most}.0"
-            marks.append(Mark(kind="link-errors", message=message))
-    return marks

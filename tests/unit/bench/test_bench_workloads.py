@@ -25,8 +25,17 @@ from pipeline.serving.bench.plan import (
     sessions,
     words,
 )
-from pipeline.serving.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
-from pipeline.serving.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
+from pipeline.serving.bench.workload import (
+    Fixed,
+    Normal,
+    RandomTokens,
+    Uniform,
+    Workload,
+    prompt_file,
+    read_workload,
+    shipped_names,
+    workload_path,
+)
 from pipeline.serving.recipe.find import Recipes
 
 _BASE: dict[str, Any] = {

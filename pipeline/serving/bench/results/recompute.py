@@ -28,7 +28,6 @@ class RecomputedTrial(NamedTuple):
     changed: list[ChangedField]
     digest: str  # of the lines as they are now
     named: str  # their digest as the run has it
-    sums: str  # eight digits of each line's hash
 
     @property
     def is_as_named(self) -> bool:
@@ -55,7 +54,6 @@ def recomputed(folder: Path, run: Run) -> list[RecomputedTrial]:
                     changed=_changed(f"{place}/metrics", *numbers),
                     digest=rows.digest,
                     named=trial.requests.digest,
-                    sums="".join(rows.sums),
                 )
             )
     return trials
