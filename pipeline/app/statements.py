@@ -90,7 +90,7 @@ def state_host(path: Path, signing: Signing) -> FileStatement:
 def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False) -> FileStatement:
     """State a benchmark with all of its values, next to its result."""
     from pipeline.serving.bench.place import RUN_FILE
-    from pipeline.serving.bench.record import benchmark_statement
+    from pipeline.serving.bench.results.recompute import benchmark_statement
 
     statement = benchmark_statement(folder, moment())
     path = folder / f"{RUN_FILE}{SUFFIX}"

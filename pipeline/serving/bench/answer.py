@@ -86,7 +86,7 @@ class Answer:
         at = 0
         if not self.status:
             at = self._read_head(data, now)
-            if not self.status:
+            if not at:
                 return False
         if self._chunked:
             self._read_chunks(data, at, now)
@@ -190,52 +190,47 @@ class Answer:
         if len(self._event_rest) > _MOST_LINE_BYTES:
             raise Malformed("an event of the stream is too long")
         for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip(), now)
-
-    def _event(self, data: bytes, now: float) -> None:
-        if data == b"[DONE]":
-            self.done = True
-            return
-        try:
-            value = _loads(data)
-            # indexing, not `.get`: an event that has neither is malformed, or says what went wrong
-            if "choices" not in value:
-                fault = value["error"]
-                # servers wrap the message in more or less
-                message = fault.get("message") if isinstance(fault, dict) else None
-                is_text = isinstance(message, str) and message
-                self.error = str(message if is_text else fault)[:_MOST_REFUSAL_BYTES]
-                return
-            if choices := value["choices"]:
-                choice = choices[0]
-                delta = choice.get("delta")
-                text = choice.get("text") if delta is None else _text_of(delta)
-                if text:
-                    self.times.append(now)
-                    self.characters += len(text)
-                    self._pieces.append(text)
-                    if len(self._pieces) > _PIECES and not self.keep_all:
-                        self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
-                if reason := choice.get("finish_reason"):
-                    self.finish = str(reason)[:40]
-            if usage := value.get("usage"):
-                self.usage = dict(usage)
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            shown = data[:_MOST_REFUSAL_BYTES].decode(errors="replace")
-            raise Malformed(f"an event of the stream cannot be read: {shown!r}") from error
-
-
-def _text_of(delta: dict[str, Any]) -> str:
-    """Answer, thought or tool call: each is generated, and each counts as text."""
-    if text := delta.get("content"):
-        return str(text)
-    # vLLM calls it `reasoning`, SGLang and llama.cpp `reasoning_content`
-    if text := delta.get("reasoning_content") or delta.get("reasoning"):
-        return str(text)
-    calls = delta.get("tool_calls") or ()
-    parts = (call.get("function") or {} for call in calls)
-    return "".join(f"{part.get('name') or ''}{part.get('arguments') or ''}" for part in parts)
+            if not line.startswith(b"data:"):
+                continue
+            event = line[5:].strip()
+            if event == b"[DONE]":
+                self.done = True
+                continue
+            try:
+                value = _loads(event)
+                # indexing, not `.get`: an event that has neither is malformed, or says what went
+                # wrong
+                if "choices" not in value:
+                    fault = value["error"]
+                    # servers wrap the message in more or less
+                    message = fault.get("message") if isinstance(fault, dict) else None
+                    is_text = isinstance(message, str) and message
+                    self.error = str(message if is_text else fault)[:_MOST_REFUSAL_BYTES]
+                    continue
+                if choices := value["choices"]:
+                    choice = choices[0]
+                    delta = choice.get("delta")
+                    # answer, thought or tool call: each is generated, and each counts as text
+                    text = choice.get("text") if delta is None else str(delta.get("content") or "")
+                    if not text and delta:
+                        # vLLM calls it `reasoning`, SGLang and llama.cpp `reasoning_content`
+                        text = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
+                        calls = () if text else delta.get("tool_calls") or ()
+                        for part in [call.get("function") or {} for call in calls]:
+                            text += f"{part.get('name') or ''}{part.get('arguments') or ''}"
+                    if text:
+                        self.times.append(now)
+                        self.characters += len(text)
+                        self._pieces.append(text)
+                        if len(self._pieces) > _PIECES and not self.keep_all:
+                            self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
+                    if reason := choice.get("finish_reason"):
+                        self.finish = str(reason)[:40]
+                if usage := value.get("usage"):
+                    self.usage = dict(usage)
+            except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+                shown = event[:_MOST_REFUSAL_BYTES].decode(errors="replace")
+                raise Malformed(f"an event of the stream cannot be read: {shown!r}") from error
 
 
 def loops(text: str) -> str:

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache, reduce
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
@@ -20,7 +21,8 @@ from pydantic import RootModel
 
 from pipeline.core.model import Frozen
 from pipeline.core.yaml_file import read_yaml
-from pipeline.serving.bench.model import Interval, Metrics, Quantiles, RequestRow, Trial
+from pipeline.serving.bench import model
+from pipeline.serving.bench.model import Interval, Metrics, Quantiles, RequestRow, Samples
 from pipeline.serving.bench.workload import Objectives
 
 
@@ -192,7 +194,7 @@ def flat(metrics: Metrics) -> dict[str, float]:
     return result
 
 
-def intervals(trials: Sequence[Trial]) -> dict[str, Interval]:
+def intervals(trials: Sequence[model.Trial]) -> dict[str, Interval]:
     """Mean and 95 % confidence of each metric over trials; void ones are left out."""
     numbers = [flat(trial.metrics) for trial in trials if not trial.void]
     names = sorted({name for each in numbers for name in each})
@@ -229,3 +231,35 @@ def t_quantile(doubt: float, freedom: int) -> float:
         inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
         low, high = (t, high) if inside < 1 - doubt else (low, t)
     return high
+
+
+def speculated(engine: model.EngineSeries | None) -> Speculated:
+    """Acceptance length and verifier steps, where the engine counts them."""
+    if engine is None:
+        return Speculated()
+    drafts = engine.counters.get("drafts", 0.0)
+    if drafts > 0:
+        # the verifier adds a token of its own to those it accepts
+        length = 1 + engine.counters.get("accepted_tokens", 0.0) / drafts
+        return Speculated(round(length, 4), int(drafts))
+    lengths = [value for value in engine.acceptance if value]
+    return Speculated(round(added(lengths) / len(lengths), 4) if lengths else None, None)
+
+
+def energy_j(series: Sequence[model.GpuSeries]) -> float | None:
+    """Of all cards over the readings, by the trapezoid rule; none where a card does not say."""
+    total = 0.0
+    for card in series:
+        points = [(at, w) for at, w in zip(card.at_s, card.power_w, strict=True) if w is not None]
+        if len(points) < 2:
+            return None
+        total += added((b - a) * (v + w) / 2 for (a, v), (b, w) in pairwise(points))
+    return total if series else None
+
+
+def trial_metrics(
+    rows: Iterable[RequestRow], objectives: Objectives | None, samples: Samples
+) -> Metrics:
+    """All metrics of a trial, from its requests and from what was sampled beside them."""
+    energy, drafts = energy_j(samples.gpus), speculated(samples.engine)
+    return metrics_of(rows, objectives, energy_j=energy, speculated=drafts)

@@ -11,20 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.artifacts.attest.names import BENCHMARK_RUN
-from pipeline.artifacts.attest.predicates import BenchmarkRun
-from pipeline.artifacts.attest.statement import Moment, Statement, state_about, subject
 from pipeline.core import log
 from pipeline.core.errors import RunInvalid
-from pipeline.core.files import (
-    atomic_file,
-    locked,
-    os_errors_explained,
-    read_limited,
-    sha256_of_file,
-)
+from pipeline.core.files import atomic_file, locked, os_errors_explained, read_limited
 from pipeline.core.foreign_json import JsonInvalid, read_json
-from pipeline.core.known import unknown
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.serving.bench.model import RequestLines, RequestRow, Run
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, require_plain, run_folder
@@ -174,25 +164,3 @@ def all_lines(run: Run) -> list[RequestLines]:
         for lines in (*(trial.requests for trial in cell.trials), *cell.repeated)
     ]
     return sorted(named, key=lambda lines: lines.first_byte)
-
-
-def benchmark_statement(folder: Path, when: Moment | None = None) -> Statement:
-    """What is claimed of the run in a folder: its files as they are there, and their inputs."""
-    run = read_run(folder)
-    requests = folder / REQUESTS_FILE
-    if not requests.is_file():
-        raise RunInvalid(f"{requests}: is not there, and a run without its requests proves nothing")
-    files = (RUN_FILE, REQUESTS_FILE)
-    subjects = [subject(name, sha256_of_file(folder / name)) for name in files]
-    inputs = run.inputs
-    claims = BenchmarkRun(
-        image=inputs.image or unknown("nothing says which image served"),
-        weights=inputs.weights or unknown("nothing says which weights were served"),
-        recipe=inputs.recipe or unknown("it was not served from a recipe"),
-        host_facts=inputs.host or unknown("no facts of the host were given"),
-        client=run.client.digest,
-        workload=inputs.workload,
-        outcome=run.state,
-    )
-    body = claims.model_dump(mode="json", exclude_unset=True)
-    return state_about(subjects, BENCHMARK_RUN, body, when)

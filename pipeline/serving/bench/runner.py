@@ -17,23 +17,15 @@ from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
 from pipeline.core.model import sha256_of
-from pipeline.serving.bench import model
+from pipeline.serving.bench import model, record
 from pipeline.serving.bench.answer import EVENT_LOOP, JSON_READER
 from pipeline.serving.bench.marks import TrialChecks, client_marks, sample_marks
-from pipeline.serving.bench.metrics import intervals
+from pipeline.serving.bench.metrics import intervals, trial_metrics
 from pipeline.serving.bench.model import Cell, Inputs, Mark, Run, SelfTest, ServerFacts, Trial
 from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.plan import Job, Scale, cells_of
-from pipeline.serving.bench.record import (
-    append_rows,
-    end_of_rows,
-    measured_alone,
-    read_rows,
-    read_run,
-    write_run,
-)
+from pipeline.serving.bench.record import measured_alone, read_run, write_run
 from pipeline.serving.bench.results.recompute import require_as_measured
-from pipeline.serving.bench.samples import trial_metrics
 from pipeline.serving.bench.self_test import cores, measure_self
 from pipeline.serving.bench.server import Sampler, Server, server_facts
 from pipeline.serving.bench.workers import SweepProgress, Workers
@@ -116,20 +108,8 @@ class Bench:
         if not (self.folder / RUN_FILE).exists():
             where = f"{self.server.url} with {self.workload.name}"
             log.say(f"Measuring {where}, results in {self.folder}")
-            now = stamp(datetime.now(UTC))
-            return Run(
-                state="partial",
-                why_partial="it has just begun",
-                started=now,
-                ended=now,
-                workload=self.workload,
-                inputs=self.inputs,
-                server=facts,
-                client=client_facts(),
-                self_tests=[],
-                cells=[],
-                nonce=secrets.token_hex(4),
-            )
+            run = begun_run(self.workload, self.inputs, facts)
+            return run.model_copy(update={"nonce": secrets.token_hex(4)})
         run = read_run(self.folder)
         if others := differences(run, self.inputs, facts):
             raise RunInvalid(
@@ -174,15 +154,13 @@ class Bench:
             self._run = self._run.model_copy(update={"self_tests": [*self._run.self_tests, test]})
 
     def _measure_scale(self, facts: ServerFacts) -> None:
-        self._scale = Scale()
+        self._scale, seed = Scale(), self.workload.seed
         if self.workload.prompts.kind in ("file", "random-tokens"):
             return
         # nothing is queued yet, so that a deep queue is no reason to wait longer
         limit_s = min(self.workload.limits.first_token_s, _FIRST_ANSWER_S)
         with log.step("Measuring how many tokens a word has with this model"):
-            self._scale = self.server.scale(
-                facts.model, self.workload.seed, limit_s, facts.context_tokens
-            )
+            self._scale = self.server.scale(facts.model, seed, limit_s, facts.context_tokens)
 
     def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
         """Measure the next trial of a cell; whether there is one more."""
@@ -234,7 +212,14 @@ class Bench:
         if cell.name not in self._warm:
             wanted = self.workload.warmup_requests
             warmed = min(_streams(cell), cell.requests) if wanted is None else wanted
-            cold = self._warm_up(cell, warmed) if warmed else []
+        if warmed:
+            # the same kind of requests with other prompts, which are not kept
+            tally, jobs = TrialChecks(self.workload), self._jobs(cell, 0, None, warm_up=warmed)
+            title = f"{cell.name}: warming up with {log.count(warmed, 'request')}"
+            with log.step(title), Workers(jobs) as workers:
+                for _ in tally.through(workers.rows()):
+                    pass
+            cold = [f"warm-up: {why}" for why in tally.failures()]
         self._warm.add(cell.name)
         with log.watched("Waiting until the server has ended all requests"):
             idle, drained_s = self.server.wait_until_idle(self.drain_s)
@@ -245,9 +230,9 @@ class Bench:
         sampler = Sampler(self.server, self.sample_every_s)
         with Workers(jobs) as workers, sampler, progress.trial(cell, number) as advance:
             rows = tally.through(workers.rows(advance))
-            lines = append_rows(self.folder, rows, end_of_rows(self._run))
+            lines = record.append_rows(self.folder, rows, record.end_of_rows(self._run))
         samples = sampler.samples()
-        rows = read_rows(self.folder, lines)
+        rows = record.read_rows(self.folder, lines)
         metrics = trial_metrics(rows, self.workload.objectives, samples)
         marks = client_marks(test, workers.efforts, metrics.output_tok_s)
         marks += [*tally.marks(), *sample_marks(samples, metrics)]
@@ -267,15 +252,6 @@ class Bench:
             warmup_requests=warmed,
             drained_s=round(drained_s, 3) if idle is not None else None,
         )
-
-    def _warm_up(self, cell: Cell, count: int) -> list[str]:
-        """The same kind of requests with other prompts, not kept; what failed."""
-        tally = TrialChecks(self.workload)
-        title = f"{cell.name}: warming up with {log.count(count, 'request')}"
-        with log.step(title), Workers(self._jobs(cell, 0, None, warm_up=count)) as workers:
-            for _ in tally.through(workers.rows()):
-                pass
-        return [f"warm-up: {why}" for why in tally.failures()]
 
     def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
         count = self.workers or (test.workers if test else 1)
@@ -329,6 +305,23 @@ def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
                 if not all(more):
                     break
         return [bench._write(state="complete", why_partial="") for bench in both]
+
+
+def begun_run(workload: Workload, inputs: Inputs, facts: ServerFacts) -> Run:
+    """A run of which nothing is measured yet."""
+    now = stamp(datetime.now(UTC))
+    return Run(
+        state="partial",
+        why_partial="it has just begun",
+        started=now,
+        ended=now,
+        workload=workload,
+        inputs=inputs,
+        server=facts,
+        client=client_facts(),
+        self_tests=[],
+        cells=[],
+    )
 
 
 def _streams(cell: Cell) -> int:

@@ -19,7 +19,7 @@ from pipeline.serving.bench.metrics import intervals, metrics_of
 from pipeline.serving.bench.model import Cell, CellResult, Inputs, RequestRow, Run, Trial
 from pipeline.serving.bench.plan import Job, Planned, cells_of
 from pipeline.serving.bench.record import append_rows, measured_alone, write_run
-from pipeline.serving.bench.runner import client_facts
+from pipeline.serving.bench.runner import begun_run
 from pipeline.serving.bench.server import Server, server_facts
 from pipeline.serving.bench.worker import WorkerRun
 from pipeline.serving.bench.workload import Workload
@@ -97,17 +97,8 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                 )
             spread = intervals(trials)
             results.append(CellResult(cell=cell, state="good", trials=trials, intervals=spread))
-        run = Run(
-            state="complete",
-            started=began,
-            ended=stamp(datetime.now(UTC)),
-            workload=workload,
-            inputs=inputs,
-            server=facts,
-            client=client_facts(),
-            self_tests=[],
-            cells=results,
-        )
+        done = {"state": "complete", "why_partial": "", "started": began, "cells": results}
+        run = begun_run(workload, inputs, facts).model_copy(update=done)
         write_run(folder, run)
         return run
 

@@ -194,7 +194,19 @@ class WorkerRun:
         planned.body, planned.messages = b"", ()  # long prompts are not kept for their row
         try:
             answer = await self._attempts(sent, whole, keep_all)
-            _require_good(answer, planned.asked_output)
+            if answer.status != 200:
+                raise Failed("refused", f"status {answer.status}: {' '.join(answer.error.split())}")
+            if answer.error:
+                raise Failed("refused", f"the stream says: {answer.error}")
+            if not answer.done and not answer.finish:
+                raise Failed("lost", "the stream ended without [DONE]")
+            if not answer.times:
+                raise Failed("empty", "the answer has no text")
+            # a proxy may end a stream that its engine did not: no reason, and too few tokens
+            tokens = max(len(answer.times), _count(answer.usage, "completion_tokens") or 0)
+            if not answer.finish and tokens < planned.asked_output:
+                after = f"{tokens} of {planned.asked_output} tokens"
+                raise Failed("lost", f"the stream ended after {after} without a reason")
         except Failed as error:
             # before it is cut: a server may repeat the key, which is in no worker's environment
             keys = [value.removeprefix("Bearer ") for value in job.headers.values()]
@@ -277,21 +289,6 @@ class WorkerRun:
                 _say(progress=[self.done, self.failures, self.events + under_way])
 
 
-def _require_good(answer: Answer, asked: int) -> None:
-    if answer.status != 200:
-        raise Failed("refused", f"status {answer.status}: {' '.join(answer.error.split())}")
-    if answer.error:
-        raise Failed("refused", f"the stream says: {answer.error}")
-    if not answer.done and not answer.finish:
-        raise Failed("lost", "the stream ended without [DONE]")
-    if not answer.times:
-        raise Failed("empty", "the answer has no text")
-    # a proxy may end a stream that its engine did not: no reason to finish, and too few tokens
-    tokens = max(len(answer.times), _count(answer.usage, "completion_tokens") or 0)
-    if not answer.finish and tokens < asked:
-        raise Failed("lost", f"the stream ended after {tokens} of {asked} tokens without a reason")
-
-
 def _count(table: Any, name: str) -> int | None:
     """A count that a server gave; none where it is no count."""
     value = table.get(name) if isinstance(table, dict) else None
@@ -345,16 +342,10 @@ async def _work(job: Job) -> None:
     _say(end={"cpu_s": cpu, "wall_s": wall, "behind_s": share.behind_s, "unsent": share.unsent})
 
 
-def main() -> None:
-    """Do one job."""
-    job = Job.model_validate_json(sys.stdin.buffer.readline())
+if __name__ == "__main__":
     try:
-        run_loop(_work(job))
+        run_loop(_work(Job.model_validate_json(sys.stdin.buffer.readline())))
     except PipelineError as error:
         _say(error=[type(error).__name__, str(error), error.hint])
     # the thread that waits for the end of stdin holds its lock
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -73,6 +73,7 @@ def report_data(
 ) -> ReportData:
     """Everything that a report shows, and what follows from it."""
     series = [each for run in runs for each in run.series]
+    # what was measured names a report; published tables only where there is nothing else
     if not title:
         title = references[0].title if len(references) == 1 else "Published benchmarks"
         if runs:

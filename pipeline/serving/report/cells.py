@@ -141,6 +141,7 @@ def _is_no_peak(cell: Cell, name: str) -> bool:
 
 def load_of(series: Series) -> Load | None:
     """By what its cells differ; none where they are configurations with names."""
+    # equal loads are repeats under other settings, which an axis cannot tell apart
     for load in (_RATE, _CONCURRENCY):
         values = [load.of(cell) for cell in series.cells]
         if None not in values and len(set(values)) == len(values):

@@ -22,6 +22,7 @@ from pipeline.serving.report.from_run import read_foreign_data, read_run_data
 from pipeline.serving.report.model import Measured, ReportData
 from pipeline.serving.report.page import DATA_ID
 
+# A page with some hundred runs has a few megabytes.
 _MOST_BYTES = 64 << 20
 # A text of the data or of the page cannot hold this: quotes are escaped in both.
 _DATA = re.compile(rb'<script[^>]* id="%b"[^>]*>([^<]*)</script>' % DATA_ID.encode())
@@ -94,6 +95,7 @@ def check_run(report: OpenedReport, index: int, path: Path) -> list[Problem]:
 
 def _series(want: Measured, got: Measured, at: str) -> Iterator[tuple[str, Any, Any]]:
     """Cells, their states, marks and numbers; a later version may know more numbers of a run."""
+    # a shorter list would otherwise hide what it leaves out
     yield from differences(len(want.series), len(got.series), f"{at}/series")
     for s, (run, page) in enumerate(zip(want.series, got.series, strict=False)):
         place = f"{at}/series/{s}/cells"

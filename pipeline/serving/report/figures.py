@@ -79,7 +79,7 @@ def charts(data: ReportData) -> Markup:
         for place in places:
             by_load.setdefault(load_of(place.series), []).append(place)
         # sweeps by their loads, then configurations
-        figures = []
+        figures: list[Markup] = []
         for load, sweeps in by_load.items():
             figures += _sweeps(f"g{number}{load.field[0]}", load, sweeps) if load else []
         for i, place in enumerate(by_load.get(None, [])):
@@ -125,7 +125,7 @@ def _sweeps(key: str, load: Load, places: Sequence[Placed]) -> Iterator[Markup]:
             drawn = chart.line_chart(key + letter, title, axis, y, lines)
             values = _values(title, [(place, name, place.series.name) for place in known])
             yield _figure(f"{title} {by}", _signs(lines), drawn, _legend(lines), values)
-    # what a user gets against what the machine gives
+    # what a user gets against what the machine gives: neither alone says what a load is worth
     lines = []
     for place in places:
         points = tuple(
@@ -193,6 +193,7 @@ def _values(title: str, wanted: Sequence[tuple[Placed, str, str]]) -> Markup:
             if name in cell.numbers:
                 values.setdefault(key(cell), shown(cell.mean(name), place.digits(name)))
         columns.append(values)
+    # configurations keep the order of their document
     keys = sorted(heads) if load else list(heads)
     rows = [[heads[each], *(values.get(each, "–") for values in columns)] for each in keys]
     head = Column(load.title, is_number=True) if load else Column("Cell")
@@ -215,7 +216,7 @@ def memory_chart(key: str, measured: Measured) -> Markup:
         if memory.free is None and memory.total and memory.used:
             sizes["free"] = memory.total - memory.used
         texts = {n: f"{v:,.2f}".rstrip("0").rstrip(".") for n, v in sizes.items() if v}
-        known = [(name, *look) for name, *look in _MEMORY_PARTS if name in texts]
+        known = [each for each in _MEMORY_PARTS if each[0] in texts]
         parts = [Part(text, sizes[name], texts[name], style) for name, text, style in known]
         bars.append(Bar(memory.name, tuple(parts)))
     seen = {part.name for bar in bars for part in bar.parts}

@@ -100,6 +100,7 @@ def _is_near(value: float, claim: Claim) -> bool:
 
 
 def _about_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
+    # a claim without a series has no table that it could be found in
     series = next((each for each in reference.series if each.name == claim.series), None)
     if series is None:
         return
@@ -127,6 +128,7 @@ def _about_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
         output, tpot = cell.mean("output_tok_s"), cell.mean("tpot_ms.mean")
         if output is None or tpot is None or not cell.concurrency:
             continue
+        # what many a table calls the speed of a user
         if _is_near(output / cell.concurrency, claim):
             text = (
                 f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}} requests,"
@@ -171,8 +173,8 @@ def _doubts(series: Series) -> Iterator[Finding]:
         if cell.concurrency and cell.rate_per_s is None
         if (under := _under_way(cell, answered)) is not None
     ]
-    share, under, cell = min(shares, key=lambda each: each[0], default=(1.0, 0.0, None))
-    if cell and share < _FEW_IN_FLIGHT:
+    if few := [each for each in shares if each[0] < _FEW_IN_FLIGHT]:
+        _, under, cell = min(few, key=lambda each: each[0])
         how = "measured" if cell.mean("concurrency") is not None else "by Little's law"
         text = (
             f"At concurrency {{0}} only {{1}} requests were under way on average ({how}): a lower"
@@ -227,6 +229,7 @@ def _speeds(series: Series) -> Iterator[Finding]:
     yield _say("fact", series.name, f"{text}.", *numbers)
     if (joules := best.mean("joules_per_output_token")) is not None:
         yield _say("fact", series.name, "Energy: {0} J for each output token.", (joules, 2))
+    # with a rate the load is given: there is no number of users to stay at
     is_rate = any(cell.rate_per_s for cell in series.cells)
     for low, high in [] if is_rate else pairwise(cells):
         before, after = low.mean("output_tok_s") or 0, high.mean("output_tok_s") or 0

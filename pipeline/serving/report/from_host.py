@@ -108,6 +108,7 @@ def memory_of_log(lines: Iterable[str]) -> list[Memory]:
             if match is None:
                 continue
             amount = sum(float(group.replace(",", "")) for group in match.groups()) * sign.scale
+            # the same on every card: only one worker may print it
             if sign.field == "kv_tokens":
                 tokens = round(amount)
                 continue

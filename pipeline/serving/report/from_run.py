@@ -71,6 +71,7 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
         cells=[_cell(result) for result in run.cells],
     )
     notes = [Note(kind=mark.kind, message=mark.message) for mark in run.marks]
+    # a sweep that was stopped looks like a short one
     if run.state == "partial":
         why = run.why_partial or "it was stopped before all cells were done"
         notes.append(Note(kind="partial", message=why))

@@ -30,6 +30,7 @@ def element(name: str, *children: Child, **attributes: Attribute) -> Markup:
         start += f" {key.rstrip('_').replace('_', '-')}"
         if value is not True:
             start += f'="{escape(value if isinstance(value, str) else plain_number(value))}"'
+    # an end tag of such an element is an error of HTML
     if name in _VOID:
         return Markup(f"<{start}>")
     return Markup(f"<{start}>{join(*children)}</{name}>")

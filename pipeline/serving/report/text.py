@@ -21,6 +21,7 @@ _MEMORY = {"total": 2, "weights": 2, "kv": 2, "used": 2, "free": 2, "kv_tokens":
 def render_csv(data: ReportData) -> bytes:
     """A row for each number, with its name in full: `output_tok_s` is never `total_tok_s`."""
     out = io.StringIO()
+    # the same bytes on every system; spreadsheets read both ends of lines
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_CSV)
     for measured, series in ((each, series) for each in data.measured for series in each.series):
@@ -111,6 +112,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0)
 def _series(series: Series, *, is_exact: bool) -> str:
     metrics, by = known_metrics(series), load_of(series)
     places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
+    # a column that is the same in all rows only takes room
     has_states = any(cell.state != "good" for cell in series.cells)
     head = [by.title if by else "Cell", *(["State"] if has_states else [])]
     rows = []

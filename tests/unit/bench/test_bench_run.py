@@ -27,7 +27,7 @@ from pipeline.core.model import sha256_of
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench import runner
 from pipeline.serving.bench.marks import TrialChecks
-from pipeline.serving.bench.metrics import metrics_of
+from pipeline.serving.bench.metrics import energy_j, metrics_of
 from pipeline.serving.bench.model import Inputs, RequestRow, Run
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.plan import Job, cells_of
@@ -45,7 +45,6 @@ from pipeline.serving.bench.runner import (
     differences,
     measure_in_turns,
 )
-from pipeline.serving.bench.samples import energy_j
 from pipeline.serving.bench.server import Server
 from pipeline.serving.bench.worker import WorkerRun, prepared
 from pipeline.serving.bench.workers import Workers, WorkerStats, start_module

@@ -8,17 +8,10 @@ import pytest
 
 from pipeline.core.known import Unknown
 from pipeline.serving.bench.marks import client_marks, sample_marks
-from pipeline.serving.bench.metrics import metrics_of
+from pipeline.serving.bench.metrics import energy_j, metrics_of, speculated
 from pipeline.serving.bench.model import EngineSeries, GpuSeries, Mark, Samples, SelfTest
 from pipeline.serving.bench.record import read_run
-from pipeline.serving.bench.samples import (
-    energy_j,
-    engine_series,
-    gpu_series,
-    read_cards,
-    read_metrics,
-    speculated,
-)
+from pipeline.serving.bench.server import engine_series, gpu_series, read_cards, read_metrics
 from pipeline.serving.bench.workers import WorkerStats
 from tests.unit.bench.example_run import FOLDER, example_rows
 from tests.unit.hosts.machines import H200

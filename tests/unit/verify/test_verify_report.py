@@ -18,7 +18,7 @@ from pipeline.evidence.verify.reports import judge_report
 from pipeline.evidence.verify.runs import Behind
 from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.serving.bench.record import benchmark_statement
+from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.report.build import report_data
 from pipeline.serving.report.check import open_report
 from pipeline.serving.report.from_run import NUMBERS, read_run_data

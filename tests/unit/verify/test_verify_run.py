@@ -29,11 +29,11 @@ from pipeline.serving.bench.model import RequestRow, Run
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.record import (
     append_rows,
-    benchmark_statement,
     read_rows,
     read_run,
     write_run,
 )
+from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.recipe import tiny
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted

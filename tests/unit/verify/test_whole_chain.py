@@ -23,7 +23,8 @@ from pipeline.evidence.verify.runs import Behind
 from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
 from pipeline.hosts.facts.summary import summarise
 from pipeline.serving.bench.place import RUN_FILE
-from pipeline.serving.bench.record import benchmark_statement, write_run
+from pipeline.serving.bench.record import write_run
+from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.report.build import report_data
 from pipeline.serving.report.from_run import read_run_data

@@ -357,34 +357,37 @@ class GateRow(Frozen):
 
 def judge(comparison: Comparison, allowed_percent: float, names: Sequence[str]) -> list[GateRow]:
     """Every gated number of every cell that the baseline has; a missing one is never passed."""
-    rows = [
-        GateRow(cell=cell, number="", verdict="undecided", message="the candidate has no such cell")
-        for cell in comparison.only_first
+    missing: GateVerdict = "undecided"
+    found = [
+        (cell, "", missing, "the candidate has no such cell") for cell in comparison.only_first
     ]
     for cell in comparison.cells:
         numbers = {number.name: number for number in cell.numbers}
         if (failed := numbers.get("failed")) and failed.second.mean > failed.first.mean:
             message = f"failed requests: {failed.second.mean:g}, {failed.first.mean:g} before"
-            rows.append(GateRow(cell=cell.name, number="failed", verdict="worse", message=message))
+            found.append((cell.name, "failed", "worse", message))
         for name in names:
-            verdict, message = _gate_verdict(numbers.get(name), allowed_percent)
-            rows.append(GateRow(cell=cell.name, number=name, verdict=verdict, message=message))
-    return rows
-
-
-def _gate_verdict(number: NumberChange | None, allowed: float) -> tuple[GateVerdict, str]:
-    if number is None or number.change is None:
-        return "undecided", "the baseline is zero" if number else "is not on both sides"
-    change, text = number.change, f"{number.change.percent:+.1f} %"
-    if change.low is None or change.high is None:
-        return "undecided", f"{text}: {number.why}"
-    text += f" ({change.low:+.1f} to {change.high:+.1f})"
-    if not number.is_comparable:
-        return "undecided", f"{text}: {number.why}"
-    wants_more = DEFINITIONS[number.name.partition(".")[0]].better == "more"
-    worst, loss = (-change.low, -change.percent) if wants_more else (change.high, change.percent)
-    if worst <= allowed:
-        return "passed", text
-    if loss > allowed and number.verdict == "worse":
-        return "worse", f"{text}, {allowed:g} % allowed"
-    return "undecided", f"{text}: cannot be told from {allowed:g} %; more trials decide it"
+            verdict: GateVerdict = "undecided"
+            number = numbers.get(name)
+            change = number.change if number else None
+            if number is None or change is None:
+                message = "the baseline is zero" if number else "is not on both sides"
+            elif change.low is None or change.high is None:
+                message = f"{change.percent:+.1f} %: {number.why}"
+            else:
+                message = f"{change.percent:+.1f} % ({change.low:+.1f} to {change.high:+.1f})"
+                wants_more = DEFINITIONS[name.partition(".")[0]].better == "more"
+                worst, loss = change.high, change.percent
+                if wants_more:
+                    worst, loss = -change.low, -change.percent
+                if not number.is_comparable:
+                    message += f": {number.why}"
+                elif worst <= allowed_percent:
+                    verdict = "passed"
+                elif loss > allowed_percent and number.verdict == "worse":
+                    verdict, message = "worse", f"{message}, {allowed_percent:g} % allowed"
+                else:
+                    message += f": cannot be told from {allowed_percent:g} %; more trials decide it"
+            found.append((cell.name, name, verdict, message))
+    fields = ("cell", "number", "verdict", "message")
+    return [GateRow.model_validate(dict(zip(fields, row, strict=True))) for row in found]
