@@ -253,7 +253,7 @@ def _read_prompts(job: Job, prompts: FilePrompts) -> list[list[dict[str, Any]]]:
         prompt, messages = fields.get("prompt"), fields.get("messages")
         if isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
-        known = messages if isinstance(messages, list) else [None]
+        known: list[Any] = messages if isinstance(messages, list) else [None]
         if not all(isinstance(each, dict) and "role" in each for each in known):
             raise WorkloadInvalid(f"{where}: has neither a `prompt` nor `messages`")
         found.append(known)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -29,19 +28,16 @@ _DATA = re.compile(rb'<script[^>]* id="%b"[^>]*>([^<]*)</script>' % DATA_ID.enco
 _DIGEST = re.compile(rb' data-digest="([^"]*)"')
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A place in the data of a report, and what is wrong there."""
 
     where: str
     message: str
 
 
-@dataclass(frozen=True)
-class OpenedReport:
+class OpenedReport(NamedTuple):
     """A page as it was read: nothing of it is believed yet."""
 
-    page: bytes
     data: ReportData
     json: Any
     digest: str  # of the embedded data, as the page states it
@@ -71,7 +67,7 @@ def open_report(page: bytes) -> OpenedReport:
         place = "/".join(str(part) for part in first["loc"])
         raise ReportInvalid(f"its embedded data: {place}: {first['msg']}") from error
     stated = _DIGEST.search(found[0][0][: -len(found[0][1]) or None])
-    return OpenedReport(page, data, value, stated[1].decode(errors="replace") if stated else "")
+    return OpenedReport(data, value, stated[1].decode(errors="replace") if stated else "")
 
 
 def check_run(report: OpenedReport, index: int, path: Path) -> list[Problem]:
