@@ -46,11 +46,18 @@ from pipeline.serving.bench.record import workload_digest
 from pipeline.serving.bench.results.compare import GATED, Comparison, GateRow, judge, read_side
 from pipeline.serving.bench.results.compare import compare as compare_sides
 from pipeline.serving.bench.results.recompute import require_as_measured
-from pipeline.serving.bench.runner import Bench, Settings, measure_in_turns
+from pipeline.serving.bench.runner import Bench, measure_in_turns
 from pipeline.serving.bench.server import Server
-from pipeline.serving.bench.shipped import prompt_file, read_workload
 from pipeline.serving.bench.starts import Started, Starter, measure_starts
-from pipeline.serving.bench.workload import Conversations, Fixed, Lengths, Load, Workload
+from pipeline.serving.bench.workload import (
+    Conversations,
+    Fixed,
+    Lengths,
+    Load,
+    Workload,
+    prompt_file,
+    read_workload,
+)
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve.attempts import Begun, ServeOptions
 from pipeline.serving.serve.run import (
@@ -122,11 +129,9 @@ def measure(workspace: Workspace, request: BenchRequest, on_run: OnRun | None = 
                     workload=workload,
                     folder=folder,
                     inputs=_inputs(workload, recipe, begun, request.host_facts),
-                    settings=Settings(
-                        workers=request.workers,
-                        self_test=not request.no_self_test,
-                        prompt_file=prompt_file(name, workload),
-                    ),
+                    workers=request.workers,
+                    self_test=not request.no_self_test,
+                    prompt_file=prompt_file(name, workload),
                     model=request.model or (served.model if served else None),
                     speculates=speculates,
                 )
@@ -394,7 +399,7 @@ def measure_two(
             workload=workload,
             folder=out / side / workload.name,
             inputs=Inputs(workload=workload_digest(workload)),
-            settings=Settings(prompt_file=prompt_file(workload_name, workload)),
+            prompt_file=prompt_file(workload_name, workload),
         )
         for side, url in zip(("first", "second"), urls, strict=True)
     )

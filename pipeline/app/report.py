@@ -21,16 +21,14 @@ from pipeline.evidence.verify.runs import Behind, judge_run
 from pipeline.evidence.verify.verdict import Node
 from pipeline.hosts.facts.drift import read_facts
 from pipeline.serving.bench.place import RUN_FILE, is_run, run_folder, runs_in
-from pipeline.serving.report.build import report_data
-from pipeline.serving.report.engine_memory import memory_of_log
+from pipeline.serving.report.build import all_references, fitting, named_reference, report_data
 from pipeline.serving.report.findings import WRONG
-from pipeline.serving.report.from_host import with_host
+from pipeline.serving.report.from_host import memory_of_log, with_host
 from pipeline.serving.report.from_run import read_foreign_data, read_run_data
 from pipeline.serving.report.model import EvidenceLink, ReportData, RunData
 from pipeline.serving.report.page import render_page
 from pipeline.serving.report.pdf import print_pdf
 from pipeline.serving.report.redact import redact
-from pipeline.serving.report.reference import all_references, fitting, named_reference
 from pipeline.serving.report.text import render_csv, render_markdown
 from pipeline.serving.serve.attempts import stamp
 from pipeline.serving.serve.run import attempts_of

@@ -90,7 +90,7 @@ def state_host(path: Path, signing: Signing) -> FileStatement:
 def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False) -> FileStatement:
     """State a benchmark with all of its values, next to its result."""
     from pipeline.serving.bench.place import RUN_FILE
-    from pipeline.serving.bench.results.statement import benchmark_statement
+    from pipeline.serving.bench.results.recompute import benchmark_statement
 
     statement = benchmark_statement(folder, moment())
     path = folder / f"{RUN_FILE}{SUFFIX}"
@@ -99,7 +99,7 @@ def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False)
 
 def state_report(path: Path, data: ReportData, signing: Signing) -> FileStatement:
     """State a page with all of its values, next to it."""
-    from pipeline.serving.report.statement import report_statement
+    from pipeline.serving.report.page import report_statement
 
     statement = report_statement(path.name, path.read_bytes(), data, moment())
     return keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)

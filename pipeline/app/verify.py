@@ -51,7 +51,7 @@ from pipeline.evidence.verify.walk import Walk, walk
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.images.gate.runs import RESULT
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
-from pipeline.serving.report.head import is_report
+from pipeline.serving.report.markup import is_report
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
 from pipeline.weights.sign.record import record_path

@@ -28,7 +28,7 @@ from pipeline.core import log
 from pipeline.serving.bench.marks import cell_marks
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.bench.results.compare import GATED, LEAST, LEAST_IN_TURNS, STATISTIC
-from pipeline.serving.bench.shipped import read_workload, shipped_names
+from pipeline.serving.bench.workload import read_workload, shipped_names
 
 if TYPE_CHECKING:
     from pipeline.app.bench import BenchRequest

@@ -20,8 +20,8 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.output import say_json
 from pipeline.core import log
+from pipeline.serving.report.build import all_references
 from pipeline.serving.report.page import data_digest
-from pipeline.serving.report.reference import all_references
 
 
 class _Target(click.ParamType[Path]):

@@ -12,10 +12,9 @@ import pytest
 
 from pipeline.core import proc
 from pipeline.core.errors import MissingTool
-from pipeline.serving.report.build import report_data
+from pipeline.serving.report.build import all_references, report_data
 from pipeline.serving.report.page import render_page
 from pipeline.serving.report.pdf import find_browser, print_pdf
-from pipeline.serving.report.reference import all_references
 from tests.unit.report.reports import MADE, as_data, sweep
 
 try:

@@ -1,6 +1,6 @@
 """Benchmarks: how fast a server is, measured by a client that knows its own error.
 
 In: the address of an OpenAI-compatible server, and a workload. Out: a run, which is every raw
-request, what follows from them, and what stood behind them. May import attest, host, net, smoke and
-the rooms before them.
+request, what follows from them, and what stood behind them. May import artifacts,
+hosts and core.
 """

@@ -1,26 +1,41 @@
-"""One streamed answer, read byte by byte as it comes: HTTP/1.1, chunks, server-sent events.
+"""Streamed answers, read byte by byte as they come: HTTP/1.1, chunks, server-sent events.
 
-Nothing here waits or opens anything: the connection hands over what it received and when. It is
-the hot path of the client, some ten microseconds for a token, so it keeps only what metrics need.
+A `Connection` carries one request after another and hands over what it received and when; an
+`Answer` neither waits nor opens anything. It is the hot path of the client, some ten microseconds
+for a token, so it keeps only what metrics need.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
+import ssl
+import time
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from pipeline.core.net.wire import Address
+
+if TYPE_CHECKING:
+    from pipeline.serving.bench.model import Failure
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
 try:
     import orjson
 
     _loads: Callable[[bytes], Any] = orjson.loads
-    JSON_READER = "orjson"
 except ImportError:
     _loads = json.loads
-    JSON_READER = "json"
+
+EVENT_LOOP: Literal["uvloop", "asyncio"] = "uvloop" if uvloop else "asyncio"
+JSON_READER: Literal["orjson", "json"] = "json" if _loads is json.loads else "orjson"
 
 _MOST_HEAD_BYTES = 1 << 16
 _MOST_LINE_BYTES = 1 << 22  # of one event
@@ -71,7 +86,7 @@ class Answer:
         at = 0
         if not self.status:
             at = self._read_head(data, now)
-            if not self.status:
+            if not at:
                 return False
         if self._chunked:
             self._read_chunks(data, at, now)
@@ -125,17 +140,13 @@ class Answer:
     def _read_chunks(self, data: bytes, at: int, now: float) -> None:
         size = len(data)
         while at < size:
-            if self._chunk_left > 2:
+            if left := self._chunk_left:
                 # a chunk is not waited for: what is there of it has its time now
-                take = min(self._chunk_left - 2, size - at)
-                self._take(data[at : at + take], now)
-                self._chunk_left -= take
-                at += take
-            elif self._chunk_left:
-                # the line's end after a chunk
-                take = min(self._chunk_left, size - at)
-                self._chunk_left -= take
-                at += take
+                end = min(at + left, size)
+                # its last two bytes end its line
+                if left > 2:
+                    self._take(data[at : min(end, at + left - 2)], now)
+                self._chunk_left, at = left - (end - at), end
             else:
                 line_end = data.find(b"\r\n", at)
                 if line_end < 0:
@@ -179,52 +190,47 @@ class Answer:
         if len(self._event_rest) > _MOST_LINE_BYTES:
             raise Malformed("an event of the stream is too long")
         for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip(), now)
-
-    def _event(self, data: bytes, now: float) -> None:
-        if data == b"[DONE]":
-            self.done = True
-            return
-        try:
-            value = _loads(data)
-            # indexing, not `.get`: an event that has neither is malformed, or says what went wrong
-            if "choices" not in value:
-                fault = value["error"]
-                # servers wrap the message in more or less
-                message = fault.get("message") if isinstance(fault, dict) else None
-                is_text = isinstance(message, str) and message
-                self.error = str(message if is_text else fault)[:_MOST_REFUSAL_BYTES]
-                return
-            if choices := value["choices"]:
-                choice = choices[0]
-                delta = choice.get("delta")
-                text = choice.get("text") if delta is None else _text_of(delta)
-                if text:
-                    self.times.append(now)
-                    self.characters += len(text)
-                    self._pieces.append(text)
-                    if len(self._pieces) > _PIECES and not self.keep_all:
-                        self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
-                if reason := choice.get("finish_reason"):
-                    self.finish = str(reason)[:40]
-            if usage := value.get("usage"):
-                self.usage = dict(usage)
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            shown = data[:_MOST_REFUSAL_BYTES].decode(errors="replace")
-            raise Malformed(f"an event of the stream cannot be read: {shown!r}") from error
-
-
-def _text_of(delta: dict[str, Any]) -> str:
-    """Answer, thought or tool call: each is generated, and each counts as text."""
-    if text := delta.get("content"):
-        return str(text)
-    # vLLM calls it `reasoning`, SGLang and llama.cpp `reasoning_content`
-    if text := delta.get("reasoning_content") or delta.get("reasoning"):
-        return str(text)
-    calls = delta.get("tool_calls") or ()
-    parts = (call.get("function") or {} for call in calls)
-    return "".join(f"{part.get('name') or ''}{part.get('arguments') or ''}" for part in parts)
+            if not line.startswith(b"data:"):
+                continue
+            event = line[5:].strip()
+            if event == b"[DONE]":
+                self.done = True
+                continue
+            try:
+                value = _loads(event)
+                # indexing, not `.get`: an event that has neither is malformed, or says what went
+                # wrong
+                if "choices" not in value:
+                    fault = value["error"]
+                    # servers wrap the message in more or less
+                    message = fault.get("message") if isinstance(fault, dict) else None
+                    is_text = isinstance(message, str) and message
+                    self.error = str(message if is_text else fault)[:_MOST_REFUSAL_BYTES]
+                    continue
+                if choices := value["choices"]:
+                    choice = choices[0]
+                    delta = choice.get("delta")
+                    # answer, thought or tool call: each is generated, and each counts as text
+                    text = choice.get("text") if delta is None else str(delta.get("content") or "")
+                    if not text and delta:
+                        # vLLM calls it `reasoning`, SGLang and llama.cpp `reasoning_content`
+                        text = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
+                        calls = () if text else delta.get("tool_calls") or ()
+                        for part in [call.get("function") or {} for call in calls]:
+                            text += f"{part.get('name') or ''}{part.get('arguments') or ''}"
+                    if text:
+                        self.times.append(now)
+                        self.characters += len(text)
+                        self._pieces.append(text)
+                        if len(self._pieces) > _PIECES and not self.keep_all:
+                            self._pieces = ["".join(self._pieces)[-_TAIL_CHARACTERS:]]
+                    if reason := choice.get("finish_reason"):
+                        self.finish = str(reason)[:40]
+                if usage := value.get("usage"):
+                    self.usage = dict(usage)
+            except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+                shown = event[:_MOST_REFUSAL_BYTES].decode(errors="replace")
+                raise Malformed(f"an event of the stream cannot be read: {shown!r}") from error
 
 
 def loops(text: str) -> str:
@@ -244,3 +250,110 @@ def loops(text: str) -> str:
     times = max(4, -(-200 // len(unit)))
     is_text = any(c.isalpha() or c in "!?" for c in unit)
     return unit if is_text and tail.endswith(unit * times) else ""
+
+
+class Failed(Exception):
+    """There was no whole answer."""
+
+    def __init__(self, kind: Failure, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
+
+
+@dataclass(slots=True, eq=False)
+class Connection(asyncio.Protocol):
+    """One socket. Times are taken where bytes arrive, before anything is done with them."""
+
+    answer: Answer = field(default_factory=Answer)
+    is_open: bool = False
+    used: bool = False  # carried a request before
+    sent: float = 0.0
+    last_byte: float = 0.0
+    _transport: asyncio.Transport | None = None
+    _waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transport is no child of asyncio's
+        self._transport, self.is_open = cast(asyncio.Transport, transport), True
+
+    def send(self, request: bytes, *, keep_all: bool) -> asyncio.Future[None]:
+        """Write a request; the future is done when its answer is whole, or failed."""
+        assert self._transport is not None
+        self.answer = Answer(keep_all=keep_all)
+        self._waiter = asyncio.get_running_loop().create_future()
+        self.sent = self.last_byte = time.monotonic()
+        self._transport.write(request)
+        return self._waiter
+
+    def data_received(self, data: bytes) -> None:
+        now = self.last_byte = time.monotonic()
+        if self._waiter is None:
+            # no request waits for it: such a connection is not used again
+            return self.close()
+        try:
+            whole = self.answer.feed(data, now)
+        except Malformed as error:
+            return self.fail("malformed", str(error))
+        if whole:
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if self._waiter is None:
+            return
+        self.answer.ended()
+        if self.answer.whole:
+            return self._end()
+        when = "before any answer" if self.answer.first_byte is None else "in mid-answer"
+        self.fail("lost", f"the connection ended {when}")
+
+    def fail(self, kind: Failure, message: str) -> None:
+        """Give the answer up, and the connection with it."""
+        self._end(Failed(kind, message))
+
+    def _end(self, error: Failed | None = None) -> None:
+        waiter, self._waiter, self.used = self._waiter, None, True
+        if error or not self.answer.reusable:
+            self.close()
+        if waiter is None or waiter.done():
+            return
+        if error:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(None)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._waiter is not None
+
+    def close(self) -> None:
+        """At once: what is still unsent or unread is of no use."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def connect(address: Address, tls: ssl.SSLContext | None, limit_s: float) -> Connection:
+    """A new connection, or `Failed`."""
+    loop, host, port = asyncio.get_running_loop(), address.host, address.port
+    try:
+        async with asyncio.timeout(limit_s):
+            if address.socket:
+                _, connection = await loop.create_unix_connection(Connection, str(address.socket))
+            else:
+                _, connection = await loop.create_connection(Connection, host, port, ssl=tls)
+    except TimeoutError as error:
+        raise Failed("unconnected", f"no connection within {limit_s:g} s") from error
+    except ConnectionRefusedError as error:
+        raise Failed("unconnected", "no server listens at the address") from error
+    except OSError as error:
+        raise Failed("unconnected", str(error) or type(error).__name__) from error
+    return connection
+
+
+def run_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Work to its end, with as many sockets as the machine allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
+        runner.run(work)

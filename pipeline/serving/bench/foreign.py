@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -85,19 +86,18 @@ _VLLM_ROLE = (
 )
 _VLLM_END = "ends with the last chunk that has a choice, ours with the answer's last byte"
 _VLLM: _Rules = {
+    **dict.fromkeys(("max_concurrent_requests", "spec_decode_acceptance_rate"), (None, "")),
     "output_throughput": ("output_tok_s", ""),
     "total_token_throughput": ("total_tok_s", ""),
     "request_throughput": ("requests_s", ""),
     "request_goodput": ("goodput_s", ""),
     "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks and not tokens"),
-    "max_concurrent_requests": (None, ""),
     "duration": ("duration_s", ""),
     "completed": ("completed", ""),
     "failed": ("failed", ""),
     "total_input_tokens": ("input_tokens", ""),
     "total_output_tokens": ("output_tokens", ""),
     "spec_decode_acceptance_length": ("acceptance_length", ""),
-    "spec_decode_acceptance_rate": (None, ""),
     "spec_decode_num_drafts": ("verifier_steps", ""),
 }
 
@@ -106,6 +106,16 @@ _SGLANG_END = "ends with the last line of the answer, ours with the last event t
 _SGLANG_ASKED = "takes the tokens that were asked for where the stream has no usage"
 _SGLANG_INPUT = "counts prompt tokens with its own tokenizer"
 _SGLANG_SHARED = "is divided by the tokens of a chunk, once for each of them"
+_SGLANG: _Rules = {
+    **dict.fromkeys(("input_throughput", "max_concurrent_requests"), (None, "")),
+    "request_throughput": ("requests_s", ""),
+    "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks, not tokens"),
+    "concurrency": ("concurrency", ""),
+    "duration": ("duration_s", ""),
+    "completed": ("completed", ""),
+    "total_input_tokens": ("input_tokens", _SGLANG_INPUT),
+    "accept_length": ("acceptance_length", "is the server's average since its start"),
+}
 # These read the engine's own count of tokens, and divide a gap by the tokens it brought.
 _SGLANG_NATIVE = ("sglang", "sglang-native")
 
@@ -141,21 +151,11 @@ def _vllm_cell(result: dict[str, Any]) -> ForeignCell:
 def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
     is_native = result.get("backend") in _SGLANG_NATIVE
     output = "" if is_native else _SGLANG_ASKED
-    total = f"{output}; {_SGLANG_INPUT}" if output else _SGLANG_INPUT
-    since_start = "is the server's average since its start"
-    table: _Rules = {
+    table = {
+        **_SGLANG,
         "output_throughput": ("output_tok_s", output),
-        "total_throughput": ("total_tok_s", total),
-        "input_throughput": (None, ""),
-        "request_throughput": ("requests_s", ""),
-        "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks, not tokens"),
-        "max_concurrent_requests": (None, ""),
-        "concurrency": ("concurrency", ""),
-        "duration": ("duration_s", ""),
-        "completed": ("completed", ""),
-        "total_input_tokens": ("input_tokens", _SGLANG_INPUT),
+        "total_throughput": ("total_tok_s", "; ".join(filter(None, (output, _SGLANG_INPUT)))),
         "total_output_tokens": ("output_tokens", output),
-        "accept_length": ("acceptance_length", since_start),
     }
     is_shared = is_native or bool(result.get("accept_length"))
     times = {
@@ -273,8 +273,41 @@ _READERS: tuple[tuple[Program, set[str], Callable[[dict[str, Any]], ForeignCell]
 
 def read_foreign(path: Path) -> ForeignRun:
     """The result of another program, by its file or folder."""
-    files = _files(path)
-    values, digests = [], []
+    values, digest = _read_all(path)
+    objects = [value for value in values if isinstance(value, dict)]
+    for program, fields, cell_of in _READERS if objects and objects[0] is values[0] else ():
+        if not fields <= objects[0].keys():
+            continue
+        cells: dict[str, ForeignCell] = {}
+        for cell in [cell_of(each) for each in objects if fields <= each.keys()]:
+            # repeats become one; cells of one name with other settings get names of their own
+            name, number = cell.name, 2
+            while name in cells and cells[name].settings != cell.settings:
+                name, number = f"{cell.name}-{number}", number + 1
+            numbers = {each.name: each for each in cells[name].numbers} if name in cells else {}
+            for each in cell.numbers:
+                before = numbers[each.name].values if each.name in numbers else []
+                numbers[each.name] = each.model_copy(update={"values": [*before, *each.values]})
+            update = {"name": name, "numbers": list(numbers.values())}
+            cells[name] = cell.model_copy(update=update)
+        if not any(cell.numbers for cell in cells.values()):
+            raise RunInvalid(f"{path}: is of {program}, but holds no numbers")
+        every = list(cells.values())
+        return ForeignRun(program=program, file=path.name, digest=digest, cells=every)
+    raise RunInvalid(f"{path}: is not a result of a program that is known here", _HINT)
+
+
+def _read_all(path: Path) -> tuple[list[Any], str]:
+    """Every result of a file or of the files of a folder, and the digest of all of them."""
+    files, values, digests = [path], [], []
+    if path.is_dir():
+        files = [path / _AIPERF_FILE]
+        if not files[0].is_file():
+            files = sorted(islice(path.rglob(_SWEEP), _MOST_RESULTS + 1))
+    if not files:
+        raise RunInvalid(f"{path}: holds no result that is known here", _HINT)
+    if len(files) > _MOST_RESULTS:
+        raise RunInvalid(f"{path}: has more than {_MOST_RESULTS} results")
     for file in files:
         try:
             data = read_plain(file, _MOST_BYTES)
@@ -283,70 +316,27 @@ def read_foreign(path: Path) -> ForeignRun:
         if data is None:
             raise RunInvalid(f"{file}: larger than {_MOST_BYTES} bytes")
         digests.append(sha256_of(data))
-        values += _values(file, data)
+        # a list, one object, or an object on each line
+        lines = data.strip().split(b"\n", _MOST_RESULTS)
+        if len(lines) > _MOST_RESULTS and lines[0].rstrip().endswith(b"}"):
+            raise RunInvalid(f"{file}: has more than {_MOST_RESULTS} lines")
+        try:
+            # the first line of an indented file is one bracket
+            is_object_per_line = len(lines) > 1 and isinstance(_json(lines[0]), dict)
+        except JsonInvalid:
+            is_object_per_line = False
+        try:
+            if is_object_per_line:
+                values += [_json(line) for line in lines if line.strip()]
+            else:
+                value = _json(data)
+                values += value if isinstance(value, list) else [value]
+        except JsonInvalid as error:
+            raise RunInvalid(f"{file}: {error}", _HINT) from error
     # of a folder: all of its files in order
-    digest = digests[0] if len(files) == 1 else sha256_of("".join(digests).encode())
-    objects = [value for value in values if isinstance(value, dict)]
-    for program, fields, cell_of in _READERS if objects and objects[0] is values[0] else ():
-        if fields <= objects[0].keys():
-            cells = [cell_of(each) for each in objects if fields <= each.keys()]
-            if not any(cell.numbers for cell in cells):
-                raise RunInvalid(f"{path}: is of {program}, but holds no numbers")
-            merged = _merged(cells)
-            return ForeignRun(program=program, file=path.name, digest=digest, cells=merged)
-    raise RunInvalid(f"{path}: is not a result of a program that is known here", _HINT)
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    if (path / _AIPERF_FILE).is_file():
-        return [path / _AIPERF_FILE]
-    runs = []
-    for file in path.rglob(_SWEEP):
-        runs.append(file)
-        if len(runs) > _MOST_RESULTS:
-            raise RunInvalid(f"{path}: has more than {_MOST_RESULTS} results")
-    if not runs:
-        raise RunInvalid(f"{path}: holds no result that is known here", _HINT)
-    return sorted(runs)
-
-
-def _values(file: Path, data: bytes) -> list[Any]:
-    """A list, one object, or an object on each line."""
-    lines = data.strip().split(b"\n", _MOST_RESULTS)
-    if len(lines) > _MOST_RESULTS and lines[0].rstrip().endswith(b"}"):
-        raise RunInvalid(f"{file}: has more than {_MOST_RESULTS} lines")
-    try:
-        # the first line of an indented file is one bracket
-        is_object_per_line = len(lines) > 1 and isinstance(_json(lines[0]), dict)
-    except JsonInvalid:
-        is_object_per_line = False
-    try:
-        if is_object_per_line:
-            return [_json(line) for line in lines if line.strip()]
-        value = _json(data)
-    except JsonInvalid as error:
-        raise RunInvalid(f"{file}: {error}", _HINT) from error
-    return value if isinstance(value, list) else [value]
+    return values, digests[0] if len(files) == 1 else sha256_of("".join(digests).encode())
 
 
 def _json(data: bytes) -> Any:
     # any_int: nanoseconds of clocks and the like; Infinity: sglang's default rate
     return read_json(data, most_bytes=_MOST_BYTES, any_int=True, no_number_is_null=True)
-
-
-def _merged(cells: Iterable[ForeignCell]) -> list[ForeignCell]:
-    """Repeats of one cell as one; cells of one name with other settings get names of their own."""
-    merged: dict[str, ForeignCell] = {}
-    for cell in cells:
-        name, number = cell.name, 2
-        while name in merged and merged[name].settings != cell.settings:
-            name, number = f"{cell.name}-{number}", number + 1
-        numbers = {each.name: each for each in merged[name].numbers} if name in merged else {}
-        for each in cell.numbers:
-            before = numbers[each.name].values if each.name in numbers else []
-            numbers[each.name] = each.model_copy(update={"values": [*before, *each.values]})
-        update = {"name": name, "numbers": list(numbers.values())}
-        merged[name] = cell.model_copy(update=update)
-    return list(merged.values())

@@ -7,15 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pipeline.core import log
-from pipeline.serving.bench.model import (
-    EngineSeries,
-    Mark,
-    MarkKind,
-    Metrics,
-    RequestRow,
-    SelfTest,
-    Trial,
-)
+from pipeline.serving.bench import model
+from pipeline.serving.bench.model import Mark, MarkKind, Metrics, RequestRow, Samples
 from pipeline.serving.bench.self_test import USABLE_SHARE
 from pipeline.serving.bench.workers import WorkerStats
 from pipeline.serving.bench.workload import TextPrompts, Workload
@@ -44,31 +37,28 @@ class TrialChecks:
     def through(self, rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
         """The same rows."""
         for row in rows:
-            self._count(row)
             yield row
-
-    def _count(self, row: RequestRow) -> None:
-        self._requests += 1
-        if row.failure:
-            self._failures[row.failure] += 1
-            self._examples.setdefault(row.failure, row.message)
-            return
-        if row.output_tokens is None:
-            self._counts["usage-missing"] += 1
-        elif row.tokens != row.output_tokens:
-            self._counts["usage-disagrees"] += 1
-        elif row.asked_output and row.output_tokens < row.asked_output:
-            self._counts["short-answers"] += 1
-        self._counts["retried"] += bool(row.retries)
-        self._counts["looping"] += row.looping
-        if row.asked_input and row.input_tokens is not None:
-            self._asked += row.asked_input
-            self._input += row.input_tokens
-        self._cached += row.cached_tokens or 0
-        self._gaps += len(row.gaps_us)
-        self._together += row.gaps_us.count(0)
-        if row.planned_s is not None:
-            self._late.append(row.sent_s - row.planned_s)
+            self._requests += 1
+            if row.failure:
+                self._failures[row.failure] += 1
+                self._examples.setdefault(row.failure, row.message)
+                continue
+            if row.output_tokens is None:
+                self._counts["usage-missing"] += 1
+            elif row.tokens != row.output_tokens:
+                self._counts["usage-disagrees"] += 1
+            elif row.asked_output and row.output_tokens < row.asked_output:
+                self._counts["short-answers"] += 1
+            self._counts["retried"] += bool(row.retries)
+            self._counts["looping"] += row.looping
+            if row.asked_input and row.input_tokens is not None:
+                self._asked += row.asked_input
+                self._input += row.input_tokens
+            self._cached += row.cached_tokens or 0
+            self._gaps += len(row.gaps_us)
+            self._together += row.gaps_us.count(0)
+            if row.planned_s is not None:
+                self._late.append(row.sent_s - row.planned_s)
 
     def failures(self) -> list[str]:
         """Requests without a whole answer, by kind."""
@@ -121,7 +111,7 @@ def tokens_off(share: float) -> str:
     return f"{abs(share) * 100:.0f} % {'more' if share > 0 else 'fewer'} tokens"
 
 
-def cell_marks(trials: Sequence[Trial]) -> list[str]:
+def cell_marks(trials: Sequence[model.Trial]) -> list[str]:
     """The marks of a cell for people; those of trials that differ only by numbers become one."""
     same: dict[tuple[str, str], list[str]] = {}
     for mark in (mark for trial in trials for mark in trial.marks):
@@ -136,7 +126,7 @@ def cell_marks(trials: Sequence[Trial]) -> list[str]:
 
 
 def client_marks(
-    test: SelfTest | None, efforts: Sequence[WorkerStats], output_tok_s: float = 0.0
+    test: model.SelfTest | None, efforts: Sequence[WorkerStats], output_tok_s: float = 0.0
 ) -> list[Mark]:
     """Whether the client was the limit."""
     message = "the client did not measure itself at this concurrency"
@@ -160,15 +150,30 @@ def client_marks(
     return [*marks, *(Mark(kind="client-limited", message=message) for message in limits)]
 
 
-def engine_marks(engine: EngineSeries | None, metrics: Metrics) -> list[Mark]:
-    """Where the engine's own counter says something else than the answers."""
-    counted = engine.counters.get("generated_tokens") if engine else None
-    if counted is None or not metrics.output_tokens or metrics.failed:
-        return []
-    off = counted / metrics.output_tokens - 1
+def sample_marks(samples: Samples, metrics: Metrics) -> list[Mark]:
+    """Cards that were slowed down, links that erred, and an engine that counted otherwise."""
+    found: list[tuple[MarkKind, str]] = []
+    for card in samples.gpus:
+        of = f"GPU {card.index}:"
+        if reasons := sorted({why for each in card.throttle for why in each}):
+            times = f"{sum(map(bool, card.throttle))} of {len(card.at_s)} samples"
+            found.append(("throttled", f"{of} {', '.join(reasons)} in {times}"))
+        replays = [count for count in card.pcie_replays if count is not None]
+        if replays and replays[-1] > replays[0]:
+            found.append(("link-errors", f"{of} {replays[-1] - replays[0]} PCIe replays"))
+        width = min((each for each in card.pcie_width if each is not None), default=None)
+        if card.pcie_width_most and width is not None and width < card.pcie_width_most:
+            found.append(("link-errors", f"{of} PCIe x{width} of x{card.pcie_width_most}"))
+        # a card at rest lowers its generation by itself: the best of a trial is that under load
+        speed = max((each for each in card.pcie_generation if each is not None), default=None)
+        if card.pcie_generation_most and speed is not None and speed < card.pcie_generation_most:
+            found.append(("link-errors", f"{of} PCIe {speed}.0 of {card.pcie_generation_most}.0"))
+    counted = samples.engine.counters.get("generated_tokens") if samples.engine else None
+    tokens = metrics.output_tokens
     # engines differ in whether the token that ends an answer counts
-    allowed = max(_COUNTED_SHARE * metrics.output_tokens, metrics.requests)
-    if abs(counted - metrics.output_tokens) <= allowed:
-        return []
-    message = f"the engine counted {off:+.0%} output tokens: it serves others too, or counts wrong"
-    return [Mark(kind="usage-disagrees", message=message)]
+    allowed = max(_COUNTED_SHARE * tokens, metrics.requests)
+    is_whole = tokens and not metrics.failed
+    if is_whole and counted is not None and abs(counted - tokens) > allowed:
+        off = f"{counted / tokens - 1:+.0%} output tokens: it serves others too, or counts wrong"
+        found.append(("usage-disagrees", f"the engine counted {off}"))
+    return [Mark(kind=kind, message=message) for kind, message in found]

@@ -6,13 +6,13 @@ speculation, which are sampled.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, reduce
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
@@ -21,7 +21,8 @@ from pydantic import RootModel
 
 from pipeline.core.model import Frozen
 from pipeline.core.yaml_file import read_yaml
-from pipeline.serving.bench.model import Interval, Metrics, Quantiles, RequestRow, Trial
+from pipeline.serving.bench import model
+from pipeline.serving.bench.model import Interval, Metrics, Quantiles, RequestRow, Samples
 from pipeline.serving.bench.workload import Objectives
 
 
@@ -46,6 +47,10 @@ _T95 = {
     **{1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262},
     **{10: 2.228, 12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 100: 1.984},
 }
+_COUNTS = (
+    *("requests", "completed", "failed", "retries", "looping", "input_tokens", "output_tokens"),
+)
+_DISTRIBUTIONS = ("ttft_ms", "tpot_ms", "itl_ms", "latency_ms", "prefill_tok_s", "decode_tok_s")
 _MOST_SECONDS = 10_000_000  # of a peak's table
 
 
@@ -59,15 +64,13 @@ class Speculated(NamedTuple):
 class _Sums:
     """All that metrics need of the rows, so that these need not be kept."""
 
-    def __init__(self, objectives: Objectives | None) -> None:
-        self.goals = objectives or Objectives()
+    def __init__(self, goals: Objectives) -> None:
+        self.goals = goals.ttft_ms, goals.tpot_ms, goals.latency_ms
         # whole numbers by the name of their metric, and `chunks` and `within`
         self.counts: Counter[str] = Counter()
-        self.cached: int | None = None
+        self.values = {name: array("d") for name in _DISTRIBUTIONS}
         self.begin, self.end, self.busy_s = math.inf, 0.0, 0.0
         self.tokens_in_second: dict[int, float] = {}
-        self.ttft, self.tpot, self.itl, self.latency = (array("d") for _ in range(4))
-        self.prefill, self.decode = array("d"), array("d")
 
     def add(self, row: RequestRow) -> None:
         counts, first_s, end_s = self.counts, row.first_token_s, row.end_s
@@ -77,32 +80,26 @@ class _Sums:
         if not row.is_good or first_s is None or end_s is None:
             counts["failed"] += 1
             return
-        fresh = (row.input_tokens or 0) - (row.cached_tokens or 0)
-        counts.update(
-            completed=1,
-            input_tokens=row.input_tokens or 0,
-            output_tokens=row.tokens,
-            chunks=row.chunks,
-        )
+        read, written = row.input_tokens or 0, row.tokens
+        counts.update(completed=1, input_tokens=read, output_tokens=written, chunks=row.chunks)
         if row.cached_tokens is not None:
-            self.cached = (self.cached or 0) + row.cached_tokens
+            counts["cached_tokens"] += row.cached_tokens
         self.busy_s += end_s
-        self.ttft.append(first_s * 1e3)
-        self.latency.append(end_s * 1e3)
-        self.itl.extend(gap / 1e3 for gap in row.gaps_us)
-        tpot = tpot_ms(row)
+        ttft, tpot, latency = first_s * 1e3, tpot_ms(row), end_s * 1e3
+        fresh = read - (row.cached_tokens or 0)
+        self.values["ttft_ms"].append(ttft)
+        self.values["latency_ms"].append(latency)
+        self.values["itl_ms"].extend(gap / 1e3 for gap in row.gaps_us)
         if tpot is not None:
-            self.tpot.append(tpot)
+            self.values["tpot_ms"].append(tpot)
         if tpot:
-            self.decode.append(1e3 / tpot)
+            self.values["decode_tok_s"].append(1e3 / tpot)
         if fresh > 0 and first_s > 0:
-            self.prefill.append(fresh / first_s)
-        goals = self.goals.ttft_ms, self.goals.tpot_ms, self.goals.latency_ms
-        reached = first_s * 1e3, tpot or 0.0, end_s * 1e3
-        pairs = zip(goals, reached, strict=True)
+            self.values["prefill_tok_s"].append(fresh / first_s)
+        pairs = zip(self.goals, (ttft, tpot or 0.0, latency), strict=True)
         counts["within"] += all(most is None or value <= most for most, value in pairs)
         # an answer's tokens, spread over the seconds in which its events came
-        share, at = row.tokens / max(row.chunks, 1), row.sent_s + first_s
+        share, at = written / max(row.chunks, 1), row.sent_s + first_s
         for gap in (0, *row.gaps_us):
             at += gap / 1e6
             second = min(int(at), _MOST_SECONDS)
@@ -124,42 +121,32 @@ def metrics_of(
     speculated: Speculated | None = None,
 ) -> Metrics:
     """All metrics of one trial."""
-    sums = _Sums(objectives)
+    sums = _Sums(objectives or Objectives())
     for row in rows:
         sums.add(row)
-    counts, speculated = sums.counts, speculated or Speculated()
+    counts = sums.counts
     duration = max(sums.end - sums.begin, 1e-9) if counts["requests"] else 1e-9
     per_s = 1.0 / duration
     inputs, outputs, chunks = counts["input_tokens"], counts["output_tokens"], counts["chunks"]
-    has_joules = energy_j is not None and outputs
-    return Metrics(
-        duration_s=round(duration, 6),
-        requests=counts["requests"],
-        completed=counts["completed"],
-        failed=counts["failed"],
-        retries=counts["retries"],
-        looping=counts["looping"],
-        input_tokens=inputs,
-        output_tokens=outputs,
-        cached_tokens=sums.cached,
-        output_tok_s=_rounded(outputs * per_s),
-        total_tok_s=_rounded((inputs + outputs) * per_s),
-        peak_output_tok_s=_rounded(max(sums.tokens_in_second.values(), default=0.0)),
-        requests_s=_rounded(counts["completed"] * per_s),
-        goodput_s=_rounded(counts["within"] * per_s) if objectives else None,
-        concurrency=_rounded(sums.busy_s * per_s),
-        ttft_ms=quantiles(sums.ttft),
-        tpot_ms=quantiles(sums.tpot),
-        itl_ms=quantiles(sums.itl),
-        latency_ms=quantiles(sums.latency),
-        prefill_tok_s=quantiles(sums.prefill),
-        decode_tok_s=quantiles(sums.decode),
-        acceptance_length=speculated.acceptance_length,
-        verifier_steps=speculated.verifier_steps,
-        tokens_per_chunk=_rounded(outputs / chunks) if chunks else None,
-        energy_j=None if energy_j is None else _rounded(energy_j),
-        joules_per_output_token=_rounded((energy_j or 0.0) / outputs) if has_joules else None,
-    )
+    numbers = {
+        "duration_s": duration,
+        "output_tok_s": outputs * per_s,
+        "total_tok_s": (inputs + outputs) * per_s,
+        "peak_output_tok_s": max(sums.tokens_in_second.values(), default=0.0),
+        "requests_s": counts["completed"] * per_s,
+        "goodput_s": counts["within"] * per_s if objectives else None,
+        "concurrency": sums.busy_s * per_s,
+        "tokens_per_chunk": outputs / chunks if chunks else None,
+        "energy_j": energy_j,
+        "joules_per_output_token": None if energy_j is None or not outputs else energy_j / outputs,
+    }
+    whole = {name: counts[name] for name in _COUNTS}
+    known = {name: None if value is None else _rounded(value) for name, value in numbers.items()}
+    spread = {name: quantiles(values) for name, values in sums.values.items()}
+    drafts = (speculated or Speculated())._asdict()
+    # none of them told: the server does not say what it had in its cache
+    cached = {"cached_tokens": counts.get("cached_tokens")}
+    return Metrics.model_validate({**whole, **cached, **known, **spread, **drafts})
 
 
 def added(values: Iterable[float]) -> float:
@@ -168,7 +155,7 @@ def added(values: Iterable[float]) -> float:
     From 3.12 on `sum` makes up for what each addition of floats rounds away; what was signed by
     3.11 is computed again by this.
     """
-    return functools.reduce(operator.add, values, 0.0)
+    return reduce(operator.add, values, 0.0)
 
 
 def _rounded(value: float) -> float:
@@ -181,21 +168,19 @@ def quantiles(values: Sequence[float]) -> Quantiles | None:
     if not values:
         return None
     ordered = sorted(values)
+    last, found = len(ordered) - 1, {}
+    for percent in (50, 90, 95, 99):
+        # linear between the two nearest values, as numpy does and so vLLM and SGLang do
+        at = percent / 100 * last
+        low, high = ordered[int(at)], ordered[min(int(at) + 1, last)]
+        found[f"p{percent}"] = _rounded(low + (high - low) * (at - int(at)))
     return Quantiles(
         count=len(ordered),
         mean=_rounded(math.fsum(ordered) / len(ordered)),
         least=_rounded(ordered[0]),
         most=_rounded(ordered[-1]),
-        **{f"p{percent}": quantile(ordered, percent / 100) for percent in (50, 90, 95, 99)},
+        **found,
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two nearest values, as numpy does and so vLLM and SGLang do."""
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return _rounded(ordered[low] + (ordered[high] - ordered[low]) * (at - low))
 
 
 def flat(metrics: Metrics) -> dict[str, float]:
@@ -209,7 +194,7 @@ def flat(metrics: Metrics) -> dict[str, float]:
     return result
 
 
-def intervals(trials: Sequence[Trial]) -> dict[str, Interval]:
+def intervals(trials: Sequence[model.Trial]) -> dict[str, Interval]:
     """Mean and 95 % confidence of each metric over trials; void ones are left out."""
     numbers = [flat(trial.metrics) for trial in trials if not trial.void]
     names = sorted({name for each in numbers for name in each})
@@ -246,3 +231,35 @@ def t_quantile(doubt: float, freedom: int) -> float:
         inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
         low, high = (t, high) if inside < 1 - doubt else (low, t)
     return high
+
+
+def speculated(engine: model.EngineSeries | None) -> Speculated:
+    """Acceptance length and verifier steps, where the engine counts them."""
+    if engine is None:
+        return Speculated()
+    drafts = engine.counters.get("drafts", 0.0)
+    if drafts > 0:
+        # the verifier adds a token of its own to those it accepts
+        length = 1 + engine.counters.get("accepted_tokens", 0.0) / drafts
+        return Speculated(round(length, 4), int(drafts))
+    lengths = [value for value in engine.acceptance if value]
+    return Speculated(round(added(lengths) / len(lengths), 4) if lengths else None, None)
+
+
+def energy_j(series: Sequence[model.GpuSeries]) -> float | None:
+    """Of all cards over the readings, by the trapezoid rule; none where a card does not say."""
+    total = 0.0
+    for card in series:
+        points = [(at, w) for at, w in zip(card.at_s, card.power_w, strict=True) if w is not None]
+        if len(points) < 2:
+            return None
+        total += added((b - a) * (v + w) / 2 for (a, v), (b, w) in pairwise(points))
+    return total if series else None
+
+
+def trial_metrics(
+    rows: Iterable[RequestRow], objectives: Objectives | None, samples: Samples
+) -> Metrics:
+    """All metrics of a trial, from its requests and from what was sampled beside them."""
+    energy, drafts = energy_j(samples.gpus), speculated(samples.engine)
+    return metrics_of(rows, objectives, energy_j=energy, speculated=drafts)

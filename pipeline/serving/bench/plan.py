@@ -26,16 +26,7 @@ from pipeline.core.model import Frozen, sha256_of
 from pipeline.core.net.wire import Address
 from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.bench.model import Cell
-from pipeline.serving.bench.workload import (
-    Conversations,
-    FilePrompts,
-    Lengths,
-    Normal,
-    RandomTokens,
-    TextPrompts,
-    Uniform,
-    Workload,
-)
+from pipeline.serving.bench.workload import Conversations, FilePrompts, Lengths, Workload
 
 _MOST_FILE_BYTES, _MOST_LINE_BYTES = 512 << 20, 64 << 20
 _TASK = "\n\nWrite a long and detailed report about all of the above, in full sentences."
@@ -109,9 +100,9 @@ def unique_text(key: str, count: int, prefix: str = "", nonce: str = "") -> str:
 
 def draw(lengths: Lengths, key: str) -> int:
     """One length of a distribution."""
-    if isinstance(lengths, Uniform):
+    if lengths.kind == "uniform":
         return _noise(key).randint(lengths.least, lengths.most)
-    if isinstance(lengths, Normal):
+    if lengths.kind == "normal":
         value = _noise(key).gauss(lengths.mean, lengths.deviation)
         return min(max(round(value), lengths.least), lengths.most)
     return lengths.tokens
@@ -126,30 +117,6 @@ def arrivals(rate_per_s: float, count: int, kind: str, key: str) -> list[float]:
         at += noise.expovariate(rate_per_s)
         due.append(at)
     return due
-
-
-def read_prompts(data: bytes, name: str) -> list[list[dict[str, Any]]]:
-    """The lines of a prompt file, each as messages."""
-    prompts = []
-    for number, line in enumerate(data.splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        try:
-            value = read_json(line, most_bytes=_MOST_LINE_BYTES)
-        except JsonInvalid as error:
-            raise WorkloadInvalid(f"{where}: {error}") from error
-        fields = value if isinstance(value, dict) else {}
-        prompt, messages = fields.get("prompt"), fields.get("messages")
-        if isinstance(prompt, str):
-            prompts.append([{"role": "user", "content": prompt}])
-        elif isinstance(messages, list) and all(
-            isinstance(each, dict) and "role" in each for each in messages
-        ):
-            prompts.append(messages)
-        else:
-            raise WorkloadInvalid(f"{where}: has neither a `prompt` nor `messages`")
-    return prompts
 
 
 class Job(Frozen):
@@ -230,63 +197,71 @@ def cells_of(workload: Workload) -> list[Cell]:
 
 def sessions(job: Job) -> Iterator[Session]:
     """The share of one worker, in order; a session is one request, or a conversation."""
-    cell, prompts = job.cell, job.workload.prompts
+    cell, prompts, seed, scale = job.cell, job.workload.prompts, job.workload.seed, job.scale
     due: Sequence[float] = ()
     if cell.rate_per_s is not None and job.phase == "trial":
-        key = f"{job.workload.seed} {cell.name} {job.trial} arrivals"
+        key = f"{seed} {cell.name} {job.trial} arrivals"
         due = arrivals(cell.rate_per_s, job.requests, cell.arrivals, key)
-    texts = _read_file(job, prompts) if isinstance(prompts, FilePrompts) else []
+    texts = _read_prompts(job, prompts) if prompts.kind == "file" else []
     for number in range(job.worker, job.requests, job.workers):
         # without the nonce: runs of one workload ask for the same lengths with the same words
-        key = f"{job.workload.seed} {cell.name} {job.phase} {job.trial} {number}"
-        if isinstance(prompts, Conversations):
+        key = f"{seed} {cell.name} {job.phase} {job.trial} {number}"
+        if prompts.kind == "conversation":
             session = _conversation(job, prompts, number, key)
         else:
             assert cell.output is not None
-            output = draw(cell.output, f"{key} output")
-            length = None
-            if isinstance(prompts, FilePrompts):
-                # warm-ups may repeat prompts from the end of the file
-                content: dict[str, Any] = {"messages": texts[number % len(texts)]}
-            else:
+            output, length = draw(cell.output, f"{key} output"), None
+            # warm-ups may repeat prompts from the end of the file
+            content: dict[str, Any] = {"messages": texts[number % len(texts)] if texts else []}
+            if prompts.kind != "file":
                 assert cell.input is not None
                 length = draw(cell.input, f"{key} input")
-                if isinstance(prompts, RandomTokens):
-                    noise, least = _noise(key), min(prompts.skip, prompts.vocabulary - 1)
-                    ids = [noise.randrange(least, prompts.vocabulary) for _ in range(length)]
-                    content = {"prompt": ids}
-                else:
-                    text = _text(job, prompts, number, key, length)
-                    content = {"messages": [{"role": "user", "content": text}]}
+            if prompts.kind == "random-tokens":
+                noise, least = _noise(key), min(prompts.skip, prompts.vocabulary - 1)
+                ids = [noise.randrange(least, prompts.vocabulary) for _ in range(length or 0)]
+                content = {"prompt": ids}
+            elif prompts.kind == "text" and length is not None:
+                own = (key, job.nonce) if prompts.unique else (f"{seed} {cell.name}", "")
+                common = min(prompts.prefix_tokens, max(0, length - round(scale.overhead)))
+                prefix = ""
+                if common:
+                    group = f"{seed} {job.nonce} prefix {number % prompts.prefix_groups}"
+                    prefix = words(group, max(1, round(common / scale.per_word))) + "\n\n"
+                text = unique_text(own[0], scale.words(length - common), prefix, own[1])
+                content = {"messages": [{"role": "user", "content": text}]}
             session = [Planned(number, length, output, _body(job, output, content))]
         if due:
             session[0].due_s = due[number]
         yield session
 
 
-def _read_file(job: Job, prompts: FilePrompts) -> list[list[dict[str, Any]]]:
-    path = Path(job.prompt_file or prompts.path)
+def _read_prompts(job: Job, prompts: FilePrompts) -> list[list[dict[str, Any]]]:
+    """The lines of a prompt file, each as messages."""
+    path, found = Path(job.prompt_file or prompts.path), []
     data = read_limited(path, _MOST_FILE_BYTES, WorkloadInvalid)
     if prompts.digest and sha256_of(data) != prompts.digest:
         raise WorkloadInvalid(f"{path}: is {sha256_of(data)}, the workload names {prompts.digest}")
-    texts = read_prompts(data, path.name)
-    if len(texts) < job.requests and job.phase == "trial":
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path.name}, line {number}"
+        try:
+            value = read_json(line, most_bytes=_MOST_LINE_BYTES)
+        except JsonInvalid as error:
+            raise WorkloadInvalid(f"{where}: {error}") from error
+        fields = value if isinstance(value, dict) else {}
+        prompt, messages = fields.get("prompt"), fields.get("messages")
+        if isinstance(prompt, str):
+            messages = [{"role": "user", "content": prompt}]
+        known: list[Any] = messages if isinstance(messages, list) else [None]
+        if not all(isinstance(each, dict) and "role" in each for each in known):
+            raise WorkloadInvalid(f"{where}: has neither a `prompt` nor `messages`")
+        found.append(known)
+    if len(found) < job.requests and job.phase == "trial":
         # a prompt that is asked twice is answered from a cache
-        count = log.count(len(texts), "prompt")
+        count = log.count(len(found), "prompt")
         raise WorkloadInvalid(f"{path}: has {count}, {job.requests} are needed")
-    return texts
-
-
-def _text(job: Job, prompts: TextPrompts, number: int, key: str, length: int) -> str:
-    nonce, seed, scale = job.nonce, job.workload.seed, job.scale
-    if not prompts.unique:
-        key, nonce = f"{seed} {job.cell.name}", ""
-    common = min(prompts.prefix_tokens, max(0, length - round(scale.overhead)))
-    prefix = ""
-    if common:
-        group = f"{seed} {job.nonce} prefix {number % prompts.prefix_groups}"
-        prefix = words(group, max(1, round(common / scale.per_word))) + "\n\n"
-    return unique_text(key, scale.words(length - common), prefix, nonce)
+    return found
 
 
 def _conversation(job: Job, prompts: Conversations, number: int, key: str) -> Session:
@@ -299,11 +274,9 @@ def _conversation(job: Job, prompts: Conversations, number: int, key: str) -> Se
         messages = []
         if index == 0 and prompts.system_tokens:
             own = "" if prompts.shared_system else of_turn
-            system = words(
-                f"{job.workload.seed} {job.nonce} system {own}",
-                max(1, round(prompts.system_tokens / job.scale.per_word)),
-            )
-            messages.append({"role": "system", "content": system})
+            text = f"{job.workload.seed} {job.nonce} system {own}"
+            text = words(text, max(1, round(prompts.system_tokens / job.scale.per_word)))
+            messages.append({"role": "system", "content": text})
         text = unique_text(of_turn, max(1, round(length / job.scale.per_word)), nonce=job.nonce)
         messages.append({"role": turn.role if index else "user", "content": text})
         session.append(

@@ -67,36 +67,27 @@ def write_run(folder: Path, run: Run) -> None:
         out.write(run_bytes(run))
 
 
-def raw_lines(folder: Path, lines: RequestLines) -> Iterator[bytes]:
-    """The lines of a trial as they are on the disk now."""
-    path, left = folder / REQUESTS_FILE, lines.bytes
-    require_plain(path)
-    try:
-        with path.open("rb") as file:
-            file.seek(lines.first_byte)
-            while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
-                left -= len(line)
-                yield line
-    except OSError as error:
-        raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
-
-
 class StoredRows:
     """The requests of a trial as they are on the disk now, hashed while they are read."""
 
     def __init__(self, folder: Path, lines: RequestLines) -> None:
-        self._folder, self._lines, self._sha = folder, lines, hashlib.sha256()
-        self.sums: list[str] = []  # eight digits of each line's hash
+        self._path, self._lines, self._sha = folder / REQUESTS_FILE, lines, hashlib.sha256()
 
     def __iter__(self) -> Iterator[RequestRow]:
-        for number, line in enumerate(raw_lines(self._folder, self._lines), start=1):
-            self._sha.update(line)
-            self.sums.append(hashlib.sha256(line).hexdigest()[:8])
-            try:
-                yield RequestRow.model_validate_json(line)
-            except ValidationError as error:
-                message = f"line {number} of the trial is not a request: {error.errors()[0]['msg']}"
-                raise RunInvalid(f"{self._folder / REQUESTS_FILE}: {message}") from error
+        path, left, number = self._path, self._lines.bytes, 0
+        require_plain(path)
+        try:
+            with path.open("rb") as file:
+                file.seek(self._lines.first_byte)
+                while left > 0 and (line := file.readline(min(left, _MOST_LINE_BYTES))):
+                    left, number = left - len(line), number + 1
+                    self._sha.update(line)
+                    yield RequestRow.model_validate_json(line)
+        except OSError as error:
+            raise RunInvalid(f"{path}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            why = f"is not a request: {error.errors()[0]['msg']}"
+            raise RunInvalid(f"{path}: line {number} of the trial {why}") from error
 
     @property
     def digest(self) -> str:

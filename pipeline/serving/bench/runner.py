@@ -17,33 +17,15 @@ from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
 from pipeline.core.model import sha256_of
-from pipeline.serving.bench.answer import JSON_READER
-from pipeline.serving.bench.loop import EVENT_LOOP
-from pipeline.serving.bench.marks import TrialChecks, client_marks, engine_marks
-from pipeline.serving.bench.metrics import intervals
-from pipeline.serving.bench.model import (
-    Cell,
-    CellResult,
-    ClientFacts,
-    Inputs,
-    Mark,
-    Run,
-    SelfTest,
-    ServerFacts,
-    Trial,
-)
+from pipeline.serving.bench import model, record
+from pipeline.serving.bench.answer import EVENT_LOOP, JSON_READER
+from pipeline.serving.bench.marks import TrialChecks, client_marks, sample_marks
+from pipeline.serving.bench.metrics import intervals, trial_metrics
+from pipeline.serving.bench.model import Cell, Inputs, Mark, Run, SelfTest, ServerFacts, Trial
 from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.plan import Job, Scale, cells_of
-from pipeline.serving.bench.record import (
-    append_rows,
-    end_of_rows,
-    measured_alone,
-    read_rows,
-    read_run,
-    write_run,
-)
+from pipeline.serving.bench.record import measured_alone, read_run, write_run
 from pipeline.serving.bench.results.recompute import require_as_measured
-from pipeline.serving.bench.samples import gpu_marks, trial_metrics
 from pipeline.serving.bench.self_test import cores, measure_self
 from pipeline.serving.bench.server import Sampler, Server, server_facts
 from pipeline.serving.bench.workers import SweepProgress, Workers
@@ -59,17 +41,6 @@ _RATE_STREAMS = 256
 _OTHER_FILES = 64
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a run is asked for beside its workload."""
-
-    workers: int | None = None
-    self_test: bool = True
-    sample_every_s: float = 1.0
-    drain_s: float = _DRAIN_S
-    prompt_file: Path | None = None
-
-
 @dataclass
 class Bench:
     """One server, one workload, one folder."""
@@ -78,9 +49,13 @@ class Bench:
     workload: Workload
     folder: Path
     inputs: Inputs
-    settings: Settings = field(default_factory=Settings)
     model: str | None = None
     speculates: bool | None = None  # what a recipe says of it
+    workers: int | None = None  # none: as many as the self-test finds
+    self_test: bool = True
+    prompt_file: Path | None = None
+    sample_every_s: float = 1.0
+    drain_s: float = _DRAIN_S
     _warm: set[str] = field(default_factory=set)  # cells, in this process
 
     def run(self) -> Run:
@@ -110,7 +85,15 @@ class Bench:
             facts = server_facts(self.server, self.model)
         if facts.speculation is None:
             facts = facts.model_copy(update={"speculation": self.speculates})
-        require_sound(self.workload, facts)
+        # a load whose numbers would mislead
+        if isinstance(self.workload.prompts, RandomTokens) and facts.speculation is not False:
+            known = "speculates" if facts.speculation else "does not say whether it speculates"
+            raise WorkloadInvalid(
+                f"{self.workload.name}: random tokens, and the server {known}: how many draft"
+                " tokens are accepted then says nothing of text (vllm-project/vllm#51009)",
+                "Take a workload with text; or say --no-speculation where you know that there is"
+                " none.",
+            )
         cells = cells_of(self.workload)
         streams = max((each.concurrency or _RATE_STREAMS for each in cells), default=1)
         if streams + _OTHER_FILES > (most := _open_files()):
@@ -125,20 +108,8 @@ class Bench:
         if not (self.folder / RUN_FILE).exists():
             where = f"{self.server.url} with {self.workload.name}"
             log.say(f"Measuring {where}, results in {self.folder}")
-            now = stamp(datetime.now(UTC))
-            return Run(
-                state="partial",
-                why_partial="it has just begun",
-                started=now,
-                ended=now,
-                workload=self.workload,
-                inputs=self.inputs,
-                server=facts,
-                client=client_facts(),
-                self_tests=[],
-                cells=[],
-                nonce=secrets.token_hex(4),
-            )
+            run = begun_run(self.workload, self.inputs, facts)
+            return run.model_copy(update={"nonce": secrets.token_hex(4)})
         run = read_run(self.folder)
         if others := differences(run, self.inputs, facts):
             raise RunInvalid(
@@ -175,23 +146,21 @@ class Bench:
     def _test_self(self, cells: Sequence[Cell]) -> None:
         """Once for each concurrency of the run."""
         known = {test.concurrency for test in self._run.self_tests}
-        streams = {_streams(cell) for cell in cells} if self.settings.self_test else set()
+        streams = {_streams(cell) for cell in cells} if self.self_test else set()
         for concurrency in sorted(streams - known):
             with log.step(f"Measuring the client itself with {log.count(concurrency, 'stream')}"):
-                test = measure_self(concurrency, self.settings.workers)
+                test = measure_self(concurrency, self.workers)
             log.say(f"  {sentence(test)}")
             self._run = self._run.model_copy(update={"self_tests": [*self._run.self_tests, test]})
 
     def _measure_scale(self, facts: ServerFacts) -> None:
-        self._scale = Scale()
+        self._scale, seed = Scale(), self.workload.seed
         if self.workload.prompts.kind in ("file", "random-tokens"):
             return
         # nothing is queued yet, so that a deep queue is no reason to wait longer
         limit_s = min(self.workload.limits.first_token_s, _FIRST_ANSWER_S)
         with log.step("Measuring how many tokens a word has with this model"):
-            self._scale = self.server.scale(
-                facts.model, self.workload.seed, limit_s, facts.context_tokens
-            )
+            self._scale = self.server.scale(facts.model, seed, limit_s, facts.context_tokens)
 
     def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
         """Measure the next trial of a cell; whether there is one more."""
@@ -213,7 +182,7 @@ class Bench:
         trial = self._run_trial(cell, len(trials), progress)
         trials.append(trial.model_copy(update={"marks": [*trial.marks, *again]}))
         is_whole = len(trials) >= repeats
-        done[cell.name] = CellResult(
+        done[cell.name] = model.CellResult(
             cell=cell,
             state="void" if trial.void else "good" if is_whole else "partial",
             trials=trials,
@@ -238,28 +207,35 @@ class Bench:
         return False
 
     def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
+        warmed, cold = 0, []
         # once in a cell, and once more where it is gone on with: the server may be a fresh one
-        warmed, cold = (0, []) if cell.name in self._warm else self._warm_up(cell)
+        if cell.name not in self._warm:
+            wanted = self.workload.warmup_requests
+            warmed = min(_streams(cell), cell.requests) if wanted is None else wanted
+        if warmed:
+            # the same kind of requests with other prompts, which are not kept
+            tally, jobs = TrialChecks(self.workload), self._jobs(cell, 0, None, warm_up=warmed)
+            title = f"{cell.name}: warming up with {log.count(warmed, 'request')}"
+            with log.step(title), Workers(jobs) as workers:
+                for _ in tally.through(workers.rows()):
+                    pass
+            cold = [f"warm-up: {why}" for why in tally.failures()]
         self._warm.add(cell.name)
         with log.watched("Waiting until the server has ended all requests"):
-            idle, drained_s = self.server.wait_until_idle(self.settings.drain_s)
+            idle, drained_s = self.server.wait_until_idle(self.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
         tally, started = TrialChecks(self.workload), stamp(datetime.now(UTC))
         # a server that failed in the warm-up is not measured: the trial is void without a request
         jobs = [] if cold else self._jobs(cell, number, test)
-        sampler = Sampler(self.server, self.settings.sample_every_s)
+        sampler = Sampler(self.server, self.sample_every_s)
         with Workers(jobs) as workers, sampler, progress.trial(cell, number) as advance:
             rows = tally.through(workers.rows(advance))
-            lines = append_rows(self.folder, rows, end_of_rows(self._run))
+            lines = record.append_rows(self.folder, rows, record.end_of_rows(self._run))
         samples = sampler.samples()
-        rows = read_rows(self.folder, lines)
+        rows = record.read_rows(self.folder, lines)
         metrics = trial_metrics(rows, self.workload.objectives, samples)
-        marks = [
-            *client_marks(test, workers.efforts, metrics.output_tok_s),
-            *tally.marks(),
-            *gpu_marks(samples.gpus),
-            *engine_marks(samples.engine, metrics),
-        ]
+        marks = client_marks(test, workers.efforts, metrics.output_tok_s)
+        marks += [*tally.marks(), *sample_marks(samples, metrics)]
         if idle is False:
             message = f"the server was still busy after {drained_s:.0f} s: others use it"
             marks.append(Mark(kind="not-drained", message=message))
@@ -277,23 +253,8 @@ class Bench:
             drained_s=round(drained_s, 3) if idle is not None else None,
         )
 
-    def _warm_up(self, cell: Cell) -> tuple[int, list[str]]:
-        """The same kind of requests with other prompts, not kept; how many, and what failed."""
-        wanted = self.workload.warmup_requests
-        count = min(_streams(cell), cell.requests) if wanted is None else wanted
-        if not count:
-            return 0, []
-        tally = TrialChecks(self.workload)
-        jobs = self._jobs(cell, 0, None, warm_up=count)
-        title = f"{cell.name}: warming up with {log.count(count, 'request')}"
-        with log.step(title), Workers(jobs) as workers:
-            for _ in tally.through(workers.rows()):
-                pass
-        return count, [f"warm-up: {why}" for why in tally.failures()]
-
     def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
-        prompt_file = self.settings.prompt_file
-        count = self.settings.workers or (test.workers if test else 1)
+        count = self.workers or (test.workers if test else 1)
         return [
             Job(
                 address=self.server.address,
@@ -309,7 +270,7 @@ class Bench:
                 worker=worker,
                 workers=count,
                 scale=self._scale,
-                prompt_file=str(prompt_file) if prompt_file else None,
+                prompt_file=str(self.prompt_file) if self.prompt_file else None,
             )
             for worker in range(count)
         ]
@@ -346,6 +307,23 @@ def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
         return [bench._write(state="complete", why_partial="") for bench in both]
 
 
+def begun_run(workload: Workload, inputs: Inputs, facts: ServerFacts) -> Run:
+    """A run of which nothing is measured yet."""
+    now = stamp(datetime.now(UTC))
+    return Run(
+        state="partial",
+        why_partial="it has just begun",
+        started=now,
+        ended=now,
+        workload=workload,
+        inputs=inputs,
+        server=facts,
+        client=client_facts(),
+        self_tests=[],
+        cells=[],
+    )
+
+
 def _streams(cell: Cell) -> int:
     return min(cell.concurrency or _RATE_STREAMS, cell.requests)
 
@@ -369,17 +347,6 @@ def differences(run: Run, inputs: Inputs, facts: ServerFacts) -> list[str]:
     return list(dict.fromkeys(others))
 
 
-def require_sound(workload: Workload, facts: ServerFacts) -> None:
-    """Refuse a load whose numbers would mislead."""
-    if isinstance(workload.prompts, RandomTokens) and facts.speculation is not False:
-        known = "speculates" if facts.speculation else "does not say whether it speculates"
-        raise WorkloadInvalid(
-            f"{workload.name}: random tokens, and the server {known}: how many draft tokens are"
-            " accepted then says nothing of text (vllm-project/vllm#51009)",
-            "Take a workload with text; or say --no-speculation where you know that there is none.",
-        )
-
-
 def sentence(test: SelfTest) -> str:
     """How good the client is, for people."""
     trust = "trusted" if test.trusted else "NOT trusted"
@@ -391,17 +358,17 @@ def sentence(test: SelfTest) -> str:
 
 
 @cache
-def client_facts() -> ClientFacts:
+def client_facts() -> model.ClientFacts:
     """This program on this machine."""
     # a number names the code that measured it
     folder = Path(__file__).parent
     sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
-    return ClientFacts(
+    return model.ClientFacts(
         version=__version__,
         digest=sha256_of(b"".join(path.read_bytes() for path in sources)),
         python=platform.python_version(),
         event_loop=EVENT_LOOP,
-        json_reader="orjson" if JSON_READER == "orjson" else "json",
+        json_reader=JSON_READER,
         machine=platform.machine(),
         cores=cores(),
         open_files=_open_files(),

@@ -9,26 +9,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 
 from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.errors import BenchUnanswered
 from pipeline.core.files import files_below
-from pipeline.core.net.wire import Lost, send
-from pipeline.serving.bench.answer import Answer, Malformed
 from pipeline.serving.bench.metrics import intervals, metrics_of
-from pipeline.serving.bench.model import CellResult, Inputs, RequestRow, Run, Trial
-from pipeline.serving.bench.plan import cells_of
+from pipeline.serving.bench.model import Cell, CellResult, Inputs, RequestRow, Run, Trial
+from pipeline.serving.bench.plan import Job, Planned, cells_of
 from pipeline.serving.bench.record import append_rows, measured_alone, write_run
-from pipeline.serving.bench.runner import client_facts
+from pipeline.serving.bench.runner import begun_run
 from pipeline.serving.bench.server import Server, server_facts
+from pipeline.serving.bench.worker import WorkerRun
 from pipeline.serving.bench.workload import Workload
 
 _TOKENS = 8
 _LIMIT_S = 600.0
-_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                         drop_page_cache(starter.weights)
                     started, up = stamp(datetime.now(UTC)), starter.start()
                     # nothing is asked in between: the first token counts from the same moment
-                    row = _first_answer(up, time.monotonic() - up.ready_s)
+                    row = _first_answer(up, workload, cell)
                     starts[cell.name].append((started, up, row))
         facts = server_facts(up.server, None)
         # only now: an earlier run in the folder stays whole while one of these starts may fail
@@ -100,23 +97,13 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                 )
             spread = intervals(trials)
             results.append(CellResult(cell=cell, state="good", trials=trials, intervals=spread))
-        run = Run(
-            state="complete",
-            started=began,
-            ended=stamp(datetime.now(UTC)),
-            workload=workload,
-            inputs=inputs,
-            server=facts,
-            client=client_facts(),
-            self_tests=[],
-            cells=results,
-        )
+        done = {"state": "complete", "why_partial": "", "started": began, "cells": results}
+        run = begun_run(workload, inputs, facts).model_copy(update=done)
         write_run(folder, run)
         return run
 
 
-def _first_answer(up: Started, begun: float) -> RequestRow:
-    server, answer = up.server, Answer()
+def _first_answer(up: Started, workload: Workload, cell: Cell) -> RequestRow:
     body = {
         "model": up.model,
         "max_tokens": _TOKENS,
@@ -124,32 +111,27 @@ def _first_answer(up: Started, begun: float) -> RequestRow:
         "stream_options": {"include_usage": True},
         "messages": [{"role": "user", "content": "Write one sentence about the sea."}],
     }
-    sent = time.monotonic()
-    headers = {"Content-Type": "application/json", **server.headers}
-    request = server.address, "POST", "/v1/chat/completions", json.dumps(body).encode(), headers
+    share = WorkerRun(
+        Job(
+            address=up.server.address,
+            headers=dict(up.server.headers),
+            model=up.model,
+            workload=workload,
+            cell=cell,
+            requests=1,
+        ),
+        origin=time.monotonic() - up.ready_s,
+    )
+    request = share.request(Planned(0, None, _TOKENS), json.dumps(body).encode())
     try:
-        raw = asyncio.run(send(*request, limit_s=_LIMIT_S, most_bytes=_MOST_BYTES))
-        answer.feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", 0.0)
-        for at, piece in raw.pieces:
-            answer.feed(piece, at)
-    except (Lost, Malformed) as error:
-        raise BenchUnanswered(f"{server.url}: no first answer: {error}") from error
-    if raw.status != 200 or not answer.times:
+        asyncio.run(asyncio.wait_for(request, _LIMIT_S))
+    except TimeoutError as error:
+        message = f"{up.server.url}: no first answer: no whole answer within {_LIMIT_S:g} s"
+        raise BenchUnanswered(message) from error
+    (row,) = share.rows()
+    if row.failure:
         raise BenchUnanswered(
-            f"{server.url}: status {raw.status}, and no first token",
+            f"{up.server.url}: no first answer: {row.message}",
             "The server's log says why; `sm120 doctor LOG` knows many causes.",
         )
-    micros = [round((t - answer.times[0]) * 1e6) for t in answer.times]
-    return RequestRow(
-        number=0,
-        sent_s=round(sent - begun, 6),
-        first_byte_s=round(raw.pieces[0][0], 6),
-        first_token_s=round(answer.times[0], 6),
-        end_s=round(raw.seconds, 6),
-        gaps_us=[b - a for a, b in pairwise(micros)],
-        chunks=len(answer.times),
-        asked_output=_TOKENS,
-        characters=answer.characters,
-        finish=answer.finish,
-        status=raw.status,
-    )
+    return row

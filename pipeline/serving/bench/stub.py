@@ -1,8 +1,8 @@
 """A server with known pacing: what the client measures itself against.
 
-It streams as engines do, an event for each token, and notes when it wrote them. `serve` is the
-whole of it; `python -m pipeline.serving.bench.stub` runs it beside the client until its stdin
-ends, and reports what it did for each line on it.
+It streams as engines do, an event for each token, and notes when it wrote them. `python -m
+pipeline.serving.bench.stub TTFT_S TPOT_S` runs it beside the client until its stdin ends; each line
+there asks for the means since the last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import re
-import resource
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import cast
 
-from pipeline.serving.bench.loop import run_loop
+from pipeline.serving.bench.answer import run_loop
 
 MODEL = "stub"
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
@@ -50,14 +49,6 @@ class Truth:
 
     ttft: array[float] = field(default_factory=lambda: array("d"))
     tpot: array[float] = field(default_factory=lambda: array("d"))
-    tokens: int = 0
-
-    def add(self, asked: float, first: float, last: float, tokens: int) -> None:
-        """One whole answer."""
-        self.ttft.append(first - asked)
-        if tokens > 1:
-            self.tpot.append((last - first) / (tokens - 1))
-        self.tokens += tokens
 
 
 def event(text: str, number: int) -> bytes:
@@ -172,36 +163,23 @@ class StubConnection(asyncio.Protocol):
             self.loop.call_later(delay, self.write_token, asked, first, number + 1, tokens)
         else:
             self.transport.write(data + last_events(tokens, self.prompt_tokens))
-            self.truth.add(asked, first, now, tokens)
-
-
-async def serve(pacing: Pacing, truth: Truth, port: int = 0) -> asyncio.Server:
-    """Listen on loopback."""
-    loop = asyncio.get_running_loop()
-    return await loop.create_server(
-        lambda: StubConnection(pacing, truth), "127.0.0.1", port, backlog=4096
-    )
+            self.truth.ttft.append(first - asked)
+            if tokens > 1:
+                self.truth.tpot.append((now - first) / (tokens - 1))
 
 
 async def _main(pacing: Pacing) -> None:
-    truth = Truth()
-    server = await serve(pacing, truth)
+    truth, done, loop = Truth(), asyncio.Event(), asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: StubConnection(pacing, truth), "127.0.0.1", 0, backlog=4096
+    )
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def report() -> None:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        counts = {
-            "requests": len(truth.ttft),
-            "tokens": truth.tokens,
-            "ttft_ms": 1e3 * sum(truth.ttft) / max(1, len(truth.ttft)),
-            "tpot_ms": 1e3 * sum(truth.tpot) / max(1, len(truth.tpot)),
-            "cpu_s": usage.ru_utime + usage.ru_stime,
-        }
+        means = {"ttft_ms": truth.ttft, "tpot_ms": truth.tpot}
+        counts = {name: 1e3 * sum(times) / max(1, len(times)) for name, times in means.items()}
         print(json.dumps(counts), flush=True)
         del truth.ttft[:], truth.tpot[:]
-        truth.tokens = 0
 
     def obey() -> None:
         # a line asks for what was done since the last; the stub ends with its stdin
@@ -213,14 +191,7 @@ async def _main(pacing: Pacing) -> None:
     await done.wait()
 
 
-def main(arguments: list[str]) -> None:
-    """TTFT and TPOT in seconds."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    ttft_s, tpot_s = (float(text) for text in arguments)
-    run_loop(_main(Pacing(ttft_s, tpot_s)))
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # TTFT and TPOT in seconds
+    run_loop(_main(Pacing(*map(float, sys.argv[1:]))))
+    os._exit(0)

@@ -11,13 +11,14 @@ import asyncio
 import gc
 import json
 import os
-import resource
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -25,9 +26,7 @@ from pipeline.core import log
 from pipeline.core.errors import PipelineError
 from pipeline.core.net.route import tls_context
 from pipeline.core.net.timing import retry_after_s
-from pipeline.serving.bench.answer import Answer, loops
-from pipeline.serving.bench.connection import Connection, Failed, Target, connect
-from pipeline.serving.bench.loop import run_loop
+from pipeline.serving.bench.answer import Answer, Connection, Failed, connect, loops, run_loop
 from pipeline.serving.bench.model import Failure, RequestRow
 from pipeline.serving.bench.plan import Job, Planned, Session, assistant_message, sessions
 from pipeline.serving.bench.workload import RandomTokens
@@ -63,7 +62,6 @@ class WorkerRun:
     """What one worker does in a trial."""
 
     job: Job
-    target: Target
     origin: float = 0.0
     idle: list[Connection] = field(default_factory=list)
     busy: dict[Connection, int] = field(default_factory=dict)  # the tokens that it was asked for
@@ -79,21 +77,49 @@ class WorkerRun:
     def given_up(self) -> bool:
         return self.failures >= max(_FEWEST_FAILURES, self.job.streams)
 
+    @cached_property
+    def tls(self) -> ssl.SSLContext | None:
+        """Read once: it holds all CAs of the machine."""
+        return tls_context() if self.job.address.is_tls else None
+
     def rows(self) -> Iterator[RequestRow]:
-        """Every request that was sent."""
-        return (row_of(sent, self.origin, self.job.worker) for sent in self.sent)
-
-    async def open_connections(self) -> None:
-        """As many as will be needed at a time, before the clock runs."""
-        gate = asyncio.Semaphore(_PARALLEL_CONNECTS)
-
-        async def open_one() -> None:
-            # a request that finds no connection tries again, and names what is wrong
-            with suppress(Failed):
-                async with gate:
-                    self.idle.append(await connect(self.target, self.job.workload.limits.connect_s))
-
-        await asyncio.gather(*(open_one() for _ in range(self.job.streams)))
+        """Every request that was sent, as the run keeps it."""
+        for sent in self.sent:
+            planned, answer = sent.planned, sent.answer or Answer()
+            # rounded from the first on, so that the gaps add up to the whole
+            micros = [round((t - answer.times[0]) * 1e6) for t in answer.times]
+            moments = (answer.first_byte, answer.times[0] if micros else None, sent.end)
+            first_byte, first_token, end = (
+                None if at is None else round(at - sent.sent, 6) for at in moments
+            )
+            usage = answer.usage or {}
+            prompt, output = (usage.get(f"{n}_tokens_details") for n in ("prompt", "completion"))
+            yield RequestRow(
+                number=planned.number,
+                worker=self.job.worker,
+                conversation=planned.conversation,
+                turn=planned.turn,
+                planned_s=None if planned.due_s is None else round(planned.due_s, 6),
+                sent_s=round(sent.sent - self.origin, 6),
+                first_byte_s=first_byte,
+                first_token_s=first_token,
+                end_s=end,
+                gaps_us=[b - a for a, b in pairwise(micros)],
+                chunks=len(micros),
+                asked_input=planned.asked_input,
+                asked_output=planned.asked_output,
+                input_tokens=_count(usage, "prompt_tokens"),
+                cached_tokens=_count(prompt, "cached_tokens"),
+                output_tokens=_count(usage, "completion_tokens"),
+                reasoning_tokens=_count(output, "reasoning_tokens"),
+                characters=answer.characters,
+                finish=answer.finish,
+                status=answer.status,
+                retries=sent.retries,
+                failure=sent.failure,
+                message=sent.message,
+                looping=bool(loops(answer.text)),
+            )
 
     async def run(self, todo: Iterator[Session]) -> None:
         """Send everything, and wait for the last answer."""
@@ -140,7 +166,7 @@ class WorkerRun:
                 # all messages so far, which are encoded already
                 messages += planned.messages
                 body = body[:-1] + b', "messages": [' + b", ".join(messages) + b"]}"
-            sent = await self._request(planned, body, keep_all=is_talk)
+            sent = await self.request(planned, body, keep_all=is_talk)
             if sent.failure or sent.answer is None:
                 # the rest of a conversation has nothing to go on with
                 self.unsent += len(session) - index - 1
@@ -148,19 +174,42 @@ class WorkerRun:
             if index + 1 < len(session):
                 messages.append(assistant_message(session[index + 1], sent.answer.text))
 
-    async def _request(self, planned: Planned, body: bytes, *, keep_all: bool) -> _Sent:
-        sent = _Sent(planned, time.monotonic())
+    async def request(self, planned: Planned, body: bytes, *, keep_all: bool = False) -> _Sent:
+        """One request with all of its attempts; it never fails, but keeps why it did."""
+        sent, job = _Sent(planned, time.monotonic()), self.job
         self.sent.append(sent)
         # only completions take token ids
-        is_ids = isinstance(self.job.workload.prompts, RandomTokens)
+        is_ids = isinstance(job.workload.prompts, RandomTokens)
         path = "/v1/completions" if is_ids else "/v1/chat/completions"
-        request = self.target.request(path, body)
+        lines = [
+            f"POST {job.address.base}{path} HTTP/1.1",
+            f"Host: {job.address.netloc}",
+            "User-Agent: sm120-bench",
+            "Accept: text/event-stream",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            *(f"{name}: {value}" for name, value in job.headers.items()),
+        ]
+        whole = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
         planned.body, planned.messages = b"", ()  # long prompts are not kept for their row
         try:
-            await self._attempts(sent, request, keep_all)
+            answer = await self._attempts(sent, whole, keep_all)
+            if answer.status != 200:
+                raise Failed("refused", f"status {answer.status}: {' '.join(answer.error.split())}")
+            if answer.error:
+                raise Failed("refused", f"the stream says: {answer.error}")
+            if not answer.done and not answer.finish:
+                raise Failed("lost", "the stream ended without [DONE]")
+            if not answer.times:
+                raise Failed("empty", "the answer has no text")
+            # a proxy may end a stream that its engine did not: no reason, and too few tokens
+            tokens = max(len(answer.times), _count(answer.usage, "completion_tokens") or 0)
+            if not answer.finish and tokens < planned.asked_output:
+                after = f"{tokens} of {planned.asked_output} tokens"
+                raise Failed("lost", f"the stream ended after {after} without a reason")
         except Failed as error:
             # before it is cut: a server may repeat the key, which is in no worker's environment
-            keys = [value.removeprefix("Bearer ") for value in self.job.headers.values()]
+            keys = [value.removeprefix("Bearer ") for value in job.headers.values()]
             sent.failure = error.kind
             sent.message = log.redacted(error.message, more=keys)[:_MESSAGE_CHARACTERS]
             self.failures += 1
@@ -169,9 +218,18 @@ class WorkerRun:
         self.events += len(sent.answer.times) if sent.answer else 0
         return sent
 
-    async def _attempts(self, sent: _Sent, request: bytes, keep_all: bool) -> None:
+    async def _attempts(self, sent: _Sent, request: bytes, keep_all: bool) -> Answer:
+        limits = self.job.workload.limits
         while True:
-            connection = await self._open_connection()
+            connection = None
+            while self.idle and connection is None:
+                idle = self.idle.pop()
+                # asyncio first reads what came after the last answer, which ends the connection:
+                # the next request must not take a surplus answer for its own
+                await asyncio.sleep(0)
+                connection = idle if idle.is_open else None
+            if connection is None:
+                connection = await connect(self.job.address, self.tls, limits.connect_s)
             was_used = connection.used
             waiter = connection.send(request, keep_all=keep_all)
             if not sent.retries:
@@ -195,23 +253,13 @@ class WorkerRun:
                 self.idle.append(connection)
             else:
                 connection.close()
-            if answer.status not in _RETRIED or sent.retries >= self.job.workload.limits.retries:
-                return _require_good(answer, sent.planned.asked_output)
+            if answer.status not in _RETRIED or sent.retries >= limits.retries:
+                return answer
             sent.retries += 1
             # as long as the server asks for; else a little longer each time
             asked_s = retry_after_s(answer.headers.get("retry-after", ""))
             wait_s = 0.25 * 2**sent.retries if asked_s is None else asked_s
             await asyncio.sleep(min(wait_s, _MOST_WAIT_S))
-
-    async def _open_connection(self) -> Connection:
-        while self.idle:
-            connection = self.idle.pop()
-            # asyncio first reads what came after the last answer, which ends the connection: the
-            # next request must not take a surplus answer for its own
-            await asyncio.sleep(0)
-            if connection.is_open:
-                return connection
-        return await connect(self.target, self.job.workload.limits.connect_s)
 
     async def _watch(self) -> None:
         """Give up what takes too long, and report the progress."""
@@ -241,61 +289,6 @@ class WorkerRun:
                 _say(progress=[self.done, self.failures, self.events + under_way])
 
 
-def _require_good(answer: Answer, asked: int) -> None:
-    if answer.status != 200:
-        raise Failed("refused", f"status {answer.status}: {' '.join(answer.error.split())}")
-    if answer.error:
-        raise Failed("refused", f"the stream says: {answer.error}")
-    if not answer.done and not answer.finish:
-        raise Failed("lost", "the stream ended without [DONE]")
-    if not answer.times:
-        raise Failed("empty", "the answer has no text")
-    # a proxy may end a stream that its engine did not: no reason to finish, and too few tokens
-    tokens = max(len(answer.times), _count(answer.usage, "completion_tokens") or 0)
-    if not answer.finish and tokens < asked:
-        raise Failed("lost", f"the stream ended after {tokens} of {asked} tokens without a reason")
-
-
-def row_of(sent: _Sent, origin: float, worker: int) -> RequestRow:
-    """A request as the run keeps it."""
-    planned, answer = sent.planned, sent.answer or Answer()
-    times = answer.times
-    # rounded from the first on, so that the gaps add up to the whole
-    micros = [round((t - times[0]) * 1e6) for t in times]
-    usage = answer.usage or {}
-    details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-    return RequestRow(
-        number=planned.number,
-        worker=worker,
-        conversation=planned.conversation,
-        turn=planned.turn,
-        planned_s=None if planned.due_s is None else round(planned.due_s, 6),
-        sent_s=round(sent.sent - origin, 6),
-        first_byte_s=_since(answer.first_byte, sent.sent),
-        first_token_s=_since(times[0], sent.sent) if times else None,
-        end_s=_since(sent.end, sent.sent),
-        gaps_us=[b - a for a, b in pairwise(micros)],
-        chunks=len(times),
-        asked_input=planned.asked_input,
-        asked_output=planned.asked_output,
-        input_tokens=_count(usage, "prompt_tokens"),
-        cached_tokens=_count(details[0], "cached_tokens"),
-        output_tokens=_count(usage, "completion_tokens"),
-        reasoning_tokens=_count(details[1], "reasoning_tokens"),
-        characters=answer.characters,
-        finish=answer.finish,
-        status=answer.status,
-        retries=sent.retries,
-        failure=sent.failure,
-        message=sent.message,
-        looping=bool(loops(answer.text)),
-    )
-
-
-def _since(at: float | None, start: float) -> float | None:
-    return None if at is None else round(at - start, 6)
-
-
 def _count(table: Any, name: str) -> int | None:
     """A count that a server gave; none where it is no count."""
     value = table.get(name) if isinstance(table, dict) else None
@@ -311,9 +304,17 @@ def _say(**message: Any) -> None:
 
 async def prepared(job: Job) -> tuple[WorkerRun, list[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
-    target = Target(job.address, job.headers, tls_context() if job.address.is_tls else None)
-    share, todo = WorkerRun(job, target), list(sessions(job))
-    await share.open_connections()
+    share, todo = WorkerRun(job), list(sessions(job))
+    gate, limit_s = asyncio.Semaphore(_PARALLEL_CONNECTS), job.workload.limits.connect_s
+
+    async def open_one() -> None:
+        # a request that finds no connection tries again, and names what is wrong
+        with suppress(Failed):
+            async with gate:
+                share.idle.append(await connect(job.address, share.tls, limit_s))
+
+    # as many as will be needed at a time, before the clock runs
+    await asyncio.gather(*(open_one() for _ in range(job.streams)))
     return share, todo
 
 
@@ -333,32 +334,18 @@ async def _work(job: Job) -> None:
     gc.freeze()
     gc.disable()
     await asyncio.sleep(share.origin - time.monotonic())
-    before, begun = _cpu_s(), time.monotonic()
+    before, begun = time.process_time(), time.monotonic()
     await share.run(iter(todo))
-    cpu, wall = _cpu_s() - before, time.monotonic() - begun
+    cpu, wall = time.process_time() - before, time.monotonic() - begun
     for row in share.rows():
         _say(row=row.model_dump(mode="json", exclude_defaults=True))
     _say(end={"cpu_s": cpu, "wall_s": wall, "behind_s": share.behind_s, "unsent": share.unsent})
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def main() -> None:
-    """Do one job."""
-    # as many sockets as the machine allows; the parent has seen that it is enough
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    job = Job.model_validate_json(sys.stdin.buffer.readline())
+if __name__ == "__main__":
     try:
-        run_loop(_work(job))
+        run_loop(_work(Job.model_validate_json(sys.stdin.buffer.readline())))
     except PipelineError as error:
         _say(error=[type(error).__name__, str(error), error.hint])
     # the thread that waits for the end of stdin holds its lock
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -64,8 +64,8 @@ class Workers:
                 process = start_module("pipeline.serving.bench.worker")
                 self._processes.append(process)
                 self._write(process, job.model_dump_json().encode())
-                for target in (self._hear, self._hear_errors):
-                    threading.Thread(target=target, args=(number, process), daemon=True).start()
+                for of in ((number, process, False), (number, process, True)):
+                    threading.Thread(target=self._hear, args=of, daemon=True).start()
         except BaseException:
             # no `with` block ends those that were started before the one that failed
             self.__exit__()
@@ -84,19 +84,18 @@ class Workers:
             process.stdin.write(line + b"\n")
             process.stdin.flush()
 
-    def _hear(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
+    def _hear(self, number: int, process: subprocess.Popen[bytes], is_error: bool) -> None:
+        pipe = process.stderr if is_error else process.stdout
+        assert pipe is not None
         # ValueError: `__exit__` has closed the pipe
         with suppress(ValueError):
-            for line in process.stdout:
-                self._messages.put((number, line))
-            self._messages.put((number, b""))
-
-    def _hear_errors(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None
-        with suppress(ValueError):
-            for line in process.stderr:
-                self._errors[number] = (self._errors[number] + line)[-_STDERR_BYTES:]
+            for line in pipe:
+                if is_error:
+                    self._errors[number] = (self._errors[number] + line)[-_STDERR_BYTES:]
+                else:
+                    self._messages.put((number, line))
+            if not is_error:
+                self._messages.put((number, b""))
 
     def _next(self) -> tuple[int, Any]:
         number, line = self._messages.get()

@@ -1,7 +1,7 @@
 """The report: results of benchmarks as one page that people open, and as PDF, Markdown and CSV.
 
-In: results of the bench room, the attempts of the serve room, published tables that ship here as
+In: results of `bench`, the attempts of `serve`, published tables that ship here as
 reference data. Out: files in which every number has its place in the data that the page embeds, so
 that a changed digit is found.
-May import bench, serve and the rooms before them.
+May import bench, serve, artifacts and hosts.
 """

@@ -55,56 +55,56 @@ THROUGHPUT = (
     Metric("ready_s", "Ready after s"),
     Metric("start_to_first_token_s", "First token after s"),
 )
-FIRST_TOKEN = (
-    Metric("ttft_ms.mean", "TTFT mean ms", has_interval=True),
-    Metric("ttft_ms.p50", "TTFT p50 ms"),
-    Metric("ttft_ms.p90", "TTFT p90 ms"),
-    Metric("ttft_ms.p99", "TTFT p99 ms"),
-    Metric("tpot_ms.mean", "TPOT mean ms", has_interval=True),
-    Metric("tpot_ms.p50", "TPOT p50 ms"),
-    Metric("tpot_ms.p90", "TPOT p90 ms"),
-    Metric("tpot_ms.p99", "TPOT p99 ms"),
+# The interval of the mean is what tells two runs apart.
+FIRST_TOKEN = tuple(
+    Metric(f"{kind.lower()}_ms.{part}", f"{kind} {part} ms", has_interval=part == "mean")
+    for kind in ("TTFT", "TPOT")
+    for part in ("mean", "p50", "p90", "p99")
 )
 REST = (
-    Metric("itl_ms.mean", "ITL mean ms"),
-    Metric("itl_ms.p50", "ITL p50 ms"),
-    Metric("itl_ms.p99", "ITL p99 ms"),
+    *(Metric(f"itl_ms.{part}", f"ITL {part} ms") for part in ("mean", "p50", "p99")),
     Metric("latency_ms.mean", "Latency mean ms", has_interval=True),
-    Metric("latency_ms.p50", "Latency p50 ms"),
-    Metric("latency_ms.p99", "Latency p99 ms"),
+    *(Metric(f"latency_ms.{part}", f"Latency {part} ms") for part in ("p50", "p99")),
 )
 METRICS = (*THROUGHPUT, *FIRST_TOKEN, *REST)
+_GROUPS = (("throughput", THROUGHPUT), ("TTFT and TPOT", FIRST_TOKEN), ("ITL and latency", REST))
 # More columns than this do not fit on a printed page.
 _MOST_COLUMNS = 9
 
 
 def series_tables(series: Series, *, is_exact: bool) -> Markup:
     """All numbers of a series; `is_exact` keeps the digits of a document."""
-    title = f"{series.name} ({series.workload})"
+    title, load = f"{series.name} ({series.workload})", load_of(series)
+    head = Column(load.title, is_number=True) if load else Column("Cell", is_wide=True)
+    heads = [load.text(cell) if load else cell.name for cell in series.cells]
+    styles = ["void" if cell.state == "void" else None for cell in series.cells]
     together = known_metrics(series)
     parts = [(title, together)]
     if len(together) > _MOST_COLUMNS:
-        groups = (
-            ("throughput", THROUGHPUT),
-            ("TTFT and TPOT", FIRST_TOKEN),
-            ("ITL and latency", REST),
-        )
-        known = [(f"{title}: {part}", known_metrics(series, each)) for part, each in groups]
+        known = [(f"{title}: {part}", known_metrics(series, each)) for part, each in _GROUPS]
         parts = [(title, metrics) for title, metrics in known if metrics]
-    tables = [_table(series, title, metrics, is_exact) for title, metrics in parts]
+    tables = []
+    for title, metrics in parts:
+        columns = [head, *(Column(metric.title, is_number=True) for metric in metrics)]
+        places = [(m, digits(series, m.name, is_exact=is_exact)) for m in metrics]
+        rows = [
+            [text, *(_value(cell, *place) for place in places)]
+            for text, cell in zip(heads, series.cells, strict=True)
+        ]
+        tables.append(table(title, columns, rows, styles))
     # cells that are void, or to be taken with care
-    rows = []
-    for cell in series.cells:
+    doubtful = []
+    for text, cell in zip(heads, series.cells, strict=True):
         if cell.notes or cell.state != "good":
             kind = {"good": "good", "partial": "warn", "void": "bad"}[cell.state]
             notes = [
                 element("div", tag(n.kind, "bad" if n.kind == "void" else "warn"), " ", n.message)
                 for n in cell.notes
             ]
-            rows.append([_load_text(series, cell), tag(cell.state, kind), join(*notes)])
-    if rows:
-        columns = [_head(series), Column("State"), Column("Marks", is_wide=True)]
-        tables.append(table(f"{series.name}: to be taken with care", columns, rows))
+            doubtful.append([text, tag(cell.state, kind), join(*notes)])
+    if doubtful:
+        columns = [head, Column("State"), Column("Marks", is_wide=True)]
+        tables.append(table(f"{series.name}: to be taken with care", columns, doubtful))
     return join(*tables)
 
 
@@ -121,30 +121,6 @@ def known_metrics(series: Series, metrics: Sequence[Metric] = METRICS) -> list[M
     return [metric for metric in metrics if metric.name in known]
 
 
-def _table(series: Series, title: str, metrics: Sequence[Metric], is_exact: bool) -> Markup:
-    columns = [_head(series), *(Column(metric.title, is_number=True) for metric in metrics)]
-    decimals = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
-    rows = [
-        [
-            _load_text(series, cell),
-            *(_value(cell, metric, decimals[metric.name]) for metric in metrics),
-        ]
-        for cell in series.cells
-    ]
-    styles = ["void" if cell.state == "void" else None for cell in series.cells]
-    return table(title, columns, rows, styles)
-
-
-def _head(series: Series) -> Column:
-    load = load_of(series)
-    return Column(load.title, is_number=True) if load else Column("Cell", is_wide=True)
-
-
-def _load_text(series: Series, cell: Cell) -> str:
-    load = load_of(series)
-    return load.text(cell) if load else cell.name
-
-
 def _value(cell: Cell, metric: Metric, decimals: int) -> Markup | str:
     measure = cell.numbers.get(metric.name)
     if measure is None or _is_no_peak(cell, metric.name):
@@ -159,13 +135,13 @@ def _value(cell: Cell, metric: Metric, decimals: int) -> Markup | str:
 
 def _is_no_peak(cell: Cell, name: str) -> bool:
     """Of a trial shorter than a second, a second's tokens are fewer than its mean: no peak."""
-    if name != "peak_output_tok_s":
-        return False
-    return (cell.mean(name) or 0.0) < (cell.mean("output_tok_s") or 0.0)
+    is_peak = name == "peak_output_tok_s"
+    return is_peak and (cell.mean(name) or 0.0) < (cell.mean("output_tok_s") or 0.0)
 
 
 def load_of(series: Series) -> Load | None:
     """By what its cells differ; none where they are configurations with names."""
+    # equal loads are repeats under other settings, which an axis cannot tell apart
     for load in (_RATE, _CONCURRENCY):
         values = [load.of(cell) for cell in series.cells]
         if None not in values and len(set(values)) == len(values):

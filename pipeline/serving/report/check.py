@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -22,25 +21,23 @@ from pipeline.serving.report.from_run import read_foreign_data, read_run_data
 from pipeline.serving.report.model import Measured, ReportData
 from pipeline.serving.report.page import DATA_ID
 
+# A page with some hundred runs has a few megabytes.
 _MOST_BYTES = 64 << 20
 # A text of the data or of the page cannot hold this: quotes are escaped in both.
 _DATA = re.compile(rb'<script[^>]* id="%b"[^>]*>([^<]*)</script>' % DATA_ID.encode())
 _DIGEST = re.compile(rb' data-digest="([^"]*)"')
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A place in the data of a report, and what is wrong there."""
 
     where: str
     message: str
 
 
-@dataclass(frozen=True)
-class OpenedReport:
+class OpenedReport(NamedTuple):
     """A page as it was read: nothing of it is believed yet."""
 
-    page: bytes
     data: ReportData
     json: Any
     digest: str  # of the embedded data, as the page states it
@@ -70,7 +67,7 @@ def open_report(page: bytes) -> OpenedReport:
         place = "/".join(str(part) for part in first["loc"])
         raise ReportInvalid(f"its embedded data: {place}: {first['msg']}") from error
     stated = _DIGEST.search(found[0][0][: -len(found[0][1]) or None])
-    return OpenedReport(page, data, value, stated[1].decode(errors="replace") if stated else "")
+    return OpenedReport(data, value, stated[1].decode(errors="replace") if stated else "")
 
 
 def check_run(report: OpenedReport, index: int, path: Path) -> list[Problem]:
@@ -94,6 +91,7 @@ def check_run(report: OpenedReport, index: int, path: Path) -> list[Problem]:
 
 def _series(want: Measured, got: Measured, at: str) -> Iterator[tuple[str, Any, Any]]:
     """Cells, their states, marks and numbers; a later version may know more numbers of a run."""
+    # a shorter list would otherwise hide what it leaves out
     yield from differences(len(want.series), len(got.series), f"{at}/series")
     for s, (run, page) in enumerate(zip(want.series, got.series, strict=False)):
         place = f"{at}/series/{s}/cells"

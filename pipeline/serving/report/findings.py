@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal
 
 from pipeline.core import log
-from pipeline.serving.report.model import (
-    Cell,
-    Claim,
-    Finding,
-    Measured,
-    Quantity,
-    Reference,
-    ReportData,
-    Series,
-)
+from pipeline.serving.report import model
+from pipeline.serving.report.model import Cell, Claim, Finding, Reference, Series
 
 # Values of a table are rounded: this near counts as the same.
 _SAME = 0.005
@@ -36,47 +27,51 @@ _THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
 WRONG = ("changed", "broken")
 
 
-def find(data: ReportData) -> list[Finding]:
+def find(data: model.ReportData) -> list[Finding]:
     """All findings, what is wrong first."""
-    found = [finding for measured in data.measured for finding in _about(measured)]
+    found: list[Finding] = []
+    for measured in data.measured:
+        texts: list[str] = []
+        if isinstance(measured, Reference):
+            for claim in measured.claims:
+                found += _about_claim(measured, claim)
+            texts += [f"{c.says} {c.but} ({c.source})" for c in measured.corrections]
+        why = "the evidence says why, and the numbers prove nothing."
+        texts += [f"{e.name}: {e.state}; {why}" for e in measured.evidence if e.state in WRONG]
+        texts += [f"{note.kind}: {note.message}" for note in measured.notes]
+        found += [_say("flag", measured.name, text) for text in texts]
+        for series in measured.series:
+            found += [*_doubts(series), *_speeds(series)]
+        for memory in measured.memory:
+            unit, kv, free, tokens = memory.unit, memory.kv, memory.free, memory.kv_tokens
+            if kv and free and tokens and free > kv:
+                text = (
+                    f"{{0}} {unit} of each card stayed free beside {{1}} {unit} of KV cache: at its"
+                    " own size, room for {2} tokens more, as far as the engine does not need it."
+                )
+                more = free / kv * tokens
+                found.append(_say("fact", memory.name, text, (free, 2), (kv, 2), (more, 0)))
     # a run against a document, only where load and lengths are the same
     published = [series for reference in data.references for series in reference.series]
-    for mine in (series for run in data.runs for series in run.series):
-        for other in published:
-            if mine.lengths is not None and mine.lengths == other.lengths:
-                found += _same_load(mine, other)
+    for mine in (series for run in data.runs for series in run.series if series.lengths):
+        for other in (series for series in published if series.lengths == mine.lengths):
+            theirs = {c.concurrency: c.mean("output_tok_s") or 0 for c in _by_load(other)}
+            for cell in [c for c in _by_load(mine) if c.concurrency in theirs][-1:]:
+                text = (
+                    f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}."
+                    " Another client, host and stack: no comparison of engines."
+                )
+                speeds = cell.mean("output_tok_s") or 0, theirs[cell.concurrency]
+                load = (cell.concurrency or 1, 0)
+                found.append(_say("fact", mine.name, text, load, *map(_number, speeds)))
     order = {"flag": 0, "fact": 1, "advice": 2}
     return sorted(found, key=lambda finding: order[finding.kind])
-
-
-def _about(measured: Measured) -> Iterator[Finding]:
-    texts: list[str] = []
-    if isinstance(measured, Reference):
-        for claim in measured.claims:
-            yield from _about_claim(measured, claim)
-        texts += [f"{c.says} {c.but} ({c.source})" for c in measured.corrections]
-    why = "the evidence says why, and the numbers prove nothing."
-    texts += [f"{e.name}: {e.state}; {why}" for e in measured.evidence if e.state in WRONG]
-    texts += [f"{note.kind}: {note.message}" for note in measured.notes]
-    for text in texts:
-        yield Finding(kind="flag", about=measured.name, text=text)
-    for series in measured.series:
-        for rule in (_marks, _other_lengths, _in_flight, _several_at_once, _best, _knee):
-            yield from rule(series)
-    for memory in measured.memory:
-        unit, kv, free, tokens = memory.unit, memory.kv, memory.free, memory.kv_tokens
-        if kv and free and tokens and free > kv:
-            text = (
-                f"{{0}} {unit} of each card stayed free beside {{1}} {unit} of KV cache: at its own"
-                " size, room for {2} tokens more, as far as the engine does not need it."
-            )
-            yield _say("fact", memory.name, text, (free, 2), (kv, 2), (free / kv * tokens, 0))
 
 
 def _say(
     kind: Literal["flag", "fact", "advice"], about: str, text: str, *numbers: tuple[float, int]
 ) -> Finding:
-    quantities = [Quantity(value=round(value, 6), decimals=d) for value, d in numbers]
+    quantities = [model.Quantity(value=round(value, 6), decimals=d) for value, d in numbers]
     return Finding(kind=kind, about=about, text=text, numbers=quantities)
 
 
@@ -86,27 +81,17 @@ def _number(value: float) -> tuple[float, int]:
     return value, 0 if value == int(value) or size >= 100 else 1 if size >= 10 else 2
 
 
-@dataclass(frozen=True)
-class ClaimedCell:
-    """Where in a document's own tables its headline is."""
+def claimed(reference: Reference, claim: Claim) -> tuple[Cell, bool] | None:
+    """The last cell of a document's own table that has its headline number.
 
-    series: int
-    cell: int
-    metric: str
-    is_mislabelled: bool
-
-
-def claimed(reference: Reference, claim: Claim) -> ClaimedCell | None:
-    """What a headline number is, by its own table; the last cell that has it."""
-    if claim.series is None:
-        return None
-    at = [series.name for series in reference.series].index(claim.series)
-    for metric in _THROUGHPUT:
-        means = [cell.mean(metric) for cell in reference.series[at].cells]
-        near = [i for i, mean in enumerate(means) if mean is not None and _is_near(mean, claim)]
-        if near:
-            hidden = metric == "total_tok_s" and "total" not in claim.text.lower()
-            return ClaimedCell(at, near[-1], metric, hidden)
+    And whether that is input and output together, while the headline does not say so.
+    """
+    for series in (each for each in reference.series if each.name == claim.series):
+        for metric in _THROUGHPUT:
+            for cell in reversed(series.cells):
+                mean = cell.mean(metric)
+                if mean is not None and _is_near(mean, claim):
+                    return cell, metric == "total_tok_s" and "total" not in claim.text.lower()
     return None
 
 
@@ -115,50 +100,46 @@ def _is_near(value: float, claim: Claim) -> bool:
 
 
 def _about_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
-    place = claimed(reference, claim)
-    if place is not None:
-        if place.is_mislabelled:
-            series = reference.series[place.series]
-            yield _mislabelled(series, claim, series.cells[place.cell])
+    # a claim without a series has no table that it could be found in
+    series = next((each for each in reference.series if each.name == claim.series), None)
+    if series is None:
         return
-    for series in (each for each in reference.series if each.name == claim.series):
-        for cell in series.cells:
-            output, tpot = cell.mean("output_tok_s"), cell.mean("tpot_ms.mean")
-            if output is None or tpot is None or not cell.concurrency:
-                continue
-            if _is_near(output / cell.concurrency, claim):
-                yield _say(
-                    "flag",
-                    series.name,
-                    f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}}"
-                    " requests, waiting included. While its answer streams, a user gets {2} tok/s"
-                    " (1 / TPOT).",
-                    _number(claim.value),
-                    (cell.concurrency, 0),
-                    (1e3 / tpot, 1),
-                )
+    if found := claimed(reference, claim):
+        cell, is_mislabelled = found
+        if not is_mislabelled:
+            return
+        text = (
+            f"The headline {{0}} {claim.unit}, printed as “{claim.text}”, is total throughput:"
+            " input and output tokens together, at concurrency {1}."
+        )
+        numbers = [_number(claim.value), (cell.concurrency or 1, 0)]
+        if (output := cell.mean("output_tok_s")) is not None:
+            text += " Output throughput there was {2} tok/s."
+            numbers.append(_number(output))
+            peaks = [(peak, c) for c in series.cells if (peak := c.mean("peak_output_tok_s"))]
+            if peaks:
+                peak, at = max(peaks, key=lambda pair: pair[0])
+                most = "The largest peak over one second in its table is"
+                text += f" {most} {{3}} tok/s, at concurrency {{4}}."
+                numbers += [_number(peak), (at.concurrency or 1, 0)]
+        yield _say("flag", series.name, text, *numbers)
+        return
+    for cell in series.cells:
+        output, tpot = cell.mean("output_tok_s"), cell.mean("tpot_ms.mean")
+        if output is None or tpot is None or not cell.concurrency:
+            continue
+        # what many a table calls the speed of a user
+        if _is_near(output / cell.concurrency, claim):
+            text = (
+                f"“{claim.text}” {{0}} {claim.unit} is output throughput divided by {{1}} requests,"
+                " waiting included. While its answer streams, a user gets {2} tok/s (1 / TPOT)."
+            )
+            user = (1e3 / tpot, 1)
+            yield _say("flag", series.name, text, _number(claim.value), (cell.concurrency, 0), user)
 
 
-def _mislabelled(series: Series, claim: Claim, cell: Cell) -> Finding:
-    text = (
-        f"The headline {{0}} {claim.unit}, printed as “{claim.text}”, is total throughput: input"
-        " and output tokens together, at concurrency {1}."
-    )
-    numbers = [_number(claim.value), (cell.concurrency or 1, 0)]
-    if (output := cell.mean("output_tok_s")) is not None:
-        text += " Output throughput there was {2} tok/s."
-        numbers.append(_number(output))
-        peaks = [(peak, c) for c in series.cells if (peak := c.mean("peak_output_tok_s"))]
-        if peaks:
-            peak, at = max(peaks, key=lambda pair: pair[0])
-            most = "The largest peak over one second in its table is"
-            text += f" {most} {{3}} tok/s, at concurrency {{4}}."
-            numbers += [_number(peak), (at.concurrency or 1, 0)]
-    return _say("flag", series.name, text, *numbers)
-
-
-def _marks(series: Series) -> Iterator[Finding]:
-    """Void cells, then one sentence for each kind of doubt, however many cells have it."""
+def _doubts(series: Series) -> Iterator[Finding]:
+    """Void cells, one sentence for each kind of mark, and what the numbers themselves deny."""
     for cell in (cell for cell in series.cells if cell.state == "void"):
         reasons = [note.message for note in cell.notes if note.kind == "void"]
         why = "; ".join(dict.fromkeys(reasons)) or "no trial is good"
@@ -168,96 +149,72 @@ def _marks(series: Series) -> Iterator[Finding]:
         first, cell = next((note, cell) for note, cell in notes if note.kind == kind)
         more = f" (and {log.count(times - 1, 'more cell')})" if times > 1 else ""
         yield _say("flag", series.name, f"{kind}, {cell.name}{more}: {first.message}")
-
-
-def _other_lengths(series: Series) -> Iterator[Finding]:
     if series.lengths is None:
         return
     # total and output of one table must have the ratio of its lengths
-    want = (series.lengths.input + series.lengths.output) / series.lengths.output
+    asked, answered = series.lengths.input, series.lengths.output
+    want = (asked + answered) / answered
     ratios = [
         total / output
         for cell in series.cells
         if (total := cell.mean("total_tok_s")) and (output := cell.mean("output_tok_s"))
     ]
     if ratios and max(abs(ratio / want - 1) for ratio in ratios) > _LENGTHS_OFF:
-        yield _say(
-            "flag",
-            series.name,
+        text = (
             "Total is {0} to {1} times output in the rows, where {2} input and {3} output tokens"
-            " give {4}: not every row had these lengths.",
-            (min(ratios), 2),
-            (max(ratios), 2),
-            _number(series.lengths.input),
-            _number(series.lengths.output),
-            (want, 2),
+            " give {4}: not every row had these lengths."
         )
-
-
-def _under_way(series: Series, cell: Cell) -> float | None:
-    """Requests under way on average: measured, or by Little's law from the other numbers."""
-    measured = cell.mean("concurrency")
-    if measured is not None or series.lengths is None:
-        return measured
-    output = cell.mean("output_tok_s")
-    ttft, tpot = cell.mean("ttft_ms.mean"), cell.mean("tpot_ms.mean")
-    if output is None or ttft is None or tpot is None:
-        return None
-    # the first token has come with TTFT
-    latency_s = (ttft + (series.lengths.output - 1) * tpot) / 1e3
-    return output / series.lengths.output * latency_s
-
-
-def _in_flight(series: Series) -> Iterator[Finding]:
+        spread, lengths = ((min(ratios), 2), (max(ratios), 2)), (_number(asked), _number(answered))
+        yield _say("flag", series.name, text, *spread, *lengths, (want, 2))
+    # a rate has its load from elsewhere; in conversations users think
     shares = [
         (under / cell.concurrency, under, cell)
         for cell in series.cells
-        # a rate has its load from elsewhere; in conversations users think
         if cell.concurrency and cell.rate_per_s is None
-        if (under := _under_way(series, cell)) is not None
+        if (under := _under_way(cell, answered)) is not None
     ]
-    if not shares or series.lengths is None:
-        return
-    share, under, cell = min(shares, key=lambda each: each[0])
-    if share < _FEW_IN_FLIGHT:
+    if few := [each for each in shares if each[0] < _FEW_IN_FLIGHT]:
+        _, under, cell = min(few, key=lambda each: each[0])
         how = "measured" if cell.mean("concurrency") is not None else "by Little's law"
-        yield _say(
-            "flag",
-            series.name,
+        text = (
             f"At concurrency {{0}} only {{1}} requests were under way on average ({how}): a lower"
-            " load than its name says. Ramp-up and drain do that, and answers shorter than stated.",
-            (cell.concurrency or 1, 0),
-            (under, 0),
+            " load than its name says. Ramp-up and drain do that, and answers shorter than stated."
         )
+        yield _say("flag", series.name, text, (cell.concurrency or 1, 0), (under, 0))
 
 
-def _several_at_once(series: Series) -> Iterator[Finding]:
-    for cell in series.cells:
-        itl, tpot = cell.mean("itl_ms.mean"), cell.mean("tpot_ms.mean")
-        if itl and tpot and itl / tpot > _SEVERAL_AT_ONCE:
-            yield _say(
-                "fact",
-                series.name,
-                "ITL is {0} times TPOT: about so many tokens arrive at once, so ITL is not the"
-                " time of a token here.",
-                (itl / tpot, 1),
-            )
-            return
+def _under_way(cell: Cell, answered: float) -> float | None:
+    """Requests under way on average: measured, or by Little's law from the other numbers."""
+    output, ttft = cell.mean("output_tok_s"), cell.mean("ttft_ms.mean")
+    tpot, measured = cell.mean("tpot_ms.mean"), cell.mean("concurrency")
+    if measured is not None or output is None or ttft is None or tpot is None:
+        return measured
+    # the first token has come with TTFT
+    return output / answered * (ttft + (answered - 1) * tpot) / 1e3
 
 
-def _with(series: Series, name: str) -> list[Cell]:
-    good = [c for c in series.cells if c.state != "void" and c.mean(name) is not None]
-    # documents do not always print their rows in order
+def _by_load(series: Series) -> list[Cell]:
+    """Cells whose output is known; documents do not always print their rows in order."""
+    good = [c for c in series.cells if c.state != "void" and c.mean("output_tok_s") is not None]
     return sorted(good, key=lambda cell: cell.concurrency or 0)
 
 
-def _best(series: Series) -> Iterator[Finding]:
-    cells = _with(series, "output_tok_s")
+def _speeds(series: Series) -> Iterator[Finding]:
+    """Tokens that arrive together, the best cell, and the load beyond which it is not worth it."""
+    for cell in series.cells:
+        itl, tpot = cell.mean("itl_ms.mean"), cell.mean("tpot_ms.mean")
+        if itl and tpot and itl / tpot > _SEVERAL_AT_ONCE:
+            text = (
+                "ITL is {0} times TPOT: about so many tokens arrive at once, so ITL is not the time"
+                " of a token here."
+            )
+            yield _say("fact", series.name, text, (itl / tpot, 1))
+            break
+    cells = _by_load(series)
     if not cells:
         return
     best = max(cells, key=lambda cell: cell.mean("output_tok_s") or 0)
-    text = "Most output: {0} tok/s"
-    numbers = [_number(best.mean("output_tok_s") or 0)]
+    text, numbers = "Most output: {0} tok/s", [_number(best.mean("output_tok_s") or 0)]
     parts = (
         (None if best.rate_per_s else best.concurrency, " at concurrency {%d}"),
         (best.rate_per_s, " at {%d} requests/s sent"),
@@ -272,13 +229,9 @@ def _best(series: Series) -> Iterator[Finding]:
     yield _say("fact", series.name, f"{text}.", *numbers)
     if (joules := best.mean("joules_per_output_token")) is not None:
         yield _say("fact", series.name, "Energy: {0} J for each output token.", (joules, 2))
-
-
-def _knee(series: Series) -> Iterator[Finding]:
-    """The load beyond which users wait longer for next to nothing."""
-    if any(cell.rate_per_s for cell in series.cells):
-        return
-    for low, high in pairwise(_with(series, "output_tok_s")):
+    # with a rate the load is given: there is no number of users to stay at
+    is_rate = any(cell.rate_per_s for cell in series.cells)
+    for low, high in [] if is_rate else pairwise(cells):
         before, after = low.mean("output_tok_s") or 0, high.mean("output_tok_s") or 0
         wait, longer = low.mean("ttft_ms.mean"), high.mean("ttft_ms.mean")
         if not (before and wait and longer and low.concurrency and high.concurrency):
@@ -289,16 +242,13 @@ def _knee(series: Series) -> Iterator[Finding]:
         if after < before and not _is_apart(low, high, "output_tok_s"):
             continue
         if after / before - 1 < _WORTH and longer / wait > _LONGER:
-            yield _say(
-                "advice",
-                series.name,
+            text = (
                 "Stay at concurrency {0} or below: {1} changes output by {2} % and makes the first"
-                " token take {3} times as long.",
-                (low.concurrency, 0),
-                (high.concurrency, 0),
-                ((after / before - 1) * 100, 1),
-                (longer / wait, 1),
+                " token take {3} times as long."
             )
+            loads = (low.concurrency, 0), (high.concurrency, 0)
+            more = ((after / before - 1) * 100, 1), (longer / wait, 1)
+            yield _say("advice", series.name, text, *loads, *more)
             return
 
 
@@ -310,22 +260,3 @@ def _is_apart(one: Cell, other: Cell, name: str) -> bool:
     if a.low is None or a.high is None or b.low is None or b.high is None:
         return False
     return a.high < b.low or b.high < a.low
-
-
-def _same_load(mine: Series, other: Series) -> Iterator[Finding]:
-    theirs = {c.concurrency: c for c in _with(other, "output_tok_s")}
-    for cell in [c for c in _with(mine, "output_tok_s") if c.concurrency in theirs][-1:]:
-        yield _say(
-            "fact",
-            mine.name,
-            f"At concurrency {{0}}: {{1}} tok/s output, where {other.name} states {{2}}. Another"
-            " client, host and stack: no comparison of engines.",
-            (cell.concurrency or 1, 0),
-            _number(cell.mean("output_tok_s") or 0),
-            _number(theirs[cell.concurrency].mean("output_tok_s") or 0),
-        )
-
-
-def flags(findings: Iterable[Finding]) -> list[Finding]:
-    """What a reader must know first."""
-    return [finding for finding in findings if finding.kind == "flag"]

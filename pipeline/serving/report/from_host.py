@@ -1,16 +1,17 @@
-"""What a report shows of the machine, from its recorded facts."""
+"""What a report shows of the machine: from its recorded facts, and from the log of an engine."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from pipeline.artifacts.attest.predicates import GpuSummary, HostSummary
+from pipeline.artifacts.attest.predicates import HostSummary
 from pipeline.core.known import Known, Unknown
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.summary import summarise
-from pipeline.serving.report.model import Fact, RunData
+from pipeline.serving.report.model import Fact, Memory, RunData
 
 HOST = "Host"  # the one fact that is a name
 _HARDWARE = (
@@ -28,8 +29,17 @@ def with_host(run: RunData, facts: HostFacts) -> RunData:
     """A run with the machine that its server ran on."""
     summary = summarise(facts)
     gpus = [] if isinstance(summary.gpus, Unknown) else summary.gpus
-    # cards of one kind in one row: a kind is all that a number depends on
-    kinds = Counter(_card(gpu) for gpu in gpus)
+    kinds: Counter[str] = Counter()
+    for gpu in gpus:
+        watts = gpu.power_limit_w
+        parts = (
+            _text("name", gpu.name),
+            _text("memory_bytes", gpu.memory_bytes),
+            f"PCIe {_text('', gpu.pcie_generation)} x{_text('', gpu.pcie_width)}",
+            "power limit unknown" if isinstance(watts, Unknown) else f"{watts:.0f} W",
+        )
+        # cards of one kind in one row: a kind is all that a number depends on
+        kinds[", ".join(parts)] += 1
     cards = "; ".join(f"{number}x {kind}" for kind, number in kinds.items())
     client = [fact for fact in run.hardware if fact.name == "Client's machine"]
     totals = {
@@ -55,12 +65,60 @@ def _text(name: str, value: Known[Any]) -> str:
     return f"{value / 2**30:,.1f} GiB" if name.endswith("_bytes") else str(value)
 
 
-def _card(gpu: GpuSummary) -> str:
-    limit = gpu.power_limit_w
-    parts = (
-        _text("name", gpu.name),
-        _text("memory_bytes", gpu.memory_bytes),
-        f"PCIe {_text('', gpu.pcie_generation)} x{_text('', gpu.pcie_width)}",
-        "power limit unknown" if isinstance(limit, Unknown) else f"{limit:.0f} W",
-    )
-    return ", ".join(parts)
+# Workers name themselves in each line: `[… TP3]` in SGLang, `(Worker_TP3 pid=…)` in vLLM.
+_RANK = re.compile(r"TP(\d+)")
+_CUDA = re.compile(r"CUDA(\d+)")
+
+
+class _Sign(NamedTuple):
+    """A line of an engine; its groups are added up."""
+
+    field: str
+    pattern: str
+    scale: float = 1.0  # to GiB
+    adds: bool = False
+
+
+_MIB = 1 / 1024
+# SGLang divides by 1 << 30 and writes GB.
+_SIGNS = (
+    _Sign("weights", r"Load weight end\..*\bmem usage=([\d.]+) GB"),
+    _Sign("kv", r"KV Cache is allocated\..*\bKV size: ([\d.]+) GB"),
+    _Sign("kv", r"KV Cache is allocated\..*\bK size: ([\d.]+) GB, V size: ([\d.]+) GB"),
+    _Sign("kv_tokens", r"KV Cache is allocated\..*#tokens: ([\d,]+)"),
+    _Sign("free", r"Memory pool end\. avail mem=([\d.]+) GB"),
+    _Sign("free", r"\bavailable_gpu_mem=([\d.]+) GB"),
+    _Sign("weights", r"Model loading took ([\d.]+) GiB"),
+    _Sign("kv", r"Available KV cache memory: ([\d.]+) GiB"),
+    _Sign("kv_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
+    # llama.cpp writes a line for each card, and one more for each draft model; ik_llama.cpp
+    # leaves `model` out
+    _Sign("weights", r"CUDA\d+ (?:model )?buffer size = +([\d.]+) MiB", _MIB, adds=True),
+    _Sign("kv", r"CUDA\d+ KV buffer size = +([\d.]+) MiB", _MIB, adds=True),
+)
+
+
+def memory_of_log(lines: Iterable[str]) -> list[Memory]:
+    """One entry for each card whose weights the log names; empty where it names none."""
+    cards: dict[int, dict[str, float]] = defaultdict(dict)
+    tokens: int | None = None
+    for line in lines:
+        for sign in _SIGNS:
+            match = re.search(sign.pattern, line)
+            if match is None:
+                continue
+            amount = sum(float(group.replace(",", "")) for group in match.groups()) * sign.scale
+            # the same on every card: only one worker may print it
+            if sign.field == "kv_tokens":
+                tokens = round(amount)
+                continue
+            rank = _CUDA.search(line) or _RANK.search(line)
+            card = cards[int(rank[1]) if rank else 0]
+            card[sign.field] = amount + (card.get(sign.field, 0.0) if sign.adds else 0.0)
+    about = {"unit": "GiB", "kv_tokens": tokens, "source": "the engine's log"}
+    found = []
+    for index, values in sorted(cards.items()):
+        if "weights" in values:
+            rounded = {name: round(value, 3) for name, value in values.items()}
+            found.append(Memory.model_validate({**rounded, "name": f"GPU {index}", **about}))
+    return found

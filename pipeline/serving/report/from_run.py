@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from pipeline.core.files import sha256_of_file
-from pipeline.serving.bench.foreign import ForeignCell, read_foreign
+from pipeline.serving.bench.foreign import read_foreign
 from pipeline.serving.bench.metrics import interval
-from pipeline.serving.bench.model import CellResult, GpuSeries, Interval, Run
+from pipeline.serving.bench.model import CellResult, Interval, Run
 from pipeline.serving.bench.place import RUN_FILE, requests_digest, run_folder
 from pipeline.serving.bench.record import end_of_rows, read_run
 from pipeline.serving.bench.workload import Fixed
-from pipeline.serving.report.model import (
-    Cell,
-    EvidenceLink,
-    Fact,
-    Lengths,
-    Measure,
-    Memory,
-    ModelRow,
-    Note,
-    RunData,
-    Series,
-)
+from pipeline.serving.report import model
+from pipeline.serving.report.model import Cell, EvidenceLink, Fact, Measure, Note, RunData
 
 # What the numbers of a report rest on, and why one of them may have no digest.
 INPUTS = ("image", "weights", "recipe", "host facts", "workload", "client", "raw requests")
@@ -69,11 +58,11 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
     """What a report shows of it; a function of the run alone, so that it can be checked."""
     server, client, inputs, workload = run.server, run.client, run.inputs, run.workload
     name = inputs.recipe_name or server.model
-    sampled = [t.samples.gpus for c in run.cells for t in c.trials if t.samples.gpus]
+    hardware, software, memory = _setup(run)
     lengths = None
     if isinstance(workload.input, Fixed) and isinstance(workload.output, Fixed):
-        lengths = Lengths(input=workload.input.tokens, output=workload.output.tokens)
-    series = Series(
+        lengths = model.Lengths(input=workload.input.tokens, output=workload.output.tokens)
+    series = model.Series(
         name=name,
         model=server.model,
         workload=workload.summary,
@@ -82,12 +71,13 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
         cells=[_cell(result) for result in run.cells],
     )
     notes = [Note(kind=mark.kind, message=mark.message) for mark in run.marks]
+    # a sweep that was stopped looks like a short one
     if run.state == "partial":
         why = run.why_partial or "it was stopped before all cells were done"
         notes.append(Note(kind="partial", message=why))
     digests = (inputs.image, inputs.weights, inputs.recipe, inputs.host, inputs.workload)
     links = zip(INPUTS, (*digests, client.digest, requests), _MISSING, strict=True)
-    model = ModelRow(
+    row = model.ModelRow(
         name=server.model,
         size=f"context of {server.context_tokens:,} tokens" if server.context_tokens else "",
         status="complete" if run.state == "complete" else f"partial: {run.why_partial}",
@@ -100,11 +90,11 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
         requests=requests,
         started=run.started,
         tool=f"{client.name} {client.version}",
-        hardware=_hardware(run, sampled[0] if sampled else []),
-        software=_software(run),
-        models=[model],
+        hardware=hardware,
+        software=software,
+        models=[row],
         series=[series],
-        memory=_memory(gpu for gpus in sampled for gpu in gpus),
+        memory=memory,
         evidence=[
             EvidenceLink(name=each, digest=known, state="named")
             if known
@@ -116,29 +106,36 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
     )
 
 
-def _hardware(run: Run, gpus: Sequence[GpuSeries]) -> list[Fact]:
+def _setup(run: Run) -> tuple[list[Fact], list[Fact], list[model.Memory]]:
+    """Hardware, software, and the most memory that each card used, as far as they were sampled."""
+    sampled = [t.samples.gpus for c in run.cells for t in c.trials if t.samples.gpus]
+    gpus, client = sampled[0] if sampled else [], run.client
     kinds = Counter(gpu.name for gpu in gpus)
     cards = ", ".join(f"{number}x {name}" for name, number in kinds.items())
-    links = {f"generation {g.pcie_generation_most} x{g.pcie_width_most}" for g in gpus}
-    return [
-        Fact(name="GPUs", value=cards or "none was sampled"),
-        *([Fact(name="PCIe", value=", ".join(sorted(links)))] if cards else []),
-        Fact(name="Client's machine", value=f"{run.client.machine}, {run.client.cores} cores"),
-    ]
-
-
-def _software(run: Run) -> list[Fact]:
+    hardware = {"GPUs": cards or "none was sampled"}
+    if cards:
+        links = {f"generation {g.pcie_generation_most} x{g.pcie_width_most}" for g in gpus}
+        hardware["PCIe"] = ", ".join(sorted(links))
+    hardware["Client's machine"] = f"{client.machine}, {client.cores} cores"
     engine = " ".join(filter(None, (run.server.engine, run.server.version)))
-    client = run.client
     reader = f"Python {client.python}, {client.event_loop}, {client.json_reader}"
-    facts = {
+    software = {
         "Engine": engine or "the server does not say",
         "Server": run.server.url,
         "Recipe": run.inputs.recipe_name or "none",
         "Client": f"{client.name} {client.version} ({reader})",
     }
-    settings = sorted(run.server.settings.items())
-    return [Fact(name=name, value=value) for name, value in (*facts.items(), *settings)]
+    rows = (*software.items(), *sorted(run.server.settings.items()))
+    most: dict[int, int] = {}
+    for gpu in (gpu for each in sampled for gpu in each):
+        for used in (used for used in gpu.memory_used_bytes if used is not None):
+            most[gpu.index] = max(used, most.get(gpu.index, 0))
+    memory = [
+        model.Memory(name=f"GPU {index}", unit="GiB", used=round(used / 2**30, 2), source="sampled")
+        for index, used in sorted(most.items())
+    ]
+    facts, more = ([Fact(name=n, value=v) for n, v in each] for each in (hardware.items(), rows))
+    return facts, more, memory
 
 
 def _cell(result: CellResult) -> Cell:
@@ -171,18 +168,6 @@ def with_user_speed(numbers: dict[str, Measure]) -> dict[str, Measure]:
     return {**numbers, "user_tok_s": Measure(mean=round(1e3 / tpot.mean, 6), trials=tpot.trials)}
 
 
-def _memory(gpus: Iterable[GpuSeries]) -> list[Memory]:
-    """The most that each card used."""
-    most: dict[int, int] = {}
-    for gpu in gpus:
-        for used in (used for used in gpu.memory_used_bytes if used is not None):
-            most[gpu.index] = max(used, most.get(gpu.index, 0))
-    return [
-        Memory(name=f"GPU {index}", unit="GiB", used=round(used / 2**30, 2), source="sampled")
-        for index, used in sorted(most.items())
-    ]
-
-
 # As `sm120` names cells of other programs: c128, r4.
 _CONCURRENCY = re.compile(r"c(\d{1,6})(?![\d.])")
 _RATE = re.compile(r"r(\d{1,6}(?:\.\d+)?)$")
@@ -197,56 +182,53 @@ def read_foreign_data(path: Path) -> RunData:
     """
     run = read_foreign(path)
     settings = run.cells[0].settings if run.cells else {}
-    model = next((settings[name] for name in _MODEL if name in settings), run.file)
-    name = f"{model} ({run.program})"
+    served = next((settings[name] for name in _MODEL if name in settings), run.file)
+    name = f"{served} ({run.program})"
     why = f"a result of {run.program} names no digest of it"
-    lengths = {_lengths(cell) for cell in run.cells}
-    series = Series(
+    cells, lengths = [], set()
+    for cell in run.cells:
+        concurrency, rate = _CONCURRENCY.match(cell.name), _RATE.match(cell.name)
+        near = {str(number.like): number for number in cell.numbers if number.like in NUMBERS}
+        numbers = {name: measure_of(interval(number.values)) for name, number in near.items()}
+        # how numbers differ from what their names mean for us; each difference once
+        differing: dict[str, list[str]] = {}
+        for number in near.values():
+            if number.difference:
+                differing.setdefault(number.difference, []).append(number.name)
+        notes = [
+            Note(kind="defined otherwise", message=f"{', '.join(names)}: {difference}")
+            for difference, names in differing.items()
+        ]
+        cells.append(
+            Cell(
+                name=cell.name,
+                concurrency=int(concurrency[1]) if concurrency and int(concurrency[1]) else None,
+                rate_per_s=float(rate[1]) if rate else None,
+                numbers=with_user_speed(numbers),
+                notes=notes,
+            )
+        )
+        # tokens of a request, where all had the same
+        totals = {n.ours: fmean(n.values) for n in cell.numbers if n.ours}
+        count = totals.get("completed")
+        means = [totals.get(n, 0.0) / count for n in ("input_tokens", "output_tokens") if count]
+        is_whole = len(means) == 2 and all(mean > 0 and mean == int(mean) for mean in means)
+        lengths.add(model.Lengths(input=means[0], output=means[1]) if is_whole else None)
+    series = model.Series(
         name=name,
-        model=model,
+        model=served,
         workload=f"{run.program}, {run.file}",
         lengths=lengths.pop() if len(lengths) == 1 else None,
-        cells=[_foreign_cell(cell) for cell in run.cells],
+        cells=cells,
     )
     return RunData(
         name=name,
-        title=f"{model}, measured with {run.program}",
+        title=f"{served}, measured with {run.program}",
         file=run.file,
         digest=run.digest,
         tool=run.program,
         software=[Fact(name=key, value=value) for key, value in sorted(settings.items())],
-        models=[ModelRow(name=model)],
+        models=[model.ModelRow(name=served)],
         series=[series],
         evidence=[EvidenceLink(name=each, state="unknown", message=why) for each in INPUTS],
-    )
-
-
-def _lengths(cell: ForeignCell) -> Lengths | None:
-    """Tokens of a request, where all had the same."""
-    totals = {n.ours: fmean(n.values) for n in cell.numbers if n.ours}
-    count = totals.get("completed")
-    means = [totals.get(name, 0.0) / count for name in ("input_tokens", "output_tokens") if count]
-    if len(means) < 2 or any(mean <= 0 or mean != int(mean) for mean in means):
-        return None
-    return Lengths(input=means[0], output=means[1])
-
-
-def _foreign_cell(cell: ForeignCell) -> Cell:
-    concurrency, rate = _CONCURRENCY.match(cell.name), _RATE.match(cell.name)
-    near = {str(number.like): number for number in cell.numbers if number.like in NUMBERS}
-    numbers = {name: measure_of(interval(number.values)) for name, number in near.items()}
-    # how numbers differ from what their names mean for us; each difference once
-    differing: dict[str, list[str]] = {}
-    for number in near.values():
-        if number.difference:
-            differing.setdefault(number.difference, []).append(number.name)
-    return Cell(
-        name=cell.name,
-        concurrency=int(concurrency[1]) if concurrency and int(concurrency[1]) else None,
-        rate_per_s=float(rate[1]) if rate else None,
-        numbers=with_user_speed(numbers),
-        notes=[
-            Note(kind="defined otherwise", message=f"{', '.join(names)}: {difference}")
-            for difference, names in differing.items()
-        ],
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 # Elements without content: html.spec.whatwg.org/multipage/syntax.html#void-elements
 _VOID = {"br", "col", "hr", "input", "link", "meta"}
@@ -31,6 +30,7 @@ def element(name: str, *children: Child, **attributes: Attribute) -> Markup:
         start += f" {key.rstrip('_').replace('_', '-')}"
         if value is not True:
             start += f'="{escape(value if isinstance(value, str) else plain_number(value))}"'
+    # an end tag of such an element is an error of HTML
     if name in _VOID:
         return Markup(f"<{start}>")
     return Markup(f"<{start}>{join(*children)}</{name}>")
@@ -52,8 +52,7 @@ def plain_number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """The head of a column; numbers stand at its right edge."""
 
     title: str
@@ -96,3 +95,8 @@ def table(
 def tag(text: Child, kind: str = "") -> Markup:
     """A short coloured word."""
     return element("span", text, class_=f"tag {kind}".strip())
+
+
+def is_report(head: bytes) -> bool:
+    """Whether a file's first bytes look like a page of ours."""
+    return head.startswith(b"<!doctype html>") and b"Content-Security-Policy" in head[:2000]

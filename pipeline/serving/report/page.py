@@ -1,32 +1,245 @@
 """One HTML file that needs nothing else: no network, no server, no other file.
 
 A policy in its head forbids every request, and every script but its own; its data is embedded with
-a digest.
+a digest. Its parts stand here in their order.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.artifacts.attest.names import REPORT
+from pipeline.artifacts.attest.predicates import Report
+from pipeline.artifacts.attest.statement import Moment, Statement, make_statement
+from pipeline.artifacts.attest.strict import plain
+from pipeline.core import log
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.serving.report import sections
-from pipeline.serving.report.figures import charts
-from pipeline.serving.report.markup import Markup, element, join
-from pipeline.serving.report.model import ReportData
+from pipeline.serving.bench.metrics import DEFINITIONS
+from pipeline.serving.report.cells import METRICS, digits, series_tables
+from pipeline.serving.report.figures import charts, memory_chart
+from pipeline.serving.report.findings import claimed
+from pipeline.serving.report.markup import Child, Column, Markup, element, join, table, tag
+from pipeline.serving.report.model import AttemptRow, Finding, Reference, ReportData, RunData, shown
 
 DATA_ID = "report-data"
+_STATE_KIND = {
+    **{"valid": "good", "unsigned": "warn", "named": "warn", "stale": "warn"},
+    **{"incomplete": "warn", "unknown": "bad", "moved": "bad", "changed": "bad"},
+    "broken": "bad",
+}
+# Warnings that stand beside the headline; all are among the findings.
+_FIRST = 3
+_CARDS = (
+    ("output_tok_s", "tok/s output of all users together, waiting included; most of all cells"),
+    ("user_tok_s", "tok/s while one user's answer streams (1 / TPOT), waiting apart"),
+)
+_OTHERS = (("total_tok_s", "tok/s total (in + out)"), ("ttft_ms.mean", "ms TTFT mean"))
+_KINDS = (("flag", "Warnings"), ("fact", "Facts"), ("advice", "Recommendations"))
+
+
+def summary(data: ReportData) -> Markup:
+    """The numbers that people quote, each with what it is."""
+    cards = []
+    for series in (series for run in data.runs for series in run.series):
+        for name, label in _CARDS:
+            known = [(value, i) for i, c in enumerate(series.cells) if (value := c.mean(name))]
+            if not known:
+                continue
+            cell, lines, error = series.cells[max(known)[1]], [], None
+            if cell.rate_per_s:
+                lines.append(f"{shown(cell.rate_per_s, 2)} requests/s sent")
+            elif cell.concurrency:
+                lines.append(f"concurrency {shown(cell.concurrency, 0)}")
+            for other, text in _OTHERS:
+                if other in cell.numbers:
+                    places = digits(series, other, is_exact=False)
+                    lines.append(f"{shown(cell.mean(other), places)} {text}")
+            decimals, measure = digits(series, name, is_exact=False), cell.numbers[name]
+            if measure.low is not None and measure.high is not None:
+                # a headline without it makes two runs look different that are not
+                half = shown((measure.high - measure.low) / 2, decimals)
+                error = element("span", f" ± {half}", class_="ci")
+            number = element("b", shown(measure.mean, decimals))
+            about = element("p", series.name, ": ", ", ".join(lines), class_="soft")
+            cards.append(element("div", number, error, element("p", label), about, class_="card"))
+    claims = [] if cards else [(each, claim) for each in data.references for claim in each.claims]
+    for reference, claim in claims:
+        printed = shown(claim.value, 0 if claim.value == int(claim.value) else 1)
+        number, about = element("b", printed), element("p", claim.unit, ": ", claim.text)
+        why, look = None, "card"
+        found = claimed(reference, claim)
+        if found and found[1]:
+            # where it is input and output together, output stands first
+            number = element("b", shown(found[0].mean("output_tok_s"), 0))
+            load = shown(found[0].concurrency, 0)
+            about = element("p", "tok/s output, concurrency ", load)
+            text = f" printed as {printed} “{claim.text}”: total, input and output."
+            why, look = element("p", tag("headline", "bad"), text), "card flagged"
+        cards.append(element("div", number, about, why, class_=look))
+    # what is wrong stands beside the headline, and not only at the end
+    flags = [finding for finding in data.findings if finding.kind == "flag"]
+    more = element("a", log.count(len(data.findings), "finding"), href="#findings")
+    return join(
+        element("div", *cards, class_="cards"),
+        element("ul", *map(_finding, flags[:_FIRST]), class_="findings"),
+        element("p", "All ", more, ", computed from the numbers below."),
+    )
+
+
+def findings(data: ReportData) -> Markup:
+    """Everything that was computed, what is wrong first."""
+    parts = []
+    for kind, title in _KINDS:
+        if items := [_finding(each) for each in data.findings if each.kind == kind]:
+            parts += [element("h3", title), element("ul", *items, class_="findings")]
+    return join(*parts) if parts else element("p", "Nothing follows from the data.")
+
+
+def _finding(finding: Finding) -> Markup:
+    about = element("span", finding.about, class_="about")
+    return element("li", about, ": ", finding.sentence(), class_=finding.kind)
+
+
+def setup(data: ReportData) -> Markup:
+    """Hardware, software and models of each source."""
+    parts: list[Markup] = []
+    for measured in data.measured:
+        if isinstance(measured, Reference):
+            where = f"Published {measured.published}."
+            where += f" {measured.link}" if measured.link else ""
+        else:
+            assert isinstance(measured, RunData)
+            when = [measured.started] if measured.started else []
+            where = ", ".join([measured.tool, measured.file, *when])
+        tables = [
+            table(title, [Column("What"), Column("Value")], [(f.name, f.value) for f in facts])
+            for title, facts in (("Hardware", measured.hardware), ("Software", measured.software))
+            if facts
+        ]
+        parts += [element("h3", measured.title), element("p", where, class_="soft")]
+        parts.append(element("div", *tables, class_="two"))
+        if measured.models:
+            fields = ("name", "quantization", "size", "experts", "status")
+            # a column that is empty in all rows only takes room
+            known = [f for f in fields if any(getattr(model, f) for model in measured.models)]
+            rows = [[getattr(model, field) for field in known] for model in measured.models]
+            titles = ["Model" if field == "name" else field.capitalize() for field in known]
+            parts.append(table("Models", [Column(title) for title in titles], rows))
+    return join(*parts)
+
+
+# Of the self-tests: field, title, digits after the point.
+_SELF_TEST = (
+    *(("concurrency", "Concurrency", 0), ("true_ttft_ms", "True TTFT ms", 1)),
+    *(("read_ttft_ms", "Read TTFT ms", 1), ("true_tpot_ms", "True TPOT ms", 2)),
+    *(("read_tpot_ms", "Read TPOT ms", 2), ("ceiling_tok_s", "Ceiling, output tok/s", 0)),
+    ("cpu_us_per_token", "CPU µs per token", 1),
+)
+
+
+def tables(data: ReportData) -> Markup:
+    """All numbers, and how well the client reads."""
+    about = "A small range below a number is its 95 % confidence interval over the trials."
+    parts = [element("p", about, class_="soft")] if data.runs else []
+    for measured in data.measured:
+        parts.append(element("h3", measured.title))
+        is_exact = isinstance(measured, Reference)
+        parts += [series_tables(series, is_exact=is_exact) for series in measured.series]
+    columns = [*(Column(title, is_number=True) for _, title, _ in _SELF_TEST), Column("Trusted")]
+    for run in (run for run in data.runs if run.self_tests):
+        rows: list[list[Child]] = [
+            [
+                *(shown(getattr(test, name), d) for name, _, d in _SELF_TEST),
+                tag("yes", "good") if test.trusted else tag("no", "bad"),
+            ]
+            for test in run.self_tests
+        ]
+        parts.append(table(f"{run.name}: the client against its own stub", columns, rows))
+    return join(*parts)
+
+
+def memory(data: ReportData) -> Markup | None:
+    """How each card's memory is used."""
+    parts = []
+    for number, measured in enumerate(data.measured):
+        if measured.memory:
+            chart = element("div", memory_chart(f"m{number}", measured), class_="two")
+            parts += [element("h3", measured.title), chart]
+    return join(*parts) if parts else None
+
+
+def attempts(data: ReportData) -> Markup | None:
+    """What was tried, with what failed."""
+    parts = [_timeline(data.attempts)] if data.attempts else []
+    for measured in data.measured:
+        if measured.attempts:
+            parts += [element("h3", measured.title), _timeline(measured.attempts)]
+    return join(*parts) if parts else None
+
+
+def _timeline(rows: Sequence[AttemptRow]) -> Markup:
+    items = []
+    for row in rows:
+        kind = "good" if row.is_good else "bad"
+        name = element("b", row.model)
+        head = element("p", tag(row.outcome, kind), " ", name, " · ", row.configuration)
+        when = f" {row.at}" if row.at else ""
+        took = f", {shown(row.seconds, 1)} s" if row.seconds is not None else ""
+        message = element("p", row.message) if row.message else None
+        more = element("p", f"attempt {row.name}{when}{took}", class_="soft")
+        items.append(element("li", head, message, more, class_=kind))
+    return element("ol", *items, class_="timeline")
+
+
+def evidence(data: ReportData) -> Markup:
+    """The evidence of each source, and how far it was checked."""
+    columns = [Column("What"), Column("State"), Column("Digest"), Column("Message")]
+    parts = []
+    for measured in data.measured:
+        rows: list[list[Child]] = []
+        if isinstance(measured, RunData):
+            digest = element("code", measured.digest)
+            rows.append(["this run", tag("embedded", "good"), digest, measured.file])
+        for link in measured.evidence:
+            shown_digest = element("code", link.digest) if link.digest else "–"
+            state = tag(link.state, _STATE_KIND[link.state])
+            rows.append([link.name, state, shown_digest, link.message])
+        parts.append(table(measured.title, columns, rows))
+    return join(*parts)
+
+
+def definitions(data: ReportData) -> Markup:
+    """What each shown metric means."""
+    names = {
+        name.split(".")[0]
+        for measured in data.measured
+        for series in measured.series
+        for cell in series.cells
+        for name in cell.numbers
+    }
+    # each metric once, in the order of the tables
+    metrics = dict.fromkeys(metric.name.split(".")[0] for metric in METRICS)
+    known = [DEFINITIONS[name] for name in metrics if name in names and name in DEFINITIONS]
+    rows = [(each.title, each.unit, each.text) for each in known]
+    if "user_tok_s" in names:
+        text = "1 / mean TPOT: what one user reads while an answer streams."
+        rows.append(("Output per user", "tok/s", text))
+    return table("Metrics", [Column("Metric"), Column("Unit"), Column("Definition")], rows)
+
+
 _SECTIONS = (
-    ("summary", "Summary", sections.summary),
-    ("setup", "Hardware, software, models", sections.setup),
+    ("summary", "Summary", summary),
+    ("setup", "Hardware, software, models", setup),
     ("performance", "Throughput and latency", charts),
-    ("memory", "Memory", sections.memory),
-    ("tables", "Tables", sections.tables),
-    ("attempts", "Attempts", sections.attempts),
-    ("findings", "Findings and recommendations", sections.findings),
-    ("evidence", "Evidence", sections.evidence),
-    ("definitions", "Definitions", sections.definitions),
+    ("memory", "Memory", memory),
+    ("tables", "Tables", tables),
+    ("attempts", "Attempts", attempts),
+    ("findings", "Findings and recommendations", findings),
+    ("evidence", "Evidence", evidence),
+    ("definitions", "Definitions", definitions),
 )
 
 
@@ -102,3 +315,13 @@ def _head(data: ReportData) -> Markup:
 def data_digest(data: ReportData) -> str:
     """Of the embedded data, however it is spelled."""
     return sha256_of(canonical_json(data.model_dump(mode="json")))
+
+
+def report_statement(
+    name: str, page: bytes, data: ReportData, when: Moment | None = None
+) -> Statement:
+    """What is claimed of a page: its digest, and the runs that its numbers came from."""
+    runs = [run.digest for run in data.runs]
+    claims = Report(title=plain(data.title), runs=runs, data=data_digest(data))
+    body = claims.model_dump(mode="json", exclude_unset=True)
+    return make_statement(name, sha256_of(page), REPORT, body, when)

@@ -23,6 +23,7 @@ _PRINT_S = 120
 
 def find_browser() -> str:
     """The path of a browser that prints without a screen."""
+    # distributions call the same program by different names
     for name in BROWSERS:
         if path := shutil.which(name):
             return path

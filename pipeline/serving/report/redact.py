@@ -86,6 +86,7 @@ def redact(data: ReportData, names: Collection[str] = ()) -> ReportData:
     # not every number of a user has a name
     with suppress(KeyError, OSError):
         own.add(getpass.getuser())
+    # they name nobody, and stand in many texts
     own -= {"root", "localhost"}
     # the name of a folder is often that of a machine or a customer; it tells runs apart
     folders = {f"({place_of(run)})" for run in data.runs}

@@ -8,25 +8,20 @@ from collections.abc import Sequence
 
 from pipeline.core import log
 from pipeline.serving.report.cells import digits, known_metrics, load_of
-from pipeline.serving.report.model import (
-    AttemptRow,
-    Measured,
-    Reference,
-    ReportData,
-    RunData,
-    Series,
-    shown,
-)
+from pipeline.serving.report.model import AttemptRow, Reference, ReportData, RunData, Series, shown
 
 _CSV = (
     *("source", "kind", "series", "model", "workload", "input_tokens", "output_tokens", "cell"),
     *("concurrency", "rate_per_s", "state", "metric", "mean", "low", "high", "trials"),
 )
+# Digits after the point of each part of a card's memory.
+_MEMORY = {"total": 2, "weights": 2, "kv": 2, "used": 2, "free": 2, "kv_tokens": 0}
 
 
 def render_csv(data: ReportData) -> bytes:
     """A row for each number, with its name in full: `output_tok_s` is never `total_tok_s`."""
     out = io.StringIO()
+    # the same bytes on every system; spreadsheets read both ends of lines
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_CSV)
     for measured, series in ((each, series) for each in data.measured for series in each.series):
@@ -65,7 +60,35 @@ def render_markdown(data: ReportData) -> bytes:
         ]
         parts += [f"## {title}", "\n".join(lines)] if lines else []
     for measured in data.measured:
-        parts += _measured(measured)
+        if isinstance(measured, RunData):
+            source = f"Run {_escaped(measured.file)}, `{measured.digest}`"
+        else:
+            assert isinstance(measured, Reference)
+            link = f" {_escaped(measured.link)}" if measured.link else ""
+            source = f"Published {_escaped(measured.published)}.{link}"
+        parts += [f"## {_escaped(measured.title)}", source]
+        for title, facts in (("Hardware", measured.hardware), ("Software", measured.software)):
+            rows = [(_escaped(fact.name), _escaped(fact.value)) for fact in facts]
+            parts += [_table((title, ""), rows)] if facts else []
+        for series in measured.series:
+            parts.append(f"### {_escaped(series.name)} ({_escaped(series.workload)})")
+            parts.append(_series(series, is_exact=isinstance(measured, Reference)))
+        if measured.memory:
+            unit = measured.memory[0].unit
+            known = [n for n in _MEMORY if any(getattr(m, n) is not None for m in measured.memory)]
+            titles = ["Memory per GPU", *(n if n == "kv_tokens" else f"{n} {unit}" for n in known)]
+            amounts = [
+                [_escaped(m.name), *(shown(getattr(m, n), _MEMORY[n]) for n in known)]
+                for m in measured.memory
+            ]
+            parts.append(_table(titles, amounts, len(known)))
+        if measured.attempts:
+            parts += ["### Attempts", _attempts(measured.attempts)]
+        links = [
+            (_escaped(link.name), link.state, link.digest or "–", _escaped(link.message))
+            for link in measured.evidence
+        ]
+        parts += ["### Evidence", _table(("What", "State", "Digest", "Message"), links)]
     if data.attempts:
         parts += ["## Attempts", _attempts(data.attempts)]
     return ("\n\n".join(parts) + "\n").encode()
@@ -86,43 +109,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _measured(measured: Measured) -> list[str]:
-    if isinstance(measured, RunData):
-        source = f"Run {_escaped(measured.file)}, `{measured.digest}`"
-    else:
-        assert isinstance(measured, Reference)
-        link = f" {_escaped(measured.link)}" if measured.link else ""
-        source = f"Published {_escaped(measured.published)}.{link}"
-    parts = [f"## {_escaped(measured.title)}", source]
-    for title, facts in (("Hardware", measured.hardware), ("Software", measured.software)):
-        if facts:
-            rows = [(_escaped(fact.name), _escaped(fact.value)) for fact in facts]
-            parts.append(_table((title, ""), rows))
-    for series in measured.series:
-        parts.append(f"### {_escaped(series.name)} ({_escaped(series.workload)})")
-        parts.append(_series(series, is_exact=isinstance(measured, Reference)))
-    if measured.memory:
-        unit = measured.memory[0].unit
-        fields = ("total", "weights", "kv", "used", "free", "kv_tokens")
-        known = [f for f in fields if any(getattr(m, f) is not None for m in measured.memory)]
-        titles = ["Memory per GPU", *(f if f == "kv_tokens" else f"{f} {unit}" for f in known)]
-        amounts = [
-            [_escaped(m.name), *(shown(getattr(m, f), 0 if f == "kv_tokens" else 2) for f in known)]
-            for m in measured.memory
-        ]
-        parts.append(_table(titles, amounts, len(known)))
-    if measured.attempts:
-        parts += ["### Attempts", _attempts(measured.attempts)]
-    links = [
-        (_escaped(link.name), link.state, link.digest or "–", _escaped(link.message))
-        for link in measured.evidence
-    ]
-    return [*parts, "### Evidence", _table(("What", "State", "Digest", "Message"), links)]
-
-
 def _series(series: Series, *, is_exact: bool) -> str:
     metrics, by = known_metrics(series), load_of(series)
     places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
+    # a column that is the same in all rows only takes room
     has_states = any(cell.state != "good" for cell in series.cells)
     head = [by.title if by else "Cell", *(["State"] if has_states else [])]
     rows = []

@@ -27,7 +27,7 @@ from pipeline.core.model import sha256_of
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench import runner
 from pipeline.serving.bench.marks import TrialChecks
-from pipeline.serving.bench.metrics import metrics_of
+from pipeline.serving.bench.metrics import energy_j, metrics_of
 from pipeline.serving.bench.model import Inputs, RequestRow, Run
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.plan import Job, cells_of
@@ -41,12 +41,10 @@ from pipeline.serving.bench.record import (
 from pipeline.serving.bench.results.compare import compare, read_side
 from pipeline.serving.bench.runner import (
     Bench,
-    Settings,
     client_facts,
     differences,
     measure_in_turns,
 )
-from pipeline.serving.bench.samples import energy_j
 from pipeline.serving.bench.server import Server
 from pipeline.serving.bench.worker import WorkerRun, prepared
 from pipeline.serving.bench.workers import Workers, WorkerStats, start_module
@@ -75,13 +73,14 @@ def _workload(**changes: Any) -> Workload:
 
 
 def _bench(server: BenchServer, folder: Path, workload: Workload, **changes: Any) -> Bench:
-    settings = Settings(self_test=False, sample_every_s=0.05, drain_s=0.05)
     return Bench(
         server=Server(Address.read(server.url), server.url),
         workload=workload,
         folder=folder,
         inputs=Inputs(workload=workload_digest(workload)),
-        settings=settings,
+        self_test=False,
+        sample_every_s=0.05,
+        drain_s=0.05,
         **changes,
     )
 
@@ -616,7 +615,7 @@ def test_a_worker_that_is_done_may_end_before_the_others() -> None:
 def test_several_workers_share_the_requests(tmp_path: Path) -> None:
     with bench_server() as server:
         bench = _bench(server, tmp_path, _workload())
-        bench.settings = Settings(self_test=False, workers=2, drain_s=0.05)
+        bench.workers = 2
         run = bench.run()
     rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
     assert {row.worker for row in rows} == {0, 1}

@@ -7,19 +7,11 @@ import json
 import pytest
 
 from pipeline.core.known import Unknown
-from pipeline.serving.bench.marks import client_marks, engine_marks
-from pipeline.serving.bench.metrics import metrics_of
-from pipeline.serving.bench.model import EngineSeries, GpuSeries, SelfTest
+from pipeline.serving.bench.marks import client_marks, sample_marks
+from pipeline.serving.bench.metrics import energy_j, metrics_of, speculated
+from pipeline.serving.bench.model import EngineSeries, GpuSeries, Mark, Samples, SelfTest
 from pipeline.serving.bench.record import read_run
-from pipeline.serving.bench.samples import (
-    energy_j,
-    engine_series,
-    gpu_marks,
-    gpu_series,
-    read_cards,
-    read_metrics,
-    speculated,
-)
+from pipeline.serving.bench.server import engine_series, gpu_series, read_cards, read_metrics
 from pipeline.serving.bench.workers import WorkerStats
 from tests.unit.bench.example_run import FOLDER, example_rows
 from tests.unit.hosts.machines import H200
@@ -107,7 +99,12 @@ def test_counters_that_fell_are_of_another_process() -> None:
 @pytest.mark.parametrize(("counted", "marked"), [(48, False), (49, False), (60, True), (24, True)])
 def test_the_engine_counts_what_was_answered(counted: int, marked: bool) -> None:
     metrics = metrics_of(example_rows(1, 0))
-    assert bool(engine_marks(_engine(generated_tokens=counted), metrics)) == marked
+    samples = Samples(engine=_engine(generated_tokens=counted))
+    assert bool(sample_marks(samples, metrics)) == marked
+
+
+def _marks(card: GpuSeries) -> list[Mark]:
+    return sample_marks(Samples(gpus=[card]), metrics_of(example_rows(1, 0)))
 
 
 def _card(**changes: object) -> GpuSeries:
@@ -139,9 +136,9 @@ def test_what_is_no_answer_of_nvidia_smi_is_unknown(text: str) -> None:
 
 
 def test_a_card_at_full_speed_has_no_mark() -> None:
-    assert gpu_marks([_card()]) == []
+    assert _marks(_card()) == []
     # at rest it lowers its link by itself
-    assert gpu_marks([_card(pcie_generation=[1, 5])]) == []
+    assert _marks(_card(pcie_generation=[1, 5])) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_a_card_at_full_speed_has_no_mark() -> None:
 def test_a_slowed_card_or_a_bad_link_marks_the_trial(
     changes: dict[str, object], kind: str, text: str
 ) -> None:
-    (mark,) = gpu_marks([_card(**changes)])
+    (mark,) = _marks(_card(**changes))
     assert mark.kind == kind
     assert text in mark.message
 

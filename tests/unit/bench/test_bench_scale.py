@@ -16,7 +16,7 @@ from pipeline.core.errors import BenchUnanswered
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench.plan import Job, Scale, cells_of, sessions
 from pipeline.serving.bench.server import Server
-from pipeline.serving.bench.shipped import read_workload
+from pipeline.serving.bench.workload import read_workload
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from pipeline.core.net.wire import Address
 from pipeline.serving.bench.model import Inputs
 from pipeline.serving.bench.record import read_rows, read_run, workload_digest
 from pipeline.serving.bench.server import Server
-from pipeline.serving.bench.shipped import read_workload
 from pipeline.serving.bench.starts import Started, Starter, drop_page_cache, measure_starts
+from pipeline.serving.bench.workload import read_workload
 from tests.testbed.bench_faults import BenchServer, bench_server
 
 

@@ -21,12 +21,20 @@ from pipeline.serving.bench.plan import (
     cells_of,
     draw,
     fit_scale,
-    read_prompts,
     sessions,
     words,
 )
-from pipeline.serving.bench.shipped import prompt_file, read_workload, shipped_names, workload_path
-from pipeline.serving.bench.workload import Fixed, Normal, RandomTokens, Uniform, Workload
+from pipeline.serving.bench.workload import (
+    Fixed,
+    Normal,
+    RandomTokens,
+    Uniform,
+    Workload,
+    prompt_file,
+    read_workload,
+    shipped_names,
+    workload_path,
+)
 from pipeline.serving.recipe.find import Recipes
 
 _BASE: dict[str, Any] = {
@@ -220,9 +228,12 @@ def test_a_prompt_file_is_read_and_never_used_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "{}", '{"prompt": 5}', '{"messages": [5]}', "NaN"])
-def test_a_line_that_is_no_prompt_is_refused(line: str) -> None:
+def test_a_line_that_is_no_prompt_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "good"}}\n{line}\n')
+    workload = _workload(prompts={"kind": "file", "path": path.name})
     with pytest.raises(WorkloadInvalid, match="line 2"):
-        read_prompts(f'{{"prompt": "good"}}\n{line}\n'.encode(), "prompts.jsonl")
+        list(sessions(_job(workload, prompt_file=str(path))))
 
 
 def test_a_scale_is_fitted_and_a_mad_one_refused() -> None:

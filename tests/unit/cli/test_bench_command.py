@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.app.bench import changed
 from pipeline.serving.bench.record import read_run
-from pipeline.serving.bench.shipped import read_workload
+from pipeline.serving.bench.workload import read_workload
 from tests.testbed.bench_faults import bench_server
 from tests.unit.support import ROOT, Command
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.serving.bench.samples import GAUGES
+from pipeline.serving.bench.server import GAUGES
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.model import merged_flags
 from tests.docs.pages import DOCS, ROOT, Page

@@ -30,7 +30,7 @@ from pipeline.serving.recipe.launch import (
 )
 from pipeline.serving.recipe.model import Change, Recipe
 from pipeline.serving.recipe.render.formats import render
-from pipeline.serving.report.reference import all_references
+from pipeline.serving.report.build import all_references
 from tests.unit.recipe.commands import (
     launch_parts,
     logged_parts,

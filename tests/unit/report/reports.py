@@ -7,10 +7,9 @@ from pathlib import Path
 from pipeline.serving.bench.metrics import intervals, metrics_of
 from pipeline.serving.bench.model import CellResult, Mark, Run
 from pipeline.serving.bench.record import read_run
-from pipeline.serving.report.build import report_data
+from pipeline.serving.report.build import named_reference, report_data
 from pipeline.serving.report.from_run import read_run_data, run_data
 from pipeline.serving.report.model import ReportData, RunData
-from pipeline.serving.report.reference import named_reference
 from tests.unit.bench.example_run import FOLDER, example_rows
 
 MADE = "2026-11-16T12:00:00Z"

@@ -15,7 +15,7 @@ from pipeline.core.model import canonical_json, sha256_of
 from pipeline.serving.report.build import report_data
 from pipeline.serving.report.check import check_run, differences, open_report
 from pipeline.serving.report.from_run import read_run_data
-from pipeline.serving.report.head import is_report
+from pipeline.serving.report.markup import is_report
 from pipeline.serving.report.page import render_page
 from pipeline.serving.report.redact import redact
 from tests.unit.bench.example_run import FOLDER

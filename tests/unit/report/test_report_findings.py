@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from pipeline.serving.bench.model import Mark
-from pipeline.serving.report.build import report_data
+from pipeline.serving.report.build import named_reference, report_data
 from pipeline.serving.report.findings import _is_apart
 from pipeline.serving.report.model import Cell, Finding, Lengths, Measure, RunData, Series
-from pipeline.serving.report.reference import named_reference
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
 

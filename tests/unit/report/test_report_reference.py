@@ -8,8 +8,8 @@ from pipeline.core.errors import SpecInvalid, UnknownReference
 from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.report.build import all_references, fitting, named_reference
 from pipeline.serving.report.model import Lengths, Reference
-from pipeline.serving.report.reference import all_references, fitting, named_reference
 from tests.unit.report.reports import as_data, sweep
 from tests.unit.support import ROOT
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import csv
 import io
 
-from pipeline.serving.report.build import attempt_row, report_data
+from pipeline.serving.report.build import report_data
+from pipeline.serving.report.model import AttemptRow
 from pipeline.serving.report.text import render_csv, render_markdown
 from pipeline.serving.serve.attempts import Attempt, Begun, Ended
 from tests.unit.report.reports import DIGEST, MADE, as_data, of_example, published, sweep
@@ -55,19 +56,22 @@ def attempt(outcome: str, failure: str = "", recipe: str = "tiny-cpu") -> Attemp
     return Attempt(begun, (Ended.model_validate(end),))
 
 
-def test_a_failed_attempt_is_shown_with_its_reason() -> None:
-    row = attempt_row(attempt("failed", "out of memory"))
-    assert (row.is_good, row.outcome, row.message) == (False, "failed", "out of memory")
-    assert attempt_row(attempt("serving")).is_good
-
-
-def test_only_attempts_of_measured_recipes_are_shown() -> None:
+def shown_attempts(*tried: Attempt) -> list[AttemptRow]:
     run = as_data(sweep(1))
     series = [each.model_copy(update={"recipe": "tiny-cpu"}) for each in run.series]
     measured = run.model_copy(update={"series": series})
-    tried = [attempt("failed"), attempt("failed", recipe="other")]
-    data = report_data([measured], [], tried, made=MADE)
-    assert [row.model for row in data.attempts] == ["tiny-cpu"]
+    return report_data([measured], [], tried, made=MADE).attempts
+
+
+def test_a_failed_attempt_is_shown_with_its_reason() -> None:
+    row, good = shown_attempts(attempt("failed", "out of memory"), attempt("serving"))
+    assert (row.is_good, row.outcome, row.message) == (False, "failed", "out of memory")
+    assert good.is_good
+
+
+def test_only_attempts_of_measured_recipes_are_shown() -> None:
+    rows = shown_attempts(attempt("failed"), attempt("failed", recipe="other"))
+    assert [row.model for row in rows] == ["tiny-cpu"]
 
 
 def test_two_runs_of_one_name_are_told_apart_by_their_folders() -> None:

@@ -17,13 +17,12 @@ from pipeline.evidence.verify.evidence import beside, gather
 from pipeline.evidence.verify.runs import Behind, judge_report
 from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.serving.bench.results.statement import benchmark_statement
+from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.report.build import report_data
 from pipeline.serving.report.check import open_report
 from pipeline.serving.report.from_run import NUMBERS, read_run_data
 from pipeline.serving.report.markup import Markup
-from pipeline.serving.report.page import render_page
-from pipeline.serving.report.statement import report_statement
+from pipeline.serving.report.page import render_page, report_statement
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.verify.world import NOW, WHEN, trust_in, trusted
 
@@ -128,7 +127,7 @@ def test_a_page_stays_valid_where_a_later_version_draws_words_or_counts_otherwis
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.serving.report.page._asset", lambda name: Markup("p{margin:1px}"))
-    monkeypatch.setattr("pipeline.serving.report.reference.all_references", lambda: ())
+    monkeypatch.setattr("pipeline.serving.report.build.all_references", lambda: ())
     monkeypatch.setattr("pipeline.serving.report.from_run.NUMBERS", (*NUMBERS, "energy_j"))
     node = _judged(page)
     assert _find(node, "report (").verdict is Verdict.VALID

@@ -26,8 +26,13 @@ from pipeline.evidence.verify.verdict import Node, Verdict, error_of, how_to_add
 from pipeline.serving.bench.metrics import intervals, metrics_of
 from pipeline.serving.bench.model import RequestRow, Run
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.serving.bench.record import append_rows, read_rows, read_run, write_run
-from pipeline.serving.bench.results.statement import benchmark_statement
+from pipeline.serving.bench.record import (
+    append_rows,
+    read_rows,
+    read_run,
+    write_run,
+)
+from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.recipe import tiny
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted

@@ -23,12 +23,11 @@ from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
 from pipeline.hosts.facts.summary import summarise
 from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.record import write_run
-from pipeline.serving.bench.results.statement import benchmark_statement
+from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.report.build import report_data
 from pipeline.serving.report.from_run import read_run_data
-from pipeline.serving.report.page import render_page
-from pipeline.serving.report.statement import report_statement
+from pipeline.serving.report.page import render_page, report_statement
 from pipeline.serving.serve.run import recipe_digest
 from pipeline.weights.sign import signing
 from tests.makers import AMD64

@@ -20,14 +20,14 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev, variance
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from pipeline.core.errors import RunInvalid
 from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.serving.bench.foreign import ForeignNumber, read_foreign
 from pipeline.serving.bench.marks import cell_marks, tokens_off
 from pipeline.serving.bench.metrics import DEFINITIONS, flat, interval, t_quantile
-from pipeline.serving.bench.model import CellResult, Interval, Run
+from pipeline.serving.bench.model import Interval, Run
 from pipeline.serving.bench.place import requests_of, runs_in
 from pipeline.serving.bench.record import read_run, run_bytes
 from pipeline.serving.bench.results.recompute import require_as_measured
@@ -51,6 +51,8 @@ _LENGTH_TOLERANCE = 0.05
 Verdict: TypeAlias = Literal["better", "worse", "undecided"]
 # means: of a few hundred requests the 99th percentile is two or three of them
 GATED = ("output_tok_s", "ttft_ms.mean", "tpot_ms.mean")
+# When a winner is named: the least percent, the doubt for one number, whether in turns.
+_Rule: TypeAlias = tuple[float, float, bool]
 GateVerdict: TypeAlias = Literal["passed", "worse", "undecided"]
 
 
@@ -114,38 +116,30 @@ def side_of(run: Run, name: str) -> Side:
         **{f"server.settings.{k}": v for k, v in run.server.settings.items()},
         **{f"client.{k}": v for k, v in run.client.model_dump().items()},
     }
-    return Side(
-        name=name,
-        program=OWN,
-        digest=sha256_of(run_bytes(run)),
-        inputs={k: str(v) for k, v in sorted(known.items()) if v is not None},
-        cells={result.cell.name: _side_cell(run, result) for result in run.cells},
-        turns=run.turns,
-    )
-
-
-def _side_cell(run: Run, result: CellResult) -> SideCell:
-    good = result.good_trials
-    numbers = [flat(trial.metrics) for trial in good]
-    names = [name for name in (numbers[0] if numbers else {}) if is_judged(name)]
-    notes = [*cell_marks(good), *(reason for trial in result.trials for reason in trial.void)]
+    inputs = {k: str(v) for k, v in sorted(known.items()) if v is not None}
     # what was asked of the server; not how often, nor what it was called
     about = {"prompts", "sampling", "objectives", "limits", "seed"}
-    asked = run.workload.model_dump(mode="json", include=about)
-    asked["cell"] = result.cell.model_dump(mode="json")
-    completed = sum(trial.metrics.completed for trial in good)
-    tokens = {
-        "prompt": sum(trial.metrics.input_tokens for trial in good),
-        "answer": sum(trial.metrics.output_tokens for trial in good),
-    }
-    return SideCell(
-        load=sha256_of(canonical_json(asked)),
-        values={name: [each[name] for each in numbers if name in each] for name in names},
-        notes=list(dict.fromkeys(notes)),
-        client_limited=any(m.kind == "client-limited" for trial in good for m in trial.marks),
-        # none: the server did not count
-        lengths={kind: n / completed for kind, n in tokens.items() if completed and n},
-    )
+    asked, cells = run.workload.model_dump(mode="json", include=about), {}
+    for result in run.cells:
+        good = result.good_trials
+        numbers = [flat(trial.metrics) for trial in good]
+        names = [name for name in (numbers[0] if numbers else {}) if is_judged(name)]
+        notes = [*cell_marks(good), *(reason for trial in result.trials for reason in trial.void)]
+        completed = sum(trial.metrics.completed for trial in good)
+        prompts = sum(trial.metrics.input_tokens for trial in good)
+        answers = sum(trial.metrics.output_tokens for trial in good)
+        load = canonical_json({**asked, "cell": result.cell.model_dump(mode="json")})
+        tokens = (("prompt", prompts), ("answer", answers))
+        cells[result.cell.name] = SideCell(
+            load=sha256_of(load),
+            values={name: [each[name] for each in numbers if name in each] for name in names},
+            notes=list(dict.fromkeys(notes)),
+            client_limited=any(m.kind == "client-limited" for trial in good for m in trial.marks),
+            # none: the server did not count
+            lengths={kind: n / completed for kind, n in tokens if completed and n},
+        )
+    digest, turns = sha256_of(run_bytes(run)), run.turns
+    return Side(name=name, program=OWN, digest=digest, inputs=inputs, cells=cells, turns=turns)
 
 
 def is_judged(name: str) -> bool:
@@ -209,14 +203,6 @@ class Comparison(Frozen):
         return [(cell.name, number) for cell in self.cells for number in cell.numbers]
 
 
-class _Rule(NamedTuple):
-    """When a winner is named."""
-
-    least: float  # percent
-    doubt: float  # for one number
-    in_turns: bool
-
-
 def compare(first: Side, second: Side, least: float | None = None) -> Comparison:
     """What changed from the first result to the second; `least` is in percent."""
     both = [name for name in first.cells if name in second.cells]
@@ -224,7 +210,7 @@ def compare(first: Side, second: Side, least: float | None = None) -> Comparison
     if least is None:
         least = LEAST_IN_TURNS if in_turns else LEAST
     count = sum(len(first.cells[n].values.keys() & second.cells[n].values.keys()) for n in both)
-    rule = _Rule(least, _DOUBT / max(1, count), in_turns)
+    rule = least, _DOUBT / max(1, count), in_turns
     inputs = input_changes(first.inputs, second.inputs)
     for name in both:
         one, other = first.cells[name].lengths, second.cells[name].lengths
@@ -309,9 +295,9 @@ def _nearest(cell: SideCell) -> dict[str, ForeignNumber]:
 def _number(
     name: str, first: list[float], second: list[float], why: str, rule: _Rule
 ) -> NumberChange:
-    one, other = interval(first), interval(second)
-    in_pairs = rule.in_turns and len(first) == len(second) and all(first)
-    surely = change_of(first, second, rule.doubt, in_pairs=in_pairs)
+    (least, doubt, in_turns), one, other = rule, interval(first), interval(second)
+    in_pairs = in_turns and len(first) == len(second) and all(first)
+    surely = change_of(first, second, doubt, in_pairs=in_pairs)
     wants_more = DEFINITIONS[name.partition(".")[0]].better == "more"
     verdict: Verdict = "better" if (other.mean > one.mean) == wants_more else "worse"
     uncertain = ""
@@ -319,8 +305,8 @@ def _number(
         uncertain = "one trial says nothing of its error"
     elif surely is None and one.mean == other.mean:
         uncertain = "both are zero"
-    elif surely and (surely.low or 0) <= rule.least and (surely.high or 0) >= -rule.least:
-        uncertain = f"not surely more than {rule.least:g} % apart"
+    elif surely and (surely.low or 0) <= least and (surely.high or 0) >= -least:
+        uncertain = f"not surely more than {least:g} % apart"
     return NumberChange(
         name=name,
         first=one,
@@ -371,36 +357,37 @@ class GateRow(Frozen):
 
 def judge(comparison: Comparison, allowed_percent: float, names: Sequence[str]) -> list[GateRow]:
     """Every gated number of every cell that the baseline has; a missing one is never passed."""
-    rows = [
-        GateRow(cell=cell, number="", verdict="undecided", message="the candidate has no such cell")
-        for cell in comparison.only_first
+    missing: GateVerdict = "undecided"
+    found = [
+        (cell, "", missing, "the candidate has no such cell") for cell in comparison.only_first
     ]
     for cell in comparison.cells:
         numbers = {number.name: number for number in cell.numbers}
         if (failed := numbers.get("failed")) and failed.second.mean > failed.first.mean:
             message = f"failed requests: {failed.second.mean:g}, {failed.first.mean:g} before"
-            rows.append(GateRow(cell=cell.name, number="failed", verdict="worse", message=message))
+            found.append((cell.name, "failed", "worse", message))
         for name in names:
-            verdict, message = _gate_verdict(numbers.get(name), allowed_percent)
-            rows.append(GateRow(cell=cell.name, number=name, verdict=verdict, message=message))
-    return rows
-
-
-def _gate_verdict(number: NumberChange | None, allowed: float) -> tuple[GateVerdict, str]:
-    if number is None:
-        return "undecided", "is not on both sides"
-    change = number.change
-    if change is None:
-        return "undecided", "the baseline is zero"
-    if change.low is None or change.high is None:
-        return "undecided", f"{change.percent:+.1f} %: {number.why}"
-    text = f"{change.percent:+.1f} % ({change.low:+.1f} to {change.high:+.1f})"
-    if not number.is_comparable:
-        return "undecided", f"{text}: {number.why}"
-    wants_more = DEFINITIONS[number.name.partition(".")[0]].better == "more"
-    worst, loss = (-change.low, -change.percent) if wants_more else (change.high, change.percent)
-    if worst <= allowed:
-        return "passed", text
-    if loss > allowed and number.verdict == "worse":
-        return "worse", f"{text}, {allowed:g} % allowed"
-    return "undecided", f"{text}: cannot be told from {allowed:g} %; more trials decide it"
+            verdict: GateVerdict = "undecided"
+            number = numbers.get(name)
+            change = number.change if number else None
+            if number is None or change is None:
+                message = "the baseline is zero" if number else "is not on both sides"
+            elif change.low is None or change.high is None:
+                message = f"{change.percent:+.1f} %: {number.why}"
+            else:
+                message = f"{change.percent:+.1f} % ({change.low:+.1f} to {change.high:+.1f})"
+                wants_more = DEFINITIONS[name.partition(".")[0]].better == "more"
+                worst, loss = change.high, change.percent
+                if wants_more:
+                    worst, loss = -change.low, -change.percent
+                if not number.is_comparable:
+                    message += f": {number.why}"
+                elif worst <= allowed_percent:
+                    verdict = "passed"
+                elif loss > allowed_percent and number.verdict == "worse":
+                    verdict, message = "worse", f"{message}, {allowed_percent:g} % allowed"
+                else:
+                    message += f": cannot be told from {allowed_percent:g} %; more trials decide it"
+            found.append((cell.name, name, verdict, message))
+    fields = ("cell", "number", "verdict", "message")
+    return [GateRow.model_validate(dict(zip(fields, row, strict=True))) for row in found]

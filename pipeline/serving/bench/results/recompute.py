@@ -1,4 +1,4 @@
-"""A run's numbers, computed again from its raw requests and from what was sampled beside them."""
+"""The statement about a run, and its numbers computed again from its requests and samples."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.artifacts.attest.fields import ChangedField, changed_fields, fields_of
-from pipeline.core.errors import NumberChanged
-from pipeline.serving.bench.metrics import intervals
+from pipeline.artifacts.attest.names import BENCHMARK_RUN
+from pipeline.artifacts.attest.predicates import BenchmarkRun
+from pipeline.artifacts.attest.statement import Moment, Statement, state_about, subject
+from pipeline.core.errors import NumberChanged, RunInvalid
+from pipeline.core.files import sha256_of_file
+from pipeline.core.known import unknown
+from pipeline.serving.bench.metrics import intervals, trial_metrics
 from pipeline.serving.bench.model import Run, Trial
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.plan import cells_of
-from pipeline.serving.bench.record import StoredRows, all_lines, read_rows
-from pipeline.serving.bench.samples import trial_metrics
+from pipeline.serving.bench.record import StoredRows, all_lines, read_rows, read_run
 from pipeline.serving.bench.workload import Conversations
 
 _NEAR = 2e-6  # numbers have six digits after the point
@@ -28,7 +32,6 @@ class RecomputedTrial(NamedTuple):
     changed: list[ChangedField]
     digest: str  # of the lines as they are now
     named: str  # their digest as the run has it
-    sums: str  # eight digits of each line's hash
 
     @property
     def is_as_named(self) -> bool:
@@ -55,7 +58,6 @@ def recomputed(folder: Path, run: Run) -> list[RecomputedTrial]:
                     changed=_changed(f"{place}/metrics", *numbers),
                     digest=rows.digest,
                     named=trial.requests.digest,
-                    sums="".join(rows.sums),
                 )
             )
     return trials
@@ -142,3 +144,25 @@ def require_as_measured(folder: Path, run: Run) -> None:
         message,
         "Get the run again from where it was made, or measure again into another folder (--out).",
     )
+
+
+def benchmark_statement(folder: Path, when: Moment | None = None) -> Statement:
+    """What is claimed of the run in a folder: its files as they are there, and their inputs."""
+    run = read_run(folder)
+    requests = folder / REQUESTS_FILE
+    if not requests.is_file():
+        raise RunInvalid(f"{requests}: is not there, and a run without its requests proves nothing")
+    named = (RUN_FILE, REQUESTS_FILE)
+    subjects = [subject(name, sha256_of_file(folder / name)) for name in named]
+    inputs = run.inputs
+    claims = BenchmarkRun(
+        image=inputs.image or unknown("nothing says which image served"),
+        weights=inputs.weights or unknown("nothing says which weights were served"),
+        recipe=inputs.recipe or unknown("it was not served from a recipe"),
+        host_facts=inputs.host or unknown("no facts of the host were given"),
+        client=run.client.digest,
+        workload=inputs.workload,
+        outcome=run.state,
+    )
+    body = claims.model_dump(mode="json", exclude_unset=True)
+    return state_about(subjects, BENCHMARK_RUN, body, when)
