@@ -12,7 +12,7 @@ from pipeline.artifacts.attest.strict import plain
 from pipeline.core.model import canonical_json
 from pipeline.evidence.statements.bill import Bill
 from pipeline.evidence.statements.inventory import ImagePart, ImageTree, OwnFile, Toolchain
-from pipeline.images.assemble.manifest import CREATED
+from pipeline.images.assemble.image import CREATED
 from pipeline.images.lock.model import Pin
 
 _NONE = "NOASSERTION"

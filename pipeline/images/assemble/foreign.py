@@ -23,13 +23,11 @@ from pipeline.core.errors import (
     SpecInvalid,
     StoreDamaged,
 )
-from pipeline.images.assemble.entry import parents
-from pipeline.images.assemble.manifest import Below
+from pipeline.images.assemble.layer import parents
 from pipeline.images.assemble.plan import ImagePlan, foreign_key
 from pipeline.images.assemble.view import OPAQUE, WHITEOUT, View, follow, see
+from pipeline.images.lock.make import GLIBC_MINOR
 from pipeline.images.lock.model import BasePin, LayerPin
-from pipeline.images.lock.wheels import GLIBC_MINOR
-from pipeline.images.spec.checkout import Checkout
 
 _MOST_READERS = 4
 # a list of users has a few kilobytes
@@ -215,18 +213,3 @@ def require_fit(store: Store, plans: Sequence[ImagePlan]) -> None:
             for each in plan.chain():
                 if each.spec.python:
                     base.python_home(each.spec.name, each.venv.version, each.venv.root)
-
-
-def below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> Below:
-    """How the foreign base runs; its users, unless a file of ours lists others."""
-    lists = [
-        checkout.folder(each.spec.name) / file.source
-        for each in plan.chain()
-        for file in each.spec.files
-        if file.to == "/etc/passwd"
-    ]
-
-    def find_user(name: str) -> str:
-        return foreign.user(plan.spec.name, name, lists[-1].read_bytes() if lists else None)
-
-    return Below(foreign.config, find_user)

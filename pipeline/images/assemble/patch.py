@@ -65,40 +65,36 @@ def parse(text: str, name: str) -> list[FilePatch]:
         at += 2
         hunks: list[Hunk] = []
         while at < len(lines) and lines[at].startswith("@@"):
-            hunk, at = _hunk(lines, at, name)
-            hunks.append(hunk)
+            match = _HUNK.match(lines[at])
+            if not match:
+                raise PatchConflict(f"{name}: damaged hunk header {lines[at].strip()!r}", _AGAIN)
+            start, old_count, _, new_count = (int(g) if g else 1 for g in match.groups())
+            where = f"{name}: the hunk at line {start}"
+            before, after = list[str](), list[str]()
+            at += 1
+            while len(before) < old_count or len(after) < new_count:
+                if at >= len(lines) or lines[at][:1] not in " +-":
+                    raise PatchConflict(f"{where} ends early", _AGAIN)
+                sign, line = lines[at][0], lines[at][1:]
+                at += 1
+                # "\ No newline at end of file" is about the line before it
+                if at < len(lines) and lines[at].startswith("\\"):
+                    line, at = line.rstrip("\n"), at + 1
+                before += [line] if sign in " -" else []
+                after += [line] if sign in " +" else []
+            rest = lines[at] if at < len(lines) else "\n"
+            goes_on = rest[0] in " +-\\" and not rest.startswith(_AFTER_HUNK)
+            if len(before) != old_count or len(after) != new_count or goes_on:
+                raise PatchConflict(f"{where} counts its lines wrongly", _AGAIN)
+            if not all(line.endswith("\n") for line in before[:-1] + after[:-1]):
+                raise PatchConflict(f"{where} ends the file in its middle", _AGAIN)
+            hunks.append(Hunk(start, tuple(before), tuple(after)))
         if not hunks:
             raise PatchConflict(f"{name}: no hunks for {old[2:]}", _AGAIN)
         patches.append(FilePatch(old[2:], tuple(hunks)))
     if not patches:
         raise PatchConflict(f"{name}: is not a unified diff", _AGAIN)
     return patches
-
-
-def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
-    match = _HUNK.match(lines[at])
-    if not match:
-        raise PatchConflict(f"{name}: damaged hunk header {lines[at].strip()!r}", _AGAIN)
-    start, old_count, _, new_count = (int(g) if g else 1 for g in match.groups())
-    before: list[str] = []
-    after: list[str] = []
-    at += 1
-    while len(before) < old_count or len(after) < new_count:
-        if at >= len(lines) or lines[at][:1] not in " +-":
-            raise PatchConflict(f"{name}: the hunk at line {start} ends early", _AGAIN)
-        sign, text = lines[at][0], lines[at][1:]
-        at += 1
-        # "\ No newline at end of file" is about the line before it
-        if at < len(lines) and lines[at].startswith("\\"):
-            text, at = text.rstrip("\n"), at + 1
-        before += [text] if sign in " -" else []
-        after += [text] if sign in " +" else []
-    goes_on = at < len(lines) and lines[at][0] in " +-\\" and not lines[at].startswith(_AFTER_HUNK)
-    if len(before) != old_count or len(after) != new_count or goes_on:
-        raise PatchConflict(f"{name}: the hunk at line {start} counts its lines wrongly", _AGAIN)
-    if not all(line.endswith("\n") for line in before[:-1] + after[:-1]):
-        raise PatchConflict(f"{name}: the hunk at line {start} ends the file in its middle", _AGAIN)
-    return Hunk(start, tuple(before), tuple(after)), at
 
 
 def apply(patch: FilePatch, before: bytes, name: str) -> bytes:

@@ -9,11 +9,19 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.artifacts.store.store import Store
-from pipeline.core.errors import SpecInvalid
+from pipeline.core.errors import SpecInvalid, UnknownSource
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.assemble.venv import Venv
-from pipeline.images.lock.model import BasePin, ImageLock, LayerPin, Pin, WheelPin, current_lock
-from pipeline.images.lock.source import SourceLock, current_source_lock
+from pipeline.images.lock.model import (
+    BasePin,
+    ImageLock,
+    LayerPin,
+    Pin,
+    SourceLock,
+    WheelPin,
+    current_lock,
+    current_source_lock,
+)
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import Account, CompiledSpec, ImageSpec
 from pipeline.images.spec.source import BuildSpec, OutputSpec, SourceSpec
@@ -218,7 +226,15 @@ def _plan_on(
 def plan_tree(checkout: Checkout, compiled: CompiledSpec, platform: str) -> TreePlan:
     """What a compiled tree is made of; refuses a stale lock, and a toolchain compiled itself."""
     source = checkout.source(compiled.source)
-    build = checkout.source_build(compiled.source, compiled.build, platform)
+    build = source.builds.get(compiled.build)
+    if build is None:
+        known = ", ".join(source.builds)
+        raise UnknownSource(f"{source.name}: has no build {compiled.build!r} (it has: {known})")
+    if platform not in build.platforms:
+        raise SpecInvalid(
+            f"{source.name}: its build {compiled.build} is not for {platform}",
+            f"It is for {', '.join(build.platforms)}; `sm120 source list` shows every build.",
+        )
     lock = current_source_lock(checkout.source_lock_path(source.name), source)
     runs_on = build.toolchain_platform or platform
     if runs_on not in checkout.spec(build.toolchain).platforms:

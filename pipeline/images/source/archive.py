@@ -1,4 +1,4 @@
-"""A source's files: unpacked without trust in the archive's names, hashed, extended and patched."""
+"""A source's files: locked, unpacked without trust in the archive's names, extended and patched."""
 
 from __future__ import annotations
 
@@ -9,18 +9,45 @@ import lzma
 import os
 import struct
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from pipeline.core.errors import CorruptArchive, HostileArchive, PatchConflict, SpecInvalid
-from pipeline.core.files import files_below, folder_below, os_errors_explained, sha256_of_file
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.version import Version
+
+from pipeline.artifacts.store.store import Store
+from pipeline.core import log
+from pipeline.core.errors import (
+    CorruptArchive,
+    HostileArchive,
+    PatchConflict,
+    ResolveFailed,
+    SpecInvalid,
+)
+from pipeline.core.files import (
+    files_below,
+    folder_below,
+    link_or_copy,
+    os_errors_explained,
+    sha256_of_file,
+)
 from pipeline.core.model import canonical_json, sha256_of, stays_below
+from pipeline.core.sealed import UNSEALED
 from pipeline.images.assemble import patch
-from pipeline.images.assemble.entry import path_fault
+from pipeline.images.assemble.layer import path_fault
+from pipeline.images.lock.debs import Get, find_debian_source
+from pipeline.images.lock.model import ArchivePin, SourceLock
 from pipeline.images.spec.source import ArchiveSpec, SourceSpec
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
+
+    from pipeline.images.fetch.inputs import Fetcher
 
 # Engines with all they vendor have some ten thousand files; these are far from that.
 _MOST_FILES = 200_000
@@ -92,11 +119,7 @@ def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacke
     if not seen:
         raise SpecInvalid(f"{name}: archive: has nothing below {below!r}")
     _require_links_inside(links, name)
-    return Unpacked(folder, tree_digest(folder), seen)
-
-
-def tree_digest(folder: Path) -> str:
-    """One digest of all files: path, whether it may be executed, contents or target."""
+    # one digest of all files: path, whether it may be executed, contents or target
     rows = []
     for entry in files_below(folder):
         path = Path(entry.path)
@@ -106,7 +129,7 @@ def tree_digest(folder: Path) -> str:
         else:
             kind = "program" if path.stat().st_mode & 0o100 else "file"
             rows.append([relative, kind, sha256_of_file(path)])
-    return sha256_of(canonical_json(sorted(rows)))
+    return Unpacked(folder, sha256_of(canonical_json(sorted(rows))), seen)
 
 
 class _Metered:
@@ -277,12 +300,19 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
                     folder_below(source, parents) as parent,
                     os.fdopen(os.open(last, _KNOWN_FILE, dir_fd=parent), "r+b") as file,
                 ):
-                    before = file.read()
-                    _require_hash(entry.file, f"{change.path} before", want.before, before)
-                    after = patch.apply(change, before, entry.file)
-                    _require_hash(entry.file, f"{change.path} after", want.after, after)
+                    data = file.read()
+                    for when, digest in (("before", want.before), ("after", want.after)):
+                        if when == "after":
+                            data = patch.apply(change, data, entry.file)
+                        if (got := sha256_of(data)) != digest:
+                            raise PatchConflict(
+                                f"{entry.file}: {change.path} {when} the patch is {got},"
+                                f" source.yaml has {digest or 'nothing'}",
+                                "Redo the patch for this source; the hash printed here belongs"
+                                " into source.yaml.",
+                            )
                     file.seek(0)
-                    file.write(after)
+                    file.write(data)
                     file.truncate()
             except OSError as error:
                 with os_errors_explained(source / change.path):
@@ -292,9 +322,76 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
                 raise PatchConflict(message) from error
 
 
-def _require_hash(name: str, which: str, want: str | None, data: bytes) -> None:
-    if (got := sha256_of(data)) != want:
-        raise PatchConflict(
-            f"{name}: {which} the patch is {got}, source.yaml has {want or 'nothing'}",
-            "Redo the patch for this source; the hash printed here belongs into source.yaml.",
+ListFiles = Callable[[str], "list[DistributionPackage]"]
+SizeOf = Callable[[str, str, str], int]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Indexes and mirrors, as this machine's configuration names them."""
+
+    list_files: ListFiles
+    size_of: SizeOf
+    debian: Get
+    debian_security: Get
+    fetcher: Fetcher
+
+
+def lock_source(store: Store, spec: SourceSpec, outside: Outside) -> SourceLock:
+    """Locks a source from the index or mirror that its spec names."""
+    if wanted := spec.archive.sdist:
+        # by the hash that the index states
+        project, this = wanted.project, (canonicalize_name(wanted.project), Version(wanted.version))
+        for package in outside.list_files(project):
+            file, digest = package.filename, package.digests.get("sha256")
+            with suppress(InvalidSdistFilename):
+                if digest and parse_sdist_filename(file) == this:
+                    break
+        else:
+            raise ResolveFailed(f"{project} {wanted.version}: no index has its source archive")
+        pin = ArchivePin(
+            kind="sdist",
+            name=project,
+            version=wanted.version,
+            file=file,
+            size_bytes=package.size or outside.size_of(project, file, digest or ""),
+            sha256=digest or "",
         )
+    elif debian := spec.archive.debian:
+        security = debian.suite.endswith("-security")
+        pin = find_debian_source(debian, outside.debian_security if security else outside.debian)
+    else:
+        raise SpecInvalid(
+            f"{spec.name}: archive: is a file of your own",
+            f"`sm120 source lock {spec.name} --from FILE` locks it.",
+        )
+    with log.progress("fetched", pin.size_bytes) as bar:
+        archive = outside.fetcher.fetch(pin, bar)
+    return _sealed(store, spec, pin, archive)
+
+
+def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
+    """Locks a source from a local archive, and keeps that in the store for the build."""
+    if not archive.is_file():
+        raise SpecInvalid(f"{archive}: is not a file", "Name a tar archive, packed or not.")
+    digest, size_bytes = sha256_of_file(archive).removeprefix("sha256:"), archive.stat().st_size
+    pin = ArchivePin(
+        kind="file", name=spec.name, file=archive.name, size_bytes=size_bytes, sha256=digest
+    )
+    lock = _sealed(store, spec, pin, archive)
+    if not store.has_input(digest, pin.size_bytes):
+        link_or_copy(archive, store.input_path(digest))
+    return lock
+
+
+def _sealed(store: Store, spec: SourceSpec, pin: ArchivePin, archive: Path) -> SourceLock:
+    with tempfile.TemporaryDirectory(dir=store.tmp) as scratch:
+        unpacked = unpack(archive, spec.archive, Path(scratch) / "tree", pin.file)
+    return SourceLock(
+        source=spec.name,
+        spec=spec.lock_digest(),
+        archive=pin,
+        tree=unpacked.tree,
+        files=unpacked.files,
+        seal=UNSEALED,
+    ).sealed()

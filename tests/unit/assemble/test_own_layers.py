@@ -14,15 +14,14 @@ from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import PatchConflict, PathConflict, SpecInvalid
 from pipeline.core.model import sha256_of
-from pipeline.images.assemble.entry import Entry, with_parents
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
 from pipeline.images.assemble.patch_series import corrected, patched_entries, refresh_series
 from pipeline.images.assemble.plan import ImagePlan, plan_image
 from pipeline.images.assemble.venv import Venv, record_row, wheel_entries
 from pipeline.images.assemble.wheel import open_wheel
 from pipeline.images.spec.checkout import Checkout
-from pipeline.images.spec.series_text import with_hashes
+from pipeline.images.spec.new import with_hashes
 from tests.makers import (
     AMD64,
     Edit,

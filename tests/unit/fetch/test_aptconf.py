@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import MirrorUnknown
-from pipeline.images.fetch.aptconf import DebianMirror, find_mirror
+from pipeline.images.fetch.sources import DebianMirror, find_mirror
 
 MAIN = "http://mirror.example.invalid/debian"
 SECURITY = "http://mirror.example.invalid/debian-security"
