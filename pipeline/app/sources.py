@@ -328,10 +328,7 @@ def lock_sources(
     for name in names or tuple(checkout.sources()):
         spec = checkout.source(name)
         with log.step(f"Locking {name}"):
-            if archive:
-                new = lock_file(store, spec, archive)
-            else:
-                new = lock_source(store, spec, _outside(store))
+            new = lock_file(store, spec, archive) if archive else lock_source(store, spec)
         path = checkout.source_lock_path(name)
         try:
             old = read_source_lock(path)
@@ -347,28 +344,6 @@ def lock_sources(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_source_lock(path, new)
     return rows
-
-
-def _outside(store: Store) -> Any:
-    """How a lock asks indexes and archives; slow to import, and only a new lock asks."""
-    from pipeline.core.net.http import Client
-    from pipeline.core.net.settings import read_settings
-    from pipeline.images.fetch.index import list_files
-    from pipeline.images.fetch.inputs import Fetcher, make_transport
-    from pipeline.images.fetch.sources import Sources
-    from pipeline.images.source.archive import Outside
-
-    client, transport = Client(read_settings()), make_transport()
-    indexes = client.settings.indexes
-    return Outside(
-        list_files=lambda project: [
-            package for index in indexes for package in list_files(client, index, project)
-        ],
-        size_of=transport.wheel_size,
-        debian=transport.debian,
-        debian_security=transport.debian_security,
-        fetcher=Fetcher(store, client, Sources(client), offline=False),
-    )
 
 
 def _facts(lock: SourceLock) -> dict[str, str | None]:

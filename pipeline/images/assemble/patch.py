@@ -5,8 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.core.errors import PatchConflict
+from pipeline.core.model import sha256_of
+from pipeline.images.spec.image import PatchedFile
+from pipeline.images.spec.source import SourcePatchedFile
 
 # a count that is left out is 1
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.ASCII)
@@ -42,6 +46,37 @@ def _lines(text: str) -> list[str]:
     """Lines as diff counts them: only a line feed ends one, a form feed does not."""
     *whole, last = text.split("\n")
     return [f"{line}\n" for line in whole] + ([last] if last else [])
+
+
+def read(folder: Path, name: str, listed_in: str) -> list[FilePatch]:
+    """A patch that a series.yaml or source.yaml of the folder lists."""
+    try:
+        # read_text would turn every \r\n into \n
+        text = (folder / name).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        hint = f"`file` in {listed_in} names a file of text beside it."
+        raise PatchConflict(f"{name}: cannot be read ({error})", hint) from error
+    return parse(text, name)
+
+
+def apply_promised(
+    change: FilePatch,
+    data: bytes,
+    want: PatchedFile | SourcePatchedFile,
+    name: str,
+    listed_in: str,
+    hints: dict[str, str],
+) -> bytes:
+    """The file after the patch; before and after it must have the hashes that are listed."""
+    for when, digest in (("before", want.before), ("after", want.after)):
+        if when == "after":
+            data = apply(change, data, name)
+        if (got := sha256_of(data)) != digest:
+            what = f"{name}: {change.path} {when} the patch is {got}, {listed_in} has"
+            raise PatchConflict(
+                f"{what} {digest or 'no hash of it'}", hints[when if digest else ""]
+            )
+    return data
 
 
 def parse(text: str, name: str) -> list[FilePatch]:

@@ -8,7 +8,6 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -30,6 +29,7 @@ _HINTS = {
     "before": "Redo the patch for this version and leave `before` out: `sm120 build IMAGE --accept`"
     " writes it.",
     "after": "After an intended edit: `sm120 build IMAGE --accept` writes the new hash.",
+    "": "For a new patch: `sm120 build IMAGE --accept` writes it.",
 }
 # The lines that begin a file in a diff: git's own, or the two names that every diff has.
 # Possessive: a line of two megabytes is read once, and not once more for each of its ends.
@@ -119,7 +119,7 @@ def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRec
 def _apply(checkout: Checkout, plan: ImagePlan, spec: PatchSpec, current: dict[str, bytes]) -> None:
     """Applies one patch in place; files and hashes must be those that series.yaml lists."""
     series = checkout.folder(plan.spec.name) / (plan.spec.patches or "")
-    changes = _parsed(series.parent, spec)
+    changes = patch.read(series.parent, spec.file, series.name)
     promised = {f.path: f for f in spec.files}
     for path in sorted(promised.keys() - {change.path for change in changes}):
         message = f"{spec.file}: series.yaml lists {path}, which it does not change"
@@ -130,27 +130,9 @@ def _apply(checkout: Checkout, plan: ImagePlan, spec: PatchSpec, current: dict[s
             message = f"{spec.file}: changes {change.path}, which series.yaml does not list"
             hint = "List its `path` under `files`; `sm120 build IMAGE --accept` adds the hashes."
             raise PatchConflict(message, hint)
-        for when, digest in (("before", want.before), ("after", want.after)):
-            if when == "after":
-                current[path] = patch.apply(change, current[path], spec.file)
-            if digest is None:
-                message = f"{spec.file}: series.yaml has no hash of {change.path} {when} the patch"
-                hint = "For a new patch: `sm120 build IMAGE --accept` writes it."
-                raise PatchConflict(message, hint)
-            if (got := sha256_of(current[path])) != digest:
-                message = f"{change.path} {when} the patch is {got}, series.yaml has {digest}"
-                raise PatchConflict(f"{spec.file}: {message}", _HINTS[when])
-
-
-def _parsed(folder: Path, spec: PatchSpec) -> list[patch.FilePatch]:
-    try:
-        # read_text would turn every \r\n into \n
-        text = (folder / spec.file).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{(folder / spec.file).name}: cannot be read ({error})"
-        hint = "`file` in series.yaml names a file of text beside it."
-        raise PatchConflict(message, hint) from error
-    return patch.parse(text, spec.file)
+        current[path] = patch.apply_promised(
+            change, current[path], want, spec.file, "series.yaml", _HINTS
+        )
 
 
 def corrected(record: str, changed: dict[str, bytes]) -> str:
@@ -173,7 +155,7 @@ def refresh_series(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> None
     hashes: dict[tuple[int, int], dict[str, str]] = {}
     for number, spec in enumerate(checkout.series(plan.spec).patches):
         files = {file.path: at for at, file in enumerate(spec.files)}
-        for change in _parsed(path.parent, spec):
+        for change in patch.read(path.parent, spec.file, path.name):
             if change.path not in files:
                 continue
             at, is_known = files[change.path], change.path in current

@@ -29,12 +29,14 @@ class Checkout:
 
     def images(self) -> list[str]:
         """All image names, sorted."""
+        # `common` and `sources` are folders of other things
         return sorted(p.parent.name for p in (self.root / "images").glob("*/image.yaml"))
 
     def folder(self, name: str) -> Path:
         return self.root / "images" / name
 
     def lock_path(self, name: str, platform: str) -> Path:
+        # wheels and .debs differ between platforms
         architecture = platform.partition("/")[2]
         return self.root / "lockfiles" / "images" / f"{name}.{architecture}.lock.yaml"
 

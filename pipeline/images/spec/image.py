@@ -216,20 +216,20 @@ class ImageSpec(Frozen):
     debian: DebianSpec | None = None
     accounts: list[Account] = []
     platforms: Annotated[list[Platform], Field(min_length=1)]
-    debs: list[Name] = []
+    debs: list[Name] = []  # names alone: the lock has versions and files
     python: PythonSpec | None = None
     cuda: CudaSpec | None = None
     compiled: list[CompiledSpec] = []
-    files: list[FileSpec] = []
+    files: list[FileSpec] = []  # their digests are among the inputs of the image
     patches: RelativePath | None = None
     entrypoint: list[str] = []
     command: list[str] = []
     env: dict[EnvName, str] = {}
     workdir: ImagePath | None = None
-    user: Name | None = None
-    ports: list[Annotated[int, Field(ge=1, le=65535)]] = []
+    user: Name | None = None  # the image's config has its numbers
+    ports: list[Annotated[int, Field(ge=1, le=65535)]] = []  # TCP
     gates: list[Name] = []
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = {}  # annotations of the manifest, too
 
     @model_validator(mode="after")
     def _has_one_root(self) -> ImageSpec:
@@ -333,6 +333,7 @@ class ImageFile(ImageSpec):
         own = self.overrides.get(platform)
         body = self.model_dump(by_alias=True, exclude={"overrides"})
         others = [each for each in self.platforms if each not in self.overrides]
+        # platforms without overrides share one spec, and so its digest
         body["platforms"] = [platform] if own else others or self.platforms
         return ImageSpec.model_validate(
             _merged(body, own.model_dump(by_alias=True, exclude_none=True)) if own else body
@@ -340,6 +341,7 @@ class ImageFile(ImageSpec):
 
 
 def _merged(body: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    # only mappings have more than one source; a list takes the place of a list
     inner = {
         key: _merged(body[key], value)
         for key, value in own.items()

@@ -47,6 +47,7 @@ def new_image(
         "summary": summary,
         "base": base,
         "platforms": list(platforms),
+        # an empty list of requirements is refused
         **({"python": {"requirements": list(requirements)}} if requirements else {}),
     }
     path = _new_folder(checkout, body) / "image.yaml"
@@ -65,6 +66,7 @@ def copy_image(checkout: Checkout, name: str, like: str) -> Path:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(checkout.folder(like), folder, ignore=ignore)
     path = folder / "image.yaml"
+    # by its place in the text, so that all comments stay
     text = path.read_bytes().decode()
     old = _fields(yaml.compose(text, Loader=yaml.SafeLoader))["name"]
     start, end = old.start_mark.index, old.end_mark.index

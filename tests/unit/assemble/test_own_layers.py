@@ -338,7 +338,7 @@ def test_a_new_patch_needs_no_hashes_of_its_own(world: World, left: tuple[str, .
     (file,) = short["patches"][0]["files"]
     short["patches"][0]["files"] = [{k: v for k, v in file.items() if k in ("path", *left)}]
     series.write_text(yaml.safe_dump(short))
-    with pytest.raises(PatchConflict, match="has no hash of") as refused:
+    with pytest.raises(PatchConflict, match="has no hash of it") as refused:
         patched_entries(checkout, plan, tree)
     assert "--accept" in refused.value.hint
     refresh_series(checkout, plan, tree)
