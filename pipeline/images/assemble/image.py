@@ -31,14 +31,7 @@ from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from pipeline.images.assemble.locked_layers import make_layers
 from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
 from pipeline.images.assemble.patch_series import patched_entries, refresh_series
-from pipeline.images.assemble.plan import (
-    FORMAT,
-    ImagePlan,
-    LayerKind,
-    plan_image,
-    require_few,
-    work_for,
-)
+from pipeline.images.assemble.plan import ImagePlan, LayerKind, plan_image, require_few, work_for
 from pipeline.images.spec.checkout import Checkout
 
 if TYPE_CHECKING:
@@ -316,7 +309,7 @@ def image_config(
     settings: dict[str, Any] = {
         # sorted, as everything that a digest is made of
         "Env": [f"{k}={v}" for k, v in sorted(variables.items())],
-        "Labels": notes_of(plan),
+        "Labels": plan.notes,
         "WorkingDir": workdirs[-1] if workdirs else base.workdir or "/",
     }
     optional: dict[str, Any] = {
@@ -341,29 +334,6 @@ def image_config(
     }
 
 
-def notes_of(plan: ImagePlan) -> dict[str, str]:
-    """What registries and people read, the same in labels and in the manifest."""
-    spec = plan.spec
-    notes = {
-        TITLE: spec.name,
-        f"{_PREFIX}description": spec.summary,
-        "sm120.format": str(FORMAT),
-        "sm120.lock": plan.lock.seal,
-        "sm120.inputs": plan.key,
-    }
-    if spec.parent:
-        notes[f"{_PREFIX}base.name"] = spec.parent
-    if plan.lock.base_image:
-        notes[f"{_PREFIX}base.name"] = plan.lock.base_image.repository
-        notes[f"{_PREFIX}base.digest"] = plan.lock.base_image.manifest.digest
-    if spec.cuda and spec.cuda.architectures:
-        notes["sm120.architectures"] = ",".join(spec.cuda.architectures)
-    if spec.python:
-        # the first requirement is the engine, pinned with ==
-        notes[f"{_PREFIX}version"] = spec.python.requirements[0].partition("==")[2]
-    return {**notes, **spec.labels}
-
-
 def image_manifest(
     plan: ImagePlan, config: bytes, layers: list[TitledLayer]
 ) -> tuple[bytes, Descriptor]:
@@ -381,7 +351,7 @@ def image_manifest(
         ),
     ]
     first, *others = map(descriptor_json, described)
-    body = {"config": first, "layers": others, "annotations": notes_of(plan)}
+    body = {"config": first, "layers": others, "annotations": plan.notes}
     document = canonical_json({"schemaVersion": 2, "mediaType": OCI_MANIFEST, **body})
     return document, Descriptor(
         media_type=OCI_MANIFEST,

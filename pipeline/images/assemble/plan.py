@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+from pipeline.artifacts.oci.document import TITLE
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import SpecInvalid, UnknownSource
 from pipeline.core.model import canonical_json, sha256_of
@@ -41,6 +42,7 @@ BIG_WHEEL_BYTES = 16_000_000
 # below the 127 that engines mount, with room for the layers of images built on it
 MOST_LAYERS = 100
 DEFAULT_VENV = Venv()
+_PREFIX = "org.opencontainers.image."
 
 
 class LayerKind(Enum):
@@ -176,6 +178,29 @@ class ImagePlan:
     def entrypoint(self) -> list[str]:
         """What the image starts: its own program, else that of its base."""
         return self.spec.entrypoint or (self.base.entrypoint if self.base else [])
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What registries and people read, the same in labels and in the manifest."""
+        spec, base = self.spec, self.lock.base_image
+        notes = {
+            TITLE: spec.name,
+            f"{_PREFIX}description": spec.summary,
+            "sm120.format": str(FORMAT),
+            "sm120.lock": self.lock.seal,
+            "sm120.inputs": self.key,
+        }
+        if spec.parent:
+            notes[f"{_PREFIX}base.name"] = spec.parent
+        if base:
+            notes |= {f"{_PREFIX}base.name": base.repository}
+            notes |= {f"{_PREFIX}base.digest": base.manifest.digest}
+        if spec.cuda and spec.cuda.architectures:
+            notes["sm120.architectures"] = ",".join(spec.cuda.architectures)
+        if spec.python:
+            # the first requirement is the engine, pinned with ==
+            notes[f"{_PREFIX}version"] = spec.python.requirements[0].partition("==")[2]
+        return {**notes, **spec.labels}
 
     def all_layers(self) -> list[LayerPlan]:
         return [layer for plan in self.chain() for layer in plan.layers]

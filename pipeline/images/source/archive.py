@@ -21,14 +21,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import Version
 
 from pipeline.artifacts.store.store import Store
-from pipeline.core import errors, log
-from pipeline.core.files import (
-    files_below,
-    folder_below,
-    link_or_copy,
-    os_errors_explained,
-    sha256_of_file,
-)
+from pipeline.core import errors, files, log
 from pipeline.core.model import canonical_json, sha256_of, stays_below
 from pipeline.core.sealed import UNSEALED
 from pipeline.images.assemble import patch
@@ -113,14 +106,14 @@ def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacke
     _require_links_inside(links, name)
     # one digest of all files: path, whether it may be executed, contents or target
     rows = []
-    for entry in files_below(folder):
+    for entry in files.files_below(folder):
         path = Path(entry.path)
         relative = path.relative_to(folder).as_posix()
         if entry.is_symlink():
             rows.append([relative, "link", str(path.readlink())])
         else:
             kind = "program" if path.stat().st_mode & 0o100 else "file"
-            rows.append([relative, kind, sha256_of_file(path)])
+            rows.append([relative, kind, files.sha256_of_file(path)])
     return Unpacked(folder, sha256_of(canonical_json(sorted(rows))), seen)
 
 
@@ -197,9 +190,9 @@ def _write(
     folder: Path, path: str, member: tarfile.TarInfo, content: IO[bytes] | None, name: str
 ) -> None:
     *parents, last = path.split("/")
-    with os_errors_explained(folder / path):
+    with files.os_errors_explained(folder / path):
         try:
-            with folder_below(folder, parents, make=True) as parent:
+            with files.folder_below(folder, parents, make=True) as parent:
                 if member.issym():
                     return os.symlink(member.linkname, last, dir_fd=parent)
                 if content is None:
@@ -259,7 +252,7 @@ def add_files(spec: SourceSpec, own: Path, source: Path) -> None:
         data = (own / file.source).read_bytes()
         try:
             with (
-                folder_below(source, parents, make=True) as parent,
+                files.folder_below(source, parents, make=True) as parent,
                 os.fdopen(os.open(last, _NEW_FILE, dir_fd=parent), "wb") as out,
             ):
                 out.write(data)
@@ -268,7 +261,7 @@ def add_files(spec: SourceSpec, own: Path, source: Path) -> None:
             message = f"{spec.name}: files: {file.to} is already in the source; patch it"
             raise errors.SpecInvalid(message) from error
         except OSError as error:
-            with os_errors_explained(source):
+            with files.os_errors_explained(source):
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
             message = f"{spec.name}: files: {file.to} is below a link or a file of the source"
@@ -289,7 +282,7 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
             *parents, last = change.path.split("/")
             try:
                 with (
-                    folder_below(source, parents) as parent,
+                    files.folder_below(source, parents) as parent,
                     os.fdopen(os.open(last, _KNOWN_FILE, dir_fd=parent), "r+b") as file,
                 ):
                     after = patch.apply_promised(
@@ -299,7 +292,7 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
                     file.write(after)
                     file.truncate()
             except OSError as error:
-                with os_errors_explained(source / change.path):
+                with files.os_errors_explained(source / change.path):
                     if error.errno not in _NO_FILE:
                         raise
                 message = f"{entry.file}: the source has no file {change.path}"
@@ -353,13 +346,16 @@ def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
     """Locks a source from a local archive, and keeps that in the store for the build."""
     if not archive.is_file():
         raise errors.SpecInvalid(f"{archive}: is not a file", "Name a tar archive, packed or not.")
-    digest, size_bytes = sha256_of_file(archive).removeprefix("sha256:"), archive.stat().st_size
+    digest, size_bytes = (
+        files.sha256_of_file(archive).removeprefix("sha256:"),
+        archive.stat().st_size,
+    )
     pin = ArchivePin(
         kind="file", name=spec.name, file=archive.name, size_bytes=size_bytes, sha256=digest
     )
     lock = _sealed(store, spec, pin, archive)
     if not store.has_input(digest, pin.size_bytes):
-        link_or_copy(archive, store.input_path(digest))
+        files.link_or_copy(archive, store.input_path(digest))
     return lock
 
 
