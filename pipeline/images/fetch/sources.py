@@ -49,10 +49,6 @@ class DebianMirror:
     main: tuple[str, ...]
     security: tuple[str, ...]
 
-    def bases_for(self, path: str) -> tuple[str, ...]:
-        """The archive that a locked path lies in: only security's pool has `updates`."""
-        return self.security if path.startswith("pool/updates/") else self.main
-
 
 def find_mirror(root: Path = Path("/")) -> DebianMirror:
     """The Debian mirror that apt uses here, else the one that python-apt knows."""
@@ -184,7 +180,9 @@ class Sources:
             yield with_login(package.url, index)
 
     def _below_mirrors(self, path: str) -> Iterator[Place]:
-        for base in self._find_mirror().bases_for(path):
+        mirror = self._find_mirror()
+        # only the pool of the security archive has `updates`
+        for base in mirror.security if path.startswith("pool/updates/") else mirror.main:
             if folder := folder_of(base):
                 yield folder / path
             else:

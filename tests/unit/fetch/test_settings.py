@@ -26,7 +26,7 @@ from pipeline.core.net.settings import (
 from pipeline.core.net.timing import Limits
 from pipeline.images.fetch.index import find_file
 from pipeline.images.fetch.inputs import uv_environment
-from pipeline.images.fetch.sources import Sources, debian_mirror, read_below
+from pipeline.images.fetch.sources import DebianMirror, Sources, debian_mirror, read_below
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import pin_for
@@ -391,8 +391,7 @@ def test_a_place_is_a_folder_or_an_address() -> None:
 def test_the_debian_mirror_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120_DEBIAN_MIRROR", "http://a http://b")
     monkeypatch.setenv("SM120_DEBIAN_SECURITY_MIRROR", "http://s")
-    assert debian_mirror().bases_for("pool/main/x.deb") == ("http://a", "http://b")
-    assert debian_mirror().bases_for("pool/updates/main/x.deb") == ("http://s",)
+    assert debian_mirror() == DebianMirror(("http://a", "http://b"), ("http://s",))
 
 
 def test_debians_indexes_come_from_the_first_mirror_that_works(
