@@ -107,13 +107,13 @@ def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacke
     # one digest of all files: path, whether it may be executed, contents or target
     rows = []
     for entry in files.files_below(folder):
-        path = Path(entry.path)
-        relative = path.relative_to(folder).as_posix()
+        place = Path(entry.path)
+        relative = place.relative_to(folder).as_posix()
         if entry.is_symlink():
-            rows.append([relative, "link", str(path.readlink())])
+            rows.append([relative, "link", str(place.readlink())])
         else:
-            kind = "program" if path.stat().st_mode & 0o100 else "file"
-            rows.append([relative, kind, files.sha256_of_file(path)])
+            kind = "program" if place.stat().st_mode & 0o100 else "file"
+            rows.append([relative, kind, files.sha256_of_file(place)])
     return Unpacked(folder, sha256_of(canonical_json(sorted(rows))), seen)
 
 
