@@ -15,10 +15,10 @@ from typing import Any
 from pipeline.artifacts.containers.box import Box, Kind, Running
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import sha256_of
+from pipeline.core.sealed import UNSEALED
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import TreePlan, plan_image
-from pipeline.images.lock.model import ArchivePin
-from pipeline.images.lock.source import sealed_source, write_source_lock
+from pipeline.images.lock.model import ArchivePin, SourceLock, write_source_lock
 from pipeline.images.source.archive import unpack
 from pipeline.images.source.compiled import Compiler, compile_tree
 from pipeline.images.spec.checkout import Checkout
@@ -97,7 +97,14 @@ def lock_source(checkout: Checkout, archive: Path, name: str) -> None:
     )
     place = checkout.root.parent / f"unpacked-{archive.name}-{sha256_of(data)[7:15]}"
     tree = unpack(archive, source.archive, place, archive.name)
-    lock = sealed_source(name, source.lock_digest(), pin, tree.tree, tree.files)
+    lock = SourceLock(
+        source=name,
+        spec=source.lock_digest(),
+        archive=pin,
+        tree=tree.tree,
+        files=tree.files,
+        seal=UNSEALED,
+    ).sealed()
     path = checkout.source_lock_path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_source_lock(path, lock)

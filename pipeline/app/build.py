@@ -110,7 +110,7 @@ def build(
 
     # a function: a build with nothing to fetch reads no settings and runs no pip
     def fetcher() -> Fetcher:
-        from pipeline.images.fetch.transport import make_fetcher  # slow; often nothing is fetched
+        from pipeline.images.fetch.inputs import make_fetcher  # slow; often nothing is fetched
 
         return make_fetcher(store, request.mirrors, request.offline, request.bases)
 
@@ -265,7 +265,7 @@ def rebuild(
 ) -> Rebuilt:
     """Build an image again in an empty store, and compare every byte with the first build."""
     from pipeline.evidence.statements.rebuilt import rebuild as build_again
-    from pipeline.images.fetch.transport import make_fetcher
+    from pipeline.images.fetch.inputs import make_fetcher
     from pipeline.images.source.objects import objects_folder
 
     checkout, signer = workspace.checkout(), signer_of(key_path) if attest else None

@@ -16,9 +16,8 @@ from pipeline.evidence.statements.evidence_set import kept
 from pipeline.images.assemble.image import Built
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.fetch.inputs import collect as collect_files
-from pipeline.images.fetch.inputs import collect_base
+from pipeline.images.fetch.inputs import collect_base, make_fetcher
 from pipeline.images.fetch.tool import ToolTarget, collect_tool, own_python
-from pipeline.images.fetch.transport import make_fetcher
 from pipeline.images.lock.model import current_lock
 
 

@@ -28,7 +28,7 @@ from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.image import Built, find_built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
-from pipeline.images.fetch.transport import make_fetcher
+from pipeline.images.fetch.inputs import make_fetcher
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
 from pipeline.images.gate.evidence import error_of, keep_evidence
 from pipeline.images.gate.files import has_cases, read_setup

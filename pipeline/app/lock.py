@@ -12,11 +12,20 @@ from pipeline.core.net.settings import folder_of, named_mirrors
 from pipeline.core.sealed import read_or_none
 from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
-from pipeline.images.fetch.transport import make_transport
-from pipeline.images.lock.export import Move, diff_locks, pylock, requirements
+from pipeline.images.fetch.inputs import make_transport
 from pipeline.images.lock.make import make_lock
-from pipeline.images.lock.model import BasePin, ImageLock, current_lock, read_lock, write_lock
-from pipeline.images.spec.base import ForeignBase
+from pipeline.images.lock.model import (
+    BasePin,
+    ImageLock,
+    Move,
+    current_lock,
+    diff_locks,
+    pylock,
+    read_lock,
+    requirements,
+    write_lock,
+)
+from pipeline.images.spec.image import ForeignBase
 
 
 def lock_images(

@@ -13,10 +13,9 @@ from pipeline.core.errors import SpecInvalid
 from pipeline.core.files import read_limited
 from pipeline.core.yaml_file import mistakes
 from pipeline.images.assemble.image import wheel_tree
-from pipeline.images.assemble.patch_series import NewPatch, from_copy, from_diff, installed, is_diff
+from pipeline.images.assemble.patch_series import NewPatch, installed, new_patch
 from pipeline.images.assemble.plan import plan_image
-from pipeline.images.spec.base import parse_foreign
-from pipeline.images.spec.image import PatchSpec
+from pipeline.images.spec.image import PatchSpec, parse_foreign
 from pipeline.images.spec.new import add_to_series, copy_image, new_image, next_patch_name
 
 _MOST_BYTES = 16 << 20  # of a patch, or of an edited file
@@ -73,11 +72,7 @@ def add_patch(
     with store.in_use():
         files = installed(checkout, plan, wheel_tree(store, plan))
         data = read_limited(file, _MOST_BYTES, SpecInvalid)
-        text = data.decode(errors="replace")
-        if of and not is_diff(text):
-            made = from_copy(files, data, file.name, of)
-        else:
-            made = from_diff(files, text, file.name, of)
+        made = new_patch(files, data, file.name, of)
     # where the image's other patches are
     folder = (checkout.folder(name) / (plan.spec.patches or "patches/x")).parent
     reasons = {"no_upstream": no_upstream, "gate": gate, "no_gate": no_gate}

@@ -29,8 +29,9 @@ from pipeline.core.errors import (
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, build_images
 from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, plan_tree, work_for
-from pipeline.images.lock.model import ArchivePin, Pin
-from pipeline.images.lock.source import (
+from pipeline.images.lock.model import (
+    ArchivePin,
+    Pin,
     SourceLock,
     current_source_lock,
     read_source_lock,
@@ -199,7 +200,7 @@ def build_source(
     plan, store = find_tree(workspace, name, build, platform), workspace.store()
 
     def fetcher() -> Fetcher:
-        from pipeline.images.fetch.transport import make_fetcher  # slow; often nothing is fetched
+        from pipeline.images.fetch.inputs import make_fetcher  # slow; often nothing is fetched
 
         return make_fetcher(store, mirrors, offline)
 
@@ -318,7 +319,7 @@ def lock_sources(
     dry_run: bool = False,
 ) -> list[dict[str, str | None]]:
     """Look up archives of sources and write their locks; returns what changed in them."""
-    from pipeline.images.source.locking import lock_file, lock_source
+    from pipeline.images.source.archive import lock_file, lock_source
 
     checkout, store = workspace.checkout(), workspace.store()
     if archive and len(names) != 1:
@@ -327,10 +328,7 @@ def lock_sources(
     for name in names or tuple(checkout.sources()):
         spec = checkout.source(name)
         with log.step(f"Locking {name}"):
-            if archive:
-                new = lock_file(store, spec, archive)
-            else:
-                new = lock_source(store, spec, _outside(store))
+            new = lock_file(store, spec, archive) if archive else lock_source(store, spec)
         path = checkout.source_lock_path(name)
         try:
             old = read_source_lock(path)
@@ -346,29 +344,6 @@ def lock_sources(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_source_lock(path, new)
     return rows
-
-
-def _outside(store: Store) -> Any:
-    """How a lock asks indexes and archives; slow to import, and only a new lock asks."""
-    from pipeline.core.net.http import Client
-    from pipeline.core.net.settings import read_settings
-    from pipeline.images.fetch.index import list_files
-    from pipeline.images.fetch.inputs import Fetcher
-    from pipeline.images.fetch.sources import Sources
-    from pipeline.images.fetch.transport import make_transport
-    from pipeline.images.source.locking import Outside
-
-    client, transport = Client(read_settings()), make_transport()
-    indexes = client.settings.indexes
-    return Outside(
-        list_files=lambda project: [
-            package for index in indexes for package in list_files(client, index, project)
-        ],
-        size_of=transport.wheel_size,
-        debian=transport.debian,
-        debian_security=transport.debian_security,
-        fetcher=Fetcher(store, client, Sources(client), offline=False),
-    )
 
 
 def _facts(lock: SourceLock) -> dict[str, str | None]:

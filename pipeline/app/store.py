@@ -11,7 +11,7 @@ from pipeline.artifacts.store.store import Store
 from pipeline.artifacts.store.upkeep import StoreSection, sections
 from pipeline.core import log
 from pipeline.images.gate import upkeep as gate_upkeep
-from pipeline.images.source.upkeep import source_leftovers, source_sections
+from pipeline.images.source.objects import source_leftovers, source_sections
 
 
 class Trimmable(NamedTuple):

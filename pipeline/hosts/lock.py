@@ -9,11 +9,16 @@ from pathlib import Path
 from pipeline.core.errors import ResolveFailed, UnknownPackage
 from pipeline.hosts.lock_model import Part, TargetLock
 from pipeline.hosts.spec import HostSpec
-from pipeline.images.lock.closure import Alternatives, pin_of, read_relations, shown
-from pipeline.images.lock.debian import Stanza, version_key
+from pipeline.images.lock.debian import (
+    Alternatives,
+    Stanza,
+    pin_of,
+    read_relations,
+    shown,
+    version_key,
+)
 from pipeline.images.lock.debs import MAX_RELEASE_BYTES, Get, read_packages
-from pipeline.images.lock.openpgp import sha1_bound
-from pipeline.images.lock.release import read_keyring, read_release
+from pipeline.images.lock.release import read_keyring, read_release, sha1_bound
 
 Accepts = Callable[[str], bool]
 

@@ -18,7 +18,9 @@ from pipeline.artifacts.store.store import Store, default_root, open_store
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.plan import plan_image
-from pipeline.images.fetch.transport import make_fetcher
+from pipeline.images.fetch.inputs import make_fetcher
+from pipeline.images.gate.smem.engine import GateContext, WheelFinder
+from pipeline.images.fetch.inputs import make_fetcher
 from pipeline.images.gate.smem.engine import GateContext, WheelFinder
 from pipeline.images.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.images.spec.checkout import Checkout

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.app.workspace import host_platform
-from pipeline.images.engine.parser_flags import ParserFlags, read_parser_flags
+from pipeline.core.yaml_file import read_yaml
+from pipeline.images.engine.parser_flags import ParserFlags
 from tests.integration.built import ROOT, build_image, need_sandbox, run_sm120, sm120
 
 
@@ -19,7 +20,7 @@ def read_again(store: Path, image: str) -> ParserFlags:
 
 
 def assert_as_committed(read: ParserFlags) -> None:
-    committed = read_parser_flags(ROOT / "lockfiles" / "flags" / f"{read.image}.yaml")
+    committed = read_yaml(ROOT / "lockfiles" / "flags" / f"{read.image}.yaml", ParserFlags)
     told = {"also", "platform", "digest"}
     assert read.model_dump(exclude=told) == committed.model_dump(exclude=told)
 

@@ -22,7 +22,7 @@ import pytest
 from pipeline.artifacts.oci.record import FileRow
 from pipeline.artifacts.store.store import Store
 from pipeline.images.assemble.layer import read_file
-from pipeline.images.lock.wheels import tag_ranks
+from pipeline.images.lock.make import tag_ranks
 from tests.integration.built import Built, build_image, sm120
 
 VENV = "opt/venv/"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.images.assemble.entry import with_parents
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.layer import with_parents, write_layer
 from pipeline.images.assemble.venv import Venv, wheel_entries
 from pipeline.images.assemble.wheel import open_wheel
 

@@ -20,9 +20,9 @@ from pipeline.artifacts.oci.record import LayerRecord
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import TreePlan, plan_tree
-from pipeline.images.lock.source import write_source_lock
+from pipeline.images.lock.model import write_source_lock
+from pipeline.images.source.archive import lock_file
 from pipeline.images.source.compiled import CompiledTree, Compiler, compile_tree, tree_path
-from pipeline.images.source.locking import lock_file
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import CompiledSpec
 from pipeline.images.spec.source import SourceSpec

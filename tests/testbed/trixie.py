@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.core.errors import PipelineError
-from pipeline.images.fetch.aptconf import find_mirror
+from pipeline.images.fetch.sources import find_mirror
 from tests.testbed.packages import CannotHave
 from tests.testbed.programs import run_program
 

@@ -17,8 +17,8 @@ from pipeline.evidence.verify.trees import judge_pin, judge_trees
 from pipeline.evidence.verify.verdict import Node, Verdict, broken, incomplete, stale
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.lock.model import ImageLock, read_lock
-from pipeline.images.spec.base import parse_foreign
 from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import parse_foreign
 
 # What only a checkout can tell of an image.
 _IN_A_CHECKOUT = "spec, locks, golden digest, every package and patches"

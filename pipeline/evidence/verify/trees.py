@@ -23,8 +23,7 @@ from pipeline.evidence.verify.artifact import Artifact
 from pipeline.evidence.verify.verdict import Node, broken, incomplete, stale
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.plan import BUILD_HINTS, plan_image
-from pipeline.images.lock.model import DebPin, Pin, read_lock
-from pipeline.images.lock.source import read_source_lock
+from pipeline.images.lock.model import DebPin, Pin, read_lock, read_source_lock
 from pipeline.images.spec.checkout import Checkout
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)

@@ -20,7 +20,7 @@ from pipeline.artifacts.oci.record import Kind
 from pipeline.artifacts.oci.tar_reader import BLOCK, header_name, header_size, read_number
 from pipeline.core.errors import CorruptArchive, HostileArchive, IndexBroken
 from pipeline.core.files import os_errors_explained
-from pipeline.images.assemble.entry import Entry, Slice, parents, path_fault
+from pipeline.images.assemble.layer import Entry, Slice, parents, path_fault
 from pipeline.images.lock.debian import read_stanza
 
 # Far above any package of Debian's, and still an end to what a bomb may write.
@@ -71,7 +71,21 @@ def unpack_deb(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -
                 out.writelines(_inflate(archive, data, limit_bytes))
         with data_tar.open("rb") as tar:
             entries = list(islice(_entries(tar, str(data_tar)), _MAX_ENTRIES + 1))
-        _require_consistent(entries)
+        if len(entries) > _MAX_ENTRIES:
+            raise HostileArchive(f"it holds more than {_MAX_ENTRIES} entries")
+        kinds: dict[str, Kind] = {}
+        for entry in entries:
+            if entry.path in kinds:
+                raise CorruptArchive(f"{entry.path} appears twice")
+            kinds[entry.path] = entry.kind
+        for entry in entries:
+            for parent in parents(entry.path):
+                if kinds.get(parent, Kind.DIR) is not Kind.DIR:
+                    raise HostileArchive(f"{entry.path} would be written through {parent}")
+            # a link into another package would depend on the order of packages
+            if entry.kind is Kind.HARDLINK and kinds.get(entry.target) is not Kind.FILE:
+                message = f"{entry.path} is a hard link to {entry.target}, no file in here"
+                raise HostileArchive(message)
         return DebContents(control_fields, control_text, entries)
     except (CorruptArchive, HostileArchive) as error:
         raise type(error)(f"{deb.name}: {error}") from error
@@ -250,21 +264,3 @@ def _relative(name: str) -> str:
     if path and (fault := path_fault(path)):
         raise HostileArchive(f"the path {path[:200]!r} {fault}")
     return path
-
-
-def _require_consistent(entries: list[Entry]) -> None:
-    """Compares entries: each path once, nothing below a link or file, hard links to files."""
-    if len(entries) > _MAX_ENTRIES:
-        raise HostileArchive(f"it holds more than {_MAX_ENTRIES} entries")
-    kinds: dict[str, Kind] = {}
-    for entry in entries:
-        if entry.path in kinds:
-            raise CorruptArchive(f"{entry.path} appears twice")
-        kinds[entry.path] = entry.kind
-    for entry in entries:
-        for parent in parents(entry.path):
-            if kinds.get(parent, Kind.DIR) is not Kind.DIR:
-                raise HostileArchive(f"{entry.path} would be written through {parent}")
-        # a link into another package would depend on the order of packages
-        if entry.kind is Kind.HARDLINK and kinds.get(entry.target) is not Kind.FILE:
-            raise HostileArchive(f"{entry.path} is a hard link to {entry.target}, no file in here")

@@ -14,22 +14,12 @@ from pipeline.artifacts.oci.config import ImageConfig, read_config
 from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord, TitledLayer, WrittenLayer
 from pipeline.artifacts.oci.tar_reader import TarStream, open_layer
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log
-from pipeline.core.errors import (
-    BaseUnusable,
-    CorruptArchive,
-    HostileArchive,
-    Interrupted,
-    SpecInvalid,
-    StoreDamaged,
-)
-from pipeline.images.assemble.entry import parents
-from pipeline.images.assemble.manifest import Below
+from pipeline.core import errors, log
+from pipeline.images.assemble.layer import parents
 from pipeline.images.assemble.plan import ImagePlan, foreign_key
 from pipeline.images.assemble.view import OPAQUE, WHITEOUT, View, follow, see
+from pipeline.images.lock.make import GLIBC_MINOR
 from pipeline.images.lock.model import BasePin, LayerPin
-from pipeline.images.lock.wheels import GLIBC_MINOR
-from pipeline.images.spec.checkout import Checkout
 
 _MOST_READERS = 4
 # a list of users has a few kilobytes
@@ -58,7 +48,7 @@ def read_layers(store: Store, pin: BasePin) -> None:
 
         def watch(n_bytes: int) -> None:
             if stop.is_set():
-                raise Interrupted("stopped")
+                raise errors.Interrupted("stopped")
             bar.advance(n_bytes)
 
         try:
@@ -73,10 +63,10 @@ def _read_layer(store: Store, layer: LayerPin, watch: Callable[[int], None]) -> 
     try:
         with open_layer(store.blob_path(layer.digest), layer.media_type, watch) as stream:
             rows = [row for entry in stream.entries() if (row := _row(stream, entry))]
-    except (CorruptArchive, HostileArchive) as error:
+    except (errors.CorruptArchive, errors.HostileArchive) as error:
         raise type(error)(f"{layer.digest}: {error}") from error
     if stream.diff_id != layer.diff_id:
-        raise BaseUnusable(
+        raise errors.BaseUnusable(
             f"the layer {layer.digest} unpacks to {stream.diff_id}, but its config"
             f" names {layer.diff_id}"
         )
@@ -96,7 +86,7 @@ def _row(stream: TarStream, entry: FileRow) -> FileRow | None:
     if name.startswith(".wh."):
         hidden = name.removeprefix(".wh.")
         if hidden in ("", ".", ".."):
-            raise HostileArchive(f"the whiteout {folder}/{name} removes no file")
+            raise errors.HostileArchive(f"the whiteout {folder}/{name} removes no file")
         path = f"{folder}/{hidden}" if folder else hidden
         return FileRow(path, WHITEOUT, 0, 0, "", 0, "", "")
     if entry.kind != Kind.FILE:
@@ -113,7 +103,7 @@ def base_layers(store: Store, pin: BasePin) -> list[TitledLayer]:
     for number, layer in enumerate(pin.layers, 1):
         record = store.layer(foreign_key(layer))
         if record is None:
-            raise BaseUnusable(f"{pin}: its layer {layer.digest} is gone from the store")
+            raise errors.BaseUnusable(f"{pin}: its layer {layer.digest} is gone from the store")
         layers.append(TitledLayer(title=f"base layer {number}", record=record))
     return layers
 
@@ -154,10 +144,12 @@ class Foreign:
                 if header.path == real and header.kind == Kind.FILE:
                     if header.size_bytes > most_bytes:
                         message = f"/{real} is too large: {header.size_bytes} bytes"
-                        raise BaseUnusable(f"{self.pin}: {message}")
+                        raise errors.BaseUnusable(f"{self.pin}: {message}")
                     data = b"".join(stream.content(header))
         if stream.diff_id != record.diff_id:
-            raise StoreDamaged(f"the layer {record.digest} of {self.pin} does not match its diffID")
+            raise errors.StoreDamaged(
+                f"the layer {record.digest} of {self.pin} does not match its diffID"
+            )
         return data
 
     def user(self, image: str, name: str, passwd: bytes | None = None) -> str:
@@ -168,35 +160,35 @@ class Foreign:
         listed = self.read("etc/passwd", _MOST_PASSWD_BYTES) if passwd is None else passwd
         if listed is None:
             message = f"{image}: user: {name!r} cannot be looked up, its base has no /etc/passwd"
-            raise SpecInvalid(message, 'Give the number: `user: "1000"`.')
+            raise errors.SpecInvalid(message, 'Give the number: `user: "1000"`.')
         for line in listed.decode(errors="replace").splitlines():
             fields = line.split(":")
             if fields[0] == name and len(fields) >= 4 and all(f.isdecimal() for f in fields[2:4]):
                 return f"{fields[2]}:{fields[3]}"
-        raise SpecInvalid(f"{image}: user: {name!r} is not in /etc/passwd of its base")
+        raise errors.SpecInvalid(f"{image}: user: {name!r} is not in /etc/passwd of its base")
 
     def python_home(self, image: str, version: str, root: str) -> str:
         """The folder of the base's Python; the base must have glibc, and no environment yet."""
         what = f"{image}: python"
         if root in self.rows:
             message = f"{what}: its base has /{root} already; two environments would mix"
-            raise SpecInvalid(message, "Use a base without one, or add `files` only.")
+            raise errors.SpecInvalid(message, "Use a base without one, or add `files` only.")
         for folder in parents(root):
             row = self.rows.get(folder)
             # a layer writes the folders above its files anew, and would change their mode and owner
             plain = (Kind.DIR, 0o755, 0, 0)
             if row is not None and (row.kind, row.mode, row.uid, row.gid) != plain:
-                raise SpecInvalid(
+                raise errors.SpecInvalid(
                     f"{what}: /{folder} of its base is a {row.kind} of mode {row.mode:04o},"
                     f" owner {row.uid}:{row.gid}; wheels need a plain folder there"
                 )
         for path in self.rows:
             if _MUSL.fullmatch(path):
-                raise SpecInvalid(f"{what}: its base has musl, wheels are locked for glibc")
+                raise errors.SpecInvalid(f"{what}: its base has musl, wheels are locked for glibc")
             old = _OLD_GLIBC.fullmatch(path)
             if old and int(old[1]) < GLIBC_MINOR:
                 need = f"wheels are locked for 2.{GLIBC_MINOR}"
-                raise SpecInvalid(f"{what}: its base has glibc 2.{old[1]}, {need}")
+                raise errors.SpecInvalid(f"{what}: its base has glibc 2.{old[1]}, {need}")
         for folder in _PYTHON_FOLDERS:
             program, _ = follow(self.rows, f"{folder}/python{version}")
             row = self.rows.get(program)
@@ -204,7 +196,7 @@ class Foreign:
                 return f"/{folder}"
         message = f"{what}: its base has no python{version} in /usr/bin or /usr/local/bin"
         hint = "Name the version that the base has under `python: version:`, or another base."
-        raise SpecInvalid(message, hint)
+        raise errors.SpecInvalid(message, hint)
 
 
 def require_fit(store: Store, plans: Sequence[ImagePlan]) -> None:
@@ -215,18 +207,3 @@ def require_fit(store: Store, plans: Sequence[ImagePlan]) -> None:
             for each in plan.chain():
                 if each.spec.python:
                     base.python_home(each.spec.name, each.venv.version, each.venv.root)
-
-
-def below(checkout: Checkout, plan: ImagePlan, foreign: Foreign) -> Below:
-    """How the foreign base runs; its users, unless a file of ours lists others."""
-    lists = [
-        checkout.folder(each.spec.name) / file.source
-        for each in plan.chain()
-        for file in each.spec.files
-        if file.to == "/etc/passwd"
-    ]
-
-    def find_user(name: str) -> str:
-        return foreign.user(plan.spec.name, name, lists[-1].read_bytes() if lists else None)
-
-    return Below(foreign.config, find_user)

@@ -7,20 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import oci
+from pipeline.artifacts.oci.config import RunSettings
+from pipeline.artifacts.oci.document import (
+    OCI_CONFIG,
+    OCI_MANIFEST,
+    TITLE,
+    Descriptor,
+    descriptor_json,
+)
 from pipeline.artifacts.oci.record import ImageRecord, LayerRecord, TitledLayer
 from pipeline.artifacts.store.store import Store
 from pipeline.core import model
-from pipeline.core.errors import StoreDamaged, UnknownImage
+from pipeline.core.errors import SpecInvalid, StoreDamaged, UnknownImage
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.images.assemble import golden, manifest
+from pipeline.images.assemble import golden
 from pipeline.images.assemble.deflate import check_compressor
-from pipeline.images.assemble.entry import Entry, with_parents
-from pipeline.images.assemble.foreign import Foreign, base_layers, below, read_layers, require_fit
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.foreign import Foreign, base_layers, read_layers, require_fit
+from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from pipeline.images.assemble.locked_layers import make_layers
 from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
 from pipeline.images.assemble.patch_series import patched_entries, refresh_series
@@ -29,6 +36,12 @@ from pipeline.images.spec.checkout import Checkout
 
 if TYPE_CHECKING:
     from pipeline.images.fetch.inputs import Fetcher
+
+# Docker's own default where an image sets no PATH.
+_PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Images carry no build time: it would give every build another digest.
+CREATED = "1980-01-01T00:00:00Z"
+_PREFIX = "org.opencontainers.image."
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,21 +202,36 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageR
         layers.append(TitledLayer(title=title, record=_pinned(store, key, title)))
     foreign = Foreign(store, plan.foreign) if plan.foreign else None
     tree = _wheel_tree(store, plan)
-    if own := _own_layer(checkout, store, plan, layers, tree, foreign):
+    # the image's own files; cached, so that an edited patch need not visit all paths
+    parts = plan.spec.model_dump(mode="json", include={"name", "python", "cuda", "files"})
+    # the layers below decide which folders and winners are written again
+    decided = [parts, plan.inputs["files"], [x.record.digest for x in layers], code_digest()]
+    own = store.layer(key := sha256_of(canonical_json(decided)))
+    if own is None and (entries := own_entries(checkout, plan, tree, foreign)):
+        # a layer replaces the folders it names, so they are written as they are below
+        entries += folders_above(entries, [store.contents(x.record) for x in layers], plan)
+        own = _thin_layer(store, entries, key)
+    if own:
         layers.append(TitledLayer(title=f"{plan.spec.name} files", record=own))
     patched = patched_entries(checkout, plan, tree)
     if patched.entries:
         layers.append(TitledLayer(title="patches", record=_thin_layer(store, patched.entries)))
     require_few(plan.spec.name, len(layers))
-    runs_on = below(checkout, plan, foreign) if foreign else None
-    config = canonical_json(manifest.image_config(plan, layers, runs_on))
-    described = manifest.config_descriptor(config)
-    document = canonical_json(manifest.image_manifest(plan, described, layers))
+    # the base's users, unless a file of ours lists others
+    lists = [
+        checkout.folder(each.spec.name) / file.source
+        for each in plan.chain()
+        for file in each.spec.files
+        if file.to == "/etc/passwd"
+    ]
+    users = lists[-1].read_bytes() if lists else None
+    config = canonical_json(image_config(plan, layers, foreign, users))
+    document, descriptor = image_manifest(plan, config, layers)
     image = ImageRecord(
         key=plan.key,
         code=code_digest(),
         config=store.put_blob(config),
-        descriptor=manifest.image_descriptor(plan, document),
+        descriptor=descriptor,
         layers=tuple(layers),
         base=tuple(x.digest for x in plan.foreign.documents) if plan.foreign else (),
     )
@@ -235,29 +263,6 @@ def wheel_tree(store: Store, plan: ImagePlan) -> WheelTree:
     return _wheel_tree(store, plan)
 
 
-def _own_layer(
-    checkout: Checkout,
-    store: Store,
-    plan: ImagePlan,
-    lower: list[TitledLayer],
-    tree: WheelTree,
-    foreign: Foreign | None,
-) -> LayerRecord | None:
-    """The image's own files; cached, so that an edited patch need not visit all paths."""
-    parts = plan.spec.model_dump(mode="json", include={"name", "python", "cuda", "files"})
-    digests = [x.record.digest for x in lower]
-    # the layers below decide which folders and winners are written again
-    key = sha256_of(canonical_json([parts, plan.inputs["files"], digests, code_digest()]))
-    if known := store.layer(key):
-        return known
-    entries = own_entries(checkout, plan, tree, foreign)
-    if not entries:
-        return None
-    # a layer replaces the folders it names, so they are written as they are below
-    entries += folders_above(entries, [store.contents(x.record) for x in lower], plan)
-    return _thin_layer(store, entries, key)
-
-
 def _thin_layer(store: Store, entries: list[Entry], key: str | None = None) -> LayerRecord:
     """Writes a small layer at once, in this process."""
     with store.new_blob() as blob:
@@ -265,3 +270,93 @@ def _thin_layer(store: Store, entries: list[Entry], key: str | None = None) -> L
             written = write_layer(with_parents(entries), out)
         blob.keep(written.record.digest)
     return store.keep_layer(key or written.record.digest, written)
+
+
+def image_config(
+    plan: ImagePlan,
+    layers: list[TitledLayer],
+    foreign: Foreign | None = None,
+    passwd: bytes | None = None,
+) -> dict[str, Any]:
+    """The OCI config: how the image runs, and the diffIDs of its layers.
+
+    A foreign base's variables, user, folder, ports, volumes and stop signal stay where the image
+    sets nothing else. Its labels do not: they describe another image.
+    """
+    below = foreign.config if foreign else None
+    base = below.runs if below else RunSettings.model_validate({})
+    specs = [each.spec for each in plan.chain()]
+    workdirs, users = [x.workdir for x in specs if x.workdir], [x.user for x in specs if x.user]
+    variables = below.variables() if below else {}
+    if below and any(spec.python for spec in specs):
+        # wheels on a foreign base come first
+        variables["PATH"] = f"/{plan.venv.bin}:{variables.get('PATH') or _PLAIN_PATH}"
+    variables |= {k: v for spec in specs for k, v in spec.env.items()}
+    # as Docker inherits them: an own entrypoint drops a base's command
+    entrypoint, command = base.entrypoint or [], base.command or []
+    for spec in specs:
+        command = spec.command or ([] if spec.entrypoint else command)
+        entrypoint = spec.entrypoint or entrypoint
+    user = base.user
+    accounts = {x.name: f"{x.uid}:{x.gid}" for spec in specs for x in spec.accounts}
+    # by number: no lookup at run time, and Kubernetes can check it
+    for name in users[-1:]:
+        user = foreign.user(plan.spec.name, name, passwd) if foreign else accounts.get(name)
+        if user is None:
+            message = f"{plan.spec.name}: user: {name!r} is not an account of its root image"
+            raise SpecInvalid(message)
+    ports = {f"{port}/tcp" for spec in specs for port in spec.ports} | set(base.ports or {})
+    settings: dict[str, Any] = {
+        # sorted, as everything that a digest is made of
+        "Env": [f"{k}={v}" for k, v in sorted(variables.items())],
+        "Labels": plan.notes,
+        "WorkingDir": workdirs[-1] if workdirs else base.workdir or "/",
+    }
+    optional: dict[str, Any] = {
+        "Entrypoint": entrypoint,
+        "Cmd": command,
+        "ExposedPorts": {port: {} for port in sorted(ports)},
+        "Volumes": {path: {} for path in sorted(base.volumes or {})},
+        "StopSignal": base.stop_signal,
+        "User": user,
+    }
+    # the base's own steps as they are, where they fit its layers; a step for each other layer
+    past = below.past() if below else None
+    known = len(below.rootfs.diff_ids) if below and past is not None else 0
+    ours = [{"created": CREATED, "created_by": f"sm120: {x.title}"} for x in layers[known:]]
+    return {
+        "architecture": plan.architecture,
+        "os": "linux",
+        "created": CREATED,
+        "config": settings | {name: value for name, value in optional.items() if value},
+        "rootfs": {"type": "layers", "diff_ids": [x.record.diff_id for x in layers]},
+        "history": [*(past or []), *ours],
+    }
+
+
+def image_manifest(
+    plan: ImagePlan, config: bytes, layers: list[TitledLayer]
+) -> tuple[bytes, Descriptor]:
+    """The OCI manifest, and the image's line in an index."""
+    described = [
+        Descriptor(media_type=OCI_CONFIG, digest=sha256_of(config), size_bytes=len(config)),
+        *(
+            Descriptor(
+                media_type=x.record.media_type,
+                digest=x.record.digest,
+                size_bytes=x.record.size_bytes,
+                annotations={TITLE: x.title},
+            )
+            for x in layers
+        ),
+    ]
+    first, *others = map(descriptor_json, described)
+    body = {"config": first, "layers": others, "annotations": plan.notes}
+    document = canonical_json({"schemaVersion": 2, "mediaType": OCI_MANIFEST, **body})
+    return document, Descriptor(
+        media_type=OCI_MANIFEST,
+        digest=sha256_of(document),
+        size_bytes=len(document),
+        platform=plan.platform,
+        annotations={f"{_PREFIX}ref.name": f"{plan.spec.name}-{plan.architecture}"},
+    )

@@ -12,9 +12,8 @@ from fnmatch import fnmatchcase
 from pipeline.artifacts.oci.record import FileRow, Kind, TitledLayer
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import UnknownFile
-from pipeline.images.assemble.entry import parents
 from pipeline.images.assemble.image import Built
-from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.layer import parents, read_file
 from pipeline.images.assemble.view import View, follow, see
 
 _MOST_NEAREST = 3
@@ -137,10 +136,7 @@ def nearest_paths(paths: Collection[str], wanted: Sequence[str]) -> list[str]:
     if corrected:
         return corrected[:_MOST_NEAREST]
     parts = wanted[0].split("/")
-
-    def shared_end(path: str) -> int:
-        pairs = zip(reversed(path.split("/")), reversed(parts), strict=False)
-        return next((n for n, (one, other) in enumerate(pairs) if one != other), len(parts))
-
     same = [path for path in paths if posixpath.basename(path) == parts[-1]]
-    return sorted(same, key=lambda p: (-shared_end(p), len(p), p))[:_MOST_NEAREST]
+    # those that share the longest end with it
+    ends = {path: posixpath.commonprefix([path.split("/")[::-1], parts[::-1]]) for path in same}
+    return sorted(same, key=lambda p: (-len(ends[p]), len(p), p))[:_MOST_NEAREST]

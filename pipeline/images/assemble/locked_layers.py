@@ -20,8 +20,7 @@ from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import Interrupted
 from pipeline.core.files import os_errors_explained
-from pipeline.images.assemble.entry import Entry, with_parents
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from pipeline.images.assemble.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
 from pipeline.images.assemble.rootfs import assemble_overlay, assemble_rootfs
 from pipeline.images.assemble.venv import merge_wheels, wheel_entries
@@ -51,12 +50,6 @@ class CountedFile(io.BufferedWriter):
         written = super().write(data)
         self._counts[self._slot] += written
         return written
-
-
-def shared_counts(layers: Sequence[LayerPlan]) -> Counts:
-    """A number for each layer, in memory that a fork server's workers can use."""
-    counts: Counts = multiprocessing.get_context("forkserver").RawArray("q", len(layers))
-    return counts
 
 
 def watch(
@@ -186,7 +179,9 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
     if (known_bytes := total_bytes - work.fetch_bytes) > 0:
         title += f", checking {log.size(known_bytes)} that are here"
     title += f", and writing {log.count(len(work.missing), 'layer')}"
-    counts = shared_counts(work.missing)
+    # in memory that a fork server's workers can use
+    array = multiprocessing.get_context("forkserver").RawArray("q", len(work.missing))
+    counts: Counts = array
     with log.step(title), _workers(store, counts) as pool:
         futures: dict[Future[LayerRecord], LayerPlan] = {}
         with (

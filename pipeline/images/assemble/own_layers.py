@@ -10,9 +10,8 @@ from functools import cached_property
 from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import PathConflict, SpecInvalid
-from pipeline.images.assemble.entry import Entry, parents
 from pipeline.images.assemble.foreign import Foreign
-from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.layer import Entry, link_to, parents, read_file
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.assemble.venv import misplaced
 from pipeline.images.assemble.view import see
@@ -111,7 +110,7 @@ def cuda_home(
     _merge(top, "", trees, entries)
     taken = {entry.path for entry in entries}
     driver = f"/usr/lib/{_TRIPLETS[architecture]}/libcuda.so.1"
-    more = [_link(f"{top}/lib64", "lib"), _link(f"{top}/lib/stubs/libcuda.so", driver)]
+    more = [link_to(f"{top}/lib64", "lib"), link_to(f"{top}/lib/stubs/libcuda.so", driver)]
     return entries + [entry for entry in more if entry.path not in taken]
 
 
@@ -127,17 +126,13 @@ def _merge(at: str, below: str, trees: list[tuple[str, Tree]], out: list[Entry])
         if len(folders) > 1 or (folders and f"{below}{name}" in _ALWAYS_MADE):
             _merge(f"{at}/{name}", f"{below}{name}/", folders, out)
         else:
-            out.append(_link(f"{at}/{name}", f"/{inner[0][0]}/{below}{name}"))
+            out.append(link_to(f"{at}/{name}", f"/{inner[0][0]}/{below}{name}"))
     taken = set(names)
     for name in names:
         match = _VERSIONED.match(name)
         if match and match[1] not in taken:
             taken.add(match[1])
-            out.append(_link(f"{at}/{match[1]}", name))
-
-
-def _link(path: str, target: str) -> Entry:
-    return Entry(path, Kind.SYMLINK, 0o777, target=target)
+            out.append(link_to(f"{at}/{match[1]}", name))
 
 
 def folders_above(

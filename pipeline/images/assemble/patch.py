@@ -5,8 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.core.errors import PatchConflict
+from pipeline.core.model import sha256_of
+from pipeline.images.spec.image import PatchedFile
+from pipeline.images.spec.source import SourcePatchedFile
 
 # a count that is left out is 1
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.ASCII)
@@ -44,6 +48,37 @@ def _lines(text: str) -> list[str]:
     return [f"{line}\n" for line in whole] + ([last] if last else [])
 
 
+def read(folder: Path, name: str, listed_in: str) -> list[FilePatch]:
+    """A patch that a series.yaml or source.yaml of the folder lists."""
+    try:
+        # read_text would turn every \r\n into \n
+        text = (folder / name).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        hint = f"`file` in {listed_in} names a file of text beside it."
+        raise PatchConflict(f"{name}: cannot be read ({error})", hint) from error
+    return parse(text, name)
+
+
+def apply_promised(
+    change: FilePatch,
+    data: bytes,
+    want: PatchedFile | SourcePatchedFile,
+    name: str,
+    listed_in: str,
+    hints: dict[str, str],
+) -> bytes:
+    """The file after the patch; before and after it must have the hashes that are listed."""
+    for when, digest in (("before", want.before), ("after", want.after)):
+        if when == "after":
+            data = apply(change, data, name)
+        if (got := sha256_of(data)) != digest:
+            what = f"{name}: {change.path} {when} the patch is {got}, {listed_in} has"
+            raise PatchConflict(
+                f"{what} {digest or 'no hash of it'}", hints[when if digest else ""]
+            )
+    return data
+
+
 def parse(text: str, name: str) -> list[FilePatch]:
     """Reads a unified diff with a/ and b/ paths."""
     lines, patches, at = _lines(text), list[FilePatch](), 0
@@ -65,40 +100,36 @@ def parse(text: str, name: str) -> list[FilePatch]:
         at += 2
         hunks: list[Hunk] = []
         while at < len(lines) and lines[at].startswith("@@"):
-            hunk, at = _hunk(lines, at, name)
-            hunks.append(hunk)
+            match = _HUNK.match(lines[at])
+            if not match:
+                raise PatchConflict(f"{name}: damaged hunk header {lines[at].strip()!r}", _AGAIN)
+            start, old_count, _, new_count = (int(g) if g else 1 for g in match.groups())
+            where = f"{name}: the hunk at line {start}"
+            before, after = list[str](), list[str]()
+            at += 1
+            while len(before) < old_count or len(after) < new_count:
+                if at >= len(lines) or lines[at][:1] not in " +-":
+                    raise PatchConflict(f"{where} ends early", _AGAIN)
+                sign, line = lines[at][0], lines[at][1:]
+                at += 1
+                # "\ No newline at end of file" is about the line before it
+                if at < len(lines) and lines[at].startswith("\\"):
+                    line, at = line.rstrip("\n"), at + 1
+                before += [line] if sign in " -" else []
+                after += [line] if sign in " +" else []
+            rest = lines[at] if at < len(lines) else "\n"
+            goes_on = rest[0] in " +-\\" and not rest.startswith(_AFTER_HUNK)
+            if len(before) != old_count or len(after) != new_count or goes_on:
+                raise PatchConflict(f"{where} counts its lines wrongly", _AGAIN)
+            if not all(line.endswith("\n") for line in before[:-1] + after[:-1]):
+                raise PatchConflict(f"{where} ends the file in its middle", _AGAIN)
+            hunks.append(Hunk(start, tuple(before), tuple(after)))
         if not hunks:
             raise PatchConflict(f"{name}: no hunks for {old[2:]}", _AGAIN)
         patches.append(FilePatch(old[2:], tuple(hunks)))
     if not patches:
         raise PatchConflict(f"{name}: is not a unified diff", _AGAIN)
     return patches
-
-
-def _hunk(lines: list[str], at: int, name: str) -> tuple[Hunk, int]:
-    match = _HUNK.match(lines[at])
-    if not match:
-        raise PatchConflict(f"{name}: damaged hunk header {lines[at].strip()!r}", _AGAIN)
-    start, old_count, _, new_count = (int(g) if g else 1 for g in match.groups())
-    before: list[str] = []
-    after: list[str] = []
-    at += 1
-    while len(before) < old_count or len(after) < new_count:
-        if at >= len(lines) or lines[at][:1] not in " +-":
-            raise PatchConflict(f"{name}: the hunk at line {start} ends early", _AGAIN)
-        sign, text = lines[at][0], lines[at][1:]
-        at += 1
-        # "\ No newline at end of file" is about the line before it
-        if at < len(lines) and lines[at].startswith("\\"):
-            text, at = text.rstrip("\n"), at + 1
-        before += [text] if sign in " -" else []
-        after += [text] if sign in " +" else []
-    goes_on = at < len(lines) and lines[at][0] in " +-\\" and not lines[at].startswith(_AFTER_HUNK)
-    if len(before) != old_count or len(after) != new_count or goes_on:
-        raise PatchConflict(f"{name}: the hunk at line {start} counts its lines wrongly", _AGAIN)
-    if not all(line.endswith("\n") for line in before[:-1] + after[:-1]):
-        raise PatchConflict(f"{name}: the hunk at line {start} ends the file in its middle", _AGAIN)
-    return Hunk(start, tuple(before), tuple(after)), at
 
 
 def apply(patch: FilePatch, before: bytes, name: str) -> bytes:

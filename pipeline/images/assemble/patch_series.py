@@ -6,9 +6,8 @@ import csv
 import io
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -18,18 +17,19 @@ from pipeline.core.errors import PatchConflict, SpecInvalid
 from pipeline.core.files import write_bytes
 from pipeline.core.model import sha256_of
 from pipeline.images.assemble import patch
-from pipeline.images.assemble.entry import Entry
+from pipeline.images.assemble.layer import Entry
 from pipeline.images.assemble.own_layers import WheelTree
 from pipeline.images.assemble.plan import ImagePlan, LayerKind
 from pipeline.images.assemble.venv import record_row
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import PatchedFile, PatchSpec
-from pipeline.images.spec.series_text import with_hashes
+from pipeline.images.spec.new import with_hashes
 
 _HINTS = {
     "before": "Redo the patch for this version and leave `before` out: `sm120 build IMAGE --accept`"
     " writes it.",
     "after": "After an intended edit: `sm120 build IMAGE --accept` writes the new hash.",
+    "": "For a new patch: `sm120 build IMAGE --accept` writes it.",
 }
 # The lines that begin a file in a diff: git's own, or the two names that every diff has.
 # Possessive: a line of two megabytes is read once, and not once more for each of its ends.
@@ -119,7 +119,7 @@ def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRec
 def _apply(checkout: Checkout, plan: ImagePlan, spec: PatchSpec, current: dict[str, bytes]) -> None:
     """Applies one patch in place; files and hashes must be those that series.yaml lists."""
     series = checkout.folder(plan.spec.name) / (plan.spec.patches or "")
-    changes = _parsed(series.parent, spec)
+    changes = patch.read(series.parent, spec.file, series.name)
     promised = {f.path: f for f in spec.files}
     for path in sorted(promised.keys() - {change.path for change in changes}):
         message = f"{spec.file}: series.yaml lists {path}, which it does not change"
@@ -130,27 +130,9 @@ def _apply(checkout: Checkout, plan: ImagePlan, spec: PatchSpec, current: dict[s
             message = f"{spec.file}: changes {change.path}, which series.yaml does not list"
             hint = "List its `path` under `files`; `sm120 build IMAGE --accept` adds the hashes."
             raise PatchConflict(message, hint)
-        for when, digest in (("before", want.before), ("after", want.after)):
-            if when == "after":
-                current[path] = patch.apply(change, current[path], spec.file)
-            if digest is None:
-                message = f"{spec.file}: series.yaml has no hash of {change.path} {when} the patch"
-                hint = "For a new patch: `sm120 build IMAGE --accept` writes it."
-                raise PatchConflict(message, hint)
-            if (got := sha256_of(current[path])) != digest:
-                message = f"{change.path} {when} the patch is {got}, series.yaml has {digest}"
-                raise PatchConflict(f"{spec.file}: {message}", _HINTS[when])
-
-
-def _parsed(folder: Path, spec: PatchSpec) -> list[patch.FilePatch]:
-    try:
-        # read_text would turn every \r\n into \n
-        text = (folder / spec.file).read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{(folder / spec.file).name}: cannot be read ({error})"
-        hint = "`file` in series.yaml names a file of text beside it."
-        raise PatchConflict(message, hint) from error
-    return patch.parse(text, spec.file)
+        current[path] = patch.apply_promised(
+            change, current[path], want, spec.file, "series.yaml", _HINTS
+        )
 
 
 def corrected(record: str, changed: dict[str, bytes]) -> str:
@@ -173,7 +155,7 @@ def refresh_series(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> None
     hashes: dict[tuple[int, int], dict[str, str]] = {}
     for number, spec in enumerate(checkout.series(plan.spec).patches):
         files = {file.path: at for at, file in enumerate(spec.files)}
-        for change in _parsed(path.parent, spec):
+        for change in patch.read(path.parent, spec.file, path.name):
             if change.path not in files:
                 continue
             at, is_known = files[change.path], change.path in current
@@ -232,50 +214,54 @@ def installed(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Installed
     return Installed(plan, WheelTree(tree.store, tree.layers, changed))
 
 
-def from_diff(files: Installed, text: str, name: str, of: str = "") -> NewPatch:
-    """A patch from a diff, whatever folder its paths begin with; `of` names its only file."""
-    parts = list(_parts(text))
-    if not parts:
-        raise PatchConflict(f"{name}: is not a unified diff", _COPY)
+def new_patch(files: Installed, data: bytes, name: str, of: str = "") -> NewPatch:
+    """A patch from a diff, whatever folder its paths begin with, or from an edited copy.
+
+    `of` names the only file of a diff, or the file that was copied.
+    """
+    parts = list(_parts(data.decode(errors="replace")))
     if of and len(parts) > 1:
         raise PatchConflict(f"{name}: changes {len(parts)} files", "Leave --of out.")
     if len(parts) > _MOST_FILES:
         hint = "A change of that size is a version of its own: lock another wheel."
         raise PatchConflict(f"{name}: changes {len(parts)} files, more than {_MOST_FILES}", hint)
-    changed: dict[str, bytes] = {}
-    left_out: list[str] = []
-    for path, part in parts:
+    if not of and not parts:
+        raise PatchConflict(f"{name}: is not a unified diff", _COPY)
+    applies_to, left_out = "", list[str]()
+    made: dict[str, tuple[str, PatchedFile]] = {}
+    for path, part in parts or [(of, "")]:
         real = files.find(of or path)
         if real is None:
             left_out.append(of or path)
             continue
-        names = re.search(r"^--- (.*)\n\+\+\+ (.*)\n", part, re.M)
-        # for files that come, go, or are not text, the parser gives the reason to refuse them
-        if names is not None and "/dev/null" not in names[0]:
-            part = f"{part[: names.start()]}--- a/{real}\n+++ b/{real}\n{part[names.end() :]}"
-        (change,) = patch.parse(part, name)
-        changed[real] = patch.apply(change, files.read(real)[0], name)
-    return _new_patch(files, name, changed, left_out)
-
-
-def from_copy(files: Installed, data: bytes, name: str, of: str) -> NewPatch:
-    """A patch from an edited copy of one file."""
-    real = files.find(of)
-    if real is None:
-        return _new_patch(files, name, {}, [of])
-    before, _ = files.read(real)
-    if data == before:
-        raise PatchConflict(f"{name}: is the same as {real} in the image", _COPY)
-    try:
-        before.decode(), data.decode()
-    except UnicodeDecodeError as error:
-        raise PatchConflict(f"{name}: {real} is not text", "Patches change text only.") from error
-    return _new_patch(files, name, {real: data}, [])
-
-
-def is_diff(text: str) -> bool:
-    """Whether a text is a diff, and not a file that was edited."""
-    return any(True for _ in _parts(text))
+        before, owner = files.read(real)
+        if part:
+            names = re.search(r"^--- (.*)\n\+\+\+ (.*)\n", part, re.M)
+            # for files that come, go, or are not text, the parser gives the reason to refuse them
+            if names is not None and "/dev/null" not in names[0]:
+                part = f"{part[: names.start()]}--- a/{real}\n+++ b/{real}\n{part[names.end() :]}"
+            (change,) = patch.parse(part, name)
+            after = patch.apply(change, before, name)
+        elif data == before:
+            raise PatchConflict(f"{name}: is the same as {real} in the image", _COPY)
+        else:
+            after = data
+        try:
+            diff = patch.unified(real, before, after)
+        except UnicodeDecodeError as error:
+            hint = "Patches change text only."
+            raise PatchConflict(f"{name}: {real} is not text", hint) from error
+        hashes = {"before": sha256_of(before), "after": sha256_of(after)}
+        made[real] = (diff, PatchedFile(path=real, **hashes))
+        applies_to = applies_to or owner
+    if not made:
+        listed = ", ".join(path[:200] for path in left_out[:4])
+        listed += " …" if len(left_out) > 4 else ""
+        image, base = files.plan.spec.name, posixpath.basename(left_out[0])
+        hint = f"Give the path as it is installed: `sm120 image files {image} '*{base}'` finds it."
+        raise PatchConflict(f"{name}: no wheel of the image has {listed}", hint)
+    text, entries = "".join(x for x, _ in made.values()), tuple(x for _, x in made.values())
+    return NewPatch(text, entries, applies_to, tuple(left_out))
 
 
 def _parts(text: str) -> Iterator[tuple[str, str]]:
@@ -292,22 +278,3 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
         old = (begin["old"] or "").strip()
         bare = old[2:] if old.startswith(("a/", "b/")) else old
         yield begin["git"] or bare, text[begin.start() : end]
-
-
-def _new_patch(
-    files: Installed, name: str, changed: Mapping[str, bytes], left_out: Sequence[str]
-) -> NewPatch:
-    if not changed:
-        listed = ", ".join(path[:200] for path in left_out[:4])
-        listed += " …" if len(left_out) > 4 else ""
-        image, base = files.plan.spec.name, posixpath.basename(left_out[0])
-        hint = f"Give the path as it is installed: `sm120 image files {image} '*{base}'` finds it."
-        raise PatchConflict(f"{name}: no wheel of the image has {listed}", hint)
-    text, applies_to, entries = "", "", list[PatchedFile]()
-    for path, after in changed.items():
-        before, owner = files.read(path)
-        text += patch.unified(path, before, after)
-        hashes = {"before": sha256_of(before), "after": sha256_of(after)}
-        entries.append(PatchedFile(path=path, **hashes))
-        applies_to = applies_to or owner
-    return NewPatch(text, tuple(entries), applies_to, tuple(left_out))

@@ -8,12 +8,21 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+from pipeline.artifacts.oci.document import TITLE
 from pipeline.artifacts.store.store import Store
-from pipeline.core.errors import SpecInvalid
+from pipeline.core.errors import SpecInvalid, UnknownSource
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.assemble.venv import Venv
-from pipeline.images.lock.model import BasePin, ImageLock, LayerPin, Pin, WheelPin, current_lock
-from pipeline.images.lock.source import SourceLock, current_source_lock
+from pipeline.images.lock.model import (
+    BasePin,
+    ImageLock,
+    LayerPin,
+    Pin,
+    SourceLock,
+    WheelPin,
+    current_lock,
+    current_source_lock,
+)
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import Account, CompiledSpec, ImageSpec
 from pipeline.images.spec.source import BuildSpec, OutputSpec, SourceSpec
@@ -33,6 +42,7 @@ BIG_WHEEL_BYTES = 16_000_000
 # below the 127 that engines mount, with room for the layers of images built on it
 MOST_LAYERS = 100
 DEFAULT_VENV = Venv()
+_PREFIX = "org.opencontainers.image."
 
 
 class LayerKind(Enum):
@@ -169,6 +179,29 @@ class ImagePlan:
         """What the image starts: its own program, else that of its base."""
         return self.spec.entrypoint or (self.base.entrypoint if self.base else [])
 
+    @property
+    def notes(self) -> dict[str, str]:
+        """What registries and people read, the same in labels and in the manifest."""
+        spec, base = self.spec, self.lock.base_image
+        notes = {
+            TITLE: spec.name,
+            f"{_PREFIX}description": spec.summary,
+            "sm120.format": str(FORMAT),
+            "sm120.lock": self.lock.seal,
+            "sm120.inputs": self.key,
+        }
+        if spec.parent:
+            notes[f"{_PREFIX}base.name"] = spec.parent
+        if base:
+            notes |= {f"{_PREFIX}base.name": base.repository}
+            notes |= {f"{_PREFIX}base.digest": base.manifest.digest}
+        if spec.cuda and spec.cuda.architectures:
+            notes["sm120.architectures"] = ",".join(spec.cuda.architectures)
+        if spec.python:
+            # the first requirement is the engine, pinned with ==
+            notes[f"{_PREFIX}version"] = spec.python.requirements[0].partition("==")[2]
+        return {**notes, **spec.labels}
+
     def all_layers(self) -> list[LayerPlan]:
         return [layer for plan in self.chain() for layer in plan.layers]
 
@@ -218,7 +251,15 @@ def _plan_on(
 def plan_tree(checkout: Checkout, compiled: CompiledSpec, platform: str) -> TreePlan:
     """What a compiled tree is made of; refuses a stale lock, and a toolchain compiled itself."""
     source = checkout.source(compiled.source)
-    build = checkout.source_build(compiled.source, compiled.build, platform)
+    build = source.builds.get(compiled.build)
+    if build is None:
+        known = ", ".join(source.builds)
+        raise UnknownSource(f"{source.name}: has no build {compiled.build!r} (it has: {known})")
+    if platform not in build.platforms:
+        raise SpecInvalid(
+            f"{source.name}: its build {compiled.build} is not for {platform}",
+            f"It is for {', '.join(build.platforms)}; `sm120 source list` shows every build.",
+        )
     lock = current_source_lock(checkout.source_lock_path(source.name), source)
     runs_on = build.toolchain_platform or platform
     if runs_on not in checkout.spec(build.toolchain).platforms:

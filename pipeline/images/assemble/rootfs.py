@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.artifacts.oci.record import Kind
 from pipeline.core.errors import CorruptArchive, HostileArchive, SpecInvalid
 from pipeline.images.assemble.deb import DebContents, unpack_deb
-from pipeline.images.assemble.entry import Entry, Slice, parents, with_parents
+from pipeline.images.assemble.layer import Entry, Slice, link_to, parents, with_parents
 from pipeline.images.spec.image import Account
 
 # Read only by people at a terminal or by packaging tools, never by a program in a container.
@@ -75,11 +75,24 @@ def assemble_rootfs(
     for contents in packages:
         tree.add_package(contents)
     for top in _ALWAYS_MERGED + tuple(m for m in _MERGED if tree.paths_below(f"usr/{m}")):
-        tree.put(_link(top, f"usr/{top}"))
+        tree.put(link_to(top, f"usr/{top}"))
         tree.ensure_directory(f"usr/{top}", 0o755)
     _write_configuration(tree)
     for user in users:
-        _add_user(tree, user)
+        tables = {name: tree.read(f"etc/{name}") or b"" for name in ("passwd", "group")}
+        for what, table, number in (("user", "passwd", user.uid), ("group", "group", user.gid)):
+            rows = [line.split(":") for line in tables[table].decode(errors="replace").split("\n")]
+            if rows.pop() != [""] or any(len(row) < 3 for row in rows):
+                raise CorruptArchive(f"the packages' list of {what}s in /etc is damaged")
+            if any(row[0] == user.name or row[2] == str(number) for row in rows):
+                raise SpecInvalid(f"{what} {user.name} ({number}) is already one of Debian's own")
+        line = f"{user.name}:*:{user.uid}:{user.gid}::{user.home}:{_SHELL}\n"
+        tree.put(_file("etc/passwd", tables["passwd"] + line.encode()))
+        tree.put(_file("etc/group", tables["group"] + f"{user.name}:*:{user.gid}:\n".encode()))
+        home = user.home.lstrip("/")
+        if home in tree.entries:
+            raise SpecInvalid(f"the home of {user.name}, {user.home}, is a folder of the system")
+        tree.put(Entry(home, Kind.DIR, 0o755, uid=user.uid, gid=user.gid))
     # dpkg's database, so that `dpkg -l` and scanners see what is installed
     stanzas = [status_stanza(contents.control_text) for contents in packages]
     tree.put(_file("var/lib/dpkg/status", "\n".join(stanzas).encode()))
@@ -128,7 +141,7 @@ def unpack_all(debs: list[Path], scratch: Path, architecture: str) -> list[DebCo
 class Tree:
     """Paths of the image with their entries and the packages that put them there."""
 
-    _entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
     files_of: dict[str, list[str]] = field(default_factory=dict)
 
     def add_package(self, contents: DebContents) -> None:
@@ -158,8 +171,11 @@ class Tree:
                 continue
             if f"{path}/".startswith(_DATABASE) and kind is not Kind.DIR:
                 raise HostileArchive(f"{owner}: {path} would change dpkg's database")
-            known = self._entries.get(path)
-            if known is not None and not _same(known, entry):
+            known = self.entries.get(path, entry)
+            is_same = known.kind is kind and known.target == entry.target
+            if is_same and kind is Kind.FILE and known is not entry:
+                is_same = known.mode == mode and _content(known) == _content(entry)
+            if not is_same:
                 message = f"{known.owner} and {owner} both ship {path}, differently"
                 raise CorruptArchive(message)
             self.put(entry, owner)
@@ -168,42 +184,38 @@ class Tree:
 
     def put(self, entry: Entry, owner: str = "") -> None:
         """Writes a path, over whatever was there."""
-        self._entries[entry.path] = replace(entry, owner=owner)
+        self.entries[entry.path] = replace(entry, owner=owner)
 
     def ensure_directory(self, path: str, mode: int) -> None:
         """Gives a directory its mode; a link that a package ships stays a link."""
-        known = self._entries.get(path)
+        known = self.entries.get(path)
         if known is None or known.kind is Kind.DIR:
             self.put(Entry(path, Kind.DIR, mode))
 
-    def get(self, path: str) -> Entry | None:
-        """The entry at a path, if there is one."""
-        return self._entries.get(path)
-
     def read(self, path: str) -> bytes | None:
         """A file's content, or None where there is no such file."""
-        entry = self._entries.get(path)
+        entry = self.entries.get(path)
         return None if entry is None else _content(entry)
 
     def paths_below(self, folder: str) -> list[str]:
         """Everything in a folder and its folders, sorted."""
-        return sorted(p for p in self._entries if p.startswith(folder.rstrip("/") + "/"))
+        return sorted(p for p in self.entries if p.startswith(folder.rstrip("/") + "/"))
 
     def sorted_entries(self) -> list[Entry]:
         """All of it; nothing may lie below something that is not a directory.
 
         Ties paths that share one slice: the first is the file, the others are links to it.
         """
-        for path, entry in self._entries.items():
+        for path, entry in self.entries.items():
             for parent in parents(path):
-                above = self._entries.get(parent)
+                above = self.entries.get(parent)
                 if above is not None and above.kind is not Kind.DIR:
                     writers = (entry.owner or "the image", above.owner or "the image")
                     message = f"{writers[0]} writes {path}, but {parent} (from {writers[1]})"
                     raise CorruptArchive(f"{message} is not a directory")
         first: dict[Slice, str] = {}
         tied: list[Entry] = []
-        for entry in with_parents(list(self._entries.values())):
+        for entry in with_parents(list(self.entries.values())):
             if entry.kind is Kind.FILE and isinstance(entry.content, Slice):
                 # entries come sorted, so the first path is the same on every machine
                 target = first.setdefault(entry.content, entry.path)
@@ -211,13 +223,6 @@ class Tree:
                     entry = replace(entry, kind=Kind.HARDLINK, content=None, target=target)
             tied.append(entry)
         return tied
-
-
-def _same(one: Entry, other: Entry) -> bool:
-    if one.kind is not other.kind or one.target != other.target:
-        return False
-    is_file = one.kind is Kind.FILE
-    return not is_file or (one.mode == other.mode and _content(one) == _content(other))
 
 
 def _content(entry: Entry) -> bytes | None:
@@ -235,7 +240,7 @@ def _write_configuration(tree: Tree) -> None:
     for path in sorted(_COPIES):
         content = tree.read(_COPIES[path]) or _DEFAULTS.get(path)
         # a file that a package ships itself is not overwritten
-        if tree.get(path) is None and content is not None:
+        if path not in tree.entries and content is not None:
             tree.put(_file(path, content))
     names = [path for path in tree.paths_below(_CA_FOLDER) if path.endswith(".crt")]
     # what update-ca-certificates would concatenate
@@ -243,31 +248,14 @@ def _write_configuration(tree: Tree) -> None:
     if certificates:
         tree.put(_file(_CA_BUNDLE, b"".join(certificates)))
     for path, targets in _LINKS:
-        known = tree.get(path)
+        known = tree.entries.get(path)
         # an empty folder is no package's content, only the place of such a link
         is_free = known is None or (known.kind is Kind.DIR and not tree.paths_below(path))
         for target in targets if is_free else ():
             leads_to = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target))
-            if tree.get(leads_to.lstrip("/")) is not None:
-                tree.put(_link(path, target))
+            if leads_to.lstrip("/") in tree.entries:
+                tree.put(link_to(path, target))
                 break
-
-
-def _add_user(tree: Tree, user: Account) -> None:
-    tables = {name: tree.read(f"etc/{name}") or b"" for name in ("passwd", "group")}
-    for what, table, number in (("user", "passwd", user.uid), ("group", "group", user.gid)):
-        rows = [line.split(":") for line in tables[table].decode(errors="replace").split("\n")]
-        if rows.pop() != [""] or any(len(row) < 3 for row in rows):
-            raise CorruptArchive(f"the packages' list of {what}s in /etc is damaged")
-        if any(row[0] == user.name or row[2] == str(number) for row in rows):
-            raise SpecInvalid(f"{what} {user.name} ({number}) is already one of Debian's own")
-    line = f"{user.name}:*:{user.uid}:{user.gid}::{user.home}:{_SHELL}\n"
-    tree.put(_file("etc/passwd", tables["passwd"] + line.encode()))
-    tree.put(_file("etc/group", tables["group"] + f"{user.name}:*:{user.gid}:\n".encode()))
-    home = user.home.lstrip("/")
-    if tree.get(home) is not None:
-        raise SpecInvalid(f"the home of {user.name}, {user.home}, is a folder of the system")
-    tree.put(Entry(home, Kind.DIR, 0o755, uid=user.uid, gid=user.gid))
 
 
 def status_stanza(control_text: str) -> str:
@@ -278,7 +266,3 @@ def status_stanza(control_text: str) -> str:
 
 def _file(path: str, content: bytes) -> Entry:
     return Entry(path=path, kind=Kind.FILE, mode=0o644, content=content)
-
-
-def _link(path: str, target: str) -> Entry:
-    return Entry(path=path, kind=Kind.SYMLINK, mode=0o777, target=target)

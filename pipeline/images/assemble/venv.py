@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from pipeline.artifacts.oci.record import FileRow, Kind
 from pipeline.core.errors import CorruptArchive, HostileArchive, PathConflict
-from pipeline.images.assemble.entry import WRONG_RECORD, Deflated, Entry, parents
+from pipeline.images.assemble.layer import WRONG_RECORD, Deflated, Entry, link_to, parents
 from pipeline.images.assemble.wheel import Member, Wheel, read_chunks, read_member
 
 INSTALLER = b"sm120-pipeline\n"
@@ -70,8 +70,8 @@ class Venv:
         links = {"python": system, "python3": "python", f"python{self.version}": "python"}
         return [
             Entry(f"{self.root}/pyvenv.cfg", Kind.FILE, 0o644, config.encode()),
-            Entry(f"{self.root}/lib64", Kind.SYMLINK, 0o777, target="lib"),
-            *(Entry(f"{self.bin}/{n}", Kind.SYMLINK, 0o777, target=t) for n, t in links.items()),
+            link_to(f"{self.root}/lib64", "lib"),
+            *(link_to(f"{self.bin}/{n}", t) for n, t in links.items()),
         ]
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pipeline.artifacts.oci.record import FileRow, Kind
 from pipeline.core.errors import UnknownFile
-from pipeline.images.assemble.entry import parents
+from pipeline.images.assemble.layer import parents
 
 # Rows of foreign layers that are no files: a path that is gone, a folder whose contents are.
 WHITEOUT, OPAQUE = "whiteout", "opaque"

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 
 from pipeline.core.errors import CorruptArchive, HostileArchive
 from pipeline.images.assemble.deflate import CHUNK_BYTES, inflate
-from pipeline.images.assemble.entry import Deflated, Slice, path_fault
+from pipeline.images.assemble.layer import Deflated, Slice, path_fault
 
 # The largest wheel of today's engines unpacks to under 3 GB.
 UNPACKED_LIMIT_BYTES = 64 << 30
@@ -114,10 +114,34 @@ def _members(path: Path, filename: str) -> dict[str, Member]:
             end = start + info.compress_size
             if info.is_dir():
                 continue
-            member = _member(path, info, start, filename)
-            if info.filename in members:
-                raise HostileArchive(f"{filename}: {info.filename!r} appears twice")
-            members[info.filename] = member
+            # a plain file with a plain relative name, packed as wheels pack them
+            name, mode = info.filename, info.external_attr >> 16
+            what, first = f"{filename}: {name!r}", name.partition("/")[0]
+            if name.startswith("/") or "\\" in name or not info.orig_filename.isprintable():
+                message = f"{filename}: entry name {name!r} is not a plain relative path"
+                raise HostileArchive(message)
+            fault = path_fault(name)
+            if len(first) == 2 and first[1] == ":":
+                fault = "leaves its folder"
+            if fault:
+                raise HostileArchive(f"{filename}: entry name {name[:200]!r} {fault}")
+            # zip files made on Windows have no Unix mode
+            if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+                raise HostileArchive(f"{what} is a link or a device, wheels hold files")
+            if info.flag_bits & 0x1:
+                raise CorruptArchive(f"{what} is encrypted")
+            content: Deflated | Slice
+            if info.compress_type == zipfile.ZIP_DEFLATED:
+                content = Deflated(str(path), start, info.compress_size, info.file_size, info.CRC)
+            elif info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size:
+                content = Slice(str(path), start, info.file_size, info.CRC)
+            else:
+                raise CorruptArchive(f"{what} is packed in a way wheels do not use")
+            if name in members:
+                raise HostileArchive(f"{what} appears twice")
+            # the same rule as pip's
+            executable = bool(mode and stat.S_ISREG(mode) and mode & 0o111)
+            members[name] = Member(name, executable, content)
     if end > directory_start:
         raise CorruptArchive(f"{filename}: its last entry runs into the directory")
     if sum(i.file_size for i in infos) > UNPACKED_LIMIT_BYTES:
@@ -154,31 +178,6 @@ def _data_offset(handle: BinaryIO, info: zipfile.ZipInfo, filename: str) -> int:
             if kind == _UNICODE_PATH:
                 raise HostileArchive(f"{what} has a second name besides its own")
     return info.header_offset + _LOCAL_HEADER.size + int(n_name) + int(n_extra)
-
-
-def _member(path: Path, info: zipfile.ZipInfo, start: int, filename: str) -> Member:
-    """A plain file with a plain relative name, packed as wheels pack them."""
-    name, mode = info.filename, info.external_attr >> 16
-    first = name.partition("/")[0]
-    if name.startswith("/") or "\\" in name or not info.orig_filename.isprintable():
-        raise HostileArchive(f"{filename}: entry name {name!r} is not a plain relative path")
-    fault = "leaves its folder" if len(first) == 2 and first[1] == ":" else path_fault(name)
-    if fault:
-        raise HostileArchive(f"{filename}: entry name {name[:200]!r} {fault}")
-    # zip files made on Windows have no Unix mode
-    if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-        raise HostileArchive(f"{filename}: {name!r} is a link or a device, wheels hold files")
-    if info.flag_bits & 0x1:
-        raise CorruptArchive(f"{filename}: {name!r} is encrypted")
-    content: Deflated | Slice
-    if info.compress_type == zipfile.ZIP_DEFLATED:
-        content = Deflated(str(path), start, info.compress_size, info.file_size, info.CRC)
-    elif info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size:
-        content = Slice(str(path), start, info.file_size, info.CRC)
-    else:
-        raise CorruptArchive(f"{filename}: {name!r} is packed in a way wheels do not use")
-    # the same rule as pip's
-    return Member(name, bool(mode and stat.S_ISREG(mode) and mode & 0o111), content)
 
 
 def read_member(member: Member) -> bytes:

@@ -96,18 +96,13 @@ def find_parser_flags(folder: Path, engine: Engine, image: str | None) -> Parser
     """What an image's parser accepts; without an image, that of the engine's first image."""
     wanted = image or engine
     for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem != wanted):
-        flags = read_parser_flags(path)
+        flags = read_yaml(path, ParserFlags)
         if wanted == flags.image or wanted in flags.also:
             return flags
     raise RecipeInvalid(
         f"{folder}: no file says which flags {wanted} accepts",
         f"`sm120 recipe flags {wanted} --accept` reads them out of the built image.",
     )
-
-
-def read_parser_flags(path: Path) -> ParserFlags:
-    """One file of `lockfiles/flags`."""
-    return read_yaml(path, ParserFlags)
 
 
 def write_parser_flags(folder: Path, flags: ParserFlags) -> Path:

@@ -50,49 +50,46 @@ _RULES = {"--allowlist-unicode-rule"}  # begins with a number, and goes on
 
 def describe(parser: argparse.ArgumentParser) -> Json:
     """All flags of a parser, and which of them exclude each other."""
-    flags = {}
+    flags: dict[str, Json] = {}
+    adding = (argparse._AppendAction, argparse._AppendConstAction, argparse._CountAction)
     for action in parser._actions:
         names = sorted(action.option_strings, key=lambda name: not name.startswith("--"))
-        off = []
+        off, convert = [], action.type
         if isinstance(action, argparse.BooleanOptionalAction):
             off = [name for name in names if name.startswith("--no-") and "--" + name[5:] in names]
-        if on := [name for name in names if name not in off]:
-            flags[on[0]] = {"aliases": on[1:], "off": off, **_describe_action(action)}
+        on = [name for name in names if name not in off]
+        if not on:
+            continue
+        # how many values follow it, and what they may be
+        takes = {0: "none", "?": "optional", None: "one", 1: "one"}.get(action.nargs, "many")
+        repeats = isinstance(action, adding) or "append" in type(action).__name__.lower()
+        flag: Json = {"aliases": on[1:], "off": off, "takes": takes, "repeats": repeats}
+        flags[on[0]] = flag
+        # an action that only stops the engine and names what took the flag's place
+        if message := getattr(action, "error_message", None):
+            flag["retired"] = " ".join(str(message).split())
+        if takes == "none":
+            continue
+        if settings := _settings_class(convert):
+            flag |= {"type": "json", "fields": sorted(set(_fields(settings, "", 0)))}
+        elif _accepts(convert, _TEXT):
+            flag["type"] = "text" if _accepts(convert, _BROKEN_JSON) else "json-or-text"
+        else:
+            # in this order: JSON's reader takes numbers too, and a number's reader integers
+            fitting = (k for k, tries in _KINDS.items() if any(_accepts(convert, x) for x in tries))
+            flag["type"] = next(fitting, "text")
+        if flag["type"] not in ("text", "json-or-text"):
+            flag["words"] = [word for word in _WORDS if _accepts(convert, word)]
+        if action.choices is not None:
+            # sorted: some are sets, whose order is another in every run
+            choices = [each for each in action.choices if each is not None]
+            flag["choices"] = sorted(str(getattr(each, "value", each)) for each in choices)
     exclusive = [
         [action.option_strings[0] for action in group._group_actions if action.option_strings]
         for group in parser._mutually_exclusive_groups
     ]
     plain = sum(not action.option_strings for action in parser._actions)
     return {"flags": flags, "exclusive": exclusive, "plain_words": plain}
-
-
-def _describe_action(action: argparse.Action) -> Json:
-    """How many values follow a flag, and what they may be."""
-    adding = (argparse._AppendAction, argparse._AppendConstAction, argparse._CountAction)
-    repeats = isinstance(action, adding) or "append" in type(action).__name__.lower()
-    takes = {0: "none", "?": "optional", None: "one", 1: "one"}.get(action.nargs, "many")
-    result: Json = {"takes": takes, "repeats": repeats}
-    # an action that only stops the engine and names what took the flag's place
-    if message := getattr(action, "error_message", None):
-        result["retired"] = " ".join(str(message).split())
-    if takes == "none":
-        return result
-    convert = action.type
-    if settings := _settings_class(convert):
-        result |= {"type": "json", "fields": sorted(set(_fields(settings, "", 0)))}
-    elif _accepts(convert, _TEXT):
-        result["type"] = "text" if _accepts(convert, _BROKEN_JSON) else "json-or-text"
-    else:
-        # in this order: JSON's reader takes numbers too, and a number's reader integers
-        accepted = [k for k, tries in _KINDS.items() if any(_accepts(convert, x) for x in tries)]
-        result["type"] = [*accepted, "text"][0]
-    if result["type"] not in ("text", "json-or-text"):
-        result["words"] = [word for word in _WORDS if _accepts(convert, word)]
-    if action.choices is not None:
-        # sorted: some are sets, whose order is another in every run
-        choices = [each for each in action.choices if each is not None]
-        result["choices"] = sorted(str(getattr(each, "value", each)) for each in choices)
-    return result
 
 
 def _accepts(convert: Any, value: str) -> bool:

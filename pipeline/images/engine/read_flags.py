@@ -276,41 +276,38 @@ def read_table(text: str) -> dict[str, Any]:
         programs = _EXAMPLES.search(entry)
         if programs and not _OF_SERVER & set(re.findall(r"\w+", programs[1])):
             continue
-        if names := _NAMES.match(entry.lstrip()):
-            own, *aliases = _spellings(names)
-            flags[own] = {"aliases": aliases, **_flag(entry.lstrip()[names.end() :])}
+        names = _NAMES.match(entry.lstrip())
+        if names is None:
+            continue
+        (own, *aliases), rest, off = _spellings(names), entry.lstrip()[names.end() :], list[str]()
+        if opposite := _NAMES.match(rest):
+            off, rest = _spellings(opposite), rest[opposite.end() :]
+        handler = _HANDLER.search(rest)
+        values = [v for v in ((handler and handler[1]) or "").split(",") if v and "bool" not in v]
+        takes = ("none", "one", "many")[min(len(values), 2)]
+        flag: dict[str, Any] = {"aliases": aliases, "takes": takes, "off": off}
+        flag["repeats"] = bool(_REPEATED.search(rest))
+        if removed := _REMOVED.search(rest):
+            flag["retired"] = removed[1]
+        elif len(values) == 1:
+            if values[0].split()[0] == "int":
+                flag["type"] = "integer"
+            elif "json::parse(value)" in rest:
+                flag["type"] = "json"
+            hint = _HINT.match(rest)
+            # `[on|off|auto]`; in `{a,b}` too, but `N0,N1,N2` are no values
+            if hint and (listed := _LISTED.match(hint[1])) and hint[1][0] in "[{(":
+                words = re.split(r"[|,]", listed[1])
+                # llama.cpp takes more words for on and off than it names
+                if not {"on", "off"} <= set(words):
+                    flag["choices"] = words
+        flags[own] = flag
     return {
         "flags": flags,
         "syntax": "llama",
         "prefixes": ["LLAMA_ARG_"],
         "variables": sorted(name for name in variables if name.startswith("LLAMA_ARG_")),
     }
-
-
-def _flag(rest: str) -> dict[str, Any]:
-    """What follows the names of an entry."""
-    off: list[str] = []
-    if opposite := _NAMES.match(rest):
-        off, rest = _spellings(opposite), rest[opposite.end() :]
-    handler = _HANDLER.search(rest)
-    values = [v for v in ((handler and handler[1]) or "").split(",") if v and "bool" not in v]
-    takes = ("none", "one", "many")[min(len(values), 2)]
-    flag: dict[str, Any] = {"takes": takes, "off": off, "repeats": bool(_REPEATED.search(rest))}
-    if removed := _REMOVED.search(rest):
-        flag["retired"] = removed[1]
-    elif len(values) == 1:
-        if values[0].split()[0] == "int":
-            flag["type"] = "integer"
-        elif "json::parse(value)" in rest:
-            flag["type"] = "json"
-        hint = _HINT.match(rest)
-        # `[on|off|auto]`; in `{a,b}` too, but `N0,N1,N2` are no values
-        if hint and (listed := _LISTED.match(hint[1])) and hint[1][0] in "[{(":
-            words = re.split(r"[|,]", listed[1])
-            # llama.cpp takes more words for on and off than it names
-            if not {"on", "off"} <= set(words):
-                flag["choices"] = words
-    return flag
 
 
 def _spellings(match: re.Match[str]) -> list[str]:

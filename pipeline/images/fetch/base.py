@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.artifacts.oci import document as oci
-from pipeline.artifacts.oci.config import MOST_CONFIG_BYTES, ImageConfig, read_config
+from pipeline.artifacts.oci.config import MOST_CONFIG_BYTES, read_config
 from pipeline.artifacts.oci.reference import parse_repository
 from pipeline.artifacts.registry.client import RegistryClient
 from pipeline.artifacts.registry.pull import MOST_BYTES, Wanted, choose, pull_into
@@ -24,7 +24,7 @@ from pipeline.core.model import sha256_of
 from pipeline.core.net.address import clean
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.lock.model import MOST_LAYERS, BasePin, BlobPin, LayerPin
-from pipeline.images.spec.base import ForeignBase
+from pipeline.images.spec.image import ForeignBase
 
 Result = TypeVar("Result")
 # Failures of one registry after which the next one is asked.
@@ -69,12 +69,24 @@ class Bases:
         data = self._small(
             base.repository, config.digest, most_bytes, lambda r: r.read_blob(config, most_bytes)
         )
+        inside = read_config(data)
+        if inside.platform != platform:
+            message = f"{base}: is for {clean(inside.platform)}, not for {platform}"
+            raise errors.BaseUnusable(message)
+        diff_ids, n_layers = inside.rootfs.diff_ids, len(manifest.layers)
+        if len(diff_ids) != n_layers:
+            message = f"{base}: {n_layers} layers, but {len(diff_ids)} in its config"
+            raise errors.BaseUnusable(message)
+        # here and not when the image is run: overlayfs mounts only so many
+        if n_layers > MOST_LAYERS:
+            message = f"{base}: {n_layers} layers, at most {MOST_LAYERS} can be mounted"
+            raise errors.BaseUnusable(message)
         return BasePin(
             repository=base.repository,
             index=_pin(root.descriptor) if root.kind == "index" else None,
             manifest=_pin(manifest.descriptor),
             config=_pin(config),
-            layers=_layer_pins(base, manifest, read_config(data), platform),
+            layers=[_pin_layer(base, *x) for x in zip(manifest.layers, diff_ids, strict=True)],
         )
 
     def bring(self, pin: BasePin) -> None:
@@ -188,39 +200,20 @@ def _pin(blob: oci.Descriptor) -> BlobPin:
     return BlobPin(digest=blob.digest, size_bytes=blob.size_bytes)
 
 
-def _layer_pins(
-    base: ForeignBase, manifest: oci.Document, config: ImageConfig, platform: str
-) -> list[LayerPin]:
-    """The layers with their diffIDs, if they are for this platform and of a kind that is read."""
-    if config.platform != platform:
-        raise errors.BaseUnusable(f"{base}: is for {clean(config.platform)}, not for {platform}")
-    diff_ids = config.rootfs.diff_ids
-    if len(diff_ids) != len(manifest.layers):
+def _pin_layer(base: ForeignBase, layer: oci.Descriptor, diff_id: str) -> LayerPin:
+    """A layer of a kind that is read: only gzip and plain tar; others cannot be checked."""
+    media_type, size, kind = _LAYERS.get(layer.media_type), layer.size_bytes, layer.media_type
+    what = f"{base}: the layer {layer.digest} is a {clean(kind)}"
+    if media_type is not None and size:
+        return LayerPin(
+            digest=layer.digest, diff_id=diff_id, size_bytes=size, media_type=media_type
+        )
+    if "foreign" in kind or "nondistributable" in kind:
+        raise errors.BaseUnusable(f"{what}, which registries may not distribute")
+    if kind.endswith("zstd"):
         raise errors.BaseUnusable(
-            f"{base}: {len(manifest.layers)} layers, but {len(diff_ids)} in its config"
+            f"{what}; zstd is not supported, and Docker before 23 cannot run it",
+            "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …)"
+            " and name the copy's digest.",
         )
-    # here and not when the image is run: overlayfs mounts only so many
-    if len(diff_ids) > MOST_LAYERS:
-        raise errors.BaseUnusable(
-            f"{base}: {len(diff_ids)} layers, at most {MOST_LAYERS} can be mounted"
-        )
-    pins = []
-    for layer, diff_id in zip(manifest.layers, diff_ids, strict=True):
-        media_type = _LAYERS.get(layer.media_type)
-        digest, size = layer.digest, layer.size_bytes
-        what = f"{base}: the layer {digest} is a {clean(layer.media_type)}"
-        # only gzip and plain tar are read; what cannot be read cannot be checked
-        if media_type is None or not size:
-            if "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-                raise errors.BaseUnusable(f"{what}, which registries may not distribute")
-            if layer.media_type.endswith("zstd"):
-                raise errors.BaseUnusable(
-                    f"{what}; zstd is not supported, and Docker before 23 cannot run it",
-                    "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …)"
-                    " and name the copy's digest.",
-                )
-            raise errors.BaseUnusable(f"{what} of {size} bytes, which is not supported")
-        pins.append(
-            LayerPin(digest=digest, diff_id=diff_id, size_bytes=size, media_type=media_type)
-        )
-    return pins
+    raise errors.BaseUnusable(f"{what} of {size} bytes, which is not supported")

@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
+from pipeline.core.errors import SourceUnreachable
 from pipeline.core.files import (
     is_whole,
     keep,
@@ -31,15 +32,18 @@ from pipeline.core.files import (
 )
 from pipeline.core.log import Bar, Gauge
 from pipeline.core.net.http import Client, download
-from pipeline.core.net.settings import folder_of
+from pipeline.core.net.settings import Settings, default_index, folder_of, read_settings, with_login
 from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
-from pipeline.images.fetch.sources import Place, Sources
+from pipeline.images.fetch.sources import Place, Sources, debian_mirror, read_below
+from pipeline.images.lock.make import SizeFinder, Transport
 from pipeline.images.lock.model import BasePin, Pin
 
 # Large files keep the line busy, small ones wait for answers: some threads begin at each end.
 LARGE_FIRST, SMALL_FIRST = 4, 6
 _CHUNK_BYTES = 1 << 20  # between two looks for Ctrl-C
+# Failures of one place after which the next one is asked.
+_ELSEWHERE = (errors.SourceUnreachable, errors.DigestMismatch)
 
 Result = tuple[Pin, Path | Exception]
 
@@ -76,17 +80,54 @@ class Fetcher:
                 gauge.at(0)
                 log.say(f"{pin.file}: the store's copy is not the locked file and is removed")
                 final.unlink(missing_ok=True)
-            self._try_all(pin, bar)
-            keep(self._store.partial_path(pin.sha256), final)
-        return final
+            partial, failures = self._store.partial_path(pin.sha256), list[errors.PipelineError]()
+
+            def take(place: Place) -> None:
+                gauge = Gauge(bar)
+                sha, size = pin.sha256, pin.size_bytes
+                try:
+                    if isinstance(place, Path):
+                        _copy(pin, place, partial, gauge, self._client.stop)
+                    else:
+                        download(
+                            self._client, place, partial, sha256=sha, size_bytes=size, bar=gauge
+                        )
+                except BaseException:
+                    gauge.at(0)
+                    raise
+
+            # the first place that delivers; the reasons of those before it are kept
+            for places in self._sources.finders(pin, offline=self.offline):
+                try:
+                    for place in places:
+                        try:
+                            take(place)
+                            keep(partial, final)
+                            return final
+                        except _ELSEWHERE as error:
+                            failures.append(error)
+                except (*_ELSEWHERE, errors.MirrorUnknown) as error:
+                    failures.append(error)
+            raise self._verdict(pin, failures)
 
     def fetch_all(self, pins: Sequence[Pin], bar: Bar) -> Generator[tuple[Pin, Path]]:
         """Yield each file as it is done.
 
         Use it under `contextlib.closing`, so that its threads end when the caller does.
         """
-        if self.offline:
-            self._require_near(pins)
+        missing = [
+            pin
+            for pin in (pins if self.offline else ())
+            if not self._store.has_input(pin.sha256, pin.size_bytes)
+            and not any(True for places in self._sources.finders(pin, offline=True) for _ in places)
+        ]
+        if len(missing) == 1:
+            raise self._verdict(missing[0], [])
+        # says at once how much is missing, not only the first file
+        if missing:
+            largest = max(missing, key=lambda pin: pin.size_bytes)
+            files = log.count(len(missing), "file is", "files are")
+            raise errors.OfflineMiss(f"{files} not in the store, such as {largest.file}")
         # a deque's ends may be taken from by several threads without a lock
         todo = deque(sorted(pins, key=lambda p: p.size_bytes))
         done: SimpleQueue[Result] = SimpleQueue()
@@ -119,54 +160,6 @@ class Fetcher:
             # threads wait in recv(); closing their sockets is the only way to end them
             self._client.hang_up()
             self._client.join(threads)
-
-    def _require_near(self, pins: Sequence[Pin]) -> None:
-        """With --offline: say at once how much is missing, not only the first file."""
-        missing = [
-            pin
-            for pin in pins
-            if not self._store.has_input(pin.sha256, pin.size_bytes)
-            and not any(True for find in self._sources.finders(pin, offline=True) for _ in find())
-        ]
-        if len(missing) == 1:
-            raise self._verdict(missing[0], [])
-        if missing:
-            largest = max(missing, key=lambda pin: pin.size_bytes)
-            files = log.count(len(missing), "file is", "files are")
-            raise errors.OfflineMiss(f"{files} not in the store, such as {largest.file}")
-
-    def _try_all(self, pin: Pin, bar: Bar) -> None:
-        """Take the first place that delivers; remember why the others did not."""
-        failures: list[errors.PipelineError] = []
-        partial, stop = self._store.partial_path(pin.sha256), self._client.stop
-        sha256, size = pin.sha256, pin.size_bytes
-
-        def take(place: Place) -> None:
-            gauge = Gauge(bar)
-            try:
-                if place.local:
-                    return _copy(pin, Path(place.where), partial, gauge, stop)
-                download(
-                    self._client, place.where, partial, sha256=sha256, size_bytes=size, bar=gauge
-                )
-            except BaseException:
-                gauge.at(0)
-                raise
-
-        for find in self._sources.finders(pin, offline=self.offline):
-            try:
-                for place in find():
-                    try:
-                        return take(place)
-                    except (errors.SourceUnreachable, errors.DigestMismatch) as error:
-                        failures.append(error)
-            except (
-                errors.SourceUnreachable,
-                errors.DigestMismatch,
-                errors.MirrorUnknown,
-            ) as error:
-                failures.append(error)
-        raise self._verdict(pin, failures)
 
     def _verdict(self, pin: Pin, failures: list[errors.PipelineError]) -> errors.PipelineError:
         """The most telling of several failures."""
@@ -261,3 +254,61 @@ def _place(source: Path, target: Path) -> None:
         # a disk that is full, or Ctrl-C in the middle of a copy
         partial.unlink(missing_ok=True)
         raise
+
+
+def make_fetcher(
+    store: Store, mirrors: tuple[str, ...], offline: bool, bases: BaseSettings | None = None
+) -> Fetcher:
+    """A fetcher over everything that this machine is configured with."""
+    client = Client(read_settings(mirrors))
+    return Fetcher(store, client, Sources(client), offline=offline, bases=bases)
+
+
+def make_transport() -> Transport:
+    """How a lock reaches the configured index and mirror."""
+    settings = read_settings()
+    client = Client(settings)
+
+    def debian(path: str, most_bytes: int) -> bytes:
+        return read_below(client, debian_mirror().main, path, most_bytes)
+
+    def security(path: str, most_bytes: int) -> bytes:
+        return read_below(client, debian_mirror().security, path, most_bytes)
+
+    # without an index at all, uv would ask the default one
+    args = [] if settings.indexes else ["--no-index"]
+    return Transport(debian, security, size_finder(client), args, uv_environment(settings))
+
+
+def uv_environment(settings: Settings) -> dict[str, str]:
+    """Our settings as uv's variables: arguments, with a password, would be open to all users."""
+    env = {}
+    if settings.indexes and settings.indexes[0] != default_index():
+        env["UV_DEFAULT_INDEX"] = settings.indexes[0]
+    if settings.indexes[1:]:
+        env["UV_INDEX"] = " ".join(settings.indexes[1:])
+    if folders := [str(f) for f in settings.folders if f.is_dir()]:
+        env["UV_FIND_LINKS"] = ",".join(folders)
+    if settings.ca_file:
+        env["SSL_CERT_FILE"] = settings.ca_file
+    if settings.proxy:
+        env |= {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy}
+    return env
+
+
+def size_finder(client: Client) -> SizeFinder:
+    """A file's size from the folder it is in, from the index, or else from the file server."""
+    from pipeline.images.fetch.index import find_file  # slow to import, and only a new lock asks
+
+    def size_of(project: str, filename: str, sha256: str) -> int:
+        # the lock holds sizes, so that a plan can say what a build will fetch
+        for folder in client.settings.folders:
+            if (folder / filename).is_file():
+                return (folder / filename).stat().st_size
+        for index in client.settings.indexes:
+            for package in find_file(client, index, project, filename):
+                if package.digests.get("sha256") == sha256:
+                    return package.size or client.size_of(with_login(package.url, index))
+        raise SourceUnreachable(f"{filename}: resolved, but no index lists it")
+
+    return size_of

@@ -7,31 +7,129 @@ source that has the right bytes will do.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from pipeline.core.errors import DigestMismatch, MirrorUnknown, SourceUnreachable
+from pipeline.core.errors import DigestMismatch, IndexBroken, MirrorUnknown, SourceUnreachable
 from pipeline.core.files import read_at_most
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.net.failures import NetError
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import folder_of, with_login
-from pipeline.images.fetch.aptconf import DebianMirror, find_mirror
+from pipeline.images.lock.debian import read_stanzas
 from pipeline.images.lock.model import ArchivePin, DebPin, Pin, WheelPin
+
+# Closed lists: Ubuntu's `noble main` and a vendor's `nodistro main` must not pass for Debian.
+_CODENAMES = "buster|bullseye|bookworm|trixie|forky|duke|sid"
+_CLASSES = "(?:oldold|old)?stable|testing|unstable"
+_SUITE = re.compile(
+    rf"(?:{_CODENAMES}|{_CLASSES})"
+    r"(?P<pocket>-security|/updates|-updates|-backports|-proposed-updates)?"
+)
+# `buster/updates` was the security suite's name up to Debian 10
+_SECURITY = {"-security", "/updates"}
+_NO = ("no", "false", "without", "off", "disable")  # all that apt reads as "no"
+# Both of apt's formats: https://manpages.debian.org/bookworm/apt/sources.list.5.en.html
+_ONE_LINE = re.compile(r"deb\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<uri>\S+)\s+(?P<rest>.+)")
+_FIELDS = ("Types", "URIs", "Suites", "Components", "Signed-By", "Enabled")
+# What we can fetch; apt knows more, such as cdrom: and tor+http:.
+_SCHEMES = ("http", "https", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class DebianMirror:
+    """Base addresses, in order of preference, of the main and the security archive."""
+
+    main: tuple[str, ...]
+    security: tuple[str, ...]
+
+
+def find_mirror(root: Path = Path("/")) -> DebianMirror:
+    """The Debian mirror that apt uses here, else the one that python-apt knows."""
+    apt, main, security = root / "etc/apt", list[str](), list[str]()
+    # apt's own order, and only the names that apt reads: an editor leaves debian.list.save behind
+    paths = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
+    for uri, suites, components, key in (source for p in paths for source in _apt_sources(p)):
+        # Vendors name their suites like Debian's. A wrong guess costs a failed lookup, never a
+        # wrong package: signatures decide that.
+        is_debian = "debian" in uri.lower() or any(s.endswith("-security") for s in suites)
+        if key:
+            # a key may be a file, several files, or stand in the stanza itself
+            names = [name.rpartition("/")[2] for name in re.split(r"[,\s]+", key)]
+            is_debian = any(name.startswith("debian-archive") for name in names)
+        # a line without main is for firmware or drivers alone
+        if "main" not in components or not is_debian:
+            continue
+        pockets, uris = {m["pocket"] for s in suites if (m := _SUITE.fullmatch(s))}, [uri]
+        if uri.startswith("mirror+file:"):
+            path = root / urlsplit(uri.removeprefix("mirror+")).path.lstrip("/")
+            lines = [line.partition("#")[0].split() for line in _text(path).splitlines()]
+            uris = [words[0] for words in lines if words]
+        # Backports alone would not do, but every mirror with backports has the suite itself.
+        main += uris if pockets - _SECURITY else []
+        security += uris if pockets & _SECURITY else []
+    if bases := _bases(main):
+        return DebianMirror(bases, _bases(security))
+    # on Ubuntu apt has no mirror of Debian's, but python-apt, which it comes with, names one
+    known: dict[str, list[str]] = {"{series}": [], "{series}-security": []}
+    suite = ""
+    # its template repeats fields, so it is read line by line, not as deb822
+    for line in _text(root / "usr/share/python-apt/templates/Debian.info").splitlines():
+        name, _, value = line.partition(":")
+        if name == "Suite":
+            suite = value.strip()
+        elif name == "BaseURI" and suite in known:
+            known[suite].append(value.strip())
+    mirror = DebianMirror(*map(_bases, known.values()))
+    if mirror.main:
+        return mirror
+    raise MirrorUnknown(
+        f"no Debian mirror in {apt}",
+        "Set SM120_DEBIAN_MIRROR to the base address of one, the part before /dists/.",
+    )
+
+
+def _apt_sources(path: Path) -> Iterator[tuple[str, list[str], list[str], str]]:
+    """Address, suites, components and key of each source in a file of apt's, in either format."""
+    text = _text(path)
+    for line in text.splitlines() if path.suffix == ".list" else ():
+        if match := _ONE_LINE.fullmatch(line.partition("#")[0].strip()):
+            suite, *components = match["rest"].split()
+            key = re.search(r"signed-by=(\S+)", match["options"] or "", re.IGNORECASE)
+            yield match["uri"], [suite], components, key[1] if key else ""
+    with suppress(IndexBroken):  # a file that apt itself could not read counts as empty
+        for stanza in read_stanzas(text, _FIELDS) if path.suffix == ".sources" else ():
+            lists = [stanza.get(x, "").split() for x in ("Types", "URIs", "Suites", "Components")]
+            if "deb" in lists[0] and stanza.get("Enabled", "yes").lower() not in _NO:
+                for uri in lists[1]:
+                    yield uri, lists[2], lists[3], stanza.get("Signed-By", "")
+
+
+def _bases(uris: Iterable[str]) -> tuple[str, ...]:
+    """Usable addresses without their trailing slash, each once, in order."""
+    usable = (uri.rstrip("/") for uri in uris if uri.partition(":")[0].lower() in _SCHEMES)
+    return tuple(dict.fromkeys(usable))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
 
 # One package version has a handful of files.
 _MOST_SNAPSHOT_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Somewhere a file may be: a path here or an address elsewhere."""
-
-    where: str
-    local: bool = False
+# Somewhere a file may be: a path here or an address elsewhere.
+Place = Path | str
 
 
 class Sources:
@@ -43,26 +141,29 @@ class Sources:
         self._client = client
         self._find_mirror = cache(mirror_finder or debian_mirror)
 
-    def finders(self, pin: Pin, *, offline: bool) -> list[Callable[[], Iterator[Place]]]:
-        """Ways to find a file, nearest first; each is asked only when those before it failed."""
+    def finders(self, pin: Pin, *, offline: bool) -> Iterator[Iterator[Place]]:
+        """Places of a file, nearest first; each is looked up only when those before it failed."""
         settings = self._client.settings
         folders = [f for m in settings.mirrors if (f := folder_of(m))]
         if not isinstance(pin, DebPin):
             # find-links of pip and uv are for wheels and sdists; .debs may lie in mirrors only
             folders += settings.folders
-        near = [partial(_in_folder, folder, pin) for folder in folders]
+        yield from (_in_folder(folder, pin) for folder in folders)
         if offline:
-            return [*near]
-        addresses = [m for m in settings.mirrors if folder_of(m) is None]
-        mirrors = [partial(_at_mirror, address, pin) for address in addresses]
+            return
+        # an extra mirror holds files by name, or by sha256/<hex>
+        for address in (m.rstrip("/") for m in settings.mirrors if folder_of(m) is None):
+            yield iter([f"{address}/{quote(pin.file)}", f"{address}/sha256/{pin.sha256}"])
         if isinstance(pin, DebPin):
-            return [*near, *mirrors, partial(self._debian_places, pin)]
-        if isinstance(pin, ArchivePin) and pin.kind == "debian":
-            return [*near, *mirrors, partial(self._below_mirrors, pin.path or "")]
-        if isinstance(pin, ArchivePin) and pin.kind == "file":
-            return [*near, *mirrors]  # its name means something to the user alone
-        indexes = [partial(self._index_places, index, pin) for index in settings.indexes]
-        return [*near, *mirrors, *indexes]
+            # last: mirrors drop old versions, and this archive keeps them all
+            snapshot = os.environ.get("SM120_DEBIAN_SNAPSHOT")
+            kept = snapshot_places(self._client, snapshot, pin) if snapshot else ()
+            yield chain(self._below_mirrors(pin.path), kept)
+        elif isinstance(pin, ArchivePin) and pin.kind == "debian":
+            yield self._below_mirrors(pin.path or "")
+        # of a user's own file the name means nothing to an index
+        elif isinstance(pin, WheelPin) or pin.kind == "sdist":
+            yield from (self._index_places(index, pin) for index in settings.indexes)
 
     def _index_places(self, index: str, pin: WheelPin | ArchivePin) -> Iterator[Place]:
         from pipeline.images.fetch.index import (
@@ -76,35 +177,24 @@ class Sources:
                 raise DigestMismatch(
                     f"{pin.file}: locked as {pin.sha256}, the index offers {offered}"
                 )
-            yield Place(with_login(package.url, index))
+            yield with_login(package.url, index)
 
     def _below_mirrors(self, path: str) -> Iterator[Place]:
-        for base in self._find_mirror().bases_for(path):
+        mirror = self._find_mirror()
+        # only the pool of the security archive has `updates`
+        for base in mirror.security if path.startswith("pool/updates/") else mirror.main:
             if folder := folder_of(base):
-                yield Place(str(folder / path), local=True)
+                yield folder / path
             else:
                 # Debian's versions have + and ~, which its mirrors serve unescaped
-                yield Place(f"{base.rstrip('/')}/{quote(path, safe='/+~')}")
-
-    def _debian_places(self, pin: DebPin) -> Iterator[Place]:
-        yield from self._below_mirrors(pin.path)
-        # last: mirrors drop old versions, and this archive keeps them all
-        if snapshot := os.environ.get("SM120_DEBIAN_SNAPSHOT"):
-            yield from snapshot_places(self._client, snapshot, pin)
-
-
-def _at_mirror(address: str, pin: Pin) -> Iterator[Place]:
-    """An extra mirror holds files by name, or by sha256/<hex>."""
-    yield Place(f"{address.rstrip('/')}/{quote(pin.file)}")
-    yield Place(f"{address.rstrip('/')}/sha256/{pin.sha256}")
+                yield f"{base.rstrip('/')}/{quote(path, safe='/+~')}"
 
 
 def _in_folder(folder: Path, pin: Pin) -> Iterator[Place]:
     # as `sm120 image collect` and `pip download` write them, in a folder a project, and by hash
     by_hash = (folder / pin.sha256, folder / "sha256" / pin.sha256)
-    for path in (folder / pin.file, folder / pin.name / pin.file, *by_hash):
-        if path.is_file():
-            yield Place(str(path), local=True)
+    paths = (folder / pin.file, folder / pin.name / pin.file, *by_hash)
+    yield from (path for path in paths if path.is_file())
 
 
 def read_below(client: Client, bases: Sequence[str], path: str, most_bytes: int) -> bytes:
@@ -151,5 +241,4 @@ def snapshot_places(client: Client, base: str, pin: DebPin) -> Iterator[Place]:
     except (NetError, JsonInvalid, KeyError, TypeError, AttributeError):
         # a place less; the error that is shown is that of the mirrors before it
         return
-    for sha1 in fitting:
-        yield Place(f"{base.rstrip('/')}/file/{quote(sha1, safe='')}")
+    yield from (f"{base.rstrip('/')}/file/{quote(sha1, safe='')}" for sha1 in fitting)

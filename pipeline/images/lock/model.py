@@ -1,8 +1,9 @@
-"""Locks: what exactly answers a spec, with no word of where the bytes come from."""
+"""Locks of images and sources: what answers a spec, with no word of where the bytes come from."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +25,8 @@ from pipeline.core.model import (
 )
 from pipeline.core.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.images.spec.checkout import Checkout
-from pipeline.images.spec.image import ImageSpec
+from pipeline.images.spec.image import ImageSpec, PythonSpec
+from pipeline.images.spec.source import SourceSpec
 
 Size = Annotated[int, Field(gt=0)]
 MOST_LAYERS = 127  # more than that no container engine mounts
@@ -211,3 +213,119 @@ def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLoc
     if locked != ((want.repository, want.digest) if want else None):
         raise LockEdited(f"{path.name}: its base image is not the one in the spec")
     return lock
+
+
+_HINT = "`sm120 source lock NAME` renews it; with --dry-run it shows what would change."
+
+
+class SourceLock(Sealed):
+    """Which files a source consists of."""
+
+    format: Literal[1] = 1
+    source: Name
+    spec: Digest
+    archive: ArchivePin
+    tree: Digest  # of all files, whatever archive they came in
+    files: Annotated[int, Field(gt=0)]
+    seal: Digest
+
+
+def write_source_lock(path: Path, lock: SourceLock) -> None:
+    """Put the lock in its place, whole."""
+    body = lock.model_dump(exclude_none=True)
+    lines = [
+        "# Written by `sm120 source lock`; do not edit: the seal would not match, and builds stop.",
+        *(f"{key}: {json.dumps(x) if key == 'archive' else x}" for key, x in body.items()),
+    ]
+    write_bytes(path, "\n".join([*lines, ""]).encode())
+
+
+def read_source_lock(path: Path) -> SourceLock:
+    """A lock that is whole and unedited."""
+    return read_sealed(path, SourceLock, missing="Make it with `sm120 source lock NAME`.")
+
+
+def current_source_lock(path: Path, spec: SourceSpec) -> SourceLock:
+    """The lock of a source, proved to answer today's spec."""
+    lock = read_source_lock(path)
+    if lock.source != spec.name:
+        raise LockEdited(f"{path.name}: is the lock of {lock.source}", _HINT)
+    if lock.spec != spec.lock_digest():
+        raise LockStale(f"{path.name}: the spec has changed since it was locked", _HINT)
+    return lock
+
+
+class Move(Frozen):
+    """A package that appeared, went, changed its version, or changed its bytes.
+
+    Of a lock in which none did, the lock itself: by its seal.
+    """
+
+    image: str
+    platform: str
+    kind: str
+    name: str
+    before: str | None
+    after: str | None
+
+
+def diff_locks(old: ImageLock | None, new: ImageLock) -> list[Move]:
+    """Every difference, sorted by name."""
+    moves: list[Move] = []
+    move = partial(Move, image=new.image, platform=new.platform)
+    was_base, base = old.base_image if old else None, new.base_image
+    if (named := base or was_base) and was_base != base:
+        before, after = (each.manifest.digest if each else None for each in (was_base, base))
+        moves.append(move(kind="base", name=named.repository, before=before, after=after))
+    for kind, pins in (("wheel", "wheels"), ("deb", "debs")):
+        old_pins: dict[str, Pin] = {p.name: p for p in (getattr(old, pins) if old else [])}
+        new_pins: dict[str, Pin] = {p.name: p for p in getattr(new, pins)}
+        for name in sorted(old_pins.keys() | new_pins.keys()):
+            was, now = old_pins.get(name), new_pins.get(name)
+            if was != now:
+                before, after = _shown(was, now), _shown(now, was)
+                moves.append(move(kind=kind, name=name, before=before, after=after))
+    seal = old.seal if old else None
+    # an image may have no package of its own, and a spec may change without moving one
+    if not moves and seal != new.seal:
+        moves.append(move(kind="lock", name=new.image, before=seal, after=new.seal))
+    return moves
+
+
+def _shown(pin: Pin | None, other: Pin | None) -> str | None:
+    """The version; with the file's digest where only the bytes differ."""
+    if pin is None:
+        return None
+    # the same version twice would look like no change
+    if other is not None and pin.version == other.version:
+        return f"{pin.version} ({pin.sha256[:12]})"
+    return pin.version
+
+
+def requirements(lock: ImageLock) -> str:
+    """For `pip install --no-deps --require-hashes -r`."""
+    # a lock is of one platform, which neither format can state
+    head = f"# {lock.image} for {lock.platform}, from the lock {lock.seal}\n"
+    lines = [f"{w.name}=={w.version} \\\n    --hash=sha256:{w.sha256}\n" for w in lock.wheels]
+    return head + "".join(lines)
+
+
+def pylock(lock: ImageLock, python: PythonSpec) -> str:
+    """PEP 751, which wants a place for each wheel: a file beside it, as a lock has no addresses."""
+    lines = [
+        f"# {lock.image} for {lock.platform}, from the lock {lock.seal}",
+        'lock-version = "1.0"',
+        'created-by = "sm120-pipeline"',
+        f'requires-python = "=={python.version}.*"',
+    ]
+    for wheel in lock.wheels:
+        file = json.dumps(wheel.file)
+        lines += [
+            "",
+            "[[packages]]",
+            f"name = {json.dumps(wheel.name)}",
+            f"version = {json.dumps(wheel.version)}",
+            f"wheels = [{{ name = {file}, path = {file}, size = {wheel.size_bytes},"
+            f' hashes = {{ sha256 = "{wheel.sha256}" }} }}]',
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,9 +1,16 @@
-"""A suite's InRelease file: believed only where a known key signed it."""
+"""A suite's InRelease file, believed only where a known key signed it, and OpenPGP public keys.
+
+gpgv reads binary keyrings only, and vendors publish armored keys. Packets are those of RFC 4880.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 import re
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -12,7 +19,6 @@ from pipeline.core import proc
 from pipeline.core.errors import IndexBroken, SignatureInvalid
 from pipeline.core.model import Frozen
 from pipeline.images.lock.debian import read_stanza
-from pipeline.images.lock.openpgp import STRONG_DIGESTS, KeyUnreadable, binary_keyring
 
 # Shipped with us, so that a lock can be made on any system.
 DEBIAN_12_KEYRING = Path(__file__).parent / "keys" / "debian-12.gpg"
@@ -49,13 +55,6 @@ class Release(Frozen):
     signers: frozenset[str] = frozenset()
 
 
-class Verified(Frozen):
-    """A text, and the fingerprints of the keys that signed it."""
-
-    text: str
-    signers: frozenset[str]
-
-
 def read_release(
     inrelease: bytes,
     *,
@@ -64,16 +63,28 @@ def read_release(
     may_be_old: bool = False,
 ) -> Release:
     """The verified content of an InRelease file, still valid unless an old one will do."""
-    verified = verify(inrelease, keyring)
-    fields = read_stanza(verified.text, _FIELDS)
+    text, signers = verify(inrelease, keyring)
+    fields = read_stanza(text, _FIELDS)
+    files: dict[str, IndexFile] = {}
+    for line in filter(None, map(str.strip, fields.get("SHA256", "").splitlines())):
+        match = _HASH_LINE.fullmatch(line)
+        if match is None:
+            raise IndexBroken(f"not a line of a SHA256 table: {line[:100]!r}")
+        sha256, size, path = match.groups()
+        row = IndexFile(sha256=sha256, size_bytes=int(size))
+        # two answers for one file would let the mirror choose
+        if files.setdefault(path, row) != row:
+            raise IndexBroken(f"the Release file gives two hashes for {path}")
+    if not files:
+        raise IndexBroken("the Release file has no SHA256 table")
     release = Release(
         suite=fields.get("Suite", ""),
         codename=fields.get("Codename", ""),
         date=_date(fields, "Date"),
         valid_until=_date(fields, "Valid-Until") if "Valid-Until" in fields else None,
         by_hash=fields.get("Acquire-By-Hash", "no").lower() == "yes",
-        files=_index_files(fields.get("SHA256", "")),
-        signers=verified.signers,
+        files=files,
+        signers=signers,
     )
     expires = None if may_be_old else release.valid_until
     if expires is not None and expires < (now or datetime.now(UTC)):
@@ -85,7 +96,7 @@ def read_release(
     return release
 
 
-def verify(inrelease: bytes, keyring: Path) -> Verified:
+def verify(inrelease: bytes, keyring: Path) -> tuple[str, frozenset[str]]:
     """The signed text with its signers; at least one good signature with a strong digest.
 
     The text is what gpgv wrote out, never the bytes that came over the wire.
@@ -109,7 +120,7 @@ def verify(inrelease: bytes, keyring: Path) -> Verified:
         done = proc.read(args, env=proc.environment(LC_ALL="C"))
         signers = _signers(done.stdout.decode(errors="replace"))
         try:
-            return Verified(text=text.read_bytes().decode(), signers=signers)
+            return text.read_bytes().decode(), signers
         except UnicodeDecodeError as error:
             raise IndexBroken("the Release file is not UTF-8") from error
 
@@ -172,17 +183,119 @@ def _date(fields: dict[str, str], name: str) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _index_files(table: str) -> dict[str, IndexFile]:
-    files: dict[str, IndexFile] = {}
-    for line in filter(None, map(str.strip, table.splitlines())):
-        match = _HASH_LINE.fullmatch(line)
-        if match is None:
-            raise IndexBroken(f"not a line of a SHA256 table: {line[:100]!r}")
-        sha256, size, path = match.groups()
-        row = IndexFile(sha256=sha256, size_bytes=int(size))
-        # two answers for one file would let the mirror choose
-        if files.setdefault(path, row) != row:
-            raise IndexBroken(f"the Release file gives two hashes for {path}")
-    if not files:
-        raise IndexBroken("the Release file has no SHA256 table")
-    return files
+_KEY_BEGIN, _KEY_END = (b"-----%s PGP PUBLIC KEY BLOCK-----" % word for word in (b"BEGIN", b"END"))
+_PUBLIC_KEY, _SUBKEY, _SIGNATURE = 6, 14, 2
+# the self-signatures that make a key usable: user IDs, the key itself, its subkeys
+_BINDINGS = (0x10, 0x11, 0x12, 0x13, 0x18, 0x1F)
+_ISSUER, _ISSUER_FINGERPRINT = 16, 33
+# SHA-256, SHA-384, SHA-512, SHA3-256, SHA3-512: the digests that apt and Sequoia believe
+STRONG_DIGESTS = frozenset({8, 9, 10, 12, 14})
+
+
+class KeyUnreadable(ValueError):
+    """The bytes are not public keys."""
+
+
+def binary_keyring(data: bytes) -> bytes:
+    """The keys as gpgv reads them, whether they came armored or not."""
+    # a keybox, as newer GnuPG writes them, or packets, whose first byte has its high bit set
+    if data[8:12] == b"KBXf" or (data and data[0] & 0x80):
+        return data
+    lines = [line.strip() for line in data.splitlines()]
+    keys = b""
+    # whatever stands around the blocks
+    while _KEY_BEGIN in lines and _KEY_END in (rest := lines[lines.index(_KEY_BEGIN) + 1 :]):
+        end = rest.index(_KEY_END)
+        block, lines = rest[:end], rest[end + 1 :]
+        # headers such as `Version:` end at an empty line; `=` begins the checksum
+        body = block[block.index(b"") + 1 :] if b"" in block else block
+        try:
+            keys += base64.b64decode(b"".join(x for x in body if x[:1] != b"="), validate=True)
+        except binascii.Error as error:
+            raise KeyUnreadable("is a damaged ASCII-armored key") from error
+    if not keys:
+        # the likeliest mistake, and one that its owner must hear of
+        private = b"BEGIN PGP PRIVATE KEY" in data
+        raise KeyUnreadable("holds a private key" if private else "holds no OpenPGP public key")
+    return keys
+
+
+def sha1_bound(keyring: bytes) -> frozenset[str]:
+    """Fingerprints of the keys that no signature with a strong digest binds, in capitals.
+
+    gpgv takes such a key; Sequoia, with which Debian 13's apt verifies, does not.
+    """
+    primaries: dict[str, str] = {}  # of each key and subkey
+    digests: dict[str, set[int]] = {}  # of the signatures that bind each of them
+    name = primary = ""
+    try:
+        for tag, body in _packets(keyring):
+            if tag in (_PUBLIC_KEY, _SUBKEY):
+                if body[0] != 4:
+                    raise ValueError("not a version 4 key")
+                # a name, not a proof: RFC 4880 makes version 4 fingerprints so
+                packet = b"\x99" + len(body).to_bytes(2) + body
+                name = hashlib.sha1(packet, usedforsecurity=False).hexdigest().upper()
+                primary = name if tag == _PUBLIC_KEY else primary
+                primaries[name] = primary
+            elif tag == _SIGNATURE and name and _binds(body, primary):
+                digests.setdefault(name, set()).add(body[3])
+    except (IndexError, ValueError, OverflowError):
+        return frozenset()  # a keybox, or packets that gpgv will judge
+    weak = {name for name, used in digests.items() if not STRONG_DIGESTS & used}
+    return frozenset(name for name, primary in primaries.items() if weak & {name, primary})
+
+
+def _binds(signature: bytes, primary: str) -> bool:
+    """Whether a signature is the key's own; other people's certifications bind nothing."""
+    # version 3 has no subpackets, which say whose signature it is
+    if signature[0] != 4 or signature[1] not in _BINDINGS:
+        return False
+    start, issuers = 4, []
+    # the hashed subpackets, then the unhashed ones
+    for _ in range(2):
+        end = start + 2 + int.from_bytes(signature[start : start + 2])
+        start += 2
+        while start < end:
+            length, start = _new_length(signature, start)
+            if length == 0:
+                raise ValueError("an empty subpacket")
+            kind, value = signature[start] & 0x7F, signature[start + 1 : start + length]
+            if kind in (_ISSUER, _ISSUER_FINGERPRINT):
+                issuers.append((value if kind == _ISSUER else value[1:]).hex().upper())
+            start += length
+    # an issuer may be named by the last eight bytes of its fingerprint
+    return any(primary.endswith(issuer) for issuer in issuers)
+
+
+def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
+    place = 0
+    while place < len(data):
+        first = data[place]
+        if not first & 0x80:
+            raise ValueError("not a packet")
+        if first & 0x40:
+            tag = first & 0x3F
+            length, start = _new_length(data, place + 1)
+        else:
+            tag, width = (first >> 2) & 0x0F, 1 << (first & 3)
+            # the old format's `until the end of the file`, which no exported key uses
+            if width == 8:
+                raise ValueError("a packet of unknown length")
+            length, start = int.from_bytes(data[place + 1 : place + 1 + width]), place + 1 + width
+        if start + length > len(data):
+            raise ValueError("a packet is cut off")
+        yield tag, data[start : start + length]
+        place = start + length
+
+
+def _new_length(data: bytes, place: int) -> tuple[int, int]:
+    """A length in the newer form, and where what it measures begins."""
+    first = data[place]
+    if first < 192:
+        return first, place + 1
+    if first < 224:
+        return ((first - 192) << 8) + data[place + 1] + 192, place + 2
+    if first == 255:
+        return int.from_bytes(data[place + 1 : place + 5]), place + 5
+    raise ValueError("a length in parts")

@@ -1,4 +1,4 @@
-"""A source's files: unpacked without trust in the archive's names, hashed, extended and patched."""
+"""A source's files: locked, unpacked without trust in the archive's names, extended and patched."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ import lzma
 import os
 import struct
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from pipeline.core.errors import CorruptArchive, HostileArchive, PatchConflict, SpecInvalid
-from pipeline.core.files import files_below, folder_below, os_errors_explained, sha256_of_file
+from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.version import Version
+
+from pipeline.artifacts.store.store import Store
+from pipeline.core import errors, files, log
 from pipeline.core.model import canonical_json, sha256_of, stays_below
+from pipeline.core.sealed import UNSEALED
 from pipeline.images.assemble import patch
-from pipeline.images.assemble.entry import path_fault
+from pipeline.images.assemble.layer import path_fault
+from pipeline.images.lock.debs import find_debian_source
+from pipeline.images.lock.model import ArchivePin, SourceLock
 from pipeline.images.spec.source import ArchiveSpec, SourceSpec
 
 # Engines with all they vendor have some ten thousand files; these are far from that.
@@ -50,6 +58,10 @@ _DAMAGE = (
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a pipe in the place of a file must not make us wait.
 _KNOWN_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HINTS = dict.fromkeys(
+    ("before", "after", ""),
+    "Redo the patch for this source; the hash printed here belongs into source.yaml.",
+)
 # What opening answers where a path is missing, or has a link or something else than a file on it.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 
@@ -71,7 +83,7 @@ def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacke
         tops = {_plain(member.name, name).split("/")[0] for member, _ in _members(archive, name)}
         if len(tops) != 1:
             message = f"{name}: archive: below: must be named, as it has {len(tops)} folders"
-            raise SpecInvalid(message)
+            raise errors.SpecInvalid(message)
         below = tops.pop()
     seen, links = 0, dict[str, str]()
     for member, content in _members(archive, name):
@@ -83,30 +95,26 @@ def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacke
             continue
         seen += 1
         if fault := _name_fault(path) or path_fault(path):
-            raise HostileArchive(f"{name}: the path {path[:200]!r} {fault}")
+            raise errors.HostileArchive(f"{name}: the path {path[:200]!r} {fault}")
         if member.issym():
             links[path] = member.linkname
             if fault := _name_fault(member.linkname):
-                raise HostileArchive(f"{name}: {path} is a link to a name that {fault}")
+                raise errors.HostileArchive(f"{name}: {path} is a link to a name that {fault}")
         _write(folder, path, member, content, name)
     if not seen:
-        raise SpecInvalid(f"{name}: archive: has nothing below {below!r}")
+        raise errors.SpecInvalid(f"{name}: archive: has nothing below {below!r}")
     _require_links_inside(links, name)
-    return Unpacked(folder, tree_digest(folder), seen)
-
-
-def tree_digest(folder: Path) -> str:
-    """One digest of all files: path, whether it may be executed, contents or target."""
+    # one digest of all files: path, whether it may be executed, contents or target
     rows = []
-    for entry in files_below(folder):
-        path = Path(entry.path)
-        relative = path.relative_to(folder).as_posix()
+    for entry in files.files_below(folder):
+        place = Path(entry.path)
+        relative = place.relative_to(folder).as_posix()
         if entry.is_symlink():
-            rows.append([relative, "link", str(path.readlink())])
+            rows.append([relative, "link", str(place.readlink())])
         else:
-            kind = "program" if path.stat().st_mode & 0o100 else "file"
-            rows.append([relative, kind, sha256_of_file(path)])
-    return sha256_of(canonical_json(sorted(rows)))
+            kind = "program" if place.stat().st_mode & 0o100 else "file"
+            rows.append([relative, kind, files.sha256_of_file(place)])
+    return Unpacked(folder, sha256_of(canonical_json(sorted(rows))), seen)
 
 
 class _Metered:
@@ -122,7 +130,9 @@ class _Metered:
         data = self._file.read(size)
         self.left -= len(data)
         if self.left < 0:
-            raise HostileArchive(f"{self._name}: a header in it is larger than any of a source")
+            raise errors.HostileArchive(
+                f"{self._name}: a header in it is larger than any of a source"
+            )
         return data
 
 
@@ -141,9 +151,11 @@ def _members(archive: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[byt
                     n_files, n_bytes = n_files + 1, n_bytes + member.size
                     # before its contents are unpacked, also of files that no build needs
                     if member.size < 0 or n_files > _MOST_FILES or n_bytes > _MOST_BYTES:
-                        raise HostileArchive(too_much)
+                        raise errors.HostileArchive(too_much)
                     if member.issparse():  # its map may state anything
-                        raise HostileArchive(f"{name}: {member.name[:200]!r} is a sparse file")
+                        raise errors.HostileArchive(
+                            f"{name}: {member.name[:200]!r} is a sparse file"
+                        )
                     metered.left = member.size + _MOST_HEADER_BYTES
                     yield member, tar.extractfile(member) if member.isreg() else None
                     tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
@@ -151,16 +163,18 @@ def _members(archive: Path, name: str) -> Iterator[tuple[tarfile.TarInfo, IO[byt
             while rest := file.read(_CHUNK_BYTES):
                 n_bytes += len(rest)
                 if n_bytes > _MOST_BYTES:
-                    raise HostileArchive(too_much)
+                    raise errors.HostileArchive(too_much)
     except _DAMAGE as error:
-        raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
+        raise errors.CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
 
 
 def _plain(text: str, name: str) -> str:
     try:
         return stays_below(text.removeprefix("./").rstrip("/"))
     except ValueError as error:
-        raise HostileArchive(f"{name}: holds {text[:200]!r}, which leads out of it") from error
+        raise errors.HostileArchive(
+            f"{name}: holds {text[:200]!r}, which leads out of it"
+        ) from error
 
 
 def _name_fault(name: str) -> str:
@@ -176,21 +190,21 @@ def _write(
     folder: Path, path: str, member: tarfile.TarInfo, content: IO[bytes] | None, name: str
 ) -> None:
     *parents, last = path.split("/")
-    with os_errors_explained(folder / path):
+    with files.os_errors_explained(folder / path):
         try:
-            with folder_below(folder, parents, make=True) as parent:
+            with files.folder_below(folder, parents, make=True) as parent:
                 if member.issym():
                     return os.symlink(member.linkname, last, dir_fd=parent)
                 if content is None:
                     kinds = "neither a file, a folder nor a symlink"
-                    raise HostileArchive(f"{name}: {path} is {kinds}")
+                    raise errors.HostileArchive(f"{name}: {path} is {kinds}")
                 with os.fdopen(os.open(last, _NEW_FILE, 0o600, dir_fd=parent), "wb") as out:
                     out.writelines(_pieces(content, name))
                     os.fchmod(out.fileno(), 0o755 if member.mode & 0o100 else 0o644)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
                 message = f"{name}: {path} is in it twice, or below a link or a file"
-                raise HostileArchive(message) from error
+                raise errors.HostileArchive(message) from error
             raise
 
 
@@ -200,7 +214,7 @@ def _pieces(content: IO[bytes], name: str) -> Iterator[bytes]:
         while chunk := content.read(_CHUNK_BYTES):
             yield chunk
     except _DAMAGE as error:
-        raise CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
+        raise errors.CorruptArchive(f"{name}: is not a whole tar archive ({error})") from error
 
 
 def _require_links_inside(links: Mapping[str, str], name: str) -> None:
@@ -226,7 +240,9 @@ def _require_links_inside(links: Mapping[str, str], name: str) -> None:
             elif steps > _MOST_STEPS:
                 fault = "over more links than any source has"
         if fault:
-            raise HostileArchive(f"{name}: {path} is a link to {link[:200]!r}, which leads {fault}")
+            raise errors.HostileArchive(
+                f"{name}: {path} is a link to {link[:200]!r}, which leads {fault}"
+            )
 
 
 def add_files(spec: SourceSpec, own: Path, source: Path) -> None:
@@ -236,37 +252,29 @@ def add_files(spec: SourceSpec, own: Path, source: Path) -> None:
         data = (own / file.source).read_bytes()
         try:
             with (
-                folder_below(source, parents, make=True) as parent,
+                files.folder_below(source, parents, make=True) as parent,
                 os.fdopen(os.open(last, _NEW_FILE, dir_fd=parent), "wb") as out,
             ):
                 out.write(data)
                 os.fchmod(out.fileno(), int(file.mode, 8))
         except FileExistsError as error:
             message = f"{spec.name}: files: {file.to} is already in the source; patch it"
-            raise SpecInvalid(message) from error
+            raise errors.SpecInvalid(message) from error
         except OSError as error:
-            with os_errors_explained(source):
+            with files.os_errors_explained(source):
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
             message = f"{spec.name}: files: {file.to} is below a link or a file of the source"
-            raise SpecInvalid(message) from error
+            raise errors.SpecInvalid(message) from error
 
 
 def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
     """Applies every patch exactly; a file that differs from its hashes stops the build."""
     for entry in spec.patches:
         promised = {file.path: file for file in entry.files}
-        try:
-            # read_text would turn every \r\n into \n
-            text = (own / entry.file).read_bytes().decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise PatchConflict(
-                f"{entry.file}: cannot be read ({error})",
-                "`file` in source.yaml names a file of text in the source's folder.",
-            ) from error
-        for change in patch.parse(text, entry.file):
+        for change in patch.read(own, entry.file, "source.yaml"):
             if change.path not in promised:
-                raise PatchConflict(
+                raise errors.PatchConflict(
                     f"{entry.file}: changes {change.path}, which is not listed",
                     "List it under `files` of the patch in source.yaml.",
                 )
@@ -274,27 +282,91 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
             *parents, last = change.path.split("/")
             try:
                 with (
-                    folder_below(source, parents) as parent,
+                    files.folder_below(source, parents) as parent,
                     os.fdopen(os.open(last, _KNOWN_FILE, dir_fd=parent), "r+b") as file,
                 ):
-                    before = file.read()
-                    _require_hash(entry.file, f"{change.path} before", want.before, before)
-                    after = patch.apply(change, before, entry.file)
-                    _require_hash(entry.file, f"{change.path} after", want.after, after)
+                    after = patch.apply_promised(
+                        change, file.read(), want, entry.file, "source.yaml", _HINTS
+                    )
                     file.seek(0)
                     file.write(after)
                     file.truncate()
             except OSError as error:
-                with os_errors_explained(source / change.path):
+                with files.os_errors_explained(source / change.path):
                     if error.errno not in _NO_FILE:
                         raise
                 message = f"{entry.file}: the source has no file {change.path}"
-                raise PatchConflict(message) from error
+                raise errors.PatchConflict(message) from error
 
 
-def _require_hash(name: str, which: str, want: str | None, data: bytes) -> None:
-    if (got := sha256_of(data)) != want:
-        raise PatchConflict(
-            f"{name}: {which} the patch is {got}, source.yaml has {want or 'nothing'}",
-            "Redo the patch for this source; the hash printed here belongs into source.yaml.",
+def lock_source(store: Store, spec: SourceSpec) -> SourceLock:
+    """Locks a source from the index or mirror that its spec names."""
+    # slow to import, and only a new lock asks
+    from pipeline.core.net.http import Client
+    from pipeline.core.net.settings import read_settings
+    from pipeline.images.fetch.index import list_files
+    from pipeline.images.fetch.inputs import make_fetcher, make_transport
+
+    client, ask = Client(read_settings()), make_transport()
+    if wanted := spec.archive.sdist:
+        # by the hash that the index states
+        project, this = wanted.project, (canonicalize_name(wanted.project), Version(wanted.version))
+        indexes = client.settings.indexes
+        for package in (x for index in indexes for x in list_files(client, index, project)):
+            file, digest = package.filename, package.digests.get("sha256")
+            with suppress(InvalidSdistFilename):
+                if digest and parse_sdist_filename(file) == this:
+                    break
+        else:
+            raise errors.ResolveFailed(
+                f"{project} {wanted.version}: no index has its source archive"
+            )
+        pin = ArchivePin(
+            kind="sdist",
+            name=project,
+            version=wanted.version,
+            file=file,
+            size_bytes=package.size or ask.wheel_size(project, file, digest or ""),
+            sha256=digest or "",
         )
+    elif debian := spec.archive.debian:
+        security = debian.suite.endswith("-security")
+        pin = find_debian_source(debian, ask.debian_security if security else ask.debian)
+    else:
+        raise errors.SpecInvalid(
+            f"{spec.name}: archive: is a file of your own",
+            f"`sm120 source lock {spec.name} --from FILE` locks it.",
+        )
+    with log.progress("fetched", pin.size_bytes) as bar:
+        archive = make_fetcher(store, (), offline=False).fetch(pin, bar)
+    return _sealed(store, spec, pin, archive)
+
+
+def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
+    """Locks a source from a local archive, and keeps that in the store for the build."""
+    if not archive.is_file():
+        raise errors.SpecInvalid(f"{archive}: is not a file", "Name a tar archive, packed or not.")
+    digest, size_bytes = (
+        files.sha256_of_file(archive).removeprefix("sha256:"),
+        archive.stat().st_size,
+    )
+    pin = ArchivePin(
+        kind="file", name=spec.name, file=archive.name, size_bytes=size_bytes, sha256=digest
+    )
+    lock = _sealed(store, spec, pin, archive)
+    if not store.has_input(digest, pin.size_bytes):
+        files.link_or_copy(archive, store.input_path(digest))
+    return lock
+
+
+def _sealed(store: Store, spec: SourceSpec, pin: ArchivePin, archive: Path) -> SourceLock:
+    with tempfile.TemporaryDirectory(dir=store.tmp) as scratch:
+        unpacked = unpack(archive, spec.archive, Path(scratch) / "tree", pin.file)
+    return SourceLock(
+        source=spec.name,
+        spec=spec.lock_digest(),
+        archive=pin,
+        tree=unpacked.tree,
+        files=unpacked.files,
+        seal=UNSEALED,
+    ).sealed()

@@ -21,9 +21,8 @@ from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core import errors, log, proc
 from pipeline.core.files import atomic_file, os_errors_explained
 from pipeline.core.model import Digest, Frozen
-from pipeline.images.assemble.entry import Entry, Slice, with_parents
 from pipeline.images.assemble.image import Built
-from pipeline.images.assemble.layer import read_pieces, write_layer
+from pipeline.images.assemble.layer import Entry, Slice, read_pieces, with_parents, write_layer
 from pipeline.images.assemble.plan import TreePlan
 from pipeline.images.source import objects as object_cache
 from pipeline.images.source.archive import add_files, apply_patches, unpack
@@ -95,65 +94,48 @@ class Compiler:
 
 def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
     """Returns the layer of a compiled tree, and makes it unless the store has it."""
-    store = compiler.store
+    store, way = compiler.store, compiler.way
     with store.locked(f"tree-{plan.key.removeprefix('sha256:')}"):
         if known := store.layer(plan.key):
             return known
         toolchain = compiler.build_toolchain(plan)
         with store.scratch() as scratch:
-            return _compile(compiler, plan, toolchain, scratch)
-
-
-def _compile(compiler: Compiler, plan: TreePlan, toolchain: Built, scratch: Path) -> LayerRecord:
-    store, way, start = compiler.store, compiler.way, time.monotonic()
-    title = f"{plan.source.name} ({plan.name})"
-    folders = {name: scratch / name.strip("/") for name in (SOURCE, BUILD, TEMPORARY)}
-    for folder in folders.values():
-        folder.mkdir()
-    _bring_source(compiler, plan, folders[SOURCE], title)
-    box = _box(compiler, plan, toolchain, folders, scratch)
-    if way.kind == "docker":
-        docker.load(store, toolchain.name, toolchain.digest, [box.image])
-    _require_runs(way, box, plan)
-    before = object_cache.kept_objects(store)
-    log_path = store.root / "logs" / f"{plan.source.name}-{plan.name}.log"
-    log_path.parent.mkdir(exist_ok=True)
-    jobs = box.limits.cpus
-    expected = f"about {log.seconds(plan.build.cpu_minutes / jobs * 60)}"
-    with (
-        log.step(f"Compiling {title}, {expected} with {log.count(jobs, 'job')}"),
-        log_path.open("w", buffering=1) as out,
-    ):
-        for step in plan.build.steps:
-            command = [part.replace("{jobs}", str(jobs)) for part in step.run]
-            _run(way, box, f"{title}: {step.name}", command, out)
-    if damaged := object_cache.replaced_objects(store, before):
-        text = log.count(damaged, "kept object was", "kept objects were")
-        log.say(f"  {text} damaged, and compiled again")
-    outputs = declared_outputs(plan, folders[BUILD])
-    code = judge_outputs(way, box, plan, outputs)
-    written = write_outputs(store, plan, outputs)
-    version = ""
-    if plan.build.version:
-        # run in the toolchain, where a result for another processor may not start
-        lines: list[str] = []
-        failed = run_step(way, box, plan.build.version, lines.append)
-        version = f"ended with {failed}" if failed else "\n".join(lines[:20])
-    tree = CompiledTree(
-        key=plan.key,
-        source=plan.source.name,
-        build=plan.name,
-        platform=plan.platform,
-        toolchain=toolchain.digest,
-        layer=written.record.digest,
-        sandbox=way.kind,
-        seconds=round(time.monotonic() - start, 1),
-        objects=object_cache.count_objects(folders[TEMPORARY]),
-        version=version,
-        code=code,
-    )
-    log.say(f"  {objects_text(tree.objects)}")
-    return _keep(store, plan, tree, written)
+            start, before = time.monotonic(), object_cache.kept_objects(store)
+            folders = {name: scratch / name.strip("/") for name in (SOURCE, BUILD, TEMPORARY)}
+            for folder in folders.values():
+                folder.mkdir()
+            _bring_source(compiler, plan, folders[SOURCE])
+            box = _box(compiler, plan, toolchain, folders, scratch)
+            if way.kind == "docker":
+                docker.load(store, toolchain.name, toolchain.digest, [box.image])
+            _run_steps(store, way, box, plan)
+            if damaged := object_cache.replaced_objects(store, before):
+                text = log.count(damaged, "kept object was", "kept objects were")
+                log.say(f"  {text} damaged, and compiled again")
+            outputs = declared_outputs(plan, folders[BUILD])
+            code = judge_outputs(way, box, plan, outputs)
+            written = write_outputs(store, plan, outputs)
+            version = ""
+            if plan.build.version:
+                # run in the toolchain, where a result for another processor may not start
+                lines: list[str] = []
+                failed = run_step(way, box, plan.build.version, lines.append)
+                version = f"ended with {failed}" if failed else "\n".join(lines[:20])
+            tree = CompiledTree(
+                key=plan.key,
+                source=plan.source.name,
+                build=plan.name,
+                platform=plan.platform,
+                toolchain=toolchain.digest,
+                layer=written.record.digest,
+                sandbox=way.kind,
+                seconds=round(time.monotonic() - start, 1),
+                objects=object_cache.count_objects(folders[TEMPORARY]),
+                version=version,
+                code=code,
+            )
+            log.say(f"  {objects_text(tree.objects)}")
+            return _keep(store, plan, tree, written)
 
 
 def _keep(store: Store, plan: TreePlan, tree: CompiledTree, written: WrittenLayer) -> LayerRecord:
@@ -181,7 +163,7 @@ def compiled_layer(store: Store, plan: TreePlan) -> LayerRecord:
     return record
 
 
-def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path, title: str) -> None:
+def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path) -> None:
     pin = plan.lock.archive
     with log.progress("fetched", pin.size_bytes) as bar:
         archive = compiler.make_fetcher().fetch(pin, bar)
@@ -189,7 +171,7 @@ def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path, title: str) 
         unpacked = unpack(archive, plan.source.archive, folder, pin.file)
     if unpacked.tree != plan.lock.tree:
         raise errors.DigestMismatch(
-            f"{title}: its files are {unpacked.tree}, locked as {plan.lock.tree}",
+            f"{plan.title}: its files are {unpacked.tree}, locked as {plan.lock.tree}",
             "Nothing was compiled. `sm120 source lock SOURCE` locks what is there now.",
         )
     own = compiler.checkout.source_folder(plan.source.name)
@@ -217,7 +199,17 @@ def _box(
             "TZ": "UTC",
             "SOURCE_DATE_EPOCH": _EPOCH,
             "NINJA_STATUS": _NINJA_STATUS,
-            **object_cache.cache_settings(OBJECTS, TEMPORARY),
+            # ccache: all that decides an object's bytes is part of its key
+            **{f"CMAKE_{x}_COMPILER_LAUNCHER": "ccache" for x in ("C", "CXX", "CUDA")},
+            "CCACHE_DIR": OBJECTS,
+            "CCACHE_CONFIGPATH": f"{OBJECTS}/none",  # no settings but these
+            "CCACHE_COMPILERCHECK": "content",
+            "CCACHE_COMPRESSLEVEL": "5",
+            "CCACHE_MAXSIZE": "30G",
+            "CCACHE_STATSLOG": f"{TEMPORARY}/{object_cache.STATS}",
+            "CCACHE_UMASK": "022",
+            # with its own path in a preprocessed file, two equal trees would have different keys
+            "CCACHE_NOHASHDIR": "1",
             **build.env,
         },
         limits=Limits(
@@ -230,9 +222,10 @@ def _box(
     )
 
 
-def _require_runs(way: Way, box: Box, plan: TreePlan) -> None:
-    """Tries the toolchain: it may be for another processor than this machine's."""
-    lines: list[str] = []
+def _run_steps(store: Store, way: Way, box: Box, plan: TreePlan) -> None:
+    """Runs the steps, logs their output, and now and then says how far ninja is."""
+    lines, jobs = list[str](), box.limits.cpus
+    # the toolchain may be for another processor than this machine's
     if run_step(way, box, ["true"], lines.append):
         toolchain = f"{plan.toolchain.spec.name} for {plan.toolchain.platform}"
         raise errors.SandboxUnavailable(
@@ -240,10 +233,19 @@ def _require_runs(way: Way, box: Box, plan: TreePlan) -> None:
             f" ({lines[-1].strip()[:200] if lines else 'no reason given'})",
             NOT_HERE,
         )
+    log_path = store.root / "logs" / f"{plan.source.name}-{plan.name}.log"
+    log_path.parent.mkdir(exist_ok=True)
+    expected = f"about {log.seconds(plan.build.cpu_minutes / jobs * 60)}"
+    with (
+        log.step(f"Compiling {plan.title}, {expected} with {log.count(jobs, 'job')}"),
+        log_path.open("w", buffering=1) as out,
+    ):
+        for step in plan.build.steps:
+            command = [part.replace("{jobs}", str(jobs)) for part in step.run]
+            _run(way, box, f"{plan.title}: {step.name}", command, out)
 
 
 def _run(way: Way, box: Box, label: str, command: list[str], out: TextIO) -> None:
-    """Runs a step, logs its output, and now and then says how far ninja is."""
     shown = list[str]()
     start = said = time.monotonic()
 

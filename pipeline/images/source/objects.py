@@ -1,4 +1,9 @@
-"""Objects kept by what they were compiled from, so that only what changed is compiled again.
+"""What compiling leaves in the store, and what of it no build needs any more.
+
+toolchains/   toolchain images, unpacked: a gigabyte each, made again from the image
+objects/      compiled objects, by what they were compiled from; ccache keeps them below 30 GB
+trees/        how each compiled tree was made; its layer is with the others
+logs/         the output of the last build of each kind
 
 ccache does it: the key of an object is the hash of the compiler, its flags and the preprocessed
 source, or of all files that it was made of. ccache compares each entry with a checksum when it uses
@@ -9,12 +14,16 @@ with a right checksum; the golden digest of the image shows whether the result i
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.artifacts.store.store import Store
-from pipeline.core.files import read_plain
+from pipeline.artifacts.oci.record import LayerRecord
+from pipeline.artifacts.store.store import Store, read_own
+from pipeline.artifacts.store.upkeep import StoreSection, tree_sections
+from pipeline.core.errors import StoreDamaged
+from pipeline.core.files import files_below, read_plain
 from pipeline.core.model import Count, Digest, Frozen
 
 # Of one build, in its own temporary folder: builds at the same time must not count each other's.
@@ -32,23 +41,6 @@ class ObjectCounts(Frozen):
     # Only records of earlier versions, which could import objects, set these two.
     imported: Count = 0
     manifests: list[Digest] = []
-
-
-def cache_settings(folder: str, temporary: str) -> dict[str, str]:
-    """ccache's settings: all that decides an object's bytes is part of its key."""
-    return {
-        # CMake reads these when it configures
-        **{f"CMAKE_{x}_COMPILER_LAUNCHER": "ccache" for x in ("C", "CXX", "CUDA")},
-        "CCACHE_DIR": folder,
-        "CCACHE_CONFIGPATH": f"{folder}/none",  # no settings but these
-        "CCACHE_COMPILERCHECK": "content",
-        "CCACHE_COMPRESSLEVEL": "5",
-        "CCACHE_MAXSIZE": "30G",
-        "CCACHE_STATSLOG": f"{temporary}/{STATS}",
-        "CCACHE_UMASK": "022",
-        # with its own path in a preprocessed file, two equal trees would have different keys
-        "CCACHE_NOHASHDIR": "1",
-    }
 
 
 def count_objects(temporary: Path) -> ObjectCounts:
@@ -87,3 +79,52 @@ def entries(folder: Path) -> list[str]:
 def objects_folder(store: Store) -> Path:
     """The folder of all toolchains' objects, as the compiler is part of every key."""
     return store.root / "objects"
+
+
+# Builds make all of it again from locks: after a month without use the gigabytes may go.
+_UNUSED_S = 30 * 24 * 3600
+_PARTS = {
+    "unpacked toolchains": "toolchains",
+    "compiled objects": "objects",
+    "notes on compiled trees": "trees",
+    "logs of builds": "logs",
+}
+
+
+def source_sections(store: Store) -> list[StoreSection]:
+    """Counts what compiling wrote to the store."""
+    return tree_sections(store, _PARTS)
+
+
+def source_leftovers(store: Store) -> list[Path]:
+    """Lists toolchains, objects and logs without use for a month, and notes on removed trees.
+
+    ccache renews the time of an entry that it uses; unpacking renews that of a toolchain.
+    """
+    old = time.time() - _UNUSED_S
+    folders = [_entries(store.root / place) for place in ("toolchains", "logs")]
+    unused = [path for entries in folders for path in entries if path.lstat().st_mtime < old]
+    objects = [
+        Path(entry.path)
+        for top in _entries(store.root / "objects")
+        for entry in files_below(top)
+        if entry.stat(follow_symlinks=False).st_mtime < old
+    ]
+    trees = []
+    for note in _entries(store.root / "trees"):
+        try:
+            # a tree's signed statement is next to its record
+            data = read_own(store.root / "layers" / f"{note.name.partition('.')[0]}.json")
+            record = LayerRecord.model_validate_json(data)
+            if not store.blob_path(record.digest).exists():
+                trees.append(note)
+        except (FileNotFoundError, StoreDamaged, ValueError):
+            trees.append(note)
+    # earlier versions could import objects, and noted which
+    return [*unused, *objects, *trees, *_entries(store.root / "imports")]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Lists a folder of the store; a link leads elsewhere and is not followed."""
+    is_own = folder.is_dir() and not folder.is_symlink()
+    return sorted(folder.iterdir()) if is_own else []

@@ -40,44 +40,33 @@ def declared_outputs(plan: TreePlan, build: Path) -> dict[str, Path]:
 
 def judge_outputs(way: Way, box: Box, plan: TreePlan, files: Mapping[str, Path]) -> MachineCode:
     """Reads the outputs; raises an error for the first that breaks a promise of the build."""
-    objects = {name: path for name, path in files.items() if _is_object(plan, name, path)}
-    with log.step(f"Judging {log.count(len(objects), 'object')} of {plan.title}"):
-        gpu = _gpu_code(plan, objects)
-        cpu = _cpu_code(way, box, plan, list(objects)) if objects else {}
-        return MachineCode(gpu=gpu, cpu=cpu)
-
-
-def _is_object(plan: TreePlan, name: str, path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(elf.HEAD_BYTES)
-    if head.startswith(_STATIC_LIBRARY):
-        raise OutputWrong(f"{plan.title}: {name} is a static library, whose code is not judged")
-    if not head.startswith(elf.MAGIC):
-        return False
-    try:
-        machine = elf.read_header(head, path.stat().st_size).machine
-    except elf.Unreadable as error:
-        raise OutputWrong(f"{plan.title}: {name}: {error}") from error
-    if not head.startswith(elf.MAGIC64) or machine != _MACHINES[plan.platform]:
-        raise OutputWrong(f"{plan.title}: {name} is for another processor than {plan.platform}")
-    return True
-
-
-def _gpu_code(plan: TreePlan, objects: Mapping[str, Path]) -> dict[str, int]:
-    """Counts modules; every one must hold machine code for exactly the promised cards."""
-    promised, counts = plan.build.architectures, Counter[str]()
-    for name, path in objects.items():
-        try:
-            modules = read_modules(partial(_pieces, path), path.stat().st_size)
-        except elf.Unreadable as error:
-            raise OutputWrong(f"{plan.title}: {name}: {error}") from error
-        if problem := broken_promise(modules, promised):
-            raise OutputWrong(f"{plan.title}: {name} {problem}")
-        counts.update({", ".join(map(str, each)): times for each, times in modules.items()})
-    if promised and not counts:
-        archs = ", ".join(promised)
-        raise OutputWrong(f"{plan.title}: holds no GPU code where {archs} is promised")
-    return dict(sorted(counts.items()))
+    promised, counts, objects = plan.build.architectures, Counter[str](), list[str]()
+    with log.step(f"Judging {log.count(len(files), 'output')} of {plan.title}"):
+        for name, path in files.items():
+            what, size = f"{plan.title}: {name}", path.stat().st_size
+            with path.open("rb") as file:
+                head = file.read(elf.HEAD_BYTES)
+            if head.startswith(_STATIC_LIBRARY):
+                raise OutputWrong(f"{what} is a static library, whose code is not judged")
+            if not head.startswith(elf.MAGIC):
+                continue
+            objects.append(name)
+            try:
+                machine = elf.read_header(head, size).machine
+                if not head.startswith(elf.MAGIC64) or machine != _MACHINES[plan.platform]:
+                    raise OutputWrong(f"{what} is for another processor than {plan.platform}")
+                # every module must hold machine code for exactly the promised cards
+                modules = read_modules(partial(_pieces, path), size)
+            except elf.Unreadable as error:
+                raise OutputWrong(f"{what}: {error}") from error
+            if problem := broken_promise(modules, promised):
+                raise OutputWrong(f"{what} {problem}")
+            counts.update({", ".join(map(str, each)): times for each, times in modules.items()})
+        if promised and not counts:
+            archs = ", ".join(promised)
+            raise OutputWrong(f"{plan.title}: holds no GPU code where {archs} is promised")
+        cpu = _cpu_code(way, box, plan, objects) if objects else {}
+        return MachineCode(gpu=dict(sorted(counts.items())), cpu=cpu)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

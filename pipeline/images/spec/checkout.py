@@ -12,7 +12,7 @@ from pipeline.images.spec.root import checkout_above
 
 if TYPE_CHECKING:
     from pipeline.images.spec.image import ImageFile, ImageSpec, PatchSeries
-    from pipeline.images.spec.source import BuildSpec, SourceSpec
+    from pipeline.images.spec.source import SourceSpec
 
 Named = TypeVar("Named", "ImageFile", "SourceSpec")
 
@@ -29,12 +29,14 @@ class Checkout:
 
     def images(self) -> list[str]:
         """All image names, sorted."""
+        # `common` and `sources` are folders of other things
         return sorted(p.parent.name for p in (self.root / "images").glob("*/image.yaml"))
 
     def folder(self, name: str) -> Path:
         return self.root / "images" / name
 
     def lock_path(self, name: str, platform: str) -> Path:
+        # wheels and .debs differ between platforms
         architecture = platform.partition("/")[2]
         return self.root / "lockfiles" / "images" / f"{name}.{architecture}.lock.yaml"
 
@@ -57,20 +59,6 @@ class Checkout:
         from pipeline.images.spec.source import SourceSpec
 
         return _read_named(path, SourceSpec, name)
-
-    def source_build(self, name: str, build: str, platform: str) -> BuildSpec:
-        """One way to compile a source, for a platform that it is meant for."""
-        spec = self.source(name)
-        found = spec.builds.get(build)
-        if found is None:
-            known = ", ".join(spec.builds)
-            raise UnknownSource(f"{name}: has no build {build!r} (it has: {known})")
-        if platform not in found.platforms:
-            raise SpecInvalid(
-                f"{name}: its build {build} is not for {platform}",
-                f"It is for {', '.join(found.platforms)}; `sm120 source list` shows every build.",
-            )
-        return found
 
     @property
     def golden_path(self) -> Path:

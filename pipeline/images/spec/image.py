@@ -2,22 +2,79 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from pipeline.core.model import (
+    REPOSITORY,
     Digest,
     Frozen,
     Name,
     Platform,
     RelativePath,
+    RepositoryPath,
     canonical_json,
     sha256_of,
     stays_below,
 )
-from pipeline.images.spec.base import BaseText, ForeignBase, parse_foreign
+
+# No slash and no @: a name of ours can never be taken for an image from elsewhere.
+_OWN = r"[a-z0-9][a-z0-9.+-]{0,79}"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_DIGEST = r"sha256:[0-9a-f]{64}"
+_FOREIGN = re.compile(rf"({REPOSITORY})(?::{_TAG})?@({_DIGEST})")
+_LONGEST_REPOSITORY = 200  # names with their registry have 255 characters at most
+_PATTERN = rf"^{_OWN}$|^{REPOSITORY}(?::{_TAG})?@{_DIGEST}$"
+
+
+class ForeignBase(Frozen):
+    """An OCI image: the name is for people and registries, the digest is what is used."""
+
+    repository: RepositoryPath
+    digest: Digest
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.digest}"
+
+
+def parse_foreign(text: str) -> ForeignBase | None:
+    """The image from elsewhere that a spec's `base` names; none where it is one of ours."""
+    match = _FOREIGN.fullmatch(text)
+    return ForeignBase(repository=match[1], digest=match[2]) if match else None
+
+
+def _is_base(text: str) -> str:
+    if re.fullmatch(_OWN, text):
+        return text
+    name, at, digest = text.partition("@")
+    # a registry in the spec would make the image depend on where it is built
+    first, slash, _ = name.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        raise ValueError(
+            f"{first!r} names a registry; write REPOSITORY@sha256:…, and name the registry with"
+            " --base-registry or SM120_BASE_REGISTRIES"
+        )
+    if not at:
+        raise ValueError(
+            f"{text!r} is not an image of this checkout, and no digest is given; a tag can move, so"
+            " write REPOSITORY@sha256:… (`sm120 registry tags` shows the digest of a tag)"
+        )
+    if not re.fullmatch(_DIGEST, digest):
+        raise ValueError(f"{digest!r} is not a sha256 digest")
+    if not _FOREIGN.fullmatch(text) or len(name) > _LONGEST_REPOSITORY:
+        raise ValueError(
+            f"{name!r} is not a repository name (lower case, digits and . _ - / between)"
+        )
+    return text
+
+
+# An image of this checkout by name, or `REPOSITORY@sha256:…`.
+BaseText = Annotated[
+    str, AfterValidator(_is_base), WithJsonSchema({"type": "string", "pattern": _PATTERN})
+]
 
 
 def _stays_inside(path: str) -> str:
@@ -159,20 +216,20 @@ class ImageSpec(Frozen):
     debian: DebianSpec | None = None
     accounts: list[Account] = []
     platforms: Annotated[list[Platform], Field(min_length=1)]
-    debs: list[Name] = []
+    debs: list[Name] = []  # names alone: the lock has versions and files
     python: PythonSpec | None = None
     cuda: CudaSpec | None = None
     compiled: list[CompiledSpec] = []
-    files: list[FileSpec] = []
+    files: list[FileSpec] = []  # their digests are among the inputs of the image
     patches: RelativePath | None = None
     entrypoint: list[str] = []
     command: list[str] = []
     env: dict[EnvName, str] = {}
     workdir: ImagePath | None = None
-    user: Name | None = None
-    ports: list[Annotated[int, Field(ge=1, le=65535)]] = []
+    user: Name | None = None  # the image's config has its numbers
+    ports: list[Annotated[int, Field(ge=1, le=65535)]] = []  # TCP
     gates: list[Name] = []
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = {}  # annotations of the manifest, too
 
     @model_validator(mode="after")
     def _has_one_root(self) -> ImageSpec:
@@ -276,6 +333,7 @@ class ImageFile(ImageSpec):
         own = self.overrides.get(platform)
         body = self.model_dump(by_alias=True, exclude={"overrides"})
         others = [each for each in self.platforms if each not in self.overrides]
+        # platforms without overrides share one spec, and so its digest
         body["platforms"] = [platform] if own else others or self.platforms
         return ImageSpec.model_validate(
             _merged(body, own.model_dump(by_alias=True, exclude_none=True)) if own else body
@@ -283,6 +341,7 @@ class ImageFile(ImageSpec):
 
 
 def _merged(body: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    # only mappings have more than one source; a list takes the place of a list
     inner = {
         key: _merged(body[key], value)
         for key, value in own.items()

@@ -1,11 +1,14 @@
-"""Specs that are written for people to go on with: an image.yaml, one more patch in a series."""
+"""Specs that are written for people to go on with: an image.yaml, one more patch in a series.
+
+Edits go where they belong in the text; every other byte of a file stays.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +47,10 @@ def new_image(
         "summary": summary,
         "base": base,
         "platforms": list(platforms),
+        # an empty list of requirements is refused
         **({"python": {"requirements": list(requirements)}} if requirements else {}),
     }
-    _require_valid(body)
-    path = _free_folder(checkout, name) / "image.yaml"
+    path = _new_folder(checkout, body) / "image.yaml"
     # lists of one line, as people write them: [linux/amd64]
     style = {**_STYLE, "default_flow_style": None, "width": 100}
     text = _SCHEMA.format(up="../", kind="image") + yaml.safe_dump(body, **style)
@@ -57,14 +60,15 @@ def new_image(
 
 def copy_image(checkout: Checkout, name: str, like: str) -> Path:
     """Copy an image's folder under another name: its spec, files, patches and gates."""
-    _require_valid({**checkout.spec(like).model_dump(by_alias=True), "name": name})
-    folder = _free_folder(checkout, name)
+    body = {**checkout.spec(like).model_dump(by_alias=True), "name": name}
+    folder = _new_folder(checkout, body)
     with os_errors_explained(folder):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(checkout.folder(like), folder, ignore=ignore)
     path = folder / "image.yaml"
+    # by its place in the text, so that all comments stay
     text = path.read_bytes().decode()
-    old = _fields(text)["name"]
+    old = _fields(yaml.compose(text, Loader=yaml.SafeLoader))["name"]
     start, end = old.start_mark.index, old.end_mark.index
     # quoted where it must be, such as a number
     quoted = yaml.safe_dump(name).splitlines()[0]
@@ -99,7 +103,7 @@ def next_patch_name(folder: Path, title: str) -> str:
 
 def with_patch(text: str, entry: dict[str, object]) -> str:
     """A series.yaml with one more patch at its end; every other byte stays."""
-    patches = _fields(text)["patches"]
+    patches = _fields(yaml.compose(text, Loader=yaml.SafeLoader))["patches"]
     is_json = text.lstrip().startswith("{")
     if patches.flow_style and not is_json and not patches.value:
         start, end = patches.start_mark.index, patches.end_mark.index
@@ -122,20 +126,17 @@ def with_field(text: str, name: str, value: str) -> str:
     return f"{text.rstrip(chr(10))}\n{name}: {value}\n"
 
 
-def _fields(text: str) -> dict[str, Any]:
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    return {key.value: value for key, value in root.value}
+def _fields(node: Any) -> dict[str, Any]:
+    return {key.value: value for key, value in node.value}
 
 
-def _require_valid(body: dict[str, Any]) -> None:
+def _new_folder(checkout: Checkout, body: dict[str, Any]) -> Path:
+    """The folder of a new image, whose spec must be valid and whose name must be free."""
     try:
         ImageFile.model_validate(body)
     except ValidationError as error:
         raise SpecInvalid(f"{body['name']}: {mistakes(error)}", "Nothing was written.") from error
-
-
-def _free_folder(checkout: Checkout, name: str) -> Path:
-    folder = checkout.folder(name)
+    folder = checkout.folder(body["name"])
     if folder.exists():
         raise SpecInvalid(f"{folder}: is there already", "Edit it, or choose another name.")
     return folder
@@ -144,3 +145,31 @@ def _free_folder(checkout: Checkout, name: str) -> Path:
 def _indented(entries: list[dict[str, object]], column: int) -> str:
     lines = yaml.dump(entries, Dumper=_Indented, width=100 - column, **_STYLE)
     return "".join(f"{' ' * column}{line}\n" for line in lines.splitlines())
+
+
+def with_hashes(text: str, hashes: Mapping[tuple[int, int], Mapping[str, str]]) -> str:
+    """The text with `before` and `after` of some files replaced, or added where they are missing.
+
+    By position, that of an entry and of a file in it, and not by the old value: new entries may
+    have none, or all the same one.
+    """
+    patches = _fields(yaml.compose(text, Loader=yaml.SafeLoader))["patches"]
+    edits: list[tuple[int, int, str]] = []
+    for (entry, at), new in hashes.items():
+        file = _fields(patches.value[entry])["files"].value[at]
+        values, added = _fields(file), ""
+        # a flow mapping, {path: …}, has its keys on one line
+        between = ", " if file.flow_style else "\n" + " " * file.value[0][0].start_mark.column
+        for key, value in new.items():
+            if key not in values:
+                added += f"{between}{key}: {value}"
+                continue
+            start, end = values[key].start_mark.index, values[key].end_mark.index
+            # an empty value (`before:`) ends at its colon
+            edits.append((start, end, value if end > start else f" {value}"))
+        end = values["path"].end_mark.index
+        edits.append((end, end, added))
+    # from the end, so that places before an edit stay where they are
+    for start, end, value in sorted(edits, reverse=True):
+        text = f"{text[:start]}{value}{text[end:]}"
+    return text

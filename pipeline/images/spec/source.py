@@ -26,6 +26,7 @@ class SdistSpec(Frozen):
     """The source archive of a project on the Python package index."""
 
     project: Name
+    # exact, unlike a requirement: a source has one archive
     version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+!_-]+$")]
 
 
@@ -94,6 +95,7 @@ class StepSpec(Frozen):
     """One program that is run, in the build's folder; `{jobs}` is how many may run at once."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z -]{0,30}$")]
+    # words, which no shell reads
     run: Annotated[list[str], Field(min_length=1)]
 
 
@@ -161,5 +163,6 @@ class SourceSpec(Frozen):
 
     def lock_digest(self) -> str:
         """The digest that a lock of this source records: change the archive, and it is stale."""
+        # builds, files and patches may change without a new lock
         wanted: dict[str, Any] = self.archive.model_dump(mode="json")
         return sha256_of(canonical_json(wanted))

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -28,8 +27,8 @@ from pipeline.core.errors import StepFailed
 from pipeline.core.files import sha256_of_file
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import sha256_of
-from pipeline.images.assemble.entry import parents
 from pipeline.images.assemble.image import Built
+from pipeline.images.assemble.layer import parents
 from pipeline.images.engine.parser_flags import ParserFlags
 from pipeline.images.engine.read_flags import SCRIPT as FLAGS_SCRIPT
 from pipeline.images.gate.runs import Run, RunTest
@@ -188,18 +187,16 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
             require_same(image.name, image.record, loaded)
             # by id: a tag can be moved
             reference = loaded.id if loaded else ""
-        accounts = read_passwd(root / "etc/passwd") if root else {}
-        user = find_user(config.runs.user or "0:0", accounts)
-        homes = {account.uid: account.home for account in accounts.values()}
+        user = find_user(config.runs.user or "0:0", (root or scratch) / "etc/passwd")
         yield Box(
             root=root or scratch,
             image=reference,
             mounts={_PLACE: scripts},
             # container engines, too, give it the home of its account
-            env={"HOME": homes.get(user[0], "/") if user else "/", **config.variables()},
+            env={"HOME": user[2] if user else "/", **config.variables()},
             limits=_LIMITS,
             scratch=scratch,
-            user=user,
+            user=user and user[:2],
             workdir=config.runs.workdir or "/",
         )
 
@@ -230,32 +227,22 @@ def compile_bytecode(root: Path, to: Path) -> Path | None:
     return to / root.resolve().relative_to("/")
 
 
-class Passwd(NamedTuple):
-    """An account of an image."""
-
-    uid: int
-    gid: int
-    home: str
-
-
-def read_passwd(path: Path) -> dict[str, Passwd]:
-    """Reads the accounts of an image by name, and skips lines that it cannot read."""
+def find_user(user: str, passwd: Path) -> tuple[int, int, str] | None:
+    """Finds uid, gid and home of a config's user, which is a number or the name of an account."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = passwd.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return {}
+        lines = []
     entries = [line.split(":") for line in lines]
+    # lines that cannot be read are skipped
     sound = [e for e in entries if len(e) == 7 and e[2].isdigit() and e[3].isdigit()]
-    return {e[0]: Passwd(int(e[2]), int(e[3]), e[5]) for e in sound}
-
-
-def find_user(user: str, accounts: Mapping[str, Passwd]) -> tuple[int, int] | None:
-    """Finds the numbers of a config's user, which is a number or the name of an account."""
+    accounts = {e[0]: (int(e[2]), int(e[3]), e[5]) for e in sound}
     first, _, second = user.partition(":")
-    if first.isdigit():
-        return int(first), int(second) if second.isdigit() else 0
-    account = accounts.get(first)
-    return (account.uid, account.gid) if account else None
+    if not first.isdigit():
+        return accounts.get(first)
+    homes = {uid: home for uid, _, home in accounts.values()}
+    gid = int(second) if second.isdigit() else 0
+    return int(first), gid, homes.get(int(first), "/")
 
 
 def read_owners(store: Store, image: Built, folders: Iterable[str]) -> dict[str, FileRow]:

@@ -14,7 +14,7 @@ import pytest
 from pipeline.artifacts.oci.record import Kind
 from pipeline.core.errors import CorruptArchive, HostileArchive, PipelineError
 from pipeline.images.assemble.deb import DebContents, unpack_deb
-from pipeline.images.assemble.entry import Entry, Slice
+from pipeline.images.assemble.layer import Entry, Slice
 from tests.testbed.deb_file import (
     TAR_END,
     Item,

@@ -20,7 +20,7 @@ from pipeline.images.assemble.deflate import (
     inflate,
     squeeze,
 )
-from pipeline.images.assemble.entry import Entry, tar_header
+from pipeline.images.assemble.layer import Entry, tar_header
 
 RUNS = st.one_of(st.binary(max_size=60), st.integers(0, 1200).map(bytes))
 TEXT = b"the same words, the same words, and then some others\n" * 400

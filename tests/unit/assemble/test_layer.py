@@ -20,8 +20,14 @@ from pipeline.artifacts.oci.record import FileRow, Kind, WrittenLayer
 from pipeline.core.errors import CorruptArchive, HostileArchive, PipelineError, StoreDamaged
 from pipeline.images.assemble import layer
 from pipeline.images.assemble.deflate import compress
-from pipeline.images.assemble.entry import Deflated, Entry, Slice, with_parents
-from pipeline.images.assemble.layer import read_file, write_layer
+from pipeline.images.assemble.layer import (
+    Deflated,
+    Entry,
+    Slice,
+    read_file,
+    with_parents,
+    write_layer,
+)
 from tests.makers import make_wheel
 
 ROOT = Path(__file__).parents[3]
@@ -212,7 +218,7 @@ BUILD = """
 import io, os, sys
 from pathlib import Path
 from typing import Any
-from pipeline.images.assemble.entry import with_parents
+from pipeline.images.assemble.layer import with_parents
 from pipeline.images.assemble.layer import write_layer
 from pipeline.images.assemble.venv import Venv
 from pipeline.images.assemble.wheel import open_wheel

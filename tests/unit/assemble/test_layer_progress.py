@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core import log
-from pipeline.images.assemble.locked_layers import CountedFile, shared_counts, watch
+from pipeline.images.assemble.locked_layers import CountedFile, watch
 from pipeline.images.assemble.plan import LayerKind, LayerPlan
 from pipeline.images.lock.model import WheelPin
 
@@ -53,7 +53,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
 
 
 def test_a_file_counts_what_is_written_to_it(tmp_path: Path) -> None:
-    counts = shared_counts([layer("one", 10), layer("two", 10)])
+    counts = [0, 0]
     with CountedFile(tmp_path / "blob", counts, 1) as out:
         out.write(b"abc")
         out.write(b"de")
@@ -65,7 +65,7 @@ def test_what_is_left_to_write_is_shown_as_it_grows(shown: Shown) -> None:
     layers = [layer("done", 50), layer("big", 1000), layer("small", 100)]
     futures = {Future[None](): one for one in layers}
     done, big, small = futures
-    counts = shared_counts(layers)
+    counts = [0] * len(layers)
     counts[:] = [50, 300, 0]
     done.set_result(None)
     steps = watch(layers, futures, counts)
@@ -86,5 +86,5 @@ def test_nothing_is_shown_of_layers_that_are_all_there(shown: Shown) -> None:
     one = layer("one", 10)
     future = Future[None]()
     future.set_result(None)
-    assert list(watch([one], {future: one}, shared_counts([one]))) == []
+    assert list(watch([one], {future: one}, [0])) == []
     assert (shown.total, shown.steps) == (0, [])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -8,10 +9,8 @@ from pipeline.artifacts.oci.document import descriptor_json
 from pipeline.artifacts.oci.record import LayerRecord, TitledLayer
 from pipeline.core.errors import SpecInvalid
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.images.assemble.manifest import (
-    config_descriptor,
+from pipeline.images.assemble.image import (
     image_config,
-    image_descriptor,
     image_manifest,
 )
 from pipeline.images.assemble.plan import ImagePlan
@@ -32,7 +31,7 @@ LAYERS = [
     for title, a, b in (("debs", "a", "b"), ("wheels", "c", "d"))
 ]
 
-CONFIG = config_descriptor(b"{}")
+CONFIG = b"{}"
 
 
 def plan(platform: str = AMD64, base: ImagePlan | None = None, **spec: Any) -> ImagePlan:
@@ -49,6 +48,11 @@ def plan(platform: str = AMD64, base: ImagePlan | None = None, **spec: Any) -> I
     image_spec = ImageSpec.model_validate(fields)
     lock = sealed(image_spec.name, platform, image_spec.lock_digest(), None, [], [])
     return ImagePlan(image_spec, platform, lock, (), base, {})
+
+
+def manifest(image: ImagePlan, layers: list[TitledLayer] = LAYERS) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(image_manifest(image, CONFIG, layers)[0])
+    return made
 
 
 def config(image: ImagePlan) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def test_a_user_that_the_root_image_lacks_is_refused(name: str) -> None:
 
 
 def test_the_manifest_names_config_and_layers() -> None:
-    made = image_manifest(plan(), CONFIG, LAYERS)
+    made = manifest(plan())
     assert (made["config"]["digest"], made["config"]["size"]) == (sha256_of(b"{}"), 2)
     assert [(x["digest"], x["size"]) for x in made["layers"]] == [
         (digest("a"), 10),
@@ -132,15 +136,16 @@ def test_the_manifest_names_config_and_layers() -> None:
 
 def test_labels_and_annotations_say_the_same() -> None:
     image = plan(labels={"mine": "1"})
-    notes = image_manifest(image, CONFIG, LAYERS)["annotations"]
+    notes = manifest(image)["annotations"]
     assert notes == config(image)["Labels"]
     assert notes["mine"] == "1"
     assert notes["sm120.lock"] == image.lock.seal
 
 
 def test_the_descriptor_names_platform_and_image() -> None:
-    made = descriptor_json(image_descriptor(plan("linux/arm64"), b"manifest"))
-    assert (made["digest"], made["size"]) == (sha256_of(b"manifest"), len(b"manifest"))
+    document, descriptor = image_manifest(plan("linux/arm64"), CONFIG, LAYERS)
+    made = descriptor_json(descriptor)
+    assert (made["digest"], made["size"]) == (sha256_of(document), len(document))
     assert made["platform"] == {"os": "linux", "architecture": "arm64"}
     assert made["annotations"]["org.opencontainers.image.ref.name"] == "x-arm64"
 
@@ -161,4 +166,4 @@ def test_what_the_spec_changes_shows_in_the_config(change: dict[str, Any]) -> No
 
 def test_other_layers_show_in_config_and_manifest() -> None:
     assert image_config(plan(), LAYERS[::-1]) != image_config(plan(), LAYERS)
-    assert image_manifest(plan(), CONFIG, LAYERS[:1]) != image_manifest(plan(), CONFIG, LAYERS)
+    assert manifest(plan(), LAYERS[:1]) != manifest(plan())

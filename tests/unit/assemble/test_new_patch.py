@@ -15,10 +15,8 @@ from pipeline.images.assemble import patch_series
 from pipeline.images.assemble.image import wheel_tree
 from pipeline.images.assemble.patch_series import (
     Installed,
-    from_copy,
-    from_diff,
     installed,
-    is_diff,
+    new_patch,
 )
 from pipeline.images.assemble.plan import plan_image
 from tests.makers import (
@@ -58,7 +56,7 @@ def moved(edit: Edit, path: str) -> str:
 
 @pytest.mark.parametrize("path", ["pkg/mod.py", "python/pkg/mod.py", "src/python/pkg/mod.py"])
 def test_a_diff_may_come_from_any_folder_of_a_repository(files: Installed, path: str) -> None:
-    made = from_diff(files, moved(SECOND, path), "a.diff")
+    made = new_patch(files, moved(SECOND, path).encode(), "a.diff")
     assert made.text == SECOND.diff
     assert made.applies_to == "pkg==1.0"
     (file,) = made.files
@@ -73,7 +71,7 @@ def test_a_diff_of_git_is_read_with_its_headers(files: Installed) -> None:
     head = "From 1234\nSubject: a fix\n\n---\n pkg/mod.py | 2 +-\n\n"
     lines = f"index 1..2 100644\n{moved(SECOND, 'python/pkg/mod.py')}-- \n2.39\n"
     text = head + of_git("python/pkg/mod.py", lines)
-    assert from_diff(files, text, "a.patch").text == SECOND.diff
+    assert new_patch(files, text.encode(), "a.patch").text == SECOND.diff
 
 
 def of_git(path: str, lines: str) -> str:
@@ -88,7 +86,7 @@ def test_files_that_no_wheel_has_are_left_out_and_named(files: Installed) -> Non
         of_git("python/pkg/mod.py", moved(SECOND, "python/pkg/mod.py")),
         of_git(TEST.path, TEST.diff),
     ]
-    made = from_diff(files, "".join(parts), "a.patch")
+    made = new_patch(files, "".join(parts).encode(), "a.patch")
     assert made.left_out == ("docs/b.md", "logo.png", "tests/test_mod.py")
     assert made.text == SECOND.diff
 
@@ -97,29 +95,29 @@ def test_a_plain_diff_of_two_files_is_for_the_one_that_is_named(files: Installed
     text = SECOND.diff.replace("a/pkg/mod.py", "old.py\t2026-01-01").replace(
         "b/pkg/mod.py", "new.py"
     )
-    assert from_diff(files, text, "a.diff", "pkg/mod.py").text == SECOND.diff
+    assert new_patch(files, text.encode(), "a.diff", "pkg/mod.py").text == SECOND.diff
     with pytest.raises(PatchConflict, match=r"no wheel of the image has old\.py"):
-        from_diff(files, text, "a.diff")
+        new_patch(files, text.encode(), "a.diff")
 
 
 @pytest.mark.parametrize("of", ["pkg/mod.py", "/opt/venv/lib/python3.11/site-packages/pkg/mod.py"])
 def test_an_edited_copy_becomes_a_diff(files: Installed, of: str) -> None:
-    assert from_copy(files, AFTER, "mod.py", of).text == SECOND.diff
+    assert new_patch(files, AFTER, "mod.py", of).text == SECOND.diff
 
 
 def test_a_copy_that_is_no_different_is_refused(files: Installed) -> None:
     with pytest.raises(PatchConflict, match=r"is the same as pkg/mod\.py in the image"):
-        from_copy(files, EDIT.after, "mod.py", "pkg/mod.py")
+        new_patch(files, EDIT.after, "mod.py", "pkg/mod.py")
 
 
 def test_what_is_not_text_is_refused(files: Installed) -> None:
     with pytest.raises(PatchConflict, match="is not text"):
-        from_copy(files, b"\xfe\n", "data", "pkg/data")
+        new_patch(files, b"\xfe\n", "data", "pkg/data")
 
 
 def test_a_copy_of_no_file_is_refused(files: Installed) -> None:
     with pytest.raises(PatchConflict, match=r"no wheel of the image has pkg/nope\.py"):
-        from_copy(files, AFTER, "mod.py", "pkg/nope.py")
+        new_patch(files, AFTER, "mod.py", "pkg/nope.py")
 
 
 @pytest.mark.parametrize(
@@ -134,13 +132,13 @@ def test_a_copy_of_no_file_is_refused(files: Installed) -> None:
 )
 def test_a_diff_that_does_not_fit_is_refused(files: Installed, text: str, message: str) -> None:
     with pytest.raises(PatchConflict, match=message):
-        from_diff(files, text, "a.diff")
+        new_patch(files, text.encode(), "a.diff")
 
 
-def test_only_a_diff_looks_like_one() -> None:
-    assert is_diff(SECOND.diff)
-    assert not is_diff("--- a heading\ntext\n")
-    assert not is_diff(MODULE.decode())
+@pytest.mark.parametrize("data", [b"--- a heading\ntext\n", MODULE])
+def test_what_only_resembles_a_diff_is_an_edited_copy(files: Installed, data: bytes) -> None:
+    (file,) = new_patch(files, data, "mod.py", "pkg/mod.py").files
+    assert file.after == sha256_of(data)
 
 
 def test_an_image_whose_wheels_were_never_fetched_is_built_first(tmp_path: Path) -> None:
@@ -170,4 +168,4 @@ def test_two_megabytes_that_begin_like_a_diff_are_read_at_once(text: str, count:
 
 def test_a_diff_of_more_files_than_a_patch_has_is_refused_before_any_is_looked_up() -> None:
     with pytest.raises(PatchConflict, match=r"big\.diff: changes 501 files, more than 500"):
-        patch_series.from_diff(cast(Any, None), "--- a/x\n+++ b/x\n" * 501, "big.diff")
+        patch_series.new_patch(cast(Any, None), b"--- a/x\n+++ b/x\n" * 501, "big.diff")

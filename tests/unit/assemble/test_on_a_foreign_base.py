@@ -28,8 +28,8 @@ from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import plan_image, work_for
 from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
-from pipeline.images.spec.base import ForeignBase
 from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.image import ForeignBase
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel
 from tests.testbed.foreign_image import (
     PLAIN_LAYER,

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.artifacts.oci.record import FileRow, Kind
 from pipeline.core.errors import PathConflict
-from pipeline.images.assemble.entry import Deflated, Entry, Slice
+from pipeline.images.assemble.layer import Deflated, Entry, Slice
 from pipeline.images.assemble.venv import merge_wheels, misplaced, same_bytes, winner
 
 

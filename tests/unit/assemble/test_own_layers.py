@@ -14,15 +14,14 @@ from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import PatchConflict, PathConflict, SpecInvalid
 from pipeline.core.model import sha256_of
-from pipeline.images.assemble.entry import Entry, with_parents
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
 from pipeline.images.assemble.patch_series import corrected, patched_entries, refresh_series
 from pipeline.images.assemble.plan import ImagePlan, plan_image
 from pipeline.images.assemble.venv import Venv, record_row, wheel_entries
 from pipeline.images.assemble.wheel import open_wheel
 from pipeline.images.spec.checkout import Checkout
-from pipeline.images.spec.series_text import with_hashes
+from pipeline.images.spec.new import with_hashes
 from tests.makers import (
     AMD64,
     Edit,
@@ -339,7 +338,7 @@ def test_a_new_patch_needs_no_hashes_of_its_own(world: World, left: tuple[str, .
     (file,) = short["patches"][0]["files"]
     short["patches"][0]["files"] = [{k: v for k, v in file.items() if k in ("path", *left)}]
     series.write_text(yaml.safe_dump(short))
-    with pytest.raises(PatchConflict, match="has no hash of") as refused:
+    with pytest.raises(PatchConflict, match="has no hash of it") as refused:
         patched_entries(checkout, plan, tree)
     assert "--accept" in refused.value.hint
     refresh_series(checkout, plan, tree)

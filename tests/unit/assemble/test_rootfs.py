@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.artifacts.oci.record import Kind
 from pipeline.core.errors import CorruptArchive, HostileArchive, PipelineError, SpecInvalid
-from pipeline.images.assemble.entry import Entry, Slice
+from pipeline.images.assemble.layer import Entry, Slice
 from pipeline.images.assemble.rootfs import assemble_overlay, assemble_rootfs
 from pipeline.images.lock.debian import read_stanzas
 from pipeline.images.spec.image import Account

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.artifacts.oci.record import Kind
 from pipeline.artifacts.oci.tar_reader import BLOCK, END, MTIME, padding
-from pipeline.images.assemble.entry import Entry, tar_header
+from pipeline.images.assemble.layer import Entry, tar_header
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1)
 PATHS = st.lists(NAMES.filter(lambda n: n not in (".", "..")), min_size=1, max_size=12).map(

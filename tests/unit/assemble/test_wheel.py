@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import CorruptArchive
-from pipeline.images.assemble.entry import Deflated, Slice, with_parents
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.layer import Deflated, Slice, with_parents, write_layer
 from pipeline.images.assemble.venv import record_row, wheel_entries
 from tests.makers import Part, Parts, make_wheel, record_line, record_of, wheel_parts, write_zip
 from tests.unit.assemble.wheel_values import (

@@ -9,8 +9,7 @@ import zlib
 from pathlib import Path
 
 from pipeline.artifacts.oci.record import WrittenLayer
-from pipeline.images.assemble.entry import Entry, Slice, with_parents
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.layer import Entry, Slice, with_parents, write_layer
 from pipeline.images.assemble.venv import Venv, wheel_entries
 from pipeline.images.assemble.wheel import Wheel, open_wheel
 from tests.makers import Parts, make_wheel, record_line, record_of, wheel_parts

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from pipeline.core.model import sha256_of
-from pipeline.images.engine.parser_flags import flags_folder, read_parser_flags, write_parser_flags
+from pipeline.core.yaml_file import read_yaml
+from pipeline.images.engine.parser_flags import ParserFlags, flags_folder, write_parser_flags
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.tiny import tiny_gguf
 from pipeline.weights.model import FilePin, WeightsSpec, lock_path, sealed, spec_path, write_lock
@@ -39,7 +40,7 @@ def recipes(checkout: Checkout) -> Path:
     folder.mkdir()
     write(folder, BODY)
     write(folder, {"name": "small-local", "extends": "small-2x", "image": None})
-    shipped = read_parser_flags(flags_folder(Checkout(ROOT)) / "vllm.yaml")
+    shipped = read_yaml(flags_folder(Checkout(ROOT)) / "vllm.yaml", ParserFlags)
     for image in ("tiny", "vllm"):
         write_parser_flags(flags_folder(checkout), shipped.model_copy(update={"image": image}))
     return folder
@@ -322,7 +323,7 @@ SPLIT: dict[str, Any] = {
 
 def render_split(recipes: Path, sm120: Command) -> Any:
     write(recipes, SPLIT)
-    shipped = read_parser_flags(flags_folder(Checkout(ROOT)) / "ik-llama.yaml")
+    shipped = read_yaml(flags_folder(Checkout(ROOT)) / "ik-llama.yaml", ParserFlags)
     checkout = Checkout(recipes.parent)
     write_parser_flags(flags_folder(checkout), shipped.model_copy(update={"image": "tiny"}))
     asked = ("--as", "docker", "--registry", REGISTRY, "--weights", "/on/another/host")

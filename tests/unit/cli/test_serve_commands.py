@@ -14,8 +14,9 @@ from pipeline.app import serve as job_module
 from pipeline.app import serve as on_host_module
 from pipeline.artifacts.containers.facts import own_name
 from pipeline.core.errors import StartFailed
+from pipeline.core.yaml_file import read_yaml
 from pipeline.hosts.fleet.tunnel import Tunnel
-from pipeline.images.engine.parser_flags import flags_folder, read_parser_flags, write_parser_flags
+from pipeline.images.engine.parser_flags import ParserFlags, flags_folder, write_parser_flags
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.serve import run as run_module
 from pipeline.serving.serve.attempts import AttemptList, Begun, stamp
@@ -69,7 +70,7 @@ class World:
 @pytest.fixture
 def world(sm120: Command, checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> World:
     assert build_tiny(sm120, "--platform", AMD64, "--accept").code == 0
-    shipped = read_parser_flags(flags_folder(Checkout(ROOT)) / "llama-cpp-cpu.yaml")
+    shipped = read_yaml(flags_folder(Checkout(ROOT)) / "llama-cpp-cpu.yaml", ParserFlags)
     write_parser_flags(flags_folder(checkout), shipped.model_copy(update={"image": "tiny"}))
     return World(sm120, monkeypatch)
 

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import MirrorUnknown
-from pipeline.images.fetch.aptconf import DebianMirror, find_mirror
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import Settings
+from pipeline.images.fetch.sources import DebianMirror, Sources, find_mirror
+from pipeline.images.lock.model import DebPin
 
 MAIN = "http://mirror.example.invalid/debian"
 SECURITY = "http://mirror.example.invalid/debian-security"
@@ -65,8 +68,11 @@ def test_a_mirror_list_on_disk_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_locked_path_says_which_archive_it_lies_in() -> None:
-    assert BOTH.bases_for("pool/main/a/a.deb") == (MAIN,)
-    assert BOTH.bases_for("pool/updates/main/a/a.deb") == (SECURITY,)
+    sources = Sources(Client(Settings(indexes=())), lambda: BOTH)
+    for path, archive in (("pool/main/a.deb", MAIN), ("pool/updates/main/a.deb", SECURITY)):
+        pin = DebPin(name="a", version="1", path=path, size_bytes=1, sha256="0" * 64)
+        found = [place for places in sources.finders(pin, offline=False) for place in places]
+        assert found == [f"{archive}/{path}"]
 
 
 @pytest.mark.parametrize(

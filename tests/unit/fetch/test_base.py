@@ -24,7 +24,7 @@ from pipeline.core.errors import (
 from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.lock.model import BasePin
-from pipeline.images.spec.base import ForeignBase
+from pipeline.images.spec.image import ForeignBase
 from tests.testbed.foreign_image import (
     OCI,
     REPOSITORY,

@@ -25,9 +25,8 @@ from pipeline.core.net.http import Client
 from pipeline.core.net.settings import Settings
 from pipeline.core.net.timing import Limits
 from pipeline.images.fetch import sources
-from pipeline.images.fetch.aptconf import DebianMirror
 from pipeline.images.fetch.inputs import Fetcher, collect
-from pipeline.images.fetch.sources import Sources
+from pipeline.images.fetch.sources import DebianMirror, Sources
 from pipeline.images.lock.model import Pin, WheelPin
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import Fault, FaultServer
@@ -432,7 +431,7 @@ def test_a_folder_of_wrong_sizes_does_not_cost_what_was_downloaded(
 def test_a_file_that_vanishes_from_a_folder_does_not_hide_the_index(
     store: Store, server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = sources.Place(str(tmp_path / "gone"), local=True)
+    gone = tmp_path / "gone"
     monkeypatch.setattr(sources, "_in_folder", lambda folder, pin: iter([gone]))
     server.add(NAME, DATA)
     fetch(store, Settings(indexes=(server.index,), folders=(tmp_path,)))

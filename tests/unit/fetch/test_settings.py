@@ -25,8 +25,8 @@ from pipeline.core.net.settings import (
 )
 from pipeline.core.net.timing import Limits
 from pipeline.images.fetch.index import find_file
-from pipeline.images.fetch.sources import Sources, debian_mirror, read_below
-from pipeline.images.fetch.transport import uv_environment
+from pipeline.images.fetch.inputs import uv_environment
+from pipeline.images.fetch.sources import DebianMirror, Sources, debian_mirror, read_below
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
 from tests.unit.support import pin_for
@@ -288,8 +288,8 @@ def test_the_indexes_login_is_used_for_its_files(
     pin = pin_for(data)
     server.add(pin.file, data)
     client = Client(Settings(indexes=(private,)), first_wait_s=0.001)
-    places = [p for find in Sources(client).finders(pin, offline=False) for p in find()]
-    assert client.read(places[0].where, 99) == data
+    places = [p for found in Sources(client).finders(pin, offline=False) for p in found]
+    assert client.read(str(places[0]), 99) == data
 
 
 def test_a_login_is_not_given_to_another_server() -> None:
@@ -391,8 +391,7 @@ def test_a_place_is_a_folder_or_an_address() -> None:
 def test_the_debian_mirror_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SM120_DEBIAN_MIRROR", "http://a http://b")
     monkeypatch.setenv("SM120_DEBIAN_SECURITY_MIRROR", "http://s")
-    assert debian_mirror().bases_for("pool/main/x.deb") == ("http://a", "http://b")
-    assert debian_mirror().bases_for("pool/updates/main/x.deb") == ("http://s",)
+    assert debian_mirror() == DebianMirror(("http://a", "http://b"), ("http://s",))
 
 
 def test_debians_indexes_come_from_the_first_mirror_that_works(

@@ -11,8 +11,7 @@ import yaml
 from pipeline.hosts.probes.tune import plan
 from pipeline.images.assemble import patch
 from pipeline.images.gate.arch import read_arch_spec
-from pipeline.images.lock.model import read_lock
-from pipeline.images.lock.source import read_source_lock
+from pipeline.images.lock.model import read_lock, read_source_lock
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.source import SourcePatch
 from pipeline.serving.recipe.find import Recipes

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from pipeline.core.errors import IndexBroken, PipelineError, ResolveFailed, UnknownPackage
-from pipeline.images.lock.closure import resolve_closure
-from pipeline.images.lock.debian import Stanza
+from pipeline.images.lock.debian import Stanza, resolve_closure
 
 
 def package(name: str, version: str = "1.0", **fields: str) -> Stanza:

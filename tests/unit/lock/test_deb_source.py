@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pipeline.core.errors import IndexBroken, PipelineError, ResolveFailed, UnknownPackage
-from pipeline.images.lock.deb_source import find_debian_source
+from pipeline.images.lock.debs import find_debian_source
 from pipeline.images.lock.model import ArchivePin
 from pipeline.images.spec.source import DebianSourceSpec
 from tests.testbed.signer import Signer, new_signer

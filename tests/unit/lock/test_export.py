@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.images.lock.export import pylock, requirements
-from pipeline.images.lock.model import ImageLock, sealed
+from pipeline.images.lock.model import ImageLock, pylock, requirements, sealed
 from pipeline.images.spec.image import PythonSpec
 from tests.makers import wheel_pin
 from tests.unit.support import AMD64, make_wheel

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.core.errors import LockEdited, LockMissing, LockStale
-from pipeline.images.lock.export import diff_locks
 from pipeline.images.lock.model import (
     BasePin,
     DebPin,
     ImageLock,
     WheelPin,
     current_lock,
+    diff_locks,
     dump,
     read_lock,
     sealed,

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.images.lock.openpgp import KeyUnreadable, binary_keyring, sha1_bound
-from pipeline.images.lock.release import DEBIAN_12_KEYRING
+from pipeline.images.lock.release import (
+    DEBIAN_12_KEYRING,
+    KeyUnreadable,
+    binary_keyring,
+    sha1_bound,
+)
 from tests.testbed.signer import Signer, new_old_signer, new_signer
 
 pytestmark = pytest.mark.skipif(not shutil.which("gpg"), reason="This machine has no GnuPG.")

@@ -11,8 +11,8 @@ from packaging.utils import parse_wheel_filename
 from pipeline.core.errors import ResolveFailed
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import Settings
-from pipeline.images.fetch.transport import size_finder, uv_environment
-from pipeline.images.lock.wheels import choose_wheels, resolve_wheels, tag_ranks
+from pipeline.images.fetch.inputs import size_finder, uv_environment
+from pipeline.images.lock.make import Transport, choose_wheels, resolve_wheels, tag_ranks
 from pipeline.images.spec.image import PythonSpec
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
@@ -151,6 +151,10 @@ def index(server: FaultServer, tmp_path: Path) -> FaultServer:
     return server
 
 
+def nobody(path: str, most_bytes: int) -> bytes:
+    raise AssertionError(f"asked for {path}")
+
+
 def resolve(
     requirements: list[str],
     settings: Settings,
@@ -165,8 +169,8 @@ def resolve(
     scratch.mkdir()
     args = [] if settings.indexes else ["--no-index"]
     env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
-    finder = size_finder(client)
-    pins = resolve_wheels(spec, platform, finder, args, scratch, env, needs_cuda=needs_cuda)
+    ask = Transport(nobody, nobody, size_finder(client), args, env)
+    pins = resolve_wheels(spec, platform, ask, needs_cuda=needs_cuda)
     return {p.name: (p.file, p.size_bytes) for p in pins}
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pipeline.app.recipes import images_alike
 from pipeline.core.errors import RecipeInvalid
 from pipeline.core.model import Engine
+from pipeline.core.yaml_file import read_yaml
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.engine.parser_flags import (
@@ -17,7 +18,6 @@ from pipeline.images.engine.parser_flags import (
     ParserFlags,
     find_parser_flags,
     flags_folder,
-    read_parser_flags,
     write_parser_flags,
 )
 from pipeline.images.spec.checkout import Checkout
@@ -53,7 +53,9 @@ def test_a_parser_is_written_sorted_and_read_back(tmp_path: Path) -> None:
     assert text.index("--a") < text.index("  -b")
     assert text.endswith("variables:\n- VLLM_A\n- VLLM_B\n")
     # `on` and `1` stay the texts that they are
-    assert read_parser_flags(path) == flags.model_copy(update={"variables": ["VLLM_A", "VLLM_B"]})
+    assert read_yaml(path, ParserFlags) == flags.model_copy(
+        update={"variables": ["VLLM_A", "VLLM_B"]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_an_image_whose_parser_nobody_read_is_no_guess(
 @pytest.mark.parametrize("name", COMMITTED)
 def test_a_committed_parser_is_that_of_the_image_of_today(name: str) -> None:
     """Fails when an image has moved on: `sm120 recipe flags IMAGE --accept` reads it again."""
-    flags = read_parser_flags(flags_folder(CHECKOUT) / f"{name}.yaml")
+    flags = read_yaml(flags_folder(CHECKOUT) / f"{name}.yaml", ParserFlags)
     assert flags.image == name
     assert flags.also == images_alike(CHECKOUT, name)
     plan = plan_image(CHECKOUT, name, flags.platform or CHECKOUT.spec(name).platforms[0])
@@ -128,7 +130,9 @@ def test_a_shipped_recipe_has_no_flag_that_its_engine_does_not_know(name: str) -
 def test_every_typed_field_is_a_flag_of_some_engine_here(
     kind: type[Flags], engines: set[str]
 ) -> None:
-    parsers = [read_parser_flags(flags_folder(CHECKOUT) / f"{name}.yaml") for name in COMMITTED]
+    parsers = [
+        read_yaml(flags_folder(CHECKOUT) / f"{name}.yaml", ParserFlags) for name in COMMITTED
+    ]
     own = [each for each in parsers if each.engine in engines]
     names = [kind.flag(field) for field in kind.model_fields if field != "extra"]
     # as a command line has it: `--tp` is the beginning of a flag

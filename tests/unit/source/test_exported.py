@@ -11,8 +11,7 @@ import pytest
 from pipeline.artifacts.oci.record import Kind, LayerRecord
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import PipelineError, StoreDamaged
-from pipeline.images.assemble.entry import Entry, with_parents
-from pipeline.images.assemble.layer import write_layer
+from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from pipeline.images.assemble.plan import plan_tree
 from pipeline.images.source.compiled import export_tree
 from pipeline.images.spec.checkout import Checkout

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.store.store import Store, open_store
-from pipeline.images.source.upkeep import source_leftovers, source_sections
+from pipeline.images.source.objects import source_leftovers, source_sections
 
 OLD = 1_000_000_000.0
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.images.spec.base import parse_foreign
-from pipeline.images.spec.image import ImageSpec
+from pipeline.images.spec.image import ImageSpec, parse_foreign
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -17,8 +17,7 @@ from pipeline.images.gate.arch import ArchSpec
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.numerics import NumericsFile
 from pipeline.images.gate.smem.cases import GateFile
-from pipeline.images.lock.model import current_lock
-from pipeline.images.lock.source import current_source_lock
+from pipeline.images.lock.model import current_lock, current_source_lock
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ImageFile, PatchSeries
 from pipeline.images.spec.source import SourceSpec

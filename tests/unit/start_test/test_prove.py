@@ -20,11 +20,9 @@ from pipeline.images.gate.runs import Run
 from pipeline.images.start_test import prove
 from pipeline.images.start_test.inside.check import MARK
 from pipeline.images.start_test.prove import (
-    Passwd,
     emulator_for,
     find_user,
     prove_start,
-    read_passwd,
 )
 from tests.makers import AMD64, build_in, make_deb, root_image
 from tests.testbed.deb_file import Item
@@ -201,26 +199,26 @@ def test_an_emulator_counts_where_it_works_in_other_roots(
     assert emulator_for(AMD64, tmp_path) == ""
 
 
-def test_accounts_are_read_from_passwd(tmp_path: Path) -> None:
-    path = tmp_path / "passwd"
-    path.write_text(
-        "root:*:0:0:root:/root:/bin/sh\nbad:line\nengine:x:1000:1001::/home/e:/bin/sh\n"
-    )
-    accounts = read_passwd(path)
-    assert accounts == {"root": Passwd(0, 0, "/root"), "engine": Passwd(1000, 1001, "/home/e")}
-    assert read_passwd(tmp_path / "nothing") == {}
-
-
 @pytest.mark.parametrize(
     ("user", "want"),
     [
-        ("1000:1000", (1000, 1000)),
-        ("1000", (1000, 0)),
-        ("engine", (1000, 1001)),
-        ("engine:staff", (1000, 1001)),
+        ("0:0", (0, 0, "/root")),
+        ("1000:1000", (1000, 1000, "/home/e")),
+        ("1000", (1000, 0, "/home/e")),
+        ("1001", (1001, 0, "/")),
+        ("engine", (1000, 1001, "/home/e")),
+        ("engine:staff", (1000, 1001, "/home/e")),
+        ("bad", None),
         ("nobody", None),
         ("", None),
     ],
 )
-def test_a_user_is_a_number_or_an_account(user: str, want: tuple[int, int] | None) -> None:
-    assert find_user(user, {"engine": Passwd(1000, 1001, "/home/e")}) == want
+def test_a_user_is_a_number_or_an_account_of_passwd(
+    tmp_path: Path, user: str, want: tuple[int, int, str] | None
+) -> None:
+    path = tmp_path / "passwd"
+    path.write_text(
+        "root:*:0:0:root:/root:/bin/sh\nbad:line\nengine:x:1000:1001::/home/e:/bin/sh\n"
+    )
+    assert find_user(user, path) == want
+    assert find_user("5:6", tmp_path / "nothing") == (5, 6, "/")

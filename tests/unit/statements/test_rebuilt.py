@@ -11,8 +11,8 @@ from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import NotReproducible, StoreDamaged
 from pipeline.evidence.statements.rebuilt import compare, rebuild
 from pipeline.images.assemble import locked_layers as pinned
-from pipeline.images.assemble.entry import Entry, with_parents
 from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.layer import Entry, with_parents
 from pipeline.images.assemble.plan import LayerPlan
 from tests.makers import (
     build_in,

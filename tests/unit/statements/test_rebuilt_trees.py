@@ -119,7 +119,7 @@ def test_other_settings_of_the_image_are_no_declared_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = build_compiled(tmp_path, CopyingWay(outputs()), builds=declaring(notes=WHY))
-    monkeypatch.setattr("pipeline.images.assemble.manifest.CREATED", "1990-01-01T00:00:00Z")
+    monkeypatch.setattr("pipeline.images.assemble.image.CREATED", "1990-01-01T00:00:00Z")
     with pytest.raises(NotReproducible, match="the config or manifest differs"):
         again(world, CopyingWay(outputs(notes=b"later")))
 

@@ -49,7 +49,7 @@ NAME = f"{REPOSITORY}@{IMAGE.digest}"
 def make_foreign_world(place: Path) -> World:
     from pipeline.images.fetch.base import Bases
     from pipeline.images.fetch.base_settings import BaseSettings
-    from pipeline.images.spec.base import ForeignBase
+    from pipeline.images.spec.image import ForeignBase
 
     mirror = place / "mirror"
     IMAGE.write(mirror)
