@@ -109,7 +109,7 @@ def fetch_range(
                     skip -= body.readinto(buffer[:skip])
                 while start < stop:
                     count = throttle.read(body, buffer[: stop - start])
-                    attempts.received(pin)
+                    attempts.received()
                     start += count
                     yield bytes(buffer[:count])
         except AttemptFailed as failure:

@@ -44,7 +44,7 @@ class PartialFile:
         self._hash_turn = threading.Lock()
         self._hash = MarkedHash(pin.new_hash())
         self._file = self._journal = -1
-        self.rejected = ""  # the wrong digest of a first transfer; set during the second
+        self.rejected = ""  # the wrong digest of a first transfer; set from the second on
         self.is_alone = False  # the server sends only whole files: one connection
         self.fetched_bytes = 0
         self._is_claimed = False
@@ -196,7 +196,7 @@ class PartialFile:
         # first the journal: after a kill here nothing wrong is taken for fetched
         os.truncate(self._journal, 0)
         with self._guard:
-            self.rejected, self._is_claimed = self.digest, False
+            self.rejected, self._is_claimed = self.rejected or self.digest, False
             self._done, self._hash = [], MarkedHash(self.pin.new_hash())
             self.kept_bytes = self.fetched_bytes = 0
             self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)

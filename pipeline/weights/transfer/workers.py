@@ -202,7 +202,7 @@ class WorkerPool:
                     count = self._throttle.read(body, buffer[: stop - at])
                     partial.write((start, stop), at, buffer[:count])
                     at += count
-                    attempts.received(partial.pin)
+                    attempts.received()
                     self._bar.advance(count)
                     partial.fetched_bytes += count
                     if at - noted >= NOTE_BYTES or time.monotonic() - noted_s >= NOTE_S:
@@ -218,11 +218,7 @@ class WorkerPool:
         pin, got = partial.pin, partial.digest
         if got == pin.want:
             self._install(partial)
-        # once more from any source, for a transfer fault; then from each that was not wrong yet
-        elif (
-            self._router.arrived_wrong(pin, is_all_new=not partial.kept_bytes)
-            or not partial.rejected
-        ):
+        elif self._router.arrived_wrong(pin) or not partial.rejected:
             log.say(
                 f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
             )

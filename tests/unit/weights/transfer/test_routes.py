@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -54,23 +55,40 @@ class Named:
         raise AttemptFailed("never")
 
 
-def names(router: Router, turns: int = 4) -> list[str]:
-    return [router.pick(PIN, turn).name for turn in range(turns)]
+def names(router: Router, tries: int = 4, costs: int = 2) -> list[str]:
+    """Who is asked in turn where every attempt fails; two tries each are a turn."""
+    asked, failed = list[str](), Counter[Route]()
+    for _ in range(tries):
+        route = router.pick(PIN, failed)
+        router.release(route)
+        failed[route] += costs
+        asked.append(route.name)
+    return asked
+
+
+def first(router: Router, pin: FilePin = PIN) -> str:
+    """Who is asked for a new range; the attempt stays open."""
+    return router.pick(pin, Counter()).name
+
+
+STALL, QUICK = AttemptFailed("slow", is_stall=True), AttemptFailed("cut")
 
 
 def test_every_failed_turn_takes_the_next_route() -> None:
-    assert names(Router([Named("http"), Named("xet")])) == ["http", "xet", "http", "xet"]
+    router = Router([Named("http"), Named("xet")])
+    assert names(router) == ["http", "xet", "http", "xet"]
+    assert names(router, costs=1) == ["http", "http", "xet", "xet"]
 
 
 def test_a_route_that_stalls_twice_is_asked_last_until_it_delivers() -> None:
     http, xet = Named("http"), Named("xet")
     router = Router([http, xet])
-    router.failed(http, is_stall=True)
-    assert names(router, 1) == ["http"]
-    router.failed(http, is_stall=True)
+    router.failed(http, PIN, STALL)
+    assert first(router) == "http"
+    router.failed(http, PIN, STALL)
     assert names(router, 2) == ["xet", "http"]
     router.delivered(http)
-    assert names(router, 1) == ["http"]
+    assert first(router) == "http"
 
 
 def test_a_route_without_the_file_is_not_asked_again() -> None:
@@ -87,7 +105,7 @@ def test_the_most_telling_reason_is_given_when_no_route_is_left() -> None:
     router.mark_missing(routes[1], PIN, NotAvailable(DigestMismatch("another file")))
     router.mark_missing(routes[2], PIN, NotAvailable(SourceUnreachable("not offered")))
     with pytest.raises(DigestMismatch):
-        router.pick(PIN, 0)
+        first(router)
 
 
 def two_named() -> tuple[Router, Named, Named]:
@@ -98,75 +116,64 @@ def two_named() -> tuple[Router, Named, Named]:
 
 def test_named_sources_share_the_ranges_and_the_hub_gets_none() -> None:
     router, _, _ = two_named()
-    picked = []
-    for _ in range(6):
-        route = router.pick(PIN, 0)
-        router.opened(route, 1)
-        picked.append(route.name)
-    assert picked == ["one", "other"] * 3
+    assert [first(router) for _ in range(6)] == ["one", "other"] * 3
 
 
 def test_a_source_that_is_free_again_gets_the_next_range() -> None:
-    router, one, other = two_named()
-    for route in (one, one, other, other):
-        router.opened(route, 1)
+    router, _, other = two_named()
+    for _ in range(4):
+        first(router)
     for _ in range(2):  # the faster one has delivered
-        router.opened(other, -1)
-    assert router.pick(PIN, 0).name == "other"
+        router.release(other)
+    assert first(router) == "other"
 
 
 def test_after_a_failure_the_other_source_comes_before_the_hub() -> None:
-    router, _, other = two_named()
-    assert [router.pick(PIN, turn, other).name for turn in range(3)] == ["other", "one", "hub"]
+    router, _, _ = two_named()
+    first(router)
+    assert names(router, 3) == ["other", "one", "hub"]
 
 
 def test_a_source_that_fails_again_and_again_is_asked_last_until_it_delivers() -> None:
     router, one, _ = two_named()
     for _ in range(FAILURES - 1):
-        router.failed(one)
-    assert router.pick(PIN, 0).name == "one"
-    router.failed(one)
+        router.failed(one, PIN, QUICK)
+    assert names(router, 1) == ["one"]
+    router.failed(one, PIN, QUICK)
     assert names(router, 3) == ["other", "hub", "one"]
     router.delivered(one)
-    assert router.pick(PIN, 0).name == "one"
+    assert first(router) == "one"
 
 
 def test_a_file_that_arrived_wrong_comes_from_one_source_at_a_time() -> None:
-    router, one, other = two_named()
-    for route in (one, other):
-        router.gave(route, PIN)
-    assert router.arrived_wrong(PIN, is_all_new=True)
+    router, _, _ = two_named()
+    assert router.arrived_wrong(PIN)
     for alone in ("one", "other", "hub"):
-        picked = router.pick(PIN, 0)
-        assert picked.name == alone
-        router.opened(picked, 1)
-        assert router.pick(PIN, 0).name == alone
-        router.gave(picked, PIN)
-        assert router.arrived_wrong(PIN, is_all_new=True) == (alone != "hub")
+        assert [first(router), first(router)] == [alone] * 2
+        assert router.arrived_wrong(PIN) == (alone != "hub")
 
 
 def test_a_source_that_sent_a_wrong_file_alone_is_not_asked_again() -> None:
-    router, one, _ = two_named()
-    router.gave(one, PIN)
-    assert router.arrived_wrong(PIN, is_all_new=True)
+    router, _, _ = two_named()
+    for _ in range(2):
+        assert router.arrived_wrong(PIN)
     other_file = PIN.model_copy(update={"sha256": "b" * 64})
-    for pin in (PIN, other_file):
-        assert {router.pick(pin, turn).name for turn in range(6)} == {"other", "hub"}
+    assert set(names(router, 6)) == {"other", "hub"}
+    assert first(router, other_file) == "other"
 
 
-def test_a_source_is_not_blamed_for_what_an_earlier_run_left() -> None:
-    router, one, _ = two_named()
-    router.gave(one, PIN)
-    assert router.arrived_wrong(PIN, is_all_new=False)
-    assert router.pick(PIN, 0).name == "one"
+def test_a_source_is_not_blamed_for_a_file_that_arrived_wrong_once() -> None:
+    router, _, _ = two_named()
+    assert router.arrived_wrong(PIN)
+    assert first(router) == "one"
 
 
-def test_the_only_source_is_asked_again_after_a_wrong_file() -> None:
-    hub = Named("hub")
-    router = Router([hub])
-    router.gave(hub, PIN)
-    assert not router.arrived_wrong(PIN, is_all_new=True)
-    assert router.pick(PIN, 0).name == "hub"
+def test_the_only_source_is_asked_once_more_after_a_wrong_file() -> None:
+    router = Router([Named("hub")])
+    assert router.arrived_wrong(PIN)
+    assert first(router) == "hub"
+    assert not router.arrived_wrong(PIN)
+    assert first(router) == "hub"
 
 
 def test_a_route_that_is_put_off_is_left_alone_that_long() -> None:
@@ -183,29 +190,25 @@ class Gone(Named):
         raise AttemptFailed(self.name, is_unreached=True)
 
 
-def _ask_on(attempts: Attempts, asked: list[str], after_two: Callable[[], None]) -> None:
-    while len(asked) < 10:
-        with pytest.raises(AttemptFailed) as gone:
-            attempts.open(PIN, 0, 1)
-        asked.append(str(gone.value))
-        if len(asked) == 2:
-            after_two()
-        attempts.failed(PIN, gone.value)
-
-
 def test_where_nobody_is_there_each_is_asked_whatever_others_find_out_meanwhile() -> None:
     near, xet, hub = Gone("near"), Gone("xet"), Gone("hub")
     router, asked = Router([near, xet, hub]), list[str]()
-
-    def by_another_connection() -> None:
-        # it comes last from now on, and the third turn is its again
-        for _ in range(FAILURES):
-            router.failed(xet)
-
     attempts = Attempts(router, threading.Event(), first_wait_s=0.0)
+
+    def ask() -> None:
+        with pytest.raises(AttemptFailed) as gone:
+            attempts.open(PIN, 0, 1)
+        asked.append(str(gone.value))
+        attempts.failed(PIN, gone.value)
+
+    for _ in range(2):
+        ask()
+    for _ in range(FAILURES):  # by another connection
+        router.failed(xet, PIN, QUICK)
+    ask()
     with pytest.raises(SourceUnreachable, match=r"\(hub\)"):
-        _ask_on(attempts, asked, by_another_connection)
-    assert asked[:4] == ["near", "xet", "xet", "near"]
+        ask()
+    assert asked == ["near", "xet", "hub", "near"]
 
 
 @dataclass
@@ -311,7 +314,9 @@ def test_the_reason_of_xet_is_reported_where_the_hub_has_no_such_file(bed: Bed) 
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(404), times=ALWAYS)
     client = Client(bed.settings)
-    with pytest.raises(HubRefused, match=r"404; the Xet store refuses: no token \(Xet\)"):
+    with pytest.raises(
+        HubRefused, match=r"404 \(plain HTTP\); the Xet store refuses: no token \(Xet\)"
+    ):
         pull(bed, client, both(bed, client, Store(bed, refuses=True)))
 
 
