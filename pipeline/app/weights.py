@@ -182,8 +182,7 @@ def _repaired(
     place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool, dry_run: bool
 ) -> list[Repaired]:
     # these load the HTTP client, which a verify that finds nothing wrong does not need
-    from pipeline.weights.check.copies import RouteSupply
-    from pipeline.weights.check.repair import repair
+    from pipeline.weights.check.repair import RouteSupply, repair
     from pipeline.weights.transfer.sources import open_routes
 
     client, routes = open_routes(place.lock, neighbours=neighbours, offline=offline)

@@ -29,8 +29,7 @@ from pipeline.core.sealed import read_or_none
 from pipeline.serving.fit.config import MOST_BYTES
 from pipeline.serving.fit.named import named_spec
 from pipeline.serving.fit.source import HubModel
-from pipeline.weights.check.copies import RouteSupply
-from pipeline.weights.check.repair import Repaired, repair_known
+from pipeline.weights.check.repair import Repaired, RouteSupply, repair_known
 from pipeline.weights.disk.install import name_revision
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.hub import is_offline

@@ -45,12 +45,12 @@ def fetch_files(
     *,
     client: Client,
     options: Options | None = None,
-    again: bool = False,
+    begins: bool = True,
 ) -> list[FilePin]:
     """Fetch every file that is not yet right; returns those that were fetched.
 
-    Files that are there are right when a receipt proves them or their hash is right; `again`
-    fetches all, where the caller knows them to be wrong. One process at a time works on a place.
+    Files that are there are right when a receipt proves them or their hash is right. One process
+    at a time works on a place; unless it `begins` a set, its lock is not kept for the next run.
     """
     place.require_own_state()
     lock_file = place.state / "fetch.lock"
@@ -61,10 +61,9 @@ def fetch_files(
     with locked(lock_file, stop=client.stop):
         # under the lock: another fetch may just have made it the folder of another set
         require_own_folder(place, pins)
-        present = receipt.FilesHere()
-        if not again:
+        if begins:
             place.keep_begun()
-            present = receipt.files_here(place, pins, client.stop)
+        present = receipt.files_here(place, pins, client.stop)
         todo = [pin for pin in pins if pin.path not in present.right]
         for pin in todo:
             # its bytes lie under the name of another file: nothing is fetched for it

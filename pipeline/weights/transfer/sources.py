@@ -10,11 +10,9 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -134,23 +132,32 @@ class FolderRoute:
         self._blobs = (folder / "blobs", folder / cache_name(lock) / "blobs")
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
-        for path in (*(r / pin.path for r in self._roots), *(b / pin.want for b in self._blobs)):
-            try:
-                # the size rules out most other files; the hash of what was copied decides
-                if path.is_file() and path.stat().st_size == pin.size_bytes:
-                    file = path.open("rb", buffering=0)
-                    file.seek(start)
-                    return ByteStream(str(path), partial(_read, file), file.close, stop - start)
-            except OSError:
-                continue
-        raise NotAvailable(not_offline(f"{pin.path}: is not in {self.name}"), only_this_file=True)
+        paths = (*(r / pin.path for r in self._roots), *(b / pin.want for b in self._blobs))
+        return open_local(paths, pin, start, stop, self.name)
 
 
-def _read(file: FileIO, buffer: memoryview) -> int:
-    try:
-        return file.readinto(buffer)
-    except OSError as error:
-        raise AttemptFailed(f"{file.name}: {error.strerror}") from error
+def open_local(
+    paths: Iterable[Path], pin: FilePin, start: int, stop: int, where: str
+) -> ByteStream:
+    """The bytes from the first file that has the right size; the hash of what came decides."""
+    for path in paths:
+        try:
+            if path.is_file() and path.stat().st_size == pin.size_bytes:
+                file = path.open("rb", buffering=0)
+                file.seek(start)
+                break
+        except OSError:
+            continue
+    else:
+        raise NotAvailable(not_offline(f"{pin.path}: is not in {where}"), only_this_file=True)
+
+    def read(buffer: memoryview) -> int:
+        try:
+            return file.readinto(buffer)
+        except OSError as error:
+            raise AttemptFailed(f"{file.name}: {error.strerror}") from error
+
+    return ByteStream(str(path), read, file.close, stop - start)
 
 
 @dataclass(frozen=True)

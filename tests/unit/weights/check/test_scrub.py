@@ -17,13 +17,13 @@ from pipeline.weights.disk.hashing import identity_of
 from pipeline.weights.place import Place
 from tests.unit.support import ROOT, Command
 from tests.unit.weights.disk_set import (
-    Copies,
     DiskSet,
     flip,
     lock_of,
     make_set,
     random_bytes,
     settle,
+    supply_of,
     write_set,
 )
 
@@ -132,7 +132,7 @@ def test_rot_is_found_within_the_days_and_reported_until_it_is_repaired(
     reported = [bool(night(ten, n).findings) for n in range(8)]
     assert reported == [False] * 3 + [True] * 5
     assert ten.kinds() == {"6.gguf": "changed"}
-    repair.repair(ten.place, ten.check(), Copies([ten.source]))
+    repair.repair(ten.place, ten.check(), supply_of([ten.source]))
     assert "6.gguf" in night(ten, 8).read
     assert night(ten, 9).findings == []
 

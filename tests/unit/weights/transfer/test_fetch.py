@@ -24,7 +24,7 @@ from pipeline.core.errors import (
 from pipeline.core.net.http import Client
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
+from pipeline.weights.transfer.fetch import Options, fetch_range
 from pipeline.weights.transfer.partial_file import PartialFile
 from pipeline.weights.transfer.sources import find_routes
 from tests.testbed import hub_faults as fault
@@ -409,16 +409,6 @@ def test_a_file_that_is_there_but_wrong_is_replaced(bed: Bed) -> None:
     (bed.folder / BIG).write_bytes(data)
     (bed.folder / SMALL).write_bytes(b"short")
     assert sorted(bed.fetch()) == sorted([BIG, SMALL])
-    bed.require_right()
-
-
-def test_files_that_are_there_are_fetched_again_where_the_caller_asks_for_it(bed: Bed) -> None:
-    bed.fetch()
-    client = Client(bed.settings)
-    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN)
-    pins = [pin for pin in bed.lock().files if pin.path == SMALL]
-    assert fetch_files(bed.place(), pins, routes, client=client) == []
-    assert fetch_files(bed.place(), pins, routes, client=client, again=True) == pins
     bed.require_right()
 
 
