@@ -22,10 +22,15 @@ from pipeline.app.workspace import Workspace
 from pipeline.core import log
 from pipeline.core.errors import LockStale, StoreUnwritable, WeightsDamaged, WeightsUnknown
 from pipeline.core.files import ANOTHER_PLACE, write_bytes
-from pipeline.weights.check.backing import Backing, checkout_backing
 from pipeline.weights.check.scrub import Pace, ScrubSlice, lower_priority
 from pipeline.weights.check.scrub import scrub as read_slice
-from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport
+from pipeline.weights.check.verify import (
+    Backing,
+    Checked,
+    VerifyOptions,
+    VerifyReport,
+    checkout_backing,
+)
 from pipeline.weights.check.verify import verify as prove
 from pipeline.weights.disk.hashing import cores
 from pipeline.weights.disk.receipt import check_by_receipt

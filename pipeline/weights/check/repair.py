@@ -26,7 +26,7 @@ from pipeline.core.files import free_bytes, locked
 from pipeline.core.model import Frozen
 from pipeline.core.net.http import Client
 from pipeline.weights.check.verify import Checked, VerifyOptions, verify
-from pipeline.weights.disk.hashing import BLOCK_BYTES, cores, mark_of, on_all_cores, read_file
+from pipeline.weights.disk.hashing import BLOCK_BYTES, mark_of, on_all_cores, read_file
 from pipeline.weights.disk.install import clear_name, make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
 from pipeline.weights.disk.survey import plain_size, right_size, shown, some, walk
@@ -95,7 +95,7 @@ def repair(
         receipt = read_receipt(place)
         # of a file that is there in part, the marks tell which blocks are right
         marks = {
-            pin.path: entry.each_mark()
+            pin.path: entry.each_mark
             for pin in pins
             if (entry := receipt.get(pin.path)) and entry.want == pin.want and entry.marks
             if plain_size(place.file(pin)) is not None
@@ -209,7 +209,7 @@ def find_copies(place: Place, pins: Sequence[FilePin], judged: Collection[Path])
         with suppress(OSError):
             by_digest[read_file(item[0], item[1].new_hash(), stop=stop).digest] = item[0]
 
-    on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], cores(), stop.set)
+    on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], stop.set)
     return {digest: path for digest, path in by_digest.items() if digest in wanted}
 
 
@@ -277,7 +277,7 @@ def _patched(
         supply.client.hang_up()
 
     with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
-        on_all_cores(patch_one, todo, _JOBS, halt)
+        on_all_cores(patch_one, todo, halt, _JOBS)
     return done
 
 

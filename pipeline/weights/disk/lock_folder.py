@@ -15,7 +15,7 @@ from pipeline.core.errors import WeightsUnknown
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import canonical_json
 from pipeline.weights.disk import receipt
-from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
+from pipeline.weights.disk.hashing import on_all_cores, read_file
 from pipeline.weights.model import FilePin, WeightsLock, sealed, spec_of
 from pipeline.weights.place import STATE, Place, in_hub_cache, require_no_links
 
@@ -42,22 +42,22 @@ def lock_folder(folder: Path) -> WeightsLock:
             "Lock that repository: `sm120 weights lock ORG/MODEL@COMMIT`.",
         )
     require_no_links(folder / STATE)
-    readings, stop = dict[str, Reading](), threading.Event()
+    stop = threading.Event()
     with os_errors_explained(folder):
         paths = _files(folder)
         since_ns = receipt.state_time_ns(folder / STATE)  # before the first file is read
         sizes = {path: (folder / path).stat().st_size for path in paths}
-        total = sum(sizes.values())
+        total, order = sum(sizes.values()), sorted(paths, key=lambda path: -sizes[path])
         what = f"Hashing {log.count(len(paths), 'file')}, {log.size(total)}"
         with log.step(what), log.progress("hashed", total) as bar:
-
-            def hash_one(path: str) -> None:
-                readings[path] = read_file(
+            read = on_all_cores(
+                lambda path: read_file(
                     folder / path, hashlib.sha256(), advance=bar.advance, stop=stop
-                )
-
-            order = sorted(paths, key=lambda path: -sizes[path])
-            on_all_cores(hash_one, order, cores(), stop.set)
+                ),
+                order,
+                stop.set,
+            )
+    readings = dict(zip(order, read, strict=True))
     pins = [
         FilePin(path=path, size_bytes=reading.identity.size_bytes, sha256=reading.digest)
         for path, reading in readings.items()

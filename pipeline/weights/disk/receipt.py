@@ -13,9 +13,9 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +32,6 @@ from pipeline.weights.disk.hashing import (
     MARK_CHARS,
     Identity,
     Reading,
-    cores,
     on_all_cores,
     read_file,
 )
@@ -58,6 +57,7 @@ class ReceiptEntry(Frozen):
     identity: Identity | None
     marks: Annotated[str, StringConstraints(pattern=rf"^([0-9a-f]{{{MARK_CHARS}}})*$")]
 
+    @property
     def each_mark(self) -> tuple[str, ...]:
         """What the hash was after each block of the whole file."""
         return tuple(self.marks[i : i + MARK_CHARS] for i in range(0, len(self.marks), MARK_CHARS))
@@ -235,16 +235,13 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
     return ReceiptCheck(good, unknown, findings)
 
 
-@dataclass(frozen=True)
-class FilesHere:
-    """Which files of a set are there: those that are right, and what the others hold instead."""
+def files_here(
+    place: Place, pins: Sequence[FilePin], stop: threading.Event
+) -> tuple[set[str], dict[str, FilePin]]:
+    """The paths of files that are right, and by their hash the others that are there.
 
-    right: frozenset[str] = frozenset()
-    wrong: Mapping[str, FilePin] = field(default_factory=dict)  # by the hash of what is there
-
-
-def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> FilesHere:
-    """By the receipt, or else by hashing them now, which the receipt then knows."""
+    By the receipt, or else by hashing them now, which the receipt then knows.
+    """
     known = proved_identities(place)
     by_size = {pin.size_bytes: pin for pin in pins}
     right, unread = set(), []  # pairs: the file at the first's path is hashed as the second is
@@ -278,9 +275,9 @@ def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> 
         title = f"Checking {log.count(len(unread), 'file')} already here, {log.size(total)}"
         try:
             with log.step(title), log.progress("check", total) as bar:
-                on_all_cores(check, unread, cores(), stop.set)
+                on_all_cores(check, unread, stop.set)
         finally:  # what was read before a Ctrl-C need not be read again
             writer.flush()
     right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
     wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
-    return FilesHere(frozenset(right), wrong)
+    return right, wrong

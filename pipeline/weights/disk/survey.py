@@ -92,7 +92,18 @@ def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list
             present.append(seen)
         else:
             findings.append(seen)
-        if place.hub_cache and (astray := _link_problem(place, pin, real)):
+        if not place.hub_cache or place.is_without_link(pin):
+            continue
+        # an engine that opens the name must get the blob
+        name, astray = place.name(pin), ""
+        try:
+            if not stat.S_ISLNK(os.lstat(name).st_mode):
+                astray = "its name is not a link to its blob"
+            elif (target := os.path.realpath(name)) != real:
+                astray = f"its name leads to {target} instead"
+        except OSError as error:
+            astray = f"its name is missing ({error.strerror})"
+        if astray:
             findings.append(FileFinding(path=pin.path, kind="name", detail=astray))
     return present, findings
 
@@ -139,21 +150,6 @@ def plain_size(path: Path) -> int | None:
     """The size of a plain file; none for anything else, a link too."""
     status = _plain(path)
     return status.st_size if status else None
-
-
-def _link_problem(place: Place, pin: FilePin, blob: str) -> str:
-    """Why an engine that opens the name would not get the blob; "" when it would."""
-    name = place.name(pin)
-    if place.is_without_link(pin):
-        return ""
-    try:
-        status = os.lstat(name)
-    except OSError as error:
-        return f"its name is missing ({error.strerror})"
-    if not stat.S_ISLNK(status.st_mode):
-        return "its name is not a link to its blob"
-    target = os.path.realpath(name)
-    return "" if target == blob else f"its name leads to {target} instead"
 
 
 def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[FileFinding]:

@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import Interrupted
-from pipeline.weights.disk import proof
-from pipeline.weights.disk.hashing import Advance, Identity, cores
-from pipeline.weights.disk.proof import FileUnfit, FileUnreadable
+from pipeline.weights.disk.hashing import (
+    Advance,
+    FileUnfit,
+    FileUnreadable,
+    Identity,
+    Moved,
+    cores,
+    identity_of,
+    open_pin,
+    read_open,
+)
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -76,9 +84,9 @@ class Prover:
                 receipts[state] = proved(held.place)
             known = receipts[state].get(held.pin.path)
             with suppress(FileUnfit, FileUnreadable):
-                handle = proof.open_pin(held.place, held.pin)
+                handle = open_pin(held.place, held.pin)
                 # of the open file, not of its name: a name can be moved between the two looks
-                if proof.identity(handle) == known:
+                if identity_of(os.fstat(handle)) == known:
                     self._set(held, "proved", known, "")
                 os.close(handle)
 
@@ -99,7 +107,7 @@ class Prover:
         """A large file, open and proved to be what was hashed."""
         handle = self._opened(held)
         try:
-            now = proof.identity(handle)
+            now = identity_of(os.fstat(handle))
             if self._verdict(held)[1] != now:
                 held.judged.clear()
                 self._enqueue(held, first=True)
@@ -118,11 +126,18 @@ class Prover:
         """A small file's bytes, hashed just now."""
         handle = self._opened(held)
         try:
-            data = proof.read_checked(handle, held.pin)
-            self._set(held, "proved", proof.identity(handle), "")
+            # one byte more than is locked shows a file that grew
+            data = os.pread(handle, held.pin.size_bytes + 1, 0)
+            wanted = held.pin.new_hash()
+            wanted.update(data)
+            if len(data) != held.pin.size_bytes:
+                raise FileUnfit(f"does not have the locked {held.pin.size_bytes} bytes")
+            if wanted.hexdigest() != held.pin.want:
+                raise FileUnfit("does not have the locked bytes")
+            self._set(held, "proved", identity_of(os.fstat(handle)), "")
             return data
         except FileUnfit as reason:
-            self._set(held, "wrong", proof.identity(handle), str(reason))
+            self._set(held, "wrong", identity_of(os.fstat(handle)), str(reason))
             raise
         except OSError as error:
             raise NotYet(_not_now(error)) from None
@@ -131,7 +146,7 @@ class Prover:
 
     def _opened(self, held: ServedFile) -> int:
         try:
-            return proof.open_pin(held.place, held.pin)
+            return open_pin(held.place, held.pin)
         except FileUnfit as reason:
             self._set(held, "wrong", None, str(reason))
             raise
@@ -159,17 +174,22 @@ class Prover:
             trouble = ""
             seen: Identity | None = None
             try:
-                handle = proof.open_pin(held.place, held.pin)
+                handle = open_pin(held.place, held.pin)
                 try:
-                    seen = proof.identity(handle)
+                    seen = identity_of(os.fstat(handle))
                     if not held.is_small:
                         age_s = time.time() - seen.ctime_ns / 1e9
                         self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
-                    seen = proof.check_open(handle, held.pin, self.advance, self._stopping)
-                    self._set(held, "proved", seen, "")
+                    if seen.size_bytes != (locked := held.pin.size_bytes):
+                        raise FileUnfit(f"has {seen.size_bytes} bytes, locked are {locked}")
+                    stop, hasher = self._stopping, held.pin.new_hash()
+                    reading = read_open(handle, hasher, advance=self.advance, stop=stop)
+                    if reading.digest != held.pin.want:
+                        raise FileUnfit("does not have the locked bytes")
+                    self._set(held, "proved", reading.identity, "")
                 finally:
                     os.close(handle)
-            except FileUnfit as reason:
+            except (FileUnfit, Moved) as reason:
                 self._set(held, "wrong", seen, str(reason))
             except FileUnreadable as reason:
                 trouble = str(reason)

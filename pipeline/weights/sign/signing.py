@@ -24,8 +24,15 @@ from pipeline.core.files import write_bytes
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Hex, stays_below
 from pipeline.weights.check.verify import VerifyOptions, verify
-from pipeline.weights.disk.hashing import Moved, cores, on_all_cores, read_open
-from pipeline.weights.disk.proof import FileUnfit, FileUnreadable, open_below, open_pin
+from pipeline.weights.disk.hashing import (
+    FileUnfit,
+    FileUnreadable,
+    Moved,
+    on_all_cores,
+    open_below,
+    open_pin,
+    read_open,
+)
 from pipeline.weights.disk.survey import some, walk
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
@@ -96,21 +103,19 @@ def locked_digests(place: Place, pins: Sequence[FilePin]) -> Digests:
 
 def read_digests(work: Callable[[str, threading.Event], str], paths: list[str]) -> Digests:
     """The digests that `work` reads, on all cores; Ctrl-C sets its event."""
-    digests: Digests = {}
     stop = threading.Event()
 
-    def note(path: str) -> None:
+    def read(path: str) -> str | FileUnfit | FileUnreadable:
         try:
-            digests[path] = work(path, stop)
+            return work(path, stop)
         except (FileUnfit, FileUnreadable) as reason:
-            digests[path] = reason
+            return reason
         except Moved as error:
-            digests[path] = FileUnfit(str(error))
+            return FileUnfit(str(error))
         except OSError as error:
-            digests[path] = FileUnreadable(f"could not be read now ({error.strerror})")
+            return FileUnreadable(f"could not be read now ({error.strerror})")
 
-    on_all_cores(note, paths, cores(), stop.set)
-    return digests
+    return dict(zip(paths, on_all_cores(read, paths, stop.set), strict=True))
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:

@@ -7,13 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pipeline.core import log
 from pipeline.core.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.core.files import free_bytes, is_free, locked, os_errors_explained
+from pipeline.core.model import Frozen
 from pipeline.core.net.http import Client
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.install import install, link
+from pipeline.weights.disk.receipt import proved_identities
+from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place, read_kept
 from pipeline.weights.transfer.partial_file import PartialFile, adopt
@@ -62,12 +66,12 @@ def fetch_files(
         # under the lock: another fetch may just have made it the folder of another set
         require_own_folder(place, pins)
         if begins:
-            place.keep_begun()
-        present = receipt.files_here(place, pins, client.stop)
-        todo = [pin for pin in pins if pin.path not in present.right]
+            place.keep_lock(is_begun=True)
+        right, wrong = receipt.files_here(place, pins, client.stop)
+        todo = [pin for pin in pins if pin.path not in right]
         for pin in todo:
             # its bytes lie under the name of another file: nothing is fetched for it
-            if (other := present.wrong.get(pin.want)) is not None:
+            if (other := wrong.get(pin.want)) is not None:
                 log.say(f"  {pin.path}: lies here as {other.path}")
                 with os_errors_explained(place.file(other)):
                     # as if just arrived: it is hashed once more, and gets its name as all others do
@@ -202,3 +206,38 @@ def require_space(root: Path, missing_bytes: int) -> None:
             f" {log.size(LEAVE_FREE_BYTES)} must stay free",
             "Free some, or fetch to another disk; what is here already is kept and counted.",
         )
+
+
+State = Literal["right", "to be read", "begun", "missing"]
+
+
+class PlannedFile(Frozen):
+    """One file: what is known of it, and how much of it is still to be fetched."""
+
+    path: str
+    size_bytes: int
+    state: State
+    fetch_bytes: int
+
+
+def plan_fetch(place: Place, pins: Sequence[FilePin], options: Options) -> list[PlannedFile]:
+    """Each file's state; raises what a fetch would raise before its first byte."""
+    require_own_folder(place, pins)
+    proved = proved_identities(place)
+    planned: list[PlannedFile] = []
+    seen: set[str] = set()  # two names of one content are one download
+    for pin in pins:
+        state: State
+        if identity := right_size(place.file(pin), pin):
+            # whether its bytes are right only reading tells, which takes minutes for a large set
+            state, missing = "right" if proved.get(pin.path) == identity else "to be read", 0
+        else:
+            fetched = PartialFile(pin, place.partial_folder, options.range_bytes).kept_bytes
+            state, missing = "begun" if fetched else "missing", pin.size_bytes - fetched
+        size, missing = pin.size_bytes, 0 if pin.want in seen else missing
+        planned.append(
+            PlannedFile(path=pin.path, size_bytes=size, state=state, fetch_bytes=missing)
+        )
+        seen.add(pin.want)
+    require_space(place.root, sum(file.fetch_bytes for file in planned))
+    return planned

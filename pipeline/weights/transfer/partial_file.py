@@ -7,6 +7,7 @@ cache when its turn comes; what an earlier run left is hashed from the disk, not
 from __future__ import annotations
 
 import os
+import re
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipeline.weights.transfer.router import AttemptFailed
 
 _READ_BYTES = 1 << 20  # large enough for the disk, small enough to stay in a core's cache
 Span = tuple[int, int]  # from, up to
+_PAIR = re.compile(r"([0-9]{1,18}) ([0-9]{1,18})")
 
 
 def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
@@ -36,7 +38,15 @@ class PartialFile:
         self.path = folder / pin.want
         self._journal_path = folder / f"{pin.want}.journal"
         self._range_bytes = range_bytes
-        self._done: list[Span] = self._read_journal()
+        lines: list[str] = []
+        with suppress(OSError, UnicodeDecodeError):
+            # `begin` gave it its full size; the journal knows nothing of what cut it since
+            if self.path.stat().st_size == pin.size_bytes:
+                lines = self._journal_path.read_text(encoding="ascii").splitlines()
+        # a line that a kill cut short is no pair of numbers, or not one within the file
+        pairs = [_PAIR.fullmatch(line) for line in lines]
+        spans = [(int(pair[1]), int(pair[2])) for pair in pairs if pair]
+        self._done = merged([(a, b) for a, b in spans if a < b <= pin.size_bytes])
         self.kept_bytes = sum(stop - start for start, stop in self._done)
         self._todo: list[Span] = []
         self._busy = 0
@@ -48,24 +58,6 @@ class PartialFile:
         self.is_alone = False  # the server sends only whole files: one connection
         self.fetched_bytes = 0
         self._is_claimed = False
-
-    def _read_journal(self) -> list[Span]:
-        try:
-            # `begin` gave it its full size; the journal knows nothing of what cut it since
-            if self.path.stat().st_size != self.pin.size_bytes:
-                return []
-            lines = self._journal_path.read_text(encoding="ascii").splitlines()
-        except (OSError, UnicodeDecodeError):
-            return []
-        spans: list[Span] = []
-        for line in lines:
-            # a line that a kill cut short is no pair of numbers, or not one within the file
-            edges = line.split()
-            if len(edges) == 2 and all(e.isdecimal() and len(e) < 19 for e in edges):
-                start, stop = int(edges[0]), int(edges[1])
-                if start < stop <= self.pin.size_bytes:
-                    spans.append((start, stop))
-        return merged(spans)
 
     def begin(self) -> None:
         """Open the files and cut what is missing into ranges; call it once."""

@@ -40,6 +40,10 @@ FAILURES = 4
 # Answers that no sound server gives (another range, another length) are seldom a transfer fault:
 # a source of so many for one file, over all connections, is not asked for it again.
 WRONG_ANSWERS = 3
+_NOT_DELIVERED = (
+    "Check the network, HF_ENDPOINT and what --from names, then run it again: finished files are"
+    " kept."
+)
 # Which of several routes' errors helps the user most, first to last.
 _MOST_USEFUL = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
@@ -98,15 +102,6 @@ class NotAvailable(Exception):
     error: PipelineError
     only_this_file: bool = field(default=False, kw_only=True)  # as a 404: other files may come
     wants_login: bool = field(default=False, kw_only=True)  # a neighbour wants another token
-
-
-def not_delivered(message: str) -> SourceUnreachable:
-    """No source could be asked, or none of them sent the file."""
-    return SourceUnreachable(
-        message,
-        "Check the network, HF_ENDPOINT and what --from names, then run it again: finished files"
-        " are kept.",
-    )
 
 
 def wrong_bytes(message: str) -> DigestMismatch:
@@ -192,8 +187,11 @@ class Router:
             rows = {route.name: str(nothing.error) for route, nothing in missing.items()}
             rows = {name: why.removeprefix(f"{pin.path}: ") for name, why in rows.items()} | reasons
             text = "; ".join(f"{why} ({name})" for name, why in rows.items())
-            if failure is not None:
-                error = (failure.error_type or not_delivered)(f"{pin.path}: {text}")
+            error: PipelineError
+            if failure is not None and failure.error_type is not None:
+                error = failure.error_type(f"{pin.path}: {text}")
+            elif failure is not None:
+                error = SourceUnreachable(f"{pin.path}: {text}", _NOT_DELIVERED)
             else:
                 # among equals the last, which is the Hub
                 every = [nothing.error for nothing in reversed(missing.values())]

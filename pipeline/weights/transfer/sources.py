@@ -69,7 +69,7 @@ def open_routes(
         token=None if is_offline else hub.saved_token(),
         neighbours=neighbours,
         offline=is_offline,
-        with_xet=hub.may_use_xet(),
+        with_xet=not hub.is_on("HF_HUB_DISABLE_XET"),
     )
     return client, routes
 
