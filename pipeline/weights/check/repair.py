@@ -33,9 +33,9 @@ from pipeline.weights.disk.survey import plain_size, right_size, shown, some, wa
 from pipeline.weights.model import FILE_HASH, FilePin
 from pipeline.weights.place import Place, cache_name, user_cache
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
-from pipeline.weights.transfer.partial_file import Span, merged, missing, write_at
 from pipeline.weights.transfer.router import ByteStream, Route
 from pipeline.weights.transfer.sources import open_local
+from pipeline.weights.transfer.workers import Span, merged, missing, write_at
 
 _JOBS = 4  # files at a time: enough for a disk and a source to be busy together
 _LARGE_SHARE = 0.5  # of a set: more than this is worth a second thought before it is fetched

@@ -20,9 +20,8 @@ from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place, read_kept
-from pipeline.weights.transfer.partial_file import PartialFile, adopt
 from pipeline.weights.transfer.router import AttemptFailed, Attempts, Route, Router
-from pipeline.weights.transfer.workers import Throttle, WorkerPool
+from pipeline.weights.transfer.workers import PartialFile, Throttle, WorkerPool, adopt
 
 # Large enough that asking costs nothing beside sending, small enough that eight connections share
 # a shard of 5 GB (the usual size on the Hub) to its end.

@@ -23,9 +23,9 @@ from pipeline.weights.disk.install import make_way
 from pipeline.weights.disk.receipt import keep, read_receipt
 from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.partial_file import merged, missing
 from pipeline.weights.transfer.router import Route
 from pipeline.weights.transfer.sources import FolderRoute
+from pipeline.weights.transfer.workers import merged, missing
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     Copy,
