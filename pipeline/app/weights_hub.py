@@ -54,7 +54,7 @@ from pipeline.weights.place import Place, kept_lock, new_place, offered_place
 from pipeline.weights.serve.api import HubApi, ServedSets
 from pipeline.weights.serve.prover import Prover
 from pipeline.weights.serve.server import ConnectionLimits, Server, most_connections
-from pipeline.weights.transfer.fetch import JOBS, Options, PlannedFile, fetch_files, plan_fetch
+from pipeline.weights.transfer.fetch import PlannedFile, fetch_files, plan_fetch
 from pipeline.weights.transfer.lookup import (
     LockChange,
     LockResult,
@@ -64,6 +64,7 @@ from pipeline.weights.transfer.lookup import (
     open_hub,
 )
 from pipeline.weights.transfer.sources import named_folders, open_routes
+from pipeline.weights.transfer.workers import JOBS, Options
 
 # a file of tokens, not a disk image that was named by mistake
 _MOST_TOKEN_BYTES = 1 << 20

@@ -21,9 +21,9 @@ from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsLock, WeightsSpec, lock_path, sealed, write_lock
 from pipeline.weights.place import Place, new_place
-from pipeline.weights.transfer.fetch import Options, fetch_files
+from pipeline.weights.transfer.fetch import fetch_files
 from pipeline.weights.transfer.sources import find_routes
-from pipeline.weights.transfer.workers import NOTE_BYTES
+from pipeline.weights.transfer.workers import NOTE_BYTES, Options
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,24 +20,10 @@ from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place, read_kept
 from pipeline.weights.transfer.router import AttemptFailed, Attempts, Route, Router
-from pipeline.weights.transfer.workers import PartialFile, Throttle, WorkerPool, adopt
+from pipeline.weights.transfer.workers import Options, PartialFile, Throttle, WorkerPool, adopt
 
-# Large enough that asking costs nothing beside sending, small enough that eight connections share
-# a shard of 5 GB (the usual size on the Hub) to its end.
-RANGE_BYTES = 64 << 20
-JOBS = 8  # what `hf download` uses, and what mirrors expect from one client
 # a disk that is filled to its last byte makes other programs fail
 LEAVE_FREE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Options:
-    """How many connections, how large the ranges, how fast at most."""
-
-    jobs: int = JOBS
-    range_bytes: int = RANGE_BYTES
-    limit_bytes_per_s: float | None = None
-    first_wait_s: float = 0.5
 
 
 def fetch_files(
@@ -184,14 +169,9 @@ def _transfer(
 
     more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
-    throttle = Throttle(options.limit_bytes_per_s, client.stop)
     with log.step(title), log.progress("weights", missing) as bar:
-        wait_s = options.first_wait_s
-        pool = WorkerPool(
-            partials, router, client, throttle, first_wait_s=wait_s, bar=bar, install=finish
-        )
         try:
-            pool.run(options.jobs)
+            WorkerPool(partials, router, client, options, bar, finish).run()
         finally:
             writer.flush()
 

@@ -129,7 +129,7 @@ class Router:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = list(routes)
         self._open, self._failures = Counter[Route](), Counter[Route]()
-        self._not_before: dict[Route, float] = {}
+        self.not_before: dict[Route, float] = {}  # the pause that a server asked for, of all
         self._wrong_answers = Counter[tuple[str, Route]]()
         self._missing: dict[str, dict[Route, NotAvailable]] = {}  # by the file's hash
         self._alone: dict[str, Route] = {}  # which source a file that arrived wrong comes from
@@ -232,17 +232,6 @@ class Router:
         with self._guard:
             self._failures[route] = 0
 
-    def defer(self, route: Route, wait_s: float) -> None:
-        """A server asked for a pause: no connection asks it before."""
-        with self._guard:
-            earlier = self._not_before.get(route, 0.0)
-            self._not_before[route] = max(time.monotonic() + wait_s, earlier)
-
-    def wait_left_s(self, route: Route) -> float:
-        """How much of a pause that a route asked for is left."""
-        with self._guard:
-            return self._not_before.get(route, 0.0) - time.monotonic()
-
 
 class Attempts:
     """One connection's attempts: which route, how many failed in a row, and why."""
@@ -257,8 +246,8 @@ class Attempts:
         while True:
             self._release()
             route = self._route = self._router.pick(pin, self._tries)
-            while (wait_s := self._router.wait_left_s(route)) > 0:
-                self._wait(wait_s)
+            while (until := self._router.not_before.get(route, 0.0)) > time.monotonic():
+                self._wait(until - time.monotonic())
             try:
                 return route.open(pin, start, stop)
             except NotAvailable as nothing:
@@ -294,7 +283,8 @@ class Attempts:
         if failure.wait_s is not None:
             self._deferred_s += max(failure.wait_s, _LEAST_DEFER_S)
             if self._deferred_s <= _LONGEST_DEFER_S:
-                self._router.defer(route, failure.wait_s)
+                until, not_before = time.monotonic() + failure.wait_s, self._router.not_before
+                not_before[route] = max(until, not_before.get(route, 0.0))
                 return
         if self._router.failed(route, pin, failure):
             return

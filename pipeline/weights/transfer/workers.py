@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -32,6 +33,10 @@ from pipeline.weights.transfer.router import (
     wrong_bytes,
 )
 
+# Large enough that asking costs nothing beside sending, small enough that eight connections share
+# a shard of 5 GB (the usual size on the Hub) to its end.
+RANGE_BYTES = 64 << 20
+JOBS = 8  # what `hf download` uses, and what mirrors expect from one client
 PIECE_BYTES = 1 << 18  # read at a time: fits the core's cache, where it is hashed right away
 _MOST_REPORTED = 10  # errors of single files that are shown while the others go on
 # At most this much of a range is fetched again after a kill, or what came in this time if less:
@@ -270,6 +275,16 @@ def cut(spans: list[Span], range_bytes: int) -> list[Span]:
     return pieces
 
 
+@dataclass(frozen=True)
+class Options:
+    """How many connections, how large the ranges, how fast at most."""
+
+    jobs: int = JOBS
+    range_bytes: int = RANGE_BYTES
+    limit_bytes_per_s: float | None = None
+    first_wait_s: float = 0.5
+
+
 class Throttle:
     """At most so many bytes a second over all connections; None is no limit."""
 
@@ -313,9 +328,7 @@ class WorkerPool:
         partial_files: Sequence[PartialFile],
         router: Router,
         client: Client,
-        throttle: Throttle,
-        *,
-        first_wait_s: float,
+        options: Options,
         bar: Bar,
         install: Callable[[PartialFile], None],
     ) -> None:
@@ -323,19 +336,21 @@ class WorkerPool:
         self._new = deque(sorted(partial_files, key=lambda p: p.pin.size_bytes))
         self._begun: list[PartialFile] = []
         self._unfinished = len(partial_files)
-        self._router, self._client, self._throttle = router, client, throttle
-        self._first_wait_s, self._bar, self._install = first_wait_s, bar, install
+        self._router, self._client, self._options = router, client, options
+        self._throttle = Throttle(options.limit_bytes_per_s, client.stop)
+        self._bar, self._install = bar, install
         self._changed = threading.Condition()
         self._results: SimpleQueue[Exception | None] = SimpleQueue()
         self._errors: list[PipelineError] = []
 
-    def run(self, jobs: int) -> None:
+    def run(self) -> None:
         """Work until every file is installed; raises the first reason why one is not.
 
         A file that no source has, or that arrives wrong, does not keep the others away.
         """
         # daemons: one that hangs in a name lookup must not keep the process from ending
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(jobs)]
+        jobs = range(self._options.jobs)
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in jobs]
         try:
             for thread in threads:
                 thread.start()
@@ -355,7 +370,7 @@ class WorkerPool:
             raise self._errors[0]
 
     def _work(self) -> None:
-        attempts = Attempts(self._router, self._client.stop, self._first_wait_s)
+        attempts = Attempts(self._router, self._client.stop, self._options.first_wait_s)
         buffer = self._throttle.new_buffer()
         partial: PartialFile | None = None
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core.errors import StoreUnwritable
 from pipeline.weights.check import repair
-from pipeline.weights.check.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, ScrubSlice, read_state, scrub
+from pipeline.weights.check.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, ScrubSlice, ScrubState, scrub
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import identity_of
 from pipeline.weights.place import Place
@@ -174,7 +174,8 @@ def test_a_clock_that_was_put_back_stops_nothing(ten: DiskSet) -> None:
         night(ten, n)
     nights = [night(ten, n) for n in range(7)]
     assert {path for n in nights for path in n.read} == set(ten.files)
-    assert read_state(ten.place).last_run_s == START_S + 6 * DAY_S
+    state = ScrubState.model_validate_json((ten.place.state / "scrub.json").read_bytes())
+    assert state.last_run_s == START_S + 6 * DAY_S
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from pipeline.core.errors import (
 from pipeline.core.net.http import Client
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.fetch import Options, fetch_range
+from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.sources import find_routes
-from pipeline.weights.transfer.workers import PartialFile
+from pipeline.weights.transfer.workers import Options, PartialFile
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, TOKEN, Bed, big_bytes
