@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.core import log
@@ -110,7 +111,11 @@ def repair(
         _report(place, pins, {*copies, *held}, part)
         if dry_run:
             return []
-        done += _patched(place, part, marks, supply)
+        todo = list({place.file(pin): pin for pin in part}.values())
+        with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
+            patch = partial(_patch, place, marks, supply, bar.advance)
+            patched = on_all_cores(patch, todo, supply.client.hang_up, _JOBS)
+        done += [repaired for repaired in patched if repaired]
         rebuilt = {place.file(p) for p in pins if p.path in {r.path for r in done}}
         whole = [pin for pin in pins if place.file(pin) not in rebuilt]
         done += _fetched(place, whole, copies, held, supply)
@@ -237,61 +242,38 @@ def _fetched(
     done = []
     for pin in pins:
         # one that was replaced is another file now, and has its name because its hash is right
-        if right_size(place.file(pin), pin) in (None, before[pin.path]):
-            done.append(Repaired(path=pin.path, how="not repaired", error=why))
-        elif pin.want in copies or pin.want in held:
-            how = f"copied from {copies[pin.want]}" if pin.want in copies else "was here already"
-            done.append(Repaired(path=pin.path, how=how))
-        else:
-            size = pin.size_bytes
-            done.append(Repaired(path=pin.path, how="fetched whole", fetched_bytes=size))
-    return done
-
-
-def _patched(
-    place: Place, pins: Iterable[FilePin], marks: dict[str, tuple[str, ...]], supply: RouteSupply
-) -> list[Repaired]:
-    """The files of which right blocks could be kept; what is not among them comes whole."""
-    todo, done, stop = list({place.file(p): p for p in pins}.values()), [], threading.Event()
-
-    def patch_one(pin: FilePin) -> None:
-        # two names of one content are two files, so the name is part of the partial file's
-        name = hashlib.sha256(pin.path.encode()).hexdigest()[:16]
-        path, target = place.partial_folder / f"{pin.want}.{name}.repair", place.file(pin)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):  # a fetch, which is next, says what is the matter
-            asked = None
-            if free_bytes(place.root) >= pin.size_bytes:
-                asked = _patch(target, path, pin, marks[pin.path], supply)
-            if asked is not None:
-                if read_file(path, pin.new_hash(), stop=stop).digest == pin.want:
-                    make_way(place, target)
-                    os.replace(path, target)
-                    how, size = log.count(len(asked), "range"), sum(b - a for a, b in asked)
-                    done.append(Repaired(path=pin.path, how=f"{how} fetched", fetched_bytes=size))
-                path.unlink(missing_ok=True)
-        bar.advance(pin.size_bytes)
-
-    def halt() -> None:
-        stop.set()
-        supply.client.hang_up()
-
-    with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
-        on_all_cores(patch_one, todo, halt, _JOBS)
+        is_old = right_size(place.file(pin), pin) in (None, before[pin.path])
+        how, size = "fetched whole", pin.size_bytes
+        if is_old and why:
+            how, size = "not repaired", 0
+        elif pin.want in copies:
+            how, size = f"copied from {copies[pin.want]}", 0
+        elif is_old or pin.want in held:
+            how, size = "was here already", 0
+        error = why if is_old else ""
+        done.append(Repaired(path=pin.path, how=how, fetched_bytes=size, error=error))
     return done
 
 
 def _patch(
-    damaged: Path, path: Path, pin: FilePin, marks: tuple[str, ...], supply: RouteSupply
-) -> list[Span] | None:
-    """What is right of the damaged file, and the rest from sources; returns that rest.
+    place: Place,
+    known: dict[str, tuple[str, ...]],
+    supply: RouteSupply,
+    advance: Callable[[int], None],
+    pin: FilePin,
+) -> Repaired | None:
+    """What is right of the damaged file, and the rest from sources.
 
-    None where the marks are of another file, or no source has bytes that fit.
+    None where that cannot be: the marks are of another file, or no source has bytes that fit.
     """
-    size, hasher = pin.size_bytes, pin.new_hash()
-    asked, held = list[Span](), list[Span]()
-    if len(marks) != -(-size // BLOCK_BYTES):
+    size, hasher, target = pin.size_bytes, pin.new_hash(), place.file(pin)
+    asked, held, marks = list[Span](), list[Span](), known[pin.path]
+    if len(marks) != -(-size // BLOCK_BYTES) or free_bytes(place.root) < size:
         return None
+    # two names of one content are two files, so the name is part of the partial file's
+    name = hashlib.sha256(pin.path.encode()).hexdigest()[:16]
+    path = place.partial_folder / f"{pin.want}.{name}.repair"
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     def fits(at: int, data: bytes) -> bool:
         """Whether these are the bytes of the block at this place; if so, they count."""
@@ -304,37 +286,53 @@ def _patch(
         hasher = ahead if is_right else hasher
         return is_right
 
-    with open_both(damaged, path, size) as (taken, made):
-        at = bad_blocks = 0
-        while at < size:
-            stop = min(at + BLOCK_BYTES, size)
-            if fits(at, _read_block(taken, at, stop)):
-                at, bad_blocks = stop, 0
-                continue
-            if fits(at, _read_block(made, at, stop)):  # of a run that was killed
-                held.append((at, stop))
-                at = stop
-                continue
-            # no more at once than was bad already: at most half of what comes was right
-            stop = min(at + min(max(bad_blocks, 1), _MOST_BLOCKS) * BLOCK_BYTES, size)
-            asked.append((at, stop))
-            for route in supply.routes:
-                data = b""
-                try:
-                    data = b"".join(fetch_range([route], pin, at, stop, client=supply.client))
-                except Interrupted:
-                    raise
-                except PipelineError as error:  # the next source may have it
-                    log.say(f"  {error}")
-                while (block := data[:BLOCK_BYTES]) and fits(at, block):
-                    write_at(made, block, at)
-                    data, at, bad_blocks = data[BLOCK_BYTES:], at + len(block), bad_blocks + 1
-            if at < stop:
-                return None
-        for start, stop in missing(merged([*asked, *held]), size):
-            copy_range(taken, made, start, stop)
-        os.fsync(made)
-    return merged(asked)
+    try:
+        with open_both(target, path, size) as (taken, made):
+            at = bad_blocks = 0
+            while at < size:
+                stop = min(at + BLOCK_BYTES, size)
+                if fits(at, _read_block(taken, at, stop)):
+                    at, bad_blocks = stop, 0
+                    continue
+                if fits(at, _read_block(made, at, stop)):  # of a run that was killed
+                    held.append((at, stop))
+                    at = stop
+                    continue
+                # no more at once than was bad already: at most half of what comes was right
+                stop = min(at + min(max(bad_blocks, 1), _MOST_BLOCKS) * BLOCK_BYTES, size)
+                asked.append((at, stop))
+                for route in supply.routes:
+                    data = _read_range(route, pin, (at, stop), supply.client)
+                    while (block := data[:BLOCK_BYTES]) and fits(at, block):
+                        write_at(made, block, at)
+                        data, at, bad_blocks = data[BLOCK_BYTES:], at + len(block), bad_blocks + 1
+                if at < stop:
+                    path.unlink()
+                    return None
+            for start, stop in missing(merged([*asked, *held]), size):
+                copy_range(taken, made, start, stop)
+            os.fsync(made)
+        if read_file(path, pin.new_hash(), stop=supply.client.stop).digest != pin.want:
+            path.unlink()
+            return None
+        make_way(place, target)
+        os.replace(path, target)
+    except OSError:  # the fetch that comes next says what is the matter
+        return None
+    advance(size)
+    ranges = merged(asked)
+    how = f"{log.count(len(ranges), 'range')} fetched"
+    return Repaired(path=pin.path, how=how, fetched_bytes=sum(b - a for a, b in ranges))
+
+
+def _read_range(route: Route, pin: FilePin, span: Span, client: Client) -> bytes:
+    try:
+        return b"".join(fetch_range([route], pin, *span, client=client))
+    except Interrupted:
+        raise
+    except PipelineError as error:  # the next source may have it
+        log.say(f"  {error}")
+        return b""
 
 
 def _read_block(handle: int, start: int, stop: int) -> bytes:

@@ -40,6 +40,7 @@ _LOADED = (
 # What the Hub's own client and git keep in a folder; no engine looks there.
 _OTHERS_OWN = (STATE, ".cache/huggingface", ".git")
 _NAMED = 3
+_ODD = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 def shown(text: str) -> str:
@@ -88,10 +89,27 @@ def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list
         real = f"{folder(path.parent)}/{path.name}"
         if path.is_symlink():
             real = os.path.realpath(path)
-        if isinstance(seen := _look(pin, path, root, real), Present):
-            present.append(seen)
-        else:
-            findings.append(seen)
+        kind: Kind | None = None
+        detail, status = "", None
+        try:
+            if Path(real).is_relative_to(root):
+                status = os.lstat(real)
+            else:
+                kind, detail = "link", f"leads out of the folder, to {real}"
+        except (FileNotFoundError, NotADirectoryError):
+            kind, detail = "missing", "the link is broken" if path.is_symlink() else ""
+        except OSError as error:
+            kind, detail = "unreadable", error.strerror or str(error)
+        # opening a pipe would wait for a writer, and a device may act on being read
+        if status and not stat.S_ISREG(status.st_mode):
+            kind, detail = "not a file", _ODD.get(stat.S_IFMT(status.st_mode), "a link or device")
+        elif status and status.st_size != pin.size_bytes:
+            kind = "short" if status.st_size < pin.size_bytes else "long"
+            detail = f"{status.st_size} bytes of {pin.size_bytes}"
+        elif status:
+            present.append(Present(pin, Path(real), identity_of(status)))
+        if kind:
+            findings.append(FileFinding(path=pin.path, kind=kind, detail=detail))
         if not place.hub_cache or place.is_without_link(pin):
             continue
         # an engine that opens the name must get the blob
@@ -106,30 +124,6 @@ def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list
         if astray:
             findings.append(FileFinding(path=pin.path, kind="name", detail=astray))
     return present, findings
-
-
-def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | FileFinding:
-    kind: Kind
-    if not Path(real).is_relative_to(root):
-        return FileFinding(path=pin.path, kind="link", detail=f"leads out of the folder, to {real}")
-    try:
-        status = os.lstat(real)
-    except (FileNotFoundError, NotADirectoryError):
-        kind, detail = "missing", "the link is broken" if path.is_symlink() else ""
-    except OSError as error:
-        kind, detail = "unreadable", error.strerror or str(error)
-    else:
-        # opening a pipe would wait for a writer, and a device may act on being read
-        if not stat.S_ISREG(status.st_mode):
-            names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-            kind = "not a file"
-            detail = names.get(stat.S_IFMT(status.st_mode), "a link or device")
-        elif status.st_size != pin.size_bytes:
-            kind = "short" if status.st_size < pin.size_bytes else "long"
-            detail = f"{status.st_size} bytes of {pin.size_bytes}"
-        else:
-            return Present(pin, Path(real), identity_of(status))
-    return FileFinding(path=pin.path, kind=kind, detail=detail)
 
 
 def _plain(path: Path) -> os.stat_result | None:

@@ -148,15 +148,17 @@ class Router:
             if not (able := self.able(pin)):
                 raise self.error(pin, {})
             alone = self._alone.get(pin.want)
-
-            def rank(route: Route) -> tuple[int, ...]:
-                # last, not never: where all routes fail, each still gets its tries
-                keeps_failing = self._failures[route] >= FAILURES
-                shares = route.is_shared and alone is None
-                n_open = self._open[route] if shares else 0
-                return tries[route] // _TRIES, keeps_failing, route is not alone, not shares, n_open
-
-            route = min(able, key=rank)
+            route = min(
+                able,
+                key=lambda r: (
+                    tries[r] // _TRIES,
+                    # last, not never: where all routes fail, each still gets its tries
+                    self._failures[r] >= FAILURES,
+                    r is not alone,
+                    not r.is_shared,
+                    self._open[r] if r.is_shared and alone is None else 0,
+                ),
+            )
             self._open[route] += 1
             return route
 

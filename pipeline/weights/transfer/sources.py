@@ -107,8 +107,8 @@ def find_routes(
         routes.append(HttpRoute(client, source, name, stall_s, is_shared=True))
     home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
-    # after plain HTTP, which needs no native code and shares one connection pool
-    if with_xet and has_xet():
+    # after plain HTTP, which needs no native code; some processors have no Xet client
+    if with_xet and importlib.util.find_spec("hf_xet") is not None:
         routes.append(XetRoute(client, home, stall_s))
     return routes
 
@@ -340,25 +340,16 @@ def _refusal(answer: Answer, pin: FilePin, is_neighbour: bool) -> AttemptFailed 
     return NotAvailable(error, only_this_file=is_of_file, wants_login=wants_login)
 
 
-def has_xet() -> bool:
-    """Whether this machine has the Xet client at all (there is none for some processors)."""
-    return importlib.util.find_spec("hf_xet") is not None
-
-
-def _store_group(repository: HubRepository) -> Any:
+def _open_store(repository: HubRepository) -> tuple[Any, Any]:
+    """A group of downloads from the Xet store, and how to name a file to it."""
     import hf_xet
 
     token = {"Authorization": f"Bearer {repository.token}"} if repository.token else {}
     route = f"{repository.endpoint}/api/models/{repository.name}/xet-read-token"
-    return hf_xet.XetSession().new_download_stream_group(
+    group = hf_xet.XetSession().new_download_stream_group(
         token_refresh_url=f"{route}/{repository.commit}", token_refresh_headers=token
     )
-
-
-def _file_info(name: str, size_bytes: int) -> Any:
-    import hf_xet
-
-    return hf_xet.XetFileInfo(name, size_bytes)
+    return group, hf_xet.XetFileInfo
 
 
 @dataclass(eq=False)
@@ -368,10 +359,10 @@ class XetRoute:
     client: Client
     repository: HubRepository
     stall_s: float
-    new_group: Callable[[HubRepository], Any] = _store_group
+    open_store: Callable[[HubRepository], tuple[Any, Any]] = _open_store
     name: str = "Xet"
     is_shared: bool = False
-    _group: Any = None
+    _store: Any = None
     _watch: Watchdog = field(default_factory=Watchdog)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -392,9 +383,10 @@ class XetRoute:
         try:
             with self._guard:
                 # one for all threads: each group has its own connections and token
-                self._group = self._group or self.new_group(self.repository)
-            info = _file_info(name, pin.size_bytes)
-            stream = self._group.download_stream(info, start=start, end=stop)
+                self._store = self._store or self.open_store(self.repository)
+            group, file_info = self._store
+            info = file_info(name, pin.size_bytes)
+            stream = group.download_stream(info, start=start, end=stop)
         except Exception as error:  # the store's client has no common kind of error
             reason = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
             raise NotAvailable(SourceUnreachable(reason), only_this_file=True) from error

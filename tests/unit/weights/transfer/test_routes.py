@@ -20,7 +20,6 @@ from pipeline.core.errors import (
 from pipeline.core.net.http import Client
 from pipeline.core.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer import sources
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.router import (
     FAILURES,
@@ -37,7 +36,6 @@ from pipeline.weights.transfer.sources import (
     HubRepository,
     XetRoute,
     check_answer,
-    has_xet,
 )
 from pipeline.weights.transfer.workers import Options, Throttle
 from tests.testbed import hub_faults as fault
@@ -251,15 +249,12 @@ class Store:
         return Stream(pieces, self._stalls)
 
 
-@pytest.fixture(autouse=True)
-def plain_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_file_info", lambda name, size: (name, size))
-
-
 def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     http = HttpRoute(client, there, "plain HTTP", stall_s)
-    return http, XetRoute(client, there, stall_s, lambda repository: store)
+    return http, XetRoute(
+        client, there, stall_s, lambda repository: (store, lambda *name_and_size: name_and_size)
+    )
 
 
 def pull(bed: Bed, client: Client, routes: tuple[Route, ...]) -> None:
@@ -346,11 +341,9 @@ def test_a_file_that_is_not_offered_through_xet_comes_by_plain_http(bed: Bed) ->
 
 
 def test_the_real_xet_client_without_a_token_is_a_refusal(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: Bed,
 ) -> None:
-    if not has_xet():
-        pytest.skip("There is no hf_xet for this processor.")
-    monkeypatch.undo()
+    pytest.importorskip("hf_xet", reason="There is no hf_xet for this processor.")
     bed.hub.xet = True
     client = Client(bed.settings)
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
