@@ -162,17 +162,12 @@ class ReceiptWriter:
         self._next_s = 0.0
         self._guard = threading.Lock()
 
-    def add(self, entries: Iterable[ReceiptEntry]) -> None:
-        """Write them now, unless most of the time would go by with writing receipts."""
+    def add(self, entries: Iterable[ReceiptEntry] = (), *, at_once: bool = False) -> None:
+        """Write them, unless most of the time would go by with writing receipts."""
         with self._guard:
             self._new += entries
-        self.flush(not_before_s=self._next_s)
-
-    def flush(self, not_before_s: float = 0.0) -> None:
-        """Write what is not written yet."""
-        with self._guard:
             begun_s = time.monotonic()
-            if self._new and begun_s >= not_before_s:
+            if self._new and (at_once or begun_s >= self._next_s):
                 keep(self._place, self._new, ())
                 self._new = []
                 now_s = time.monotonic()
@@ -279,7 +274,7 @@ def files_here(
             with log.step(title), log.progress("check", total) as bar:
                 on_all_cores(check, unread, stop.set)
         finally:  # what was read before a Ctrl-C need not be read again
-            writer.flush()
+            writer.add(at_once=True)
     right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
     wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
     return right, wrong

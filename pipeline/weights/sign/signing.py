@@ -24,15 +24,8 @@ from pipeline.core.files import write_bytes
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Hex, stays_below
 from pipeline.weights.check.verify import VerifyOptions, verify
-from pipeline.weights.disk.hashing import (
-    FileUnfit,
-    FileUnreadable,
-    Moved,
-    on_all_cores,
-    open_below,
-    open_pin,
-    read_open,
-)
+from pipeline.weights.disk import hashing
+from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable
 from pipeline.weights.disk.survey import some, walk
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
@@ -87,11 +80,11 @@ def locked_digests(place: Place, pins: Sequence[FilePin]) -> Digests:
 
     def digest(path: str, stop: threading.Event) -> str:
         pin = small[path]
-        handle = open_pin(place, pin)
+        handle = hashing.open_pin(place, pin)
         try:
             # once for either hash: files outside LFS are small
-            proof = read_open(handle, pin.new_hash(), stop=stop)
-            reading = read_open(handle, hashlib.sha256(), stop=stop)
+            proof = hashing.read_open(handle, pin.new_hash(), stop=stop)
+            reading = hashing.read_open(handle, hashlib.sha256(), stop=stop)
         finally:
             os.close(handle)
         if proof.digest != pin.want or proof.identity != reading.identity:
@@ -110,12 +103,12 @@ def read_digests(work: Callable[[str, threading.Event], str], paths: list[str]) 
             return work(path, stop)
         except (FileUnfit, FileUnreadable) as reason:
             return reason
-        except Moved as error:
+        except hashing.Moved as error:
             return FileUnfit(str(error))
         except OSError as error:
             return FileUnreadable(f"could not be read now ({error.strerror})")
 
-    return dict(zip(paths, on_all_cores(read, paths, stop.set), strict=True))
+    return dict(zip(paths, hashing.on_all_cores(read, paths, stop.set), strict=True))
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
@@ -143,9 +136,9 @@ def sha256_below(root: Path, path: str, stop: threading.Event | None = None) -> 
         if not real.is_relative_to(home):
             raise FileUnfit("is a link out of the folder")
         where, name = real.parent, real.name
-    handle = open_below(where, name)
+    handle = hashing.open_below(where, name)
     try:
-        return read_open(handle, hashlib.sha256(), stop=stop).digest
+        return hashing.read_open(handle, hashlib.sha256(), stop=stop).digest
     finally:
         os.close(handle)
 

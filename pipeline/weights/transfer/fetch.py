@@ -165,7 +165,7 @@ def _transfer(
         install(place, partial.path, same)
         partial.forget()
         # one by one, so that a run which is killed leaves proof of what it finished
-        writer.add([receipt.installed(place, pin, partial.marks) for pin in same])
+        writer.add([receipt.installed(place, pin, partial.hash.marks) for pin in same])
 
     more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
@@ -173,7 +173,7 @@ def _transfer(
         try:
             WorkerPool(partials, router, client, options, bar, finish).run()
         finally:
-            writer.flush()
+            writer.add(at_once=True)
 
 
 def require_space(root: Path, missing_bytes: int) -> None:

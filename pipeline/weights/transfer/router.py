@@ -142,7 +142,7 @@ class Router:
             able = [r for r in self._routes if r not in self._missing.get(pin.want, {})]
             return [r for r in able if r not in self._liars] or able
 
-    def pick(self, pin: FilePin, tries: Mapping[Route, int]) -> Route:
+    def pick(self, pin: FilePin, tries: Counter[Route]) -> Route:
         """The route for a file's next attempt; `release` says when that is over."""
         with self._guard:
             if not (able := self.able(pin)):
@@ -246,7 +246,9 @@ class Attempts:
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         """The range from the route whose turn it is; raises `AttemptFailed`, or the last error."""
         while True:
-            self._release()
+            if self._route is not None:
+                self._router.release(self._route)
+            self._route = None
             route = self._route = self._router.pick(pin, self._tries)
             while (until := self._router.not_before.get(route, 0.0)) > time.monotonic():
                 self._wait(until - time.monotonic())
@@ -254,11 +256,6 @@ class Attempts:
                 return route.open(pin, start, stop)
             except NotAvailable as nothing:
                 self._router.mark_missing(route, pin, nothing)
-
-    def _release(self) -> None:
-        if self._route is not None:
-            self._router.release(self._route)
-        self._route = None
 
     def received(self) -> None:
         """Bytes came: the failures before them no longer count."""
@@ -272,7 +269,6 @@ class Attempts:
         self.received()
         if self._route is not None:
             self._router.delivered(self._route)
-        self._release()
 
     def failed(self, pin: FilePin, failure: AttemptFailed) -> None:
         """Wait before the next attempt, or raise the final error."""

@@ -78,7 +78,7 @@ class PartialFile:
         self._busy = 0
         self._guard = threading.Lock()
         self._hash_turn = threading.Lock()
-        self._hash = MarkedHash(pin.new_hash())
+        self.hash = MarkedHash(pin.new_hash())
         self._file = self._journal = -1
         self.rejected = ""  # the wrong digest of a first transfer; set from the second on
         self.is_alone = False  # the server sends only whole files: one connection
@@ -138,11 +138,11 @@ class PartialFile:
         with os_errors_explained(self.path):
             write_at(self._file, piece, at)
         # hashed while they are in memory, if all before them is hashed; else `catch_up` reads them
-        if span[0] <= self._front <= at and self._hash_turn.acquire(blocking=False):
+        if span[0] <= self.hash.at <= at and self._hash_turn.acquire(blocking=False):
             try:
-                if span[0] <= self._front <= at:
+                if span[0] <= self.hash.at <= at:
                     self._hash_upto(at)
-                    self._hash.update(piece)
+                    self.hash.update(piece)
             finally:
                 self._hash_turn.release()
 
@@ -161,7 +161,7 @@ class PartialFile:
 
     def catch_up(self) -> None:
         """Hash what lies ready after the front, unless another thread is at it."""
-        while self._front < self._ready() and self._hash_turn.acquire(blocking=False):
+        while self.hash.at < self._ready() and self._hash_turn.acquire(blocking=False):
             try:
                 self._hash_upto(self._ready())
             finally:
@@ -170,37 +170,23 @@ class PartialFile:
 
     def _ready(self) -> int:
         with self._guard:
-            return next((b for a, b in self._done if a <= self._front < b), self._front)
+            return next((b for a, b in self._done if a <= self.hash.at < b), self.hash.at)
 
     def _hash_upto(self, stop: int) -> None:
-        while self._front < stop:
-            piece = os.pread(self._file, min(_READ_BYTES, stop - self._front), self._front)
+        while self.hash.at < stop:
+            piece = os.pread(self._file, min(_READ_BYTES, stop - self.hash.at), self.hash.at)
             if not piece:
                 raise OSError(f"{self.path}: became shorter")
-            self._hash.update(piece)
+            self.hash.update(piece)
 
     def claim_end(self) -> bool:
         """Whether all is there and hashed; true for one caller only."""
         with self._guard:
-            is_there = not self._todo and not self._busy and self._front == self.pin.size_bytes
+            is_there = not self._todo and not self._busy and self.hash.at == self.pin.size_bytes
             if not is_there or self._is_claimed:
                 return False
             self._is_claimed = True
             return True
-
-    @property
-    def _front(self) -> int:
-        """How far it is hashed."""
-        return self._hash.at
-
-    @property
-    def digest(self) -> str:
-        return self._hash.digest
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The hash after each block, for the file's receipt."""
-        return self._hash.marks
 
     def give_up(self) -> bool:
         """Fetch no more of it in this run; true for one caller only."""
@@ -214,8 +200,8 @@ class PartialFile:
         # first the journal: after a kill here nothing wrong is taken for fetched
         os.truncate(self._journal, 0)
         with self._guard:
-            self.rejected, self._is_claimed = self.rejected or self.digest, False
-            self._done, self._hash = [], MarkedHash(self.pin.new_hash())
+            self.rejected, self._is_claimed = self.rejected or self.hash.digest, False
+            self._done, self.hash = [], MarkedHash(self.pin.new_hash())
             self.kept_bytes = self.fetched_bytes = 0
             self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
 
@@ -470,7 +456,7 @@ class WorkerPool:
 
     def _finish(self, partial: PartialFile) -> None:
         """Install a file whose hash is right; fetch a wrong one once more; then drop it."""
-        pin, got = partial.pin, partial.digest
+        pin, got = partial.pin, partial.hash.digest
         if got == pin.want:
             self._install(partial)
         elif self._router.arrived_wrong(pin) or not partial.rejected:

@@ -659,7 +659,7 @@ def test_a_partial_file_hashes_in_order_whatever_order_the_ranges_come_in(tmp_pa
         partial_file.catch_up()
     assert partial_file.claim_end()
     assert not partial_file.claim_end()
-    assert partial_file.digest == pin.want
+    assert partial_file.hash.digest == pin.want
     partial_file.forget()
 
 
@@ -688,7 +688,7 @@ def test_noted_bytes_go_to_the_disk_before_the_sync_at_the_end(
     assert begun == [(0, 500), (500, 500)]
     partial_file.catch_up()
     assert partial_file.claim_end()
-    assert partial_file.digest == pin.want
+    assert partial_file.hash.digest == pin.want
     partial_file.forget()
 
 
