@@ -49,7 +49,7 @@ from pipeline.weights.transfer.router import (
 )
 
 STALL_S = 30.0  # without a byte for so long, another route is taken
-_MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
+_MOST_HOPS = 6  # the Hub needs two: a renamed repository, then its CDN; one link may be stale
 _STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")  # RFC 9110, 14.4
 _MOST_REASON_CHARS = 200  # of a server's own message
@@ -217,47 +217,25 @@ class HttpRoute:
     _links: dict[str, str] = field(default_factory=dict)
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
-        headers = {}
         # a whole file is asked for without a range: some mirrors know none
-        if (start, stop) != (0, pin.size_bytes):
-            headers["Range"] = f"bytes={start}-{stop - 1}"
-        linked = None
-        if (link := self._links.get(pin.path)) is not None:
-            linked = _ask(self, pin, "GET", link, headers)
-            # signed links end, then the Hub is asked anew
-            if linked.status in (*REDIRECTS, *_STALE_LINK):
-                linked.close()
-                self._links.pop(pin.path, None)
-                linked = None
-        answer = linked or self._ask_hub(pin, headers)
-        try:
-            is_whole = check_answer(answer, pin, start, stop, is_neighbour=self.is_shared)
-        except BaseException:
-            answer.close()
-            raise
-
-        def read(buffer: memoryview) -> int:
-            try:
-                return answer.readinto(buffer)  # from the socket straight into the buffer
-            except ConnectionLost as error:
-                raise _lost(error) from error
-
-        length = pin.size_bytes if is_whole else stop - start
-        return ByteStream("the connection", read, answer.close, length, is_whole)
-
-    def _ask_hub(self, pin: FilePin, headers: dict[str, str]) -> Answer:
-        url = home = self.repository.address(pin.path)
+        is_part = (start, stop) != (0, pin.size_bytes)
+        headers = {"Range": f"bytes={start}-{stop - 1}"} if is_part else {}
+        home = self.repository.address(pin.path)
+        url = link = self._links.get(pin.path, home)
         for _ in range(_MOST_HOPS):
             at_home = url == home or is_home(home, url)
             # a CDN has its own signature in the link, and must not see the token
             login = self.repository.login if at_home else {}
             answer = _ask(self, pin, "GET", url, {**headers, **login})
+            # signed links end, then the Hub is asked anew
+            if url == link != home and answer.status in (*REDIRECTS, *_STALE_LINK):
+                answer.close()
+                self._links.pop(pin.path, None)
+                url = link = home
+                continue
             place = answer.header("Location")
             if answer.status not in REDIRECTS or not place:
-                # a signed link is good for a while, and spares the Hub a request for each range
-                if not at_home and answer.status < 400:
-                    self._links[pin.path] = url
-                return answer
+                break
             answer.close()
             # With a redirect the Hub names the hash and size of the file that it leads to. Compared
             # before the CDN is asked: what that sends has no hash in its headers.
@@ -272,7 +250,26 @@ class HttpRoute:
                 url = next_address(url, place)
             except BadAnswer as error:
                 raise NotAvailable(HubBroken(f"{pin.path}: the server {error}")) from error
-        raise AttemptFailed(f"{pin.path}: more than {_MOST_HOPS} redirects", error_type=HubBroken)
+        else:
+            why = f"{pin.path}: more than {_MOST_HOPS} redirects"
+            raise AttemptFailed(why, error_type=HubBroken)
+        # a signed link is good for a while, and spares the Hub a request for each range
+        if not at_home and answer.status < 400:
+            self._links[pin.path] = url
+        try:
+            is_whole = check_answer(answer, pin, start, stop, is_neighbour=self.is_shared)
+        except BaseException:
+            answer.close()
+            raise
+
+        def read(buffer: memoryview) -> int:
+            try:
+                return answer.readinto(buffer)  # from the socket straight into the buffer
+            except ConnectionLost as error:
+                raise _lost(error) from error
+
+        length = pin.size_bytes if is_whole else stop - start
+        return ByteStream("the connection", read, answer.close, length, is_whole)
 
 
 def _other_size(pin: FilePin, size: str) -> DigestMismatch:
