@@ -250,8 +250,8 @@ def _fetched(
             how, size = f"copied from {copies[pin.want]}", 0
         elif is_old or pin.want in held:
             how, size = "was here already", 0
-        error = why if is_old else ""
-        done.append(Repaired(path=pin.path, how=how, fetched_bytes=size, error=error))
+        left = why if is_old else ""
+        done.append(Repaired(path=pin.path, how=how, fetched_bytes=size, error=left))
     return done
 
 

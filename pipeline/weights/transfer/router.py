@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -179,7 +179,7 @@ class Router:
             return bool(honest)
 
     def error(
-        self, pin: FilePin, reasons: Mapping[str, str], failure: AttemptFailed | None = None
+        self, pin: FilePin, reasons: dict[str, str], failure: AttemptFailed | None = None
     ) -> PipelineError:
         """Why no source delivers a file, after a last failure or where none is left to ask."""
         with self._guard:
