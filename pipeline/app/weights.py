@@ -22,10 +22,15 @@ from pipeline.app.workspace import Workspace
 from pipeline.core import log
 from pipeline.core.errors import LockStale, StoreUnwritable, WeightsDamaged, WeightsUnknown
 from pipeline.core.files import ANOTHER_PLACE, write_bytes
-from pipeline.weights.check.backing import Backing, checkout_backing
 from pipeline.weights.check.scrub import Pace, ScrubSlice, lower_priority
 from pipeline.weights.check.scrub import scrub as read_slice
-from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport
+from pipeline.weights.check.verify import (
+    Backing,
+    Checked,
+    VerifyOptions,
+    VerifyReport,
+    checkout_backing,
+)
 from pipeline.weights.check.verify import verify as prove
 from pipeline.weights.disk.hashing import cores
 from pipeline.weights.disk.receipt import check_by_receipt
@@ -182,8 +187,7 @@ def _repaired(
     place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool, dry_run: bool
 ) -> list[Repaired]:
     # these load the HTTP client, which a verify that finds nothing wrong does not need
-    from pipeline.weights.check.copies import RouteSupply
-    from pipeline.weights.check.repair import repair
+    from pipeline.weights.check.repair import RouteSupply, repair
     from pipeline.weights.transfer.sources import open_routes
 
     client, routes = open_routes(place.lock, neighbours=neighbours, offline=offline)

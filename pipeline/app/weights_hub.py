@@ -28,12 +28,14 @@ from pipeline.core.files import read_at_most
 from pipeline.core.sealed import read_or_none
 from pipeline.serving.fit.config import MOST_BYTES
 from pipeline.serving.fit.source import HubModel, named_spec
-from pipeline.weights.check.copies import RouteSupply
+from pipeline.weights.check.repair import RouteSupply
 from pipeline.weights.check.repair import Repaired, repair_known
+from pipeline.serving.fit.source import named_spec
+from pipeline.serving.fit.source import HubModel
+from pipeline.weights.check.repair import Repaired, RouteSupply, repair_known
 from pipeline.weights.disk.install import name_revision
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.hub import is_offline
-from pipeline.weights.locking import LockChange, LockResult, checked, diff_locks
 from pipeline.weights.model import (
     FilePin,
     WeightsLock,
@@ -52,14 +54,20 @@ from pipeline.weights.model import (
     write_spec,
 )
 from pipeline.weights.place import Place, kept_lock, new_place, offered_place
-from pipeline.weights.serve.api import HubApi
+from pipeline.weights.serve.api import HubApi, ServedSets
 from pipeline.weights.serve.prover import Prover
-from pipeline.weights.serve.served import ServedSets
 from pipeline.weights.serve.server import ConnectionLimits, Server, most_connections
-from pipeline.weights.transfer.fetch import JOBS, Options, fetch_files
-from pipeline.weights.transfer.lookup import look_up_now, open_hub
-from pipeline.weights.transfer.plan import PlannedFile, plan_fetch
+from pipeline.weights.transfer.fetch import PlannedFile, fetch_files, plan_fetch
+from pipeline.weights.transfer.lookup import (
+    LockChange,
+    LockResult,
+    checked,
+    diff_locks,
+    look_up_now,
+    open_hub,
+)
 from pipeline.weights.transfer.sources import named_folders, open_routes
+from pipeline.weights.transfer.workers import JOBS, Options
 
 # a file of tokens, not a disk image that was named by mistake
 _MOST_TOKEN_BYTES = 1 << 20

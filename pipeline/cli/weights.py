@@ -125,8 +125,8 @@ def lock_sets(
 
 
 def _lock_folders(names: Sequence[str], as_json: bool) -> None:
-    from pipeline.weights.disk.lock_folder import lock_folder
-    from pipeline.weights.locking import LockResult
+    from pipeline.weights.disk.receipt import lock_folder
+    from pipeline.weights.transfer.lookup import LockResult
 
     locks = [lock_folder(Path(name).expanduser()) for name in names]
     if as_json:

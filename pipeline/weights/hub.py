@@ -7,7 +7,6 @@ have pages that repeat, pages without end, or pages elsewhere that would get our
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -48,10 +47,11 @@ def endpoint() -> str:
 
 def is_offline() -> bool:
     """HF_HUB_OFFLINE, as the Hub's own client understands it."""
-    return _is_on("HF_HUB_OFFLINE") or _is_on("TRANSFORMERS_OFFLINE")
+    return is_on("HF_HUB_OFFLINE") or is_on("TRANSFORMERS_OFFLINE")
 
 
-def _is_on(name: str) -> bool:
+def is_on(name: str) -> bool:
+    """Whether a switch of the Hub's own client is set."""
     return os.environ.get(name, "").lower() in _YES
 
 
@@ -105,23 +105,7 @@ class Hub:
     def files(self, repository: str, commit: str) -> list[FilePin]:
         """Every file of a commit, with its size and the hash that the Hub knows it by."""
         pins: dict[str, FilePin] = {}
-        for n_entries, entry in enumerate(self._entries(repository, commit), 1):
-            # while it arrives, not at the end: an endless listing must not fill the memory first
-            if len(pins) > MOST_FILES or n_entries > _MOST_ENTRIES:
-                raise HubBroken(f"{repository}: more than {MOST_FILES} files are listed")
-            if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-                raise HubBroken(f"{repository}: its listing has an entry without a type")
-            if entry["type"] != "file":
-                continue
-            pin = _pin(repository, entry)
-            # which of the two a client would download is anybody's guess
-            if pin.path in pins:
-                raise HubBroken(f"{repository}: {pin.path!r} is listed twice")
-            pins[pin.path] = pin
-        return list(pins.values())
-
-    def _entries(self, repository: str, commit: str) -> Iterator[Any]:
-        """The entries of all pages of a tree."""
+        n_entries = 0
         place: str | None = f"{self.endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
         pages = Pages(f"{repository}: its listing", _MOST_PAGES, self._client.http.limits.pages_s)
         while place is not None:
@@ -133,7 +117,18 @@ class Hub:
             entries = _value(repository, reply)
             if not isinstance(entries, list):
                 raise HubBroken(f"{repository}: the answer is not a list of files")
-            yield from entries
+            n_entries += len(entries)
+            for entry in entries:
+                if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+                    raise HubBroken(f"{repository}: its listing has an entry without a type")
+                pin = _pin(repository, entry) if entry["type"] == "file" else None
+                # which of the two a client would download is anybody's guess
+                if pin and pin.path in pins:
+                    raise HubBroken(f"{repository}: {pin.path!r} is listed twice")
+                pins |= {pin.path: pin} if pin else {}
+            # while it arrives, not at the end: an endless listing must not fill the memory first
+            if len(pins) > MOST_FILES or n_entries > _MOST_ENTRIES:
+                raise HubBroken(f"{repository}: more than {MOST_FILES} files are listed")
             place = linked_page(reply.header("Link"))
             try:
                 place = next_address(reply.url, place) if place is not None else None
@@ -144,6 +139,7 @@ class Hub:
                 raise HubBroken(
                     f"{repository}: the next page is at {where}, which must not get our token"
                 )
+        return list(pins.values())
 
     def _ask(self, repository: str, url: str) -> Reply:
         """Try again what may pass; every other failure has its own error."""
@@ -216,15 +212,10 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
 
 def saved_token() -> str | None:
     """HF_TOKEN, or what `hf auth login` left; none where HF_HUB_DISABLE_IMPLICIT_TOKEN is set."""
-    if _is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+    if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
     # the library knows all the places of a login, but importing it fails with a wrong endpoint
     endpoint()
     from huggingface_hub import get_token
 
     return get_token()
-
-
-def may_use_xet() -> bool:
-    """Whether the user has not switched it off."""
-    return not _is_on("HF_HUB_DISABLE_XET")

@@ -98,16 +98,13 @@ class Place:
         """What the Hub's own client writes into that link: relative, so caches can be moved."""
         return "../" * (2 + pin.path.count("/")) + f"{_BLOBS}/{pin.want}"
 
-    def keep_lock(self) -> None:
-        """Leave the lock beside the files."""
+    def keep_lock(self, *, is_begun: bool = False) -> None:
+        """Leave the lock beside the files; of a fetch that `is_begun`, for the next run."""
         self.require_own_state()
-        write_lock(self.lock_file, self.lock)
-        self.begun_file.unlink(missing_ok=True)
-
-    def keep_begun(self) -> None:
-        """Leave the lock where the next run finds it: a branch may move while a fetch goes on."""
-        self.require_own_state()
-        write_lock(self.begun_file, self.lock)
+        # a branch may move while a fetch goes on, so it has its lock before its files
+        write_lock(self.begun_file if is_begun else self.lock_file, self.lock)
+        if not is_begun:
+            self.begun_file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

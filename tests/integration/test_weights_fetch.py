@@ -21,9 +21,9 @@ from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import WeightsLock, WeightsSpec, lock_path, sealed, write_lock
 from pipeline.weights.place import Place, new_place
-from pipeline.weights.transfer.fetch import Options, fetch_files
+from pipeline.weights.transfer.fetch import fetch_files
 from pipeline.weights.transfer.sources import find_routes
-from pipeline.weights.transfer.workers import NOTE_BYTES
+from pipeline.weights.transfer.workers import NOTE_BYTES, Options
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 
@@ -129,7 +129,7 @@ def test_kill_9_at_any_moment_loses_at_most_what_was_in_flight(
 
 def kept_bytes(place: Place) -> int:
     """What a later run would not ask for: finished files, and what the journals name."""
-    from pipeline.weights.transfer.partial_file import PartialFile
+    from pipeline.weights.transfer.workers import PartialFile
 
     partial_files = [PartialFile(pin, place.partial_folder, 64 << 20) for pin in place.lock.files]
     partial = sum(partial_file.kept_bytes for partial_file in partial_files)

@@ -15,8 +15,7 @@ import pytest
 
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import plain_settings
-from pipeline.weights.check.copies import RouteSupply
-from pipeline.weights.check.repair import repair
+from pipeline.weights.check.repair import RouteSupply, repair
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import BLOCK_BYTES
 from pipeline.weights.transfer.sources import find_routes

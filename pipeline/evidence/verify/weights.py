@@ -16,8 +16,7 @@ from pipeline.evidence.verify.evidence import EvidenceItem
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, broken, incomplete, stale
 from pipeline.evidence.verify.walk import Walk, walk
 from pipeline.evidence.verify.weights_backing import signer_of
-from pipeline.weights.check.backing import checkout_backing
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import VerifyOptions, checkout_backing, verify
 from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing

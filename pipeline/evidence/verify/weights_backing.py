@@ -14,7 +14,7 @@ from pipeline.artifacts.attest.trust import Trust, TrustedKey
 from pipeline.core.errors import LockEdited, ModelSignatureInvalid
 from pipeline.core.model import sha256_of
 from pipeline.evidence.verify.signature import judge_signatures
-from pipeline.weights.check.backing import Backing
+from pipeline.weights.check.verify import Backing
 from pipeline.weights.disk.survey import some
 from pipeline.weights.model import dump
 from pipeline.weights.place import Place

@@ -18,7 +18,7 @@ from pipeline.hosts.fleet.tunnel import Tunnel
 from pipeline.serving.recipe import tiny
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve import folder_probe
-from pipeline.weights.disk.lock_folder import is_own
+from pipeline.weights.disk.receipt import is_own
 from pipeline.weights.model import WeightsLock
 from pipeline.weights.place import Place, find_places
 

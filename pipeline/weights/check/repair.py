@@ -1,7 +1,13 @@
 """Repairing a damaged set: only what is wrong is fetched, only what is proved is kept.
 
-A new file is put together beside the damaged one, from its good blocks and fetched ranges, and
-takes its place when its whole hash is right. Until then the user has what there was before.
+The receipt's marks are what the hash of a file was after each block, so it is known of each block
+whether the damaged file has it right, and whether a source does. A new file is put together beside
+the damaged one, from its right blocks and fetched ones, and takes its place when its whole hash is
+right. Until then the user has what there was before.
+
+A set of 600 GB takes days to fetch. Before a file is fetched whole, its bytes are looked for where
+they may well be: where a link in its place leads, in other files of its size below the same folder,
+and in the Hub cache of this user.
 """
 
 from __future__ import annotations
@@ -9,25 +15,53 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.core import log
-from pipeline.core.errors import DiskFull, Interrupted, PipelineError, SourceUnreachable
+from pipeline.core.errors import Interrupted, PipelineError
 from pipeline.core.files import free_bytes, locked
 from pipeline.core.model import Frozen
-from pipeline.weights.check.copies import NewFile, RouteSupply, find_copies
+from pipeline.core.net.http import Client
 from pipeline.weights.check.verify import Checked, VerifyOptions, verify
-from pipeline.weights.disk.hashing import Reading, identity_of, on_all_cores
-from pipeline.weights.disk.install import make_way, repair_link, set_aside
+from pipeline.weights.disk.hashing import BLOCK_BYTES, mark_of, on_all_cores, read_file
+from pipeline.weights.disk.install import clear_name, make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
-from pipeline.weights.disk.survey import plain_size, right_size, shown, some
-from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
+from pipeline.weights.disk.survey import plain_size, right_size, shown, some, walk
+from pipeline.weights.model import FILE_HASH, FilePin
+from pipeline.weights.place import Place, cache_name, user_cache
+from pipeline.weights.transfer.fetch import fetch_files, fetch_range
+from pipeline.weights.transfer.router import ByteStream, Route
+from pipeline.weights.transfer.sources import open_local
+from pipeline.weights.transfer.workers import Span, merged, missing, write_at
 
 _JOBS = 4  # files at a time: enough for a disk and a source to be busy together
 _LARGE_SHARE = 0.5  # of a set: more than this is worth a second thought before it is fetched
+_MOST_BLOCKS = 8  # in one request: 32 MB, which are held in memory until they are judged
+
+
+@dataclass
+class RouteSupply:
+    """Folders, neighbours and the Hub, as a fetch uses them."""
+
+    routes: Sequence[Route]
+    client: Client
+
+
+@dataclass(eq=False)
+class CopyRoute:
+    """Files of this machine that have the bytes of others, by their hash."""
+
+    copies: dict[str, Path]
+    name: str = "this machine"
+    is_shared: bool = False
+
+    def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
+        paths = [self.copies[pin.want]] if pin.want in self.copies else []
+        return open_local(paths, pin, start, stop, self.name)
 
 
 class Repaired(Frozen):
@@ -48,9 +82,8 @@ def repair(
     """
     place.require_own_state()
     with locked(place.state / "repair.lock"):
-        damage = checked.report.damage
-        wrong = {f.path: f.kind for f in damage if f.kind not in ("extra", "name")}
-        pins = [pin for pin in place.lock.files if pin.path in wrong]
+        damage, readings = checked.report.damage, checked.readings
+        wrong = {f.path for f in damage if f.kind not in ("extra", "name")}
         done: list[Repaired] = []
         extras = [f for f in damage if f.kind == "extra"]
         if extras and dry_run:
@@ -59,22 +92,62 @@ def repair(
         for finding in () if dry_run else extras:
             aside = set_aside(place, place.snapshot / finding.name).relative_to(place.root)
             done.append(Repaired(path=finding.path, how=shown(f"set aside as {aside}")))
+        pins = [pin for pin in place.lock.files if pin.path in wrong]
+        receipt = read_receipt(place)
+        # of a file that is there in part, the marks tell which blocks are right
+        marks = {
+            pin.path: entry.each_mark
+            for pin in pins
+            if (entry := receipt.get(pin.path)) and entry.want == pin.want and entry.marks
+            if plain_size(place.file(pin)) is not None
+        }
         # first what lies on this machine: it may spare days of fetching
-        repairer = _Repairer(place, checked.readings, supply)
-        repairer.look_around(pins)
+        rest = (p for p in place.lock.files if p.path not in wrong or p.path in readings)
+        judged = {place.file(pin) for pin in rest}
+        copies = find_copies(place, [p for p in pins if p.path not in marks], judged)
+        # two files may be swapped, so some wrong files hold what others want
+        held = {readings[path].digest for path in wrong if path in readings}
+        part = [p for p in pins if p.path in marks and p.want not in held]
+        _report(place, pins, {*copies, *held}, part)
         if dry_run:
             return []
-        # missing files come by a fetch, which is faster than source by source
-        gone = [pin for pin in pins if wrong[pin.path] == "missing" and not repairer.has(pin)]
-        done += _fetched(place, gone, supply)
-        done += repairer.repair([pin for pin in pins if pin.path not in {r.path for r in done}])
-        astray = wrong.keys() | {f.path for f in damage if f.kind == "name"}
+        todo = list({place.file(pin): pin for pin in part}.values())
+        with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
+            patch = partial(_patch, place, marks, supply, bar.advance)
+            patched = on_all_cores(patch, todo, supply.client.hang_up, _JOBS)
+        done += [repaired for repaired in patched if repaired]
+        rebuilt = {place.file(p) for p in pins if p.path in {r.path for r in done}}
+        whole = [pin for pin in pins if place.file(pin) not in rebuilt]
+        done += _fetched(place, whole, copies, held, supply)
+        astray = wrong | {f.path for f in damage if f.kind == "name"}
         astray -= {r.path for r in done if r.error}  # no link to a blob that is still wrong
         links = [pin for pin in place.lock.files if pin.path in astray] if place.hub_cache else []
         for pin in links:
             if repair_link(place, pin):
                 done.append(Repaired(path=pin.path, how="linked to its blob"))
     return sorted(done, key=lambda r: r.path)
+
+
+def _report(place: Place, pins: list[FilePin], here: set[str], part: list[FilePin]) -> None:
+    """How much is to be fetched."""
+    blobs = {pin.want: pin for pin in pins}.values()
+    local = [pin for pin in blobs if pin.want in here]
+    whole = [pin for pin in blobs if pin not in local and pin not in part]
+    of_all = place.lock.size_bytes
+    for what, some_pins, more in (
+        ("on this machine already, not fetched", local, ""),
+        ("to be fetched only where they differ", [pin for pin in blobs if pin in part], ""),
+        ("to be fetched whole", whole, f" (the set has {log.size(of_all)})"),
+    ):
+        if some_pins:
+            names = f"{len(some_pins)} files" if len(some_pins) != 1 else some_pins[0].path
+            size = log.size(sum(pin.size_bytes for pin in some_pins))
+            log.say(f"  {what}: {names}, {size}{more}")
+    if sum(pin.size_bytes for pin in whole) > of_all * _LARGE_SHARE:
+        log.say(
+            "  that is most of the set: if another folder has it, stop this with Ctrl-C"
+            " and name that folder with --from"
+        )
 
 
 def repair_known(place: Place, pins: Collection[FilePin], supply: RouteSupply) -> list[Repaired]:
@@ -104,157 +177,195 @@ def repair_known(place: Place, pins: Collection[FilePin], supply: RouteSupply) -
     return repair(place, Checked(report, checked.readings), supply) if wrong else []
 
 
-def _fetched(place: Place, pins: list[FilePin], supply: RouteSupply) -> list[Repaired]:
-    """Missing files, by a fetch; what that cannot bring is tried source by source afterwards."""
+def find_copies(place: Place, pins: Sequence[FilePin], judged: Collection[Path]) -> dict[str, Path]:
+    """By the wanted hash, a file that has it. What `judged` files hold is known already."""
+    wanted = {pin.want for pin in pins}
+    sizes = {pin.size_bytes for pin in pins} - {0}  # an empty file needs no copy
+    by_size: dict[int, list[Path]] = {}
+    # what is half fetched or half repaired is no copy
+    unfinished = place.partial_folder.relative_to(place.root).as_posix()
+    for path in (place.root / name for name in walk(place.root, [unfinished])):
+        # a blob's name is its hash, so one with another name need not be read
+        is_blob = path.parent.name == "blobs" and FILE_HASH.fullmatch(path.name)
+        if path in judged or (is_blob and path.name not in wanted):
+            continue
+        if (size := plain_size(path)) in sizes and size:
+            by_size.setdefault(size, []).append(path)
+    twins: dict[str, list[Path]] = {}  # two names of one content
+    for pin in place.lock.files:
+        twins.setdefault(pin.want, []).append(place.file(pin))
+    candidates: dict[tuple[Path, bool], FilePin] = {}
+    for pin in pins:
+        own = place.file(pin)
+        # where links in the file's place lead, and this user's Hub cache
+        real = [(path, Path(os.path.realpath(path))) for path in (own, place.name(pin))]
+        paths = [target for path, target in real if target != path.absolute()]
+        paths.append(user_cache() / cache_name(place.lock) / "blobs" / pin.want)
+        # such as the tokenizer that a repository also keeps in a sub-folder
+        paths += [path for path in twins[pin.want] if path != own]
+        for path in (*paths, *by_size.get(pin.size_bytes, [])):
+            if plain_size(path) == pin.size_bytes:
+                # the same file may be wanted by SHA-256 and, under another name, by git's hash
+                candidates[path, pin.sha256 is None] = pin
+    by_digest: dict[str, Path] = {}
+    stop = threading.Event()
+
+    def check(item: tuple[Path, FilePin]) -> None:
+        with suppress(OSError):
+            by_digest[read_file(item[0], item[1].new_hash(), stop=stop).digest] = item[0]
+
+    on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], stop.set)
+    return {digest: path for digest, path in by_digest.items() if digest in wanted}
+
+
+def _fetched(
+    place: Place,
+    pins: list[FilePin],
+    copies: dict[str, Path],
+    held: Collection[str],
+    supply: RouteSupply,
+) -> list[Repaired]:
+    """Files that come whole: from this machine, else from the sources."""
+    before = {pin.path: right_size(place.file(pin), pin) for pin in pins}
+    why = ""
     try:
         for pin in pins:
             make_way(place, place.file(pin))
+            clear_name(place, pin)
         if pins:
-            supply.fetch(place, pins)
+            routes = [CopyRoute(copies), *supply.routes] if copies else supply.routes
+            fetch_files(place, pins, routes, client=supply.client, begins=False)
     except Interrupted:
         raise
-    except PipelineError as error:
+    except (PipelineError, OSError) as error:
+        why = str(error)
+    done = []
+    for pin in pins:
+        # one that was replaced is another file now, and has its name because its hash is right
+        is_old = right_size(place.file(pin), pin) in (None, before[pin.path])
+        how, size = "fetched whole", pin.size_bytes
+        if is_old and why:
+            how, size = "not repaired", 0
+        elif pin.want in copies:
+            how, size = f"copied from {copies[pin.want]}", 0
+        elif is_old or pin.want in held:
+            how, size = "was here already", 0
+        left = why if is_old else ""
+        done.append(Repaired(path=pin.path, how=how, fetched_bytes=size, error=left))
+    return done
+
+
+def _patch(
+    place: Place,
+    known: dict[str, tuple[str, ...]],
+    supply: RouteSupply,
+    advance: Callable[[int], None],
+    pin: FilePin,
+) -> Repaired | None:
+    """What is right of the damaged file, and the rest from sources.
+
+    None where that cannot be: the marks are of another file, or no source has bytes that fit.
+    """
+    size, hasher, target = pin.size_bytes, pin.new_hash(), place.file(pin)
+    asked, held, marks = list[Span](), list[Span](), known[pin.path]
+    if len(marks) != -(-size // BLOCK_BYTES) or free_bytes(place.root) < size:
+        return None
+    # two names of one content are two files, so the name is part of the partial file's
+    name = hashlib.sha256(pin.path.encode()).hexdigest()[:16]
+    path = place.partial_folder / f"{pin.want}.{name}.repair"
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def fits(at: int, data: bytes) -> bool:
+        """Whether these are the bytes of the block at this place; if so, they count."""
+        nonlocal hasher
+        # a wrong block must not enter the hash: other bytes for it are tried next
+        ahead = hasher.copy()
+        ahead.update(data)
+        is_right = len(data) == min(BLOCK_BYTES, size - at)
+        is_right = is_right and mark_of(ahead) == marks[at // BLOCK_BYTES]
+        hasher = ahead if is_right else hasher
+        return is_right
+
+    try:
+        with open_both(target, path, size) as (taken, made):
+            at = bad_blocks = 0
+            while at < size:
+                stop = min(at + BLOCK_BYTES, size)
+                if fits(at, _read_block(taken, at, stop)):
+                    at, bad_blocks = stop, 0
+                    continue
+                if fits(at, _read_block(made, at, stop)):  # of a run that was killed
+                    held.append((at, stop))
+                    at = stop
+                    continue
+                # no more at once than was bad already: at most half of what comes was right
+                stop = min(at + min(max(bad_blocks, 1), _MOST_BLOCKS) * BLOCK_BYTES, size)
+                asked.append((at, stop))
+                for route in supply.routes:
+                    data = _read_range(route, pin, (at, stop), supply.client)
+                    while (block := data[:BLOCK_BYTES]) and fits(at, block):
+                        write_at(made, block, at)
+                        data, at, bad_blocks = data[BLOCK_BYTES:], at + len(block), bad_blocks + 1
+                if at < stop:
+                    path.unlink()
+                    return None
+            for start, stop in missing(merged([*asked, *held]), size):
+                copy_range(taken, made, start, stop)
+            os.fsync(made)
+        if read_file(path, pin.new_hash(), stop=supply.client.stop).digest != pin.want:
+            path.unlink()
+            return None
+        make_way(place, target)
+        os.replace(path, target)
+    except OSError:  # the fetch that comes next says what is the matter
+        return None
+    advance(size)
+    ranges = merged(asked)
+    how = f"{log.count(len(ranges), 'range')} fetched"
+    return Repaired(path=pin.path, how=how, fetched_bytes=sum(b - a for a, b in ranges))
+
+
+def _read_range(route: Route, pin: FilePin, span: Span, client: Client) -> bytes:
+    try:
+        return b"".join(fetch_range([route], pin, *span, client=client))
+    except Interrupted:
+        raise
+    except PipelineError as error:  # the next source may have it
         log.say(f"  {error}")
-    return [
-        Repaired(path=pin.path, how="fetched whole", fetched_bytes=pin.size_bytes)
-        for pin in pins
-        if right_size(place.file(pin), pin)
-    ]
+        return b""
 
 
-class _Repairer:
-    """Decides for each wrong file where its bytes come from, and puts it in its place."""
-
-    def __init__(self, place: Place, readings: dict[str, Reading], supply: RouteSupply) -> None:
-        self._place, self._readings, self._supply = place, readings, supply
-        self._known = read_receipt(place)
-        self._held: set[str] = set()  # hashes of what the wrong files hold: two may be swapped
-        self._copies: dict[str, Path] = {}  # by hash: on this machine under another name
-        self._here: set[str] = set()  # paths whose bytes lie in their partial file, proved
-        self._stop = threading.Event()
-
-    def look_around(self, pins: list[FilePin]) -> None:
-        """Find what need not be fetched, and report how much is to be fetched."""
-        wrong, place, read = {pin.path for pin in pins}, self._place, self._readings
-        rest = (pin for pin in place.lock.files if pin.path not in wrong or pin.path in read)
-        judged = {place.file(pin) for pin in rest}
-        self._held = {read[path].digest for path in wrong if path in read}
-        unpatched = [pin for pin in pins if not self._can_patch(pin)]
-        self._copies = find_copies(place, unpatched, judged, self._stop)
-        blobs = {pin.want: pin for pin in pins}.values()
-        local = [pin for pin in blobs if self.has(pin)]
-        part = [pin for pin in blobs if pin not in local and self._can_patch(pin)]
-        whole = [pin for pin in blobs if pin not in local and pin not in part]
-        if local:
-            log.say(f"  on this machine already, not fetched: {_counted(local)}")
-        if part:
-            log.say(f"  to be fetched only where they differ: {_counted(part)}")
-        if whole:
-            of_all = place.lock.size_bytes
-            log.say(f"  to be fetched whole: {_counted(whole)} (the set has {log.size(of_all)})")
-            if sum(pin.size_bytes for pin in whole) > of_all * _LARGE_SHARE:
-                log.say(
-                    "  that is most of the set: if another folder has it, stop this with Ctrl-C"
-                    " and name that folder with --from"
-                )
-
-    def has(self, pin: FilePin) -> bool:
-        """Whether its bytes lie on this machine, so that nothing need be fetched for it."""
-        return pin.want in self._copies or pin.want in self._held
-
-    def _can_patch(self, pin: FilePin) -> bool:
-        """Whether a part of the file exists, and its marks tell which blocks are right."""
-        return bool(self._marks(pin)) and plain_size(self._place.file(pin)) is not None
-
-    def _marks(self, pin: FilePin) -> tuple[str, ...]:
-        """The hash after each block when the file was right; none where unknown."""
-        entry = self._known.get(pin.path)
-        return entry.each_mark() if entry and entry.want == pin.want else ()
-
-    def repair(self, pins: list[FilePin]) -> list[Repaired]:
-        """All of them, a few in parallel; each blob once."""
-        once = {self._place.file(pin): pin for pin in pins}
-        held = [(path, self._readings.get(pin.path)) for path, pin in once.items()]
-        by_digest = {reading.digest: (path, reading) for path, reading in held if reading}
-        for path, pin in once.items():
-            partial = self._new_file(pin).path
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            # its bytes may lie under the name of another: two files that were swapped
-            other, reading = by_digest.get(pin.want, (path, None))
-            with suppress(OSError):  # it is gone, or the disk has no hard links (exFAT)
-                if reading and other != path and identity_of(os.lstat(other)) == reading.identity:
-                    partial.unlink(missing_ok=True)
-                    os.link(other, partial, follow_symlinks=False)
-
-        def prove(pin: FilePin) -> None:
-            """Its bytes may be here whole: from a run that was killed, or as another file."""
-            if self._new_file(pin).is_right():
-                self._here.add(pin.path)
-
-        def halt() -> None:
-            self._stop.set()
-            self._supply.hang_up()
-
-        todo, done = list(once.values()), list[Repaired]()
-        # all are proved before any is moved: moving one of two swapped files changes the link
-        # count, and so the identity, of the bytes that the other is being read from
-        on_all_cores(prove, todo, _JOBS, halt)
-        with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
-
-            def repair_one(pin: FilePin) -> None:
-                try:
-                    done.append(self._rebuild(pin))
-                except (PipelineError, OSError) as error:
-                    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-                    done.append(Repaired(path=pin.path, how="not repaired", error=reason))
-                bar.advance(pin.size_bytes)
-
-            on_all_cores(repair_one, todo, _JOBS, halt)
-        return done
-
-    def _new_file(self, pin: FilePin) -> NewFile:
-        # two names of one content are two files, so the name is part of the partial file's
-        name = hashlib.sha256(pin.path.encode()).hexdigest()[:16]
-        path = self._place.partial_folder / f"{pin.want}.{name}.repair"
-        return NewFile(pin, path, self._stop)
-
-    def _rebuild(self, pin: FilePin) -> Repaired:
-        new = self._new_file(pin)
-        if pin.path in self._here:
-            return self._install(new, "was here already", 0)
-        free = free_bytes(self._place.root)
-        if free < pin.size_bytes:
-            raise DiskFull(
-                f"{pin.path}: needs {log.size(pin.size_bytes)}, {log.size(free)} are free",
-                "A file is put together beside the damaged one, so that nothing is lost.",
-            )
-        if copy := self._copies.get(pin.want):
-            new.copy(copy, pin.size_bytes)
-            if new.is_right():
-                return self._install(new, f"copied from {copy}", 0)
-        last: PipelineError = SourceUnreachable(f"{pin.path}: there is no source to fetch it from")
-        for source in self._supply.sources():
-            try:
-                asked = new.patch(self._place.file(pin), self._marks(pin), source)
-                if asked is not None and new.is_right():
-                    fetched = sum(stop - start for start, stop in asked)
-                    return self._install(new, f"{log.count(len(asked), 'range')} fetched", fetched)
-                if asked is not None:
-                    new.path.unlink(missing_ok=True)
-                return self._install(new, "fetched whole", new.fetch_whole(source))
-            except (Interrupted, DiskFull):
-                raise
-            except PipelineError as error:
-                last = error
-        raise last
-
-    def _install(self, new: NewFile, how: str, fetched: int) -> Repaired:
-        target = self._place.file(new.pin)
-        make_way(self._place, target)  # only now: until here the damaged file stayed in place
-        os.replace(new.path, target)
-        return Repaired(path=new.pin.path, how=how, fetched_bytes=fetched)
+def _read_block(handle: int, start: int, stop: int) -> bytes:
+    try:
+        return os.pread(handle, stop - start, start)
+    except OSError:  # a bad sector costs its block, not the file
+        return b""
 
 
-def _counted(pins: list[FilePin]) -> str:
-    files = f"{len(pins)} files" if len(pins) != 1 else pins[0].path
-    return f"{files}, {log.size(sum(pin.size_bytes for pin in pins))}"
+@contextmanager
+def open_both(taken: Path, made: Path, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """A file to read and one of that size to write, which keeps what it holds already.
+
+    Never through a link, and never waiting for the other end of a pipe.
+    """
+    with ExitStack() as stack:
+        source = os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        stack.callback(os.close, source)
+        target = os.open(made, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        stack.callback(os.close, target)
+        os.ftruncate(target, size_bytes)
+        yield source, target
+
+
+def copy_range(taken: int, made: int, start: int, stop: int) -> None:
+    """Disks that can, share the bytes instead of copying them."""
+    with suppress(OSError):
+        while start < stop:
+            # on btrfs and XFS a reflink: no bytes are read, and none written (copy_file_range(2))
+            count = os.copy_file_range(taken, made, min(stop - start, 1 << 30), start, start)
+            if not count:
+                break
+            start += count
+    while start < stop and (data := os.pread(taken, min(stop - start, BLOCK_BYTES), start)):
+        write_at(made, data, start)
+        start += len(data)

@@ -76,7 +76,11 @@ def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = 
     place.require_own_state()
     with locked(place.state / "scrub.lock"):
         present, odd = survey(place, place.lock.files)
-        state = read_state(place)
+        state = ScrubState()
+        # a damaged position is begun anew, which only reads more
+        with suppress(OSError, ValidationError):
+            data = read_plain(place.state / "scrub.json", _MOST_BYTES)
+            state = ScrubState.model_validate_json(data or b"")
         histories: dict[str, FileHistory] = {}  # of every file as it is locked now, and no other
         for pin in place.lock.files:
             history = state.files.get(pin.path)
@@ -117,15 +121,6 @@ def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = 
         oldest_days=round(max(ages.values()) / DAY_S, 1),
         findings=[findings[key] for key in sorted(findings)],
     )
-
-
-def read_state(place: Place) -> ScrubState:
-    """The position; a damaged one is begun anew, which only reads more."""
-    try:
-        data = read_plain(place.state / "scrub.json", _MOST_BYTES)
-        return ScrubState.model_validate_json(data or b"")
-    except (OSError, ValidationError):
-        return ScrubState()
 
 
 def _tonight(

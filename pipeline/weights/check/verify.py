@@ -8,13 +8,23 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from pipeline.core import log
+from pipeline.core.errors import LocksDisagree, LockStale
 from pipeline.core.model import Frozen
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.disk import hashing, receipt
 from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
-from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, survey
-from pipeline.weights.model import FilePin, WeightsLock, chosen_files, is_chosen
+from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, some, survey
+from pipeline.weights.model import (
+    FilePin,
+    WeightsLock,
+    chosen_files,
+    is_chosen,
+    lock_path,
+    read_lock,
+)
 from pipeline.weights.place import Place
 
 
@@ -125,7 +135,7 @@ class _FileReader:
         order = sorted(blobs.values(), key=lambda items: -items[0].pin.size_bytes)
         with log.progress("verified", sum(items[0].pin.size_bytes for items in order)) as bar:
             judge = partial(self._judge, bar.advance)
-            on_all_cores(judge, order, self._request.jobs, self._stop.set)
+            on_all_cores(judge, order, self._stop.set, self._request.jobs)
 
     def _judge(self, advance: hashing.Advance, items: list[Present]) -> None:
         path, pin, stop = items[0].path, items[0].pin, self._stop
@@ -150,3 +160,68 @@ class _FileReader:
 
     def _note(self, items: list[Present], kind: Kind, detail: str) -> None:
         self.findings += [FileFinding(path=i.pin.path, kind=kind, detail=detail) for i in items]
+
+
+class Backing(Frozen):
+    """Where the lock of a judgement came from, and who vouches for it."""
+
+    lock_from: Literal["beside", "checkout", "given"] = "beside"
+    vouched_by: str = ""
+    recorded_by: str = ""  # who signed a record of an earlier judgement by this lock
+
+    def sentence(self) -> str:
+        """For people."""
+        if self.lock_from == "given":
+            return "judged by the lock that --lock names"
+        if self.lock_from == "checkout":
+            return "judged by the checkout's lock"
+        if self.vouched_by:
+            return f"judged by the lock beside the files, vouched for by {self.vouched_by}"
+        sentence = "judged by the lock beside the files, which nothing vouches for"
+        if self.recorded_by:
+            return f"{sentence}; it is the one of the record that {self.recorded_by} signed"
+        return sentence
+
+
+def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
+    """Compare the lock beside the files with the checkout's; raises where they disagree."""
+    if checkout is None:
+        return Backing()
+    # a cache that the Hub's own client made has no lock beside it
+    if not place.lock_file.is_file():
+        return Backing(lock_from="checkout", vouched_by="the checkout")
+    own, lock = lock_path(checkout, place.lock.name), place.lock
+    for path in sorted(own.parent.glob("*.lock.yaml")):
+        # a forged lock may have another name, so all locks of its commit are compared
+        if path != own and lock.commit in path.read_text(encoding="utf-8", errors="replace"):
+            _require_no_contradiction(place, path, read_lock(path))
+    if not own.is_file():
+        return Backing()
+    known = read_lock(own)
+    _require_no_contradiction(place, own, known)
+    difference = ""
+    if (lock.repository, lock.commit) != (known.repository, known.commit):
+        difference = f"{lock.repository} at {lock.commit}, {known.repository} at {known.commit}"
+    elif lock.files != known.files:
+        apart = {pin.path for pin in lock.files} ^ {pin.path for pin in known.files}
+        difference = f"only one of them has {some(sorted(apart))}"
+    if difference:
+        raise LockStale(
+            f"{place.lock_file} and the checkout's {own.name} are of different sets: {difference}",
+            f"`sm120 weights fetch {known.name}` brings the checkout's set; `--lock FILE` chooses"
+            " which of the two locks judges.",
+        )
+    return Backing(vouched_by="the checkout")
+
+
+def _require_no_contradiction(place: Place, path: Path, known: WeightsLock) -> None:
+    """One commit has one content: two locks of it that differ cannot both be right."""
+    lock, pins = place.lock, {pin.path: pin for pin in known.files}
+    if (lock.repository, lock.commit) != (known.repository, known.commit):
+        return
+    # files that only one of them has are no contradiction: two specs may choose differently
+    if differing := [pin.path for pin in lock.files if pins.get(pin.path, pin) != pin]:
+        raise LocksDisagree(
+            f"{place.lock_file} contradicts the checkout's {path.name} about {some(differing)}",
+            f"One of them was changed, so nothing was judged. `--lock {path}` takes the latter.",
+        )

@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pipeline.core.errors import Interrupted
+from pipeline.core.files import folder_below
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
 
 BLOCK_BYTES = 4 << 20  # what a repair fetches for one wrong byte
 MARK_CHARS = 16  # 64 bits tell the blocks of a file apart
@@ -28,6 +31,9 @@ _WINDOW_BYTES = 16 << 20  # the step for giving back page cache and for the prog
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+# Never through a link; and opening a pipe would otherwise wait for its other end.
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Identity(NamedTuple):
@@ -46,6 +52,11 @@ class NotPlain(OSError):
 
 # Errors of the machine, not of a file: they prove nothing about the file's bytes.
 MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+# These are about the file. All others (also EIO, ESTALE) are about the machine.
+_FILE_ERRORS = {
+    *(errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG),
+    *(errno.EACCES, errno.EPERM),
+}
 
 
 class Moved(OSError):
@@ -76,13 +87,21 @@ def read_file(
     direct: bool = False,
 ) -> Reading:
     """Hash a file; `direct` asks the disk itself, not the memory that caches it."""
-    # never through a link, and never blocking on a pipe
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    handle = _open_direct(path, flags) if direct else None
+    handle = -1
+    if direct:
+        with suppress(OSError), mmap.mmap(-1, _READ_BYTES) as probe:
+            # a page in memory is no proof of the disk: rot below it would pass (open(2))
+            handle = os.open(path, READ_FLAGS | os.O_DIRECT)
+            # some file systems accept O_DIRECT when opening and fail when reading
+            try:
+                os.preadv(handle, [probe], 0)
+            except OSError:
+                os.close(handle)
+                handle = -1
     # what is read past the page cache leaves nothing there to give back
-    give_back = handle is None
-    if handle is None:
-        handle = os.open(path, flags)
+    give_back = handle < 0
+    if give_back:
+        handle = os.open(path, READ_FLAGS)
         with suppress(OSError):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             if direct:
@@ -95,23 +114,6 @@ def read_file(
     finally:
         os.close(handle)
     return reading
-
-
-def _open_direct(path: Path, flags: int) -> int | None:
-    """Past the page cache, where the file system can; errors of the file itself show later."""
-    try:
-        # a page in memory is no proof of the disk: rot below it would pass (open(2))
-        handle = os.open(path, flags | os.O_DIRECT)
-    except OSError:
-        return None
-    try:
-        # some file systems accept O_DIRECT when opening and fail when reading
-        with mmap.mmap(-1, _READ_BYTES) as probe:
-            os.preadv(handle, [probe], 0)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
 
 
 def read_open(
@@ -127,9 +129,19 @@ def read_open(
     if not stat.S_ISREG(status.st_mode):
         raise NotPlain("is not a file any more")
     before, marked = identity_of(status), MarkedHash(hasher)
-    uncached = _uncached_windows(handle, before.size_bytes) if give_back else set()
+    windows = range(0, before.size_bytes, _WINDOW_BYTES)
+    uncached = set()  # the other windows are in use by somebody, and stay in the page cache
+    try:
+        for start in windows if give_back else ():
+            middle = start + min(_WINDOW_BYTES, before.size_bytes - start) // 2
+            try:
+                os.preadv(handle, [bytearray(1)], middle, os.RWF_NOWAIT)
+            except BlockingIOError:
+                uncached.add(start)
+    except OSError:  # the file system does not support the question: leave its cache alone
+        uncached.clear()
     with memoryview(mmap.mmap(-1, _READ_BYTES)) as buffer:  # on a page's border, for O_DIRECT
-        for start in range(0, before.size_bytes, _WINDOW_BYTES):
+        for start in windows:
             end = min(start + _WINDOW_BYTES, before.size_bytes)
             while marked.at < end:
                 if stop is not None and stop.is_set():
@@ -146,21 +158,6 @@ def read_open(
     if identity_of(os.fstat(handle)) != before:
         raise Moved("changed while it was read")
     return Reading(marked.digest, marked.marks, before)
-
-
-def _uncached_windows(handle: int, size_bytes: int) -> set[int]:
-    """Which windows are not in the page cache; the others are in use and must stay there."""
-    probe = bytearray(1)
-    uncached = set()
-    for window in range(0, size_bytes, _WINDOW_BYTES):
-        middle = window + min(_WINDOW_BYTES, size_bytes - window) // 2
-        try:
-            os.preadv(handle, [probe], middle, os.RWF_NOWAIT)
-        except BlockingIOError:
-            uncached.add(window)
-        except OSError:  # the file system does not support the question: leave its cache alone
-            return set()
-    return uncached
 
 
 class MarkedHash:
@@ -203,20 +200,51 @@ def cores() -> int:
 
 
 def on_all_cores(
-    work: Callable[[Item], object], items: list[Item], jobs: int, halt: Callable[[], None]
-) -> None:
+    work: Callable[[Item], Result], items: list[Item], halt: Callable[[], None], jobs: int = 0
+) -> list[Result]:
     """Do the work in threads, in order of the list; Ctrl-C and errors halt all of them.
 
     hashlib and the kernel let go of the interpreter's lock, so threads fill all cores.
     """
-    pool = ThreadPoolExecutor(max(1, min(jobs, len(items))))
+    pool = ThreadPoolExecutor(max(1, min(jobs or cores(), len(items))))
     try:
-        # all are submitted before the first result is awaited, else they would run one by one
-        for future in [pool.submit(work, item) for item in items]:
-            future.result()
+        return list(pool.map(work, items))
     except BaseException:
         halt()
         raise
     finally:
         # waits for what runs: no thread may read on after the caller has closed its files
         pool.shutdown(cancel_futures=True)
+
+
+class FileUnfit(Exception):
+    """Why a file cannot be taken for the locked one."""
+
+
+class FileUnreadable(Exception):
+    """Why the machine could not read a file now; it proves nothing about the file's bytes."""
+
+
+def open_pin(place: Place, pin: FilePin) -> int:
+    """The file, opened without following any link, so that nothing outside its folder is read."""
+    root, path = place.root.resolve(), place.file(pin)
+    return open_below(root, path.relative_to(place.root).as_posix())
+
+
+def open_below(root: Path, relative: str) -> int:
+    """A plain file below a folder; neither it nor a folder on the way may be a link."""
+    *folders, last = relative.split("/")
+    try:
+        # folder by folder: O_NOFOLLOW of a whole path would only refuse a link at its end
+        with folder_below(root, folders) as folder:
+            handle = os.open(last, READ_FLAGS, dir_fd=folder)
+    except FileNotFoundError:
+        raise FileUnfit("is missing") from None
+    except OSError as error:
+        if error.errno not in _FILE_ERRORS:
+            raise FileUnreadable(f"could not be opened now ({error.strerror})") from None
+        raise FileUnfit(f"cannot be opened as a plain file ({error.strerror})") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileUnfit("is not a plain file")
+    return handle

@@ -61,8 +61,14 @@ def link(place: Place, pin: FilePin) -> bool:
 
 def repair_link(place: Place, pin: FilePin) -> bool:
     """As `link`, where anything may lie in the way; whether that needed a change."""
-    if place.is_without_link(pin):
-        return False
+    clear_name(place, pin)
+    return link(place, pin)
+
+
+def clear_name(place: Place, pin: FilePin) -> None:
+    """In the Hub's layout, set aside what lies in the place of a name's link."""
+    if not place.hub_cache or place.is_without_link(pin):
+        return
     name = place.name(pin)
     make_way(place, name)
     if name.exists() and not name.is_symlink():
@@ -72,7 +78,6 @@ def repair_link(place: Place, pin: FilePin) -> bool:
         # setting aside a copy of a good file would only fill the disk
         if digest != pin.want:
             set_aside(place, name)
-    return link(place, pin)
 
 
 def make_way(place: Place, target: Path) -> None:

@@ -8,23 +8,25 @@ time, it proves nothing to others, and `--full` does without it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.core import log
-from pipeline.core.errors import DiskFull, StoreUnwritable
-from pipeline.core.files import locked, read_plain, write_bytes
-from pipeline.core.model import Digest, Frozen, sha256_of
+from pipeline.core.errors import DiskFull, StoreUnwritable, WeightsUnknown
+from pipeline.core.files import locked, os_errors_explained, read_plain, write_bytes
+from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.sealed import Sealed
 from pipeline.weights.disk.hashing import (
     BLOCK_BYTES,
@@ -32,13 +34,12 @@ from pipeline.weights.disk.hashing import (
     MARK_CHARS,
     Identity,
     Reading,
-    cores,
     on_all_cores,
     read_file,
 )
 from pipeline.weights.disk.survey import FileFinding, extras, plain_size, right_size, survey
-from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
+from pipeline.weights.model import FilePin, WeightsLock, sealed, spec_of
+from pipeline.weights.place import STATE, Place, in_hub_cache, require_no_links
 
 # The coarsest clock of a file system in use (FAT's); Linux's own disks tick every few milliseconds.
 _CLOCK_TICK_NS = 2_000_000_000
@@ -58,6 +59,7 @@ class ReceiptEntry(Frozen):
     identity: Identity | None
     marks: Annotated[str, StringConstraints(pattern=rf"^([0-9a-f]{{{MARK_CHARS}}})*$")]
 
+    @property
     def each_mark(self) -> tuple[str, ...]:
         """What the hash was after each block of the whole file."""
         return tuple(self.marks[i : i + MARK_CHARS] for i in range(0, len(self.marks), MARK_CHARS))
@@ -160,17 +162,12 @@ class ReceiptWriter:
         self._next_s = 0.0
         self._guard = threading.Lock()
 
-    def add(self, entries: Iterable[ReceiptEntry]) -> None:
-        """Write them now, unless most of the time would go by with writing receipts."""
+    def add(self, entries: Iterable[ReceiptEntry] = (), *, at_once: bool = False) -> None:
+        """Write them, unless most of the time would go by with writing receipts."""
         with self._guard:
             self._new += entries
-        self.flush(not_before_s=self._next_s)
-
-    def flush(self, not_before_s: float = 0.0) -> None:
-        """Write what is not written yet."""
-        with self._guard:
             begun_s = time.monotonic()
-            if self._new and begun_s >= not_before_s:
+            if self._new and (at_once or begun_s >= self._next_s):
                 keep(self._place, self._new, ())
                 self._new = []
                 now_s = time.monotonic()
@@ -235,16 +232,13 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
     return ReceiptCheck(good, unknown, findings)
 
 
-@dataclass(frozen=True)
-class FilesHere:
-    """Which files of a set are there: those that are right, and what the others hold instead."""
+def files_here(
+    place: Place, pins: Sequence[FilePin], stop: threading.Event
+) -> tuple[set[str], dict[str, FilePin]]:
+    """The paths of files that are right, and by their hash the others that are there.
 
-    right: frozenset[str] = frozenset()
-    wrong: Mapping[str, FilePin] = field(default_factory=dict)  # by the hash of what is there
-
-
-def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> FilesHere:
-    """By the receipt, or else by hashing them now, which the receipt then knows."""
+    By the receipt, or else by hashing them now, which the receipt then knows.
+    """
     known = proved_identities(place)
     by_size = {pin.size_bytes: pin for pin in pins}
     right, unread = set(), []  # pairs: the file at the first's path is hashed as the second is
@@ -278,9 +272,89 @@ def files_here(place: Place, pins: Sequence[FilePin], stop: threading.Event) -> 
         title = f"Checking {log.count(len(unread), 'file')} already here, {log.size(total)}"
         try:
             with log.step(title), log.progress("check", total) as bar:
-                on_all_cores(check, unread, cores(), stop.set)
+                on_all_cores(check, unread, stop.set)
         finally:  # what was read before a Ctrl-C need not be read again
-            writer.flush()
+            writer.add(at_once=True)
     right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
     wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
-    return FilesHere(frozenset(right), wrong)
+    return right, wrong
+
+
+# The organisation of such a lock: no repository of the Hub has it.
+LOCAL = "local"
+# What clients of the Hub and git keep beside the files.
+_NOT_WEIGHTS = (STATE, ".cache", ".git")
+
+
+def is_own(lock: WeightsLock) -> bool:
+    """Whether a lock is of a folder rather than of a repository."""
+    return lock.repository.startswith(f"{LOCAL}/")
+
+
+def lock_folder(folder: Path) -> WeightsLock:
+    """Hash every file of a folder, and leave the lock and a receipt in it.
+
+    The commit is that of the content: the same files give the same lock.
+    """
+    folder = folder.resolve()
+    if in_hub_cache(folder):
+        raise WeightsUnknown(
+            f"{folder}: is a part of a Hub cache, whose files have a repository",
+            "Lock that repository: `sm120 weights lock ORG/MODEL@COMMIT`.",
+        )
+    require_no_links(folder / STATE)
+    stop = threading.Event()
+    with os_errors_explained(folder):
+        paths = _files(folder)
+        since_ns = state_time_ns(folder / STATE)  # before the first file is read
+        sizes = {path: (folder / path).stat().st_size for path in paths}
+        total, order = sum(sizes.values()), sorted(paths, key=lambda path: -sizes[path])
+        what = f"Hashing {log.count(len(paths), 'file')}, {log.size(total)}"
+        with log.step(what), log.progress("hashed", total) as bar:
+            read = on_all_cores(
+                lambda path: read_file(
+                    folder / path, hashlib.sha256(), advance=bar.advance, stop=stop
+                ),
+                order,
+                stop.set,
+            )
+    readings = dict(zip(order, read, strict=True))
+    pins = [
+        FilePin(path=path, size_bytes=reading.identity.size_bytes, sha256=reading.digest)
+        for path, reading in readings.items()
+    ]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.name).strip(".-") or "weights"
+    content = canonical_json([pin.model_dump() for pin in sorted(pins, key=lambda p: p.path)])
+    commit = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    lock = sealed(spec_of(f"{LOCAL}/{name[:90]}"), commit, pins)
+    place = Place(folder, lock)
+    with os_errors_explained(folder):
+        place.keep_lock()
+    if since_ns is not None:
+        entries = [proved(pin, readings[pin.path], since_ns) for pin in lock.files]
+        keep(place, entries, ())
+    return lock
+
+
+def _files(folder: Path) -> list[str]:
+    """The files of a folder; a link is refused, as its bytes are somewhere else."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _NOT_WEIGHTS)
+        for name in (*folders, *names):
+            path = Path(root, name)
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise WeightsUnknown(
+                    f"{path}: is not a plain file",
+                    "A lock is of files alone: copy what the link leads to into the folder.",
+                )
+        found += [Path(root, name).relative_to(folder).as_posix() for name in sorted(names)]
+    if not found:
+        raise WeightsUnknown(f"{folder}: has no files", "Name the folder of the weights.")
+    for name in found:
+        try:
+            FilePin(path=name, size_bytes=0, sha256="0" * 64)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise WeightsUnknown(f"{folder / name}: {reason}", "Rename the file.") from error
+    return found

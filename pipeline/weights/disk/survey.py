@@ -40,6 +40,7 @@ _LOADED = (
 # What the Hub's own client and git keep in a folder; no engine looks there.
 _OTHERS_OWN = (STATE, ".cache/huggingface", ".git")
 _NAMED = 3
+_ODD = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 def shown(text: str) -> str:
@@ -88,37 +89,41 @@ def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list
         real = f"{folder(path.parent)}/{path.name}"
         if path.is_symlink():
             real = os.path.realpath(path)
-        if isinstance(seen := _look(pin, path, root, real), Present):
-            present.append(seen)
-        else:
-            findings.append(seen)
-        if place.hub_cache and (astray := _link_problem(place, pin, real)):
-            findings.append(FileFinding(path=pin.path, kind="name", detail=astray))
-    return present, findings
-
-
-def _look(pin: FilePin, path: Path, root: str, real: str) -> Present | FileFinding:
-    kind: Kind
-    if not Path(real).is_relative_to(root):
-        return FileFinding(path=pin.path, kind="link", detail=f"leads out of the folder, to {real}")
-    try:
-        status = os.lstat(real)
-    except (FileNotFoundError, NotADirectoryError):
-        kind, detail = "missing", "the link is broken" if path.is_symlink() else ""
-    except OSError as error:
-        kind, detail = "unreadable", error.strerror or str(error)
-    else:
+        kind: Kind | None = None
+        detail, status = "", None
+        try:
+            if Path(real).is_relative_to(root):
+                status = os.lstat(real)
+            else:
+                kind, detail = "link", f"leads out of the folder, to {real}"
+        except (FileNotFoundError, NotADirectoryError):
+            kind, detail = "missing", "the link is broken" if path.is_symlink() else ""
+        except OSError as error:
+            kind, detail = "unreadable", error.strerror or str(error)
         # opening a pipe would wait for a writer, and a device may act on being read
-        if not stat.S_ISREG(status.st_mode):
-            names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-            kind = "not a file"
-            detail = names.get(stat.S_IFMT(status.st_mode), "a link or device")
-        elif status.st_size != pin.size_bytes:
+        if status and not stat.S_ISREG(status.st_mode):
+            kind, detail = "not a file", _ODD.get(stat.S_IFMT(status.st_mode), "a link or device")
+        elif status and status.st_size != pin.size_bytes:
             kind = "short" if status.st_size < pin.size_bytes else "long"
             detail = f"{status.st_size} bytes of {pin.size_bytes}"
-        else:
-            return Present(pin, Path(real), identity_of(status))
-    return FileFinding(path=pin.path, kind=kind, detail=detail)
+        elif status:
+            present.append(Present(pin, Path(real), identity_of(status)))
+        if kind:
+            findings.append(FileFinding(path=pin.path, kind=kind, detail=detail))
+        if not place.hub_cache or place.is_without_link(pin):
+            continue
+        # an engine that opens the name must get the blob
+        name, astray = place.name(pin), ""
+        try:
+            if not stat.S_ISLNK(os.lstat(name).st_mode):
+                astray = "its name is not a link to its blob"
+            elif (target := os.path.realpath(name)) != real:
+                astray = f"its name leads to {target} instead"
+        except OSError as error:
+            astray = f"its name is missing ({error.strerror})"
+        if astray:
+            findings.append(FileFinding(path=pin.path, kind="name", detail=astray))
+    return present, findings
 
 
 def _plain(path: Path) -> os.stat_result | None:
@@ -139,21 +144,6 @@ def plain_size(path: Path) -> int | None:
     """The size of a plain file; none for anything else, a link too."""
     status = _plain(path)
     return status.st_size if status else None
-
-
-def _link_problem(place: Place, pin: FilePin, blob: str) -> str:
-    """Why an engine that opens the name would not get the blob; "" when it would."""
-    name = place.name(pin)
-    if place.is_without_link(pin):
-        return ""
-    try:
-        status = os.lstat(name)
-    except OSError as error:
-        return f"its name is missing ({error.strerror})"
-    if not stat.S_ISLNK(status.st_mode):
-        return "its name is not a link to its blob"
-    target = os.path.realpath(name)
-    return "" if target == blob else f"its name leads to {target} instead"
 
 
 def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[FileFinding]:

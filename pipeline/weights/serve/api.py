@@ -1,24 +1,211 @@
-"""Answers as the Hub gives them, for the part of it that clients need to load a model."""
+"""Answers as the Hub gives them, for the part of it that clients need to load a model.
+
+Which repositories, revisions and files exist for a client is what the locks say, and nothing else.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from pipeline.weights.disk.proof import FileUnfit
+from pipeline.core.errors import LockEdited
+from pipeline.core.files import files_below, read_plain
+from pipeline.weights.disk.hashing import FileUnfit
+from pipeline.weights.model import FilePin
+from pipeline.weights.place import Place
 from pipeline.weights.serve import http
 from pipeline.weights.serve.http import Refused, Request, Response
 from pipeline.weights.serve.prover import NotYet, Prover, ServedFile
-from pipeline.weights.serve.served import MAIN, ServedSets, Snapshot, absent
 
 PAGE_ENTRIES = 1000  # as the Hub has on a page
 _RETRY_S = 10  # a shard of 5 GB is hashed in less
 _LOOPBACK = re.compile(r"(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?", re.I)
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+MAIN = "main"
+_MOST_REF_BYTES = 256  # a commit has 40
+
+Json = dict[str, Any]
+
+
+def absent(code: str, message: str, commit: str = "") -> Refused:
+    """The refusal of what is not served; `code` is the Hub's X-Error-Code for it."""
+    extra = {"X-Repo-Commit": commit} if commit else {}
+    return Refused(404, message, {"X-Error-Code": code, **extra})
+
+
+@dataclass
+class Snapshot:
+    """One commit of a repository: the files of every set that was locked from it."""
+
+    repository: str
+    commit: str
+    files: dict[str, ServedFile] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)  # path -> its id in listings
+
+    def add(self, place: Place) -> None:
+        """Take in a set; sets of one commit may share files, but not contradict each other."""
+        for pin in place.lock.files:
+            held = self.files.setdefault(pin.path, ServedFile(place, pin))
+            if held.pin != pin:
+                raise LockEdited(
+                    f"{self.repository}: {pin.path} is locked in two ways at one commit",
+                    f"Compare {held.place.lock_file} and {place.lock_file}.",
+                )
+            # clients need an id, not git's: a set is mostly a part of its repository, so git's
+            # id of the whole folder could not be known here anyway
+            folders = PurePosixPath(pin.path).parents
+            self.folders.update((str(f), _git_id("tree", bytes(f))) for f in folders if f.name)
+
+    def held(self, path: str) -> ServedFile:
+        if path not in self.files:
+            raise absent("EntryNotFound", "there is no such file in the set", self.commit)
+        return self.files[path]
+
+    def entry(self, path: str) -> Json:
+        """A file or folder in a tree."""
+        if path in self.folders:
+            return {"type": "directory", "oid": self.folders[path], "size": 0, "path": path}
+        pin = self.files[path].pin
+        oid, lfs = _ids(pin, "oid")
+        return {"type": "file", "oid": oid, "size": pin.size_bytes, "path": path, **lfs}
+
+    def tree(self, below: str, *, recursive: bool) -> list[Json]:
+        """The files and folders below a folder, sorted by path."""
+        if below and below not in self.folders:
+            raise absent("EntryNotFound", "there is no such folder in the set", self.commit)
+        start = f"{below}/" if below else ""
+        return [
+            self.entry(path)
+            for path in sorted({*self.folders, *self.files})
+            if path.startswith(start) and (recursive or "/" not in path[len(start) :])
+        ]
+
+    def model_info(self, *, blobs: bool) -> Json:
+        """The repository at one commit."""
+        siblings: list[Json] = [{"rfilename": path} for path in sorted(self.files)]
+        for entry in siblings if blobs else ():
+            pin = self.files[entry["rfilename"]].pin
+            # the Hub spells LFS differently here than in a tree: sha256, not oid
+            blob_id, lfs = _ids(pin, "sha256")
+            entry |= {"size": pin.size_bytes, "blobId": blob_id, **lfs}
+        return {
+            "id": self.repository,
+            "modelId": self.repository,
+            "author": self.repository.partition("/")[0],
+            "sha": self.commit,
+            "private": False,
+            "gated": False,
+            "disabled": False,
+            "tags": [],
+            "siblings": siblings,
+        }
+
+
+def _ids(pin: FilePin, spelling: str) -> tuple[str, Json]:
+    """Git's id of a file, and the `lfs` entry of a large one, of which git holds a pointer."""
+    if pin.git_sha1:
+        return pin.git_sha1, {}
+    size = pin.size_bytes
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{pin.sha256}\nsize {size}\n"
+    lfs = {spelling: pin.sha256, "size": size, "pointerSize": len(pointer)}
+    return _git_id("blob", pointer.encode()), {"lfs": lfs}
+
+
+def _git_id(kind: str, data: bytes) -> str:
+    head = f"{kind} {len(data)}\0".encode()
+    return hashlib.sha1(head + data, usedforsecurity=False).hexdigest()
+
+
+class ServedSets:
+    """Everything that is served."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.snapshots: dict[tuple[str, str], Snapshot] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        for place in places:
+            key = (place.lock.repository, place.lock.commit)
+            self.snapshots.setdefault(key, Snapshot(*key)).add(place)
+            # a Hub cache records which branch or tag a commit came from; a plain folder does not
+            refs = place.root / "refs"
+            plain = (e for e in files_below(refs) if e.is_file(follow_symlinks=False))
+            for path in sorted(Path(e.path) for e in plain) if place.hub_cache else ():
+                name = path.relative_to(refs).as_posix()
+                with suppress(OSError):  # what cannot be read names no commit
+                    data = read_plain(path, _MOST_REF_BYTES) or b""
+                    if data.strip() == place.lock.commit.encode():
+                        self._names[place.lock.repository, name] = place.lock.commit
+
+    @property
+    def files(self) -> list[ServedFile]:
+        return [held for s in self.snapshots.values() for held in s.files.values()]
+
+    def names(self, repository: str) -> dict[str, str]:
+        """Every name of a repository's revisions with its commit."""
+        named = {n: c for (r, n), c in self._names.items() if r == repository}
+        commits = self._commits(repository)
+        # clients that name no revision ask for main; of several commits none can be meant
+        return {**({MAIN: commits[0]} if len(commits) == 1 else {}), **named}
+
+    def find(self, repository: str, revision: str) -> Snapshot:
+        """The snapshot that a client means."""
+        commits = self._commits(repository)
+        if not commits:
+            raise absent("RepoNotFound", "this server does not have the repository")
+        commit = self.names(repository).get(revision, revision)
+        if (repository, commit) not in self.snapshots:
+            what = "is not served; ask for one of the commits"
+            raise absent("RevisionNotFound", f"the revision {what} {', '.join(commits)}")
+        return self.snapshots[repository, commit]
+
+    def refs(self, repository: str) -> Json:
+        """The names of revisions, all as branches: which of them are tags is not known."""
+        names = self.names(repository)
+        self.find(repository, next(iter(names), MAIN))
+        rows = [
+            {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
+            for name, commit in sorted(names.items())
+        ]
+        return {"branches": rows, "converts": [], "tags": []}
+
+    def _commits(self, repository: str) -> list[str]:
+        return sorted(c for r, c in self.snapshots if r == repository)
+
+    def health(self, *, in_detail: bool) -> Json:
+        """Counts for everybody; names only for those who may read the files anyway."""
+        files = self.files
+        states = Counter(held.state for held in files)
+        # the worst first: a monitor reads only this one
+        status = "damaged" if states["wrong"] else "proving" if states["unproved"] else "ready"
+        answer: Json = {
+            "status": status,
+            "files": len(files),
+            "proved": states["proved"],
+            "unproved": states["unproved"],
+            "wrong": states["wrong"],
+            "size_bytes": sum(held.pin.size_bytes for held in files),
+            "proved_bytes": sum(h.pin.size_bytes for h in files if h.state == "proved"),
+        }
+        if in_detail:
+            answer["sets"] = [
+                {
+                    "repository": snapshot.repository,
+                    "commit": snapshot.commit,
+                    "files": len(snapshot.files),
+                    "proved": sum(h.state == "proved" for h in snapshot.files.values()),
+                    "wrong": {p: h.why for p, h in snapshot.files.items() if h.state == "wrong"},
+                }
+                for snapshot in self.snapshots.values()
+            ]
+        return answer
 
 
 @dataclass(frozen=True)
@@ -69,28 +256,20 @@ class HubApi:
             case ["api", "models", owner, name, "paths-info", revision]:
                 _check_method(request, "POST")
                 snapshot = self.served.find(f"{owner}/{name}", revision)
-                return _json(snapshot.paths_info(request.asked_paths()), snapshot)
-            case ["api", "models", owner, name, *rest]:
+                # like the Hub, silent about those that do not exist
+                known = {*snapshot.files, *snapshot.folders}
+                paths = (path for path in dict.fromkeys(request.asked_paths()) if path in known)
+                return _json([snapshot.entry(path) for path in paths], snapshot)
+            case ["api", "models", owner, name] | ["api", "models", owner, name, "revision", _]:
                 _check_method(request, "GET", "HEAD")
-                return self._api(request, f"{owner}/{name}", rest, query)
-            case [owner, name, "resolve", revision, *path] if path:
+                snapshot = self.served.find(f"{owner}/{name}", parts[5] if parts[4:] else MAIN)
+                return _json(snapshot.model_info(blobs=http.is_set(query, "blobs")), snapshot)
+            case ["api", "models", owner, name, "refs"]:
+                _check_method(request, "GET", "HEAD")
+                return _json(self.served.refs(f"{owner}/{name}"))
+            case ["api", "models", owner, name, "tree", revision, *path]:
                 _check_method(request, "GET", "HEAD")
                 snapshot = self.served.find(f"{owner}/{name}", revision)
-                return self._file(request, snapshot, snapshot.held("/".join(path)))
-        _check_method(request, "GET", "HEAD", "POST")
-        raise absent("RepoNotFound", "this server has only model repositories, read-only")
-
-    def _api(
-        self, request: Request, repository: str, rest: list[str], query: http.Query
-    ) -> Response:
-        match rest:
-            case [] | ["revision", _]:
-                snapshot = self.served.find(repository, rest[1] if rest else MAIN)
-                return _json(snapshot.model_info(blobs=http.is_set(query, "blobs")), snapshot)
-            case ["refs"]:
-                return _json(self.served.refs(repository))
-            case ["tree", revision, *path]:
-                snapshot = self.served.find(repository, revision)
                 below = "/".join(path).strip("/")
                 rows = snapshot.tree(below, recursive=http.is_set(query, "recursive"))
                 limit = min(http.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
@@ -98,10 +277,20 @@ class HubApi:
                 if len(rows) > start + limit:
                     asked = {name: values[0] for name, values in query.items()}
                     text = urlencode({**asked, "limit": limit, "cursor": start + limit})
-                    place = f"{request.header('host')}{quote(request.path, safe='/%')}"
+                    place = f"{host}{quote(request.path, safe='/%')}"
                     extra["Link"] = f'<{self.scheme}://{place}?{text}>; rel="next"'
                 return _json(rows[start : start + limit], snapshot, extra)
-        raise absent("EntryNotFound", "this server does not have this part of the Hub's API")
+            case ["api", "models", _, _, *_]:
+                _check_method(request, "GET", "HEAD")
+                raise absent(
+                    "EntryNotFound", "this server does not have this part of the Hub's API"
+                )
+            case [owner, name, "resolve", revision, *path] if path:
+                _check_method(request, "GET", "HEAD")
+                snapshot = self.served.find(f"{owner}/{name}", revision)
+                return self._file(request, snapshot, snapshot.held("/".join(path)))
+        _check_method(request, "GET", "HEAD", "POST")
+        raise absent("RepoNotFound", "this server has only model repositories, read-only")
 
     def _file(self, request: Request, snapshot: Snapshot, held: ServedFile) -> Response:
         pin, etag = held.pin, f'"{held.pin.want}"'

@@ -199,7 +199,21 @@ class Reader:
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         if len(head) > HEAD_BYTES:
             raise Refused(431, "the headers are too long")
-        method, target, minor, headers = parse_head(head)
+        first, *lines = head.split(b"\r\n")
+        match = _LINE.fullmatch(first)
+        if not match:
+            raise Refused(400, "this is not an HTTP/1.1 request")
+        if len(lines) > 100:
+            raise Refused(431, "there are too many headers")
+        headers: dict[str, str] = {}
+        for line in lines:
+            row = _FIELD.fullmatch(line)
+            if not row:
+                raise Refused(400, "a header is malformed")
+            name, value = row[1].decode().lower(), row[2].decode("latin-1").strip()
+            if name in headers and name in _ONCE:
+                raise Refused(400, f"{name} is given twice")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
         # chunked bodies beside a length are how requests are smuggled past a proxy (RFC 9112, 6.1)
         if "transfer-encoding" in headers:
             raise Refused(411, "send a Content-Length instead of a Transfer-Encoding")
@@ -212,8 +226,8 @@ class Reader:
             self._receive(deadline, begun=True)
         body, self._buffer = self._buffer[:length], self._buffer[length:]
         asks = headers.get("connection", "").lower()
-        stays = asks != "close" if minor == 1 else asks == "keep-alive"
-        return Request(method, target, headers, body, stays)
+        stays = asks != "close" if match[3] == b"1" else asks == "keep-alive"
+        return Request(match[1].decode(), match[2].decode(), headers, body, stays)
 
     def _receive(self, deadline: float, *, begun: bool) -> None:
         """More bytes; a client that has begun a request and is late gets an answer."""
@@ -229,26 +243,6 @@ class Reader:
         if not data:
             raise Closed
         self._buffer += data
-
-
-def parse_head(head: bytes) -> tuple[str, str, int, dict[str, str]]:
-    """Method, target, minor version and headers (names in small letters)."""
-    first, *lines = head.split(b"\r\n")
-    match = _LINE.fullmatch(first)
-    if not match:
-        raise Refused(400, "this is not an HTTP/1.1 request")
-    if len(lines) > 100:
-        raise Refused(431, "there are too many headers")
-    headers: dict[str, str] = {}
-    for line in lines:
-        row = _FIELD.fullmatch(line)
-        if not row:
-            raise Refused(400, "a header is malformed")
-        name, value = row[1].decode().lower(), row[2].decode("latin-1").strip()
-        if name in headers and name in _ONCE:
-            raise Refused(400, f"{name} is given twice")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return match[1].decode(), match[2].decode(), int(match[3]), headers
 
 
 def send_bytes(sock: socket.socket, data: bytes, *, more: bool = False) -> None:

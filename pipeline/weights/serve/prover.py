@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import Interrupted
-from pipeline.weights.disk import proof
-from pipeline.weights.disk.hashing import Advance, Identity, cores
-from pipeline.weights.disk.proof import FileUnfit, FileUnreadable
+from pipeline.weights.disk import hashing
+from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable, Identity
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import Place
 
@@ -58,13 +57,13 @@ class Prover:
 
     def __init__(self, files: Iterable[ServedFile]) -> None:
         self.files = list(files)
-        self.advance: Advance = lambda n_bytes: None
+        self.advance: hashing.Advance = lambda n_bytes: None
         self._queue: deque[ServedFile] = deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, name=f"prove-{n}", daemon=True)
-            for n in range(min(_MOST_THREADS, cores()))
+            for n in range(min(_MOST_THREADS, hashing.cores()))
         ]
 
     def trust_receipts(self, proved: Callable[[Place], Mapping[str, Identity]]) -> None:
@@ -76,9 +75,9 @@ class Prover:
                 receipts[state] = proved(held.place)
             known = receipts[state].get(held.pin.path)
             with suppress(FileUnfit, FileUnreadable):
-                handle = proof.open_pin(held.place, held.pin)
+                handle = hashing.open_pin(held.place, held.pin)
                 # of the open file, not of its name: a name can be moved between the two looks
-                if proof.identity(handle) == known:
+                if hashing.identity_of(os.fstat(handle)) == known:
                     self._set(held, "proved", known, "")
                 os.close(handle)
 
@@ -99,7 +98,7 @@ class Prover:
         """A large file, open and proved to be what was hashed."""
         handle = self._opened(held)
         try:
-            now = proof.identity(handle)
+            now = hashing.identity_of(os.fstat(handle))
             if self._verdict(held)[1] != now:
                 held.judged.clear()
                 self._enqueue(held, first=True)
@@ -118,11 +117,18 @@ class Prover:
         """A small file's bytes, hashed just now."""
         handle = self._opened(held)
         try:
-            data = proof.read_checked(handle, held.pin)
-            self._set(held, "proved", proof.identity(handle), "")
+            # one byte more than is locked shows a file that grew
+            data = os.pread(handle, held.pin.size_bytes + 1, 0)
+            wanted = held.pin.new_hash()
+            wanted.update(data)
+            if len(data) != held.pin.size_bytes:
+                raise FileUnfit(f"does not have the locked {held.pin.size_bytes} bytes")
+            if wanted.hexdigest() != held.pin.want:
+                raise FileUnfit("does not have the locked bytes")
+            self._set(held, "proved", hashing.identity_of(os.fstat(handle)), "")
             return data
         except FileUnfit as reason:
-            self._set(held, "wrong", proof.identity(handle), str(reason))
+            self._set(held, "wrong", hashing.identity_of(os.fstat(handle)), str(reason))
             raise
         except OSError as error:
             raise NotYet(_not_now(error)) from None
@@ -131,7 +137,7 @@ class Prover:
 
     def _opened(self, held: ServedFile) -> int:
         try:
-            return proof.open_pin(held.place, held.pin)
+            return hashing.open_pin(held.place, held.pin)
         except FileUnfit as reason:
             self._set(held, "wrong", None, str(reason))
             raise
@@ -159,17 +165,22 @@ class Prover:
             trouble = ""
             seen: Identity | None = None
             try:
-                handle = proof.open_pin(held.place, held.pin)
+                handle = hashing.open_pin(held.place, held.pin)
                 try:
-                    seen = proof.identity(handle)
+                    seen = hashing.identity_of(os.fstat(handle))
                     if not held.is_small:
                         age_s = time.time() - seen.ctime_ns / 1e9
                         self._stopping.wait(min(_TICK_S, max(0.0, _TICK_S - age_s)))
-                    seen = proof.check_open(handle, held.pin, self.advance, self._stopping)
-                    self._set(held, "proved", seen, "")
+                    if seen.size_bytes != (locked := held.pin.size_bytes):
+                        raise FileUnfit(f"has {seen.size_bytes} bytes, locked are {locked}")
+                    stop, hasher = self._stopping, held.pin.new_hash()
+                    reading = hashing.read_open(handle, hasher, advance=self.advance, stop=stop)
+                    if reading.digest != held.pin.want:
+                        raise FileUnfit("does not have the locked bytes")
+                    self._set(held, "proved", reading.identity, "")
                 finally:
                     os.close(handle)
-            except FileUnfit as reason:
+            except (FileUnfit, hashing.Moved) as reason:
                 self._set(held, "wrong", seen, str(reason))
             except FileUnreadable as reason:
                 trouble = str(reason)

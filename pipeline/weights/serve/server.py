@@ -214,7 +214,36 @@ class Server:
                     connection.sock, server_side=True, do_handshake_on_connect=False
                 )
                 connection.sock.do_handshake()
-            self._talk(connection)
+            reader, stays = http.Reader(connection.sock), True
+            while stays and not self._stopping.is_set():
+                start, request, stays = time.monotonic(), http.Request("-", "-"), False
+                connection.is_waiting = True
+                # an unknown client gains no time by asking again and again
+                if connection.may_read:
+                    connection.since = start
+                try:
+                    request = reader.next(is_patient=connection.may_read)
+                    connection.is_waiting, start, stays = False, time.monotonic(), request.stays
+                    if self.may_read(request) and not self.connections.let_read(
+                        connection, self.most_of_one
+                    ):
+                        answer, stays = _BUSY, False
+                    else:
+                        answer = self.answer(request)
+                except http.Closed:
+                    break
+                except http.Refused as refused:
+                    why = str(refused)
+                    answer = http.Response(refused.status, {"X-Error-Message": why}, why.encode())
+                except Exception as error:
+                    self._say(f"internal error: {type(error).__name__}: {error}")
+                    answer = http.Response(500, {"X-Error-Message": "internal server error"})
+                stays = self._send(connection.sock, request, answer, stays) and stays
+                message = answer.headers.get("X-Error-Message", "")
+                size = 0 if request.method == "HEAD" else answer.length
+                asked = f"{connection.peer} {request.method} {_plain(request.target)}"
+                gave = f"{answer.status} {size} {time.monotonic() - start:.3f}s"
+                self._say(f"{asked} {gave}{f' ({message})' if message else ''}")
             # let the last answer arrive: closing with unread bytes sends a reset, which discards it
             connection.sock.shutdown(socket.SHUT_WR)
             deadline, most_bytes = time.monotonic() + 1, 1 << 20
@@ -227,38 +256,6 @@ class Server:
             pass  # the client is gone, or does not speak TLS
         finally:
             self.connections.forget(connection)
-
-    def _talk(self, connection: ClientConnection) -> None:
-        reader, stays = http.Reader(connection.sock), True
-        while stays and not self._stopping.is_set():
-            start, request, stays = time.monotonic(), http.Request("-", "-"), False
-            connection.is_waiting = True
-            # an unknown client gains no time by asking again and again
-            if connection.may_read:
-                connection.since = start
-            try:
-                request = reader.next(is_patient=connection.may_read)
-                connection.is_waiting, start, stays = False, time.monotonic(), request.stays
-                if self.may_read(request) and not self.connections.let_read(
-                    connection, self.most_of_one
-                ):
-                    answer, stays = _BUSY, False
-                else:
-                    answer = self.answer(request)
-            except http.Closed:
-                return
-            except http.Refused as refused:
-                why = str(refused)
-                answer = http.Response(refused.status, {"X-Error-Message": why}, why.encode())
-            except Exception as error:
-                self._say(f"internal error: {type(error).__name__}: {error}")
-                answer = http.Response(500, {"X-Error-Message": "internal server error"})
-            stays = self._send(connection.sock, request, answer, stays) and stays
-            message = answer.headers.get("X-Error-Message", "")
-            size = 0 if request.method == "HEAD" else answer.length
-            line = f"{connection.peer} {request.method} {_plain(request.target)} {answer.status}"
-            seconds = time.monotonic() - start
-            self._say(f"{line} {size} {seconds:.3f}s{f' ({message})' if message else ''}")
 
     def _send(
         self, sock: socket.socket, request: http.Request, answer: http.Response, stays: bool

@@ -32,17 +32,13 @@ def set_digest(lock: WeightsLock) -> str:
 
 
 def verification(
-    place: Place,
-    neighbours: Collection[Place] = (),
-    *,
-    full: bool = False,
-    now: datetime | None = None,
+    place: Place, neighbours: Collection[Place] = (), *, full: bool = False
 ) -> WeightsVerification:
     """Check a set. Unless `full`, nothing is read: a file without a receipt is unknown."""
     if full:
         report = verify(place, VerifyOptions(full=True), neighbours).report
         read, why = report.files_read, reasons(report.damage)
-        return verification_from(files_read=read, files_by_receipt=0, why=why, now=now)
+        return verification_from(files_read=read, files_by_receipt=0, why=why)
     # evidence of a run needs an answer in seconds, not after hours of reading
     checked = check_by_receipt(place, neighbours)
     why = reasons(finding for finding in checked.findings if finding.damage)
@@ -52,18 +48,18 @@ def verification(
         count, first = len(checked.unknown), checked.unknown[0].path
         why.append(f"no receipt vouches for {count} files, such as {first}")
     proved = len(checked.proved)
-    stated = verification_from(files_read=0, files_by_receipt=proved, why=why, now=now)
+    stated = verification_from(files_read=0, files_by_receipt=proved, why=why)
     return stated.model_copy(update={"result": result, "how": "receipt"})
 
 
 def verification_from(
-    *, files_read: int, files_by_receipt: int, why: Sequence[str] = (), now: datetime | None = None
+    *, files_read: int, files_by_receipt: int, why: Sequence[str] = ()
 ) -> WeightsVerification:
     """The result of a fetch or verify that has just ended: all files are as locked, or why not."""
     return WeightsVerification(
         result="damaged" if why else "verified",
         how="receipt" if files_by_receipt else "full",
-        at=stamp(now or datetime.now(UTC)),
+        at=stamp(datetime.now(UTC)),
         files_read=files_read,
         files_by_receipt=files_by_receipt,
         why=list(why),

@@ -24,8 +24,8 @@ from pipeline.core.files import write_bytes
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Hex, stays_below
 from pipeline.weights.check.verify import VerifyOptions, verify
-from pipeline.weights.disk.hashing import Moved, cores, on_all_cores, read_open
-from pipeline.weights.disk.proof import FileUnfit, FileUnreadable, open_below, open_pin
+from pipeline.weights.disk import hashing
+from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable
 from pipeline.weights.disk.survey import some, walk
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place
@@ -80,11 +80,11 @@ def locked_digests(place: Place, pins: Sequence[FilePin]) -> Digests:
 
     def digest(path: str, stop: threading.Event) -> str:
         pin = small[path]
-        handle = open_pin(place, pin)
+        handle = hashing.open_pin(place, pin)
         try:
             # once for either hash: files outside LFS are small
-            proof = read_open(handle, pin.new_hash(), stop=stop)
-            reading = read_open(handle, hashlib.sha256(), stop=stop)
+            proof = hashing.read_open(handle, pin.new_hash(), stop=stop)
+            reading = hashing.read_open(handle, hashlib.sha256(), stop=stop)
         finally:
             os.close(handle)
         if proof.digest != pin.want or proof.identity != reading.identity:
@@ -96,21 +96,19 @@ def locked_digests(place: Place, pins: Sequence[FilePin]) -> Digests:
 
 def read_digests(work: Callable[[str, threading.Event], str], paths: list[str]) -> Digests:
     """The digests that `work` reads, on all cores; Ctrl-C sets its event."""
-    digests: Digests = {}
     stop = threading.Event()
 
-    def note(path: str) -> None:
+    def read(path: str) -> str | FileUnfit | FileUnreadable:
         try:
-            digests[path] = work(path, stop)
+            return work(path, stop)
         except (FileUnfit, FileUnreadable) as reason:
-            digests[path] = reason
-        except Moved as error:
-            digests[path] = FileUnfit(str(error))
+            return reason
+        except hashing.Moved as error:
+            return FileUnfit(str(error))
         except OSError as error:
-            digests[path] = FileUnreadable(f"could not be read now ({error.strerror})")
+            return FileUnreadable(f"could not be read now ({error.strerror})")
 
-    on_all_cores(note, paths, cores(), stop.set)
-    return digests
+    return dict(zip(paths, hashing.on_all_cores(read, paths, stop.set), strict=True))
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
@@ -138,9 +136,9 @@ def sha256_below(root: Path, path: str, stop: threading.Event | None = None) -> 
         if not real.is_relative_to(home):
             raise FileUnfit("is a link out of the folder")
         where, name = real.parent, real.name
-    handle = open_below(where, name)
+    handle = hashing.open_below(where, name)
     try:
-        return read_open(handle, hashlib.sha256(), stop=stop).digest
+        return hashing.read_open(handle, hashlib.sha256(), stop=stop).digest
     finally:
         os.close(handle)
 

@@ -5,37 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pipeline.core import log
 from pipeline.core.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.core.files import free_bytes, is_free, locked, os_errors_explained
+from pipeline.core.model import Frozen
 from pipeline.core.net.http import Client
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.install import install, link
+from pipeline.weights.disk.receipt import proved_identities
+from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, Place, read_kept
-from pipeline.weights.transfer.partial_file import PartialFile, adopt
 from pipeline.weights.transfer.router import AttemptFailed, Attempts, Route, Router
-from pipeline.weights.transfer.workers import Throttle, WorkerPool
+from pipeline.weights.transfer.workers import Options, PartialFile, Throttle, WorkerPool, adopt
 
-# Large enough that asking costs nothing beside sending, small enough that eight connections share
-# a shard of 5 GB (the usual size on the Hub) to its end.
-RANGE_BYTES = 64 << 20
-JOBS = 8  # what `hf download` uses, and what mirrors expect from one client
 # a disk that is filled to its last byte makes other programs fail
 LEAVE_FREE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Options:
-    """How many connections, how large the ranges, how fast at most."""
-
-    jobs: int = JOBS
-    range_bytes: int = RANGE_BYTES
-    limit_bytes_per_s: float | None = None
-    first_wait_s: float = 0.5
 
 
 def fetch_files(
@@ -45,12 +33,12 @@ def fetch_files(
     *,
     client: Client,
     options: Options | None = None,
-    again: bool = False,
+    begins: bool = True,
 ) -> list[FilePin]:
     """Fetch every file that is not yet right; returns those that were fetched.
 
-    Files that are there are right when a receipt proves them or their hash is right; `again`
-    fetches all, where the caller knows them to be wrong. One process at a time works on a place.
+    Files that are there are right when a receipt proves them or their hash is right. One process
+    at a time works on a place; unless it `begins` a set, its lock is not kept for the next run.
     """
     place.require_own_state()
     lock_file = place.state / "fetch.lock"
@@ -61,14 +49,13 @@ def fetch_files(
     with locked(lock_file, stop=client.stop):
         # under the lock: another fetch may just have made it the folder of another set
         require_own_folder(place, pins)
-        present = receipt.FilesHere()
-        if not again:
-            place.keep_begun()
-            present = receipt.files_here(place, pins, client.stop)
-        todo = [pin for pin in pins if pin.path not in present.right]
+        if begins:
+            place.keep_lock(is_begun=True)
+        right, wrong = receipt.files_here(place, pins, client.stop)
+        todo = [pin for pin in pins if pin.path not in right]
         for pin in todo:
             # its bytes lie under the name of another file: nothing is fetched for it
-            if (other := present.wrong.get(pin.want)) is not None:
+            if (other := wrong.get(pin.want)) is not None:
                 log.say(f"  {pin.path}: lies here as {other.path}")
                 with os_errors_explained(place.file(other)):
                     # as if just arrived: it is hashed once more, and gets its name as all others do
@@ -109,7 +96,7 @@ def fetch_range(
                     skip -= body.readinto(buffer[:skip])
                 while start < stop:
                     count = throttle.read(body, buffer[: stop - start])
-                    attempts.received(pin)
+                    attempts.received()
                     start += count
                     yield bytes(buffer[:count])
         except AttemptFailed as failure:
@@ -178,20 +165,15 @@ def _transfer(
         install(place, partial.path, same)
         partial.forget()
         # one by one, so that a run which is killed leaves proof of what it finished
-        writer.add([receipt.installed(place, pin, partial.marks) for pin in same])
+        writer.add([receipt.installed(place, pin, partial.hash.marks) for pin in same])
 
     more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
-    throttle = Throttle(options.limit_bytes_per_s, client.stop)
     with log.step(title), log.progress("weights", missing) as bar:
-        wait_s = options.first_wait_s
-        pool = WorkerPool(
-            partials, router, client, throttle, first_wait_s=wait_s, bar=bar, install=finish
-        )
         try:
-            pool.run(options.jobs)
+            WorkerPool(partials, router, client, options, bar, finish).run()
         finally:
-            writer.flush()
+            writer.add(at_once=True)
 
 
 def require_space(root: Path, missing_bytes: int) -> None:
@@ -203,3 +185,38 @@ def require_space(root: Path, missing_bytes: int) -> None:
             f" {log.size(LEAVE_FREE_BYTES)} must stay free",
             "Free some, or fetch to another disk; what is here already is kept and counted.",
         )
+
+
+State = Literal["right", "to be read", "begun", "missing"]
+
+
+class PlannedFile(Frozen):
+    """One file: what is known of it, and how much of it is still to be fetched."""
+
+    path: str
+    size_bytes: int
+    state: State
+    fetch_bytes: int
+
+
+def plan_fetch(place: Place, pins: Sequence[FilePin], options: Options) -> list[PlannedFile]:
+    """Each file's state; raises what a fetch would raise before its first byte."""
+    require_own_folder(place, pins)
+    proved = proved_identities(place)
+    planned: list[PlannedFile] = []
+    seen: set[str] = set()  # two names of one content are one download
+    for pin in pins:
+        state: State
+        if identity := right_size(place.file(pin), pin):
+            # whether its bytes are right only reading tells, which takes minutes for a large set
+            state, missing = "right" if proved.get(pin.path) == identity else "to be read", 0
+        else:
+            fetched = PartialFile(pin, place.partial_folder, options.range_bytes).kept_bytes
+            state, missing = "begun" if fetched else "missing", pin.size_bytes - fetched
+        size, missing = pin.size_bytes, 0 if pin.want in seen else missing
+        planned.append(
+            PlannedFile(path=pin.path, size_bytes=size, state=state, fetch_bytes=missing)
+        )
+        seen.add(pin.want)
+    require_space(place.root, sum(file.fetch_bytes for file in planned))
+    return planned

@@ -29,18 +29,21 @@ NEIGHBOUR_LOGIN = f"Set {NEIGHBOUR_TOKEN} to a token that the machine named with
 # Failures in a row without a byte. With the doubling waits from 0.5 s this spans 15 seconds, long
 # enough for a restarting proxy and short enough that a user still watches.
 ATTEMPTS = 6
-# A server that answers 429 or 503 with a Retry-After works and is only busy: it names the waits
-# itself, so it gets more of them than one that just fails.
-DEFERRED_ATTEMPTS = 20
+_TRIES = 2  # at a source, before the next gets its turn: a quick failure may pass
 LONGEST_WAIT_S = 30.0
+# A server that answers 429 or 503 with a Retry-After works and is only busy. It names the waits
+# itself, and gets so much of them in all; each counts as 30 s at least, so that they end.
+_LONGEST_DEFER_S, _LEAST_DEFER_S = 600.0, 30.0
 # A source that failed so often in a row, over all connections, is asked after the others until it
 # delivers: a machine that was switched off must not cost every range two attempts and their waits.
 FAILURES = 4
-_STALL = 2  # a stall counts as so many failures, for it has cost 30 s
-_LONGEST_DEFER_S = 600.0  # a server that asks for more, at once or in all, is as good as down
 # Answers that no sound server gives (another range, another length) are seldom a transfer fault:
 # a source of so many for one file, over all connections, is not asked for it again.
 WRONG_ANSWERS = 3
+_NOT_DELIVERED = (
+    "Check the network, HF_ENDPOINT and what --from names, then run it again: finished files are"
+    " kept."
+)
 # Which of several routes' errors helps the user most, first to last.
 _MOST_USEFUL = (DigestMismatch, RevisionMoved, HubRefused, HubBroken, OfflineMiss, PipelineError)
 
@@ -86,6 +89,11 @@ class AttemptFailed(Exception):
     # of an answer that no sound server gives
     error_type: Callable[[str], PipelineError] | None = field(default=None, kw_only=True)
 
+    @property
+    def cost(self) -> int:
+        """As how many tries it counts: a stall has cost 30 s, and who is off will stay off."""
+        return _TRIES if self.is_stall or self.is_unreached else 1
+
 
 @dataclass(eq=False)
 class NotAvailable(Exception):
@@ -94,15 +102,6 @@ class NotAvailable(Exception):
     error: PipelineError
     only_this_file: bool = field(default=False, kw_only=True)  # as a 404: other files may come
     wants_login: bool = field(default=False, kw_only=True)  # a neighbour wants another token
-
-
-def not_delivered(message: str) -> SourceUnreachable:
-    """No source could be asked, or none of them sent the file."""
-    return SourceUnreachable(
-        message,
-        "Check the network, HF_ENDPOINT and what --from names, then run it again: finished files"
-        " are kept.",
-    )
 
 
 def wrong_bytes(message: str) -> DigestMismatch:
@@ -123,119 +122,93 @@ class Router:
     """Picks a source for each attempt: in their order, those that keep failing last.
 
     Sources that a user named share the work: a new range goes to the one with the fewest open. A
-    file that arrived wrong comes from one source at a time, which shows who has wrong bytes. Such a
-    source is not asked again in this run unless no other may have the file.
+    file that arrived wrong comes again from one source after the other; who sent a wrong file
+    alone is not asked again in this run unless no other source is left.
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = list(routes)
         self._open, self._failures = Counter[Route](), Counter[Route]()
-        self._deferred_until: dict[Route, float] = {}
+        self.not_before: dict[Route, float] = {}  # the pause that a server asked for, of all
         self._wrong_answers = Counter[tuple[str, Route]]()
         self._missing: dict[str, dict[Route, NotAvailable]] = {}  # by the file's hash
-        self._gave: dict[str, set[Route]] = {}  # who has sent bytes of a file
-        self._arrived_wrong: set[str] = set()  # hashes of files
+        self._alone: dict[str, Route] = {}  # which source a file that arrived wrong comes from
         self._liars: set[Route] = set()  # who sent a wrong file
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
 
-    def pick(self, pin: FilePin, turn: int, first: Route | None = None) -> Route:
-        """The route for a file's next attempt; every failed attempt takes the next turn.
-
-        `first` is where the attempts at this range began, if they did.
-        """
+    def able(self, pin: FilePin) -> list[Route]:
+        """The sources that may have a file."""
         with self._guard:
-            order = self._order(pin)
-            if not order:
-                raise self._error(pin)
-            if first is None:
-                shared = [r for r in order if r.is_shared and not self._keeps_failing(r)]
-                first = order[0]
-                if pin.want not in self._arrived_wrong and first in shared:
-                    first = min(shared, key=lambda r: self._open[r])
-            if first in order:
-                order = [first, *(r for r in order if r is not first)]
-            return order[turn % len(order)]
+            able = [r for r in self._routes if r not in self._missing.get(pin.want, {})]
+            return [r for r in able if r not in self._liars] or able
 
-    def _order(self, pin: FilePin) -> list[Route]:
-        """The routes that may have the file, the best first."""
-        missing = self._missing.get(pin.want, {})
-        able = [r for r in self._routes if r not in missing]
-        honest = [r for r in able if r not in self._liars]
-        # last, not never: where all routes fail, each still gets its turns
-        return sorted(honest or able, key=self._keeps_failing)
-
-    def _keeps_failing(self, route: Route) -> bool:
-        return self._failures[route] >= FAILURES
-
-    def names(self, pin: FilePin) -> set[str]:
-        """The routes that may have a file."""
+    def pick(self, pin: FilePin, tries: Counter[Route]) -> Route:
+        """The route for a file's next attempt; `release` says when that is over."""
         with self._guard:
-            return {route.name for route in self._order(pin)}
+            if not (able := self.able(pin)):
+                raise self.error(pin, {})
+            alone = self._alone.get(pin.want)
+            route = min(
+                able,
+                key=lambda r: (
+                    tries[r] // _TRIES,
+                    # last, not never: where all routes fail, each still gets its tries
+                    self._failures[r] >= FAILURES,
+                    r is not alone,
+                    not r.is_shared,
+                    self._open[r] if r.is_shared and alone is None else 0,
+                ),
+            )
+            self._open[route] += 1
+            return route
 
-    def opened(self, route: Route, by: int) -> None:
-        """Count a range that is opened (1) or closed (-1) at a route."""
+    def release(self, route: Route) -> None:
+        """The attempt that `pick` was for is over."""
         with self._guard:
-            self._open[route] += by
+            self._open[route] -= 1
 
-    def gave(self, route: Route, pin: FilePin) -> None:
-        """Note that bytes of the file came from this route."""
+    def arrived_wrong(self, pin: FilePin) -> bool:
+        """Go on to the next source for this file; whether one is left."""
         with self._guard:
-            self._gave.setdefault(pin.want, set()).add(route)
+            # of the first time it is not known who was wrong: several may have sent ranges of it
+            if pin.want in self._alone:
+                self._liars.add(self._alone[pin.want])
+            honest = [route for route in self.able(pin) if route not in self._liars]
+            if honest:
+                self._alone[pin.want] = honest[0]
+            return bool(honest)
 
-    def arrived_wrong(self, pin: FilePin, *, is_all_new: bool) -> bool:
-        """Whether a source is left that has not sent wrong bytes yet."""
-        with self._guard:
-            gave = self._gave.pop(pin.want, set())
-            # of several, or of what an earlier run left, it is not known which was wrong
-            if pin.want in self._arrived_wrong or (is_all_new and len(gave) == 1):
-                self._liars |= gave
-            self._arrived_wrong.add(pin.want)
-            return any(route not in self._liars for route in self._order(pin))
-
-    def _error(self, pin: FilePin) -> PipelineError:
-        """The most useful error, with the other routes' reasons; among equals the last, the Hub."""
-        missing = self._missing.get(pin.want, {})
-        if not missing:
-            return not_offline(f"{pin.path}: is not here, and no server may be asked")
-        every = list(reversed(missing.values()))
-        first = next(n for kind in _MOST_USEFUL for n in every if isinstance(n.error, kind))
-        text, hint = str(first.error), first.error.hint
-        others = [row for row in self._reasons(pin) if not text.endswith(row[0])]
-        reasons = [text, *(f"{reason} ({name})" for reason, name in others)]
-        error = type(first.error)("; ".join(reasons), hint)
-        return error if first.wants_login else self._with_login(error, pin)
-
-    def _reasons(self, pin: FilePin) -> list[tuple[str, str]]:
-        """Why routes do not deliver a file, each with the route's name."""
-        rows = self._missing.get(pin.want, {}).items()
-        return [(str(n.error).removeprefix(f"{pin.path}: "), route.name) for route, n in rows]
-
-    def _with_login(self, error: PipelineError, pin: FilePin) -> PipelineError:
-        """An error that also tells how to log in to a neighbour that refused the file."""
-        if any(nothing.wants_login for nothing in self._missing.get(pin.want, {}).values()):
-            error.hint = f"{error.hint} {NEIGHBOUR_LOGIN}"
-        return error
-
-    def final_error(
-        self, pin: FilePin, failure: AttemptFailed, reasons: dict[str, str]
+    def error(
+        self, pin: FilePin, reasons: dict[str, str], failure: AttemptFailed | None = None
     ) -> PipelineError:
-        """The error after the last attempt: why each route, by its name, does not deliver."""
+        """Why no source delivers a file, after a last failure or where none is left to ask."""
         with self._guard:
-            rows = [*self._reasons(pin), *((why, name) for name, why in reasons.items())]
-            texts = "; ".join(f"{why} ({name})" for why, name in rows)
-            error_type = failure.error_type or not_delivered
-            return self._with_login(error_type(f"{pin.path}: {texts}"), pin)
+            missing = self._missing.get(pin.want, {})
+            if not missing and failure is None:
+                return not_offline(f"{pin.path}: is not here, and no server may be asked")
+            rows = {route.name: str(nothing.error) for route, nothing in missing.items()}
+            rows = {name: why.removeprefix(f"{pin.path}: ") for name, why in rows.items()} | reasons
+            text = "; ".join(f"{why} ({name})" for name, why in rows.items())
+            error: PipelineError
+            if failure is not None and failure.error_type is not None:
+                error = failure.error_type(f"{pin.path}: {text}")
+            elif failure is not None:
+                error = SourceUnreachable(f"{pin.path}: {text}", _NOT_DELIVERED)
+            else:
+                # among equals the last, which is the Hub
+                every = [nothing.error for nothing in reversed(missing.values())]
+                first = next(e for kind in _MOST_USEFUL for e in every if isinstance(e, kind))
+                error = type(first)(f"{pin.path}: {text}" if len(rows) > 1 else str(first))
+                error.hint = first.hint
+            login = any(nothing.wants_login for nothing in missing.values())
+            if login and NEIGHBOUR_LOGIN not in error.hint:
+                error.hint = f"{error.hint} {NEIGHBOUR_LOGIN}"
+            return error
 
     def mark_missing(self, route: Route, pin: FilePin, nothing: NotAvailable) -> None:
         """Never ask this route for this file again."""
         with self._guard:
             self._missing.setdefault(pin.want, {})[route] = nothing
-
-    def answered_wrong(self, route: Route, pin: FilePin) -> bool:
-        """Count an answer that no sound server gives; whether that was one too many."""
-        with self._guard:
-            self._wrong_answers[pin.want, route] += 1
-            return self._wrong_answers[pin.want, route] >= WRONG_ANSWERS
 
     def lacks_only(self, pin: FilePin) -> bool:
         """Whether no route has this one file, for reasons that do not concern other files."""
@@ -244,27 +217,22 @@ class Router:
             everywhere = 0 < len(missing) == len(self._routes)
             return everywhere and all(n.only_this_file for n in missing.values())
 
-    def failed(self, route: Route, *, is_stall: bool = False) -> None:
-        """Count an attempt that stalled, or ended without a byte."""
+    def failed(self, route: Route, pin: FilePin, failure: AttemptFailed) -> bool:
+        """Count a failed attempt; whether this route is not asked for the file again."""
         with self._guard:
-            self._failures[route] += _STALL if is_stall else 1
+            self._failures[route] += failure.cost
+            self._wrong_answers[pin.want, route] += failure.error_type is not None
+            if failure.error_type is None or self._wrong_answers[pin.want, route] < WRONG_ANSWERS:
+                return False
+            error = failure.error_type(str(failure))
+            nothing = NotAvailable(error, only_this_file=isinstance(error, DigestMismatch))
+            self.mark_missing(route, pin, nothing)
+            return True
 
     def delivered(self, route: Route) -> None:
         """A range came whole: earlier failures no longer count."""
         with self._guard:
             self._failures[route] = 0
-
-    def defer(self, route: Route, wait_s: float) -> None:
-        """A server asked for a pause: no connection asks it before."""
-        until = time.monotonic() + min(wait_s, _LONGEST_DEFER_S)
-        with self._guard:
-            earlier = self._deferred_until.get(route, 0.0)
-            self._deferred_until[route] = max(until, earlier)
-
-    def wait_left_s(self, route: Route) -> float:
-        """How much of a pause that a route asked for is left."""
-        with self._guard:
-            return self._deferred_until.get(route, 0.0) - time.monotonic()
 
 
 class Attempts:
@@ -272,51 +240,35 @@ class Attempts:
 
     def __init__(self, router: Router, stop: threading.Event, first_wait_s: float) -> None:
         self._router, self._stop, self._first_wait_s = router, stop, first_wait_s
-        self._turn = 0
         self._route: Route | None = None
-        self._first: Route | None = None  # where the attempts at this range began
-        self._has_bytes = False
-        self._forget_failures()
-
-    def _forget_failures(self) -> None:
-        self._failures = self._deferred = self._unreached = 0
-        self._deferred_s = 0.0
-        self._reasons: dict[str, str] = {}  # by route
+        self.received()
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
         """The range from the route whose turn it is; raises `AttemptFailed`, or the last error."""
         while True:
-            self._release()
-            route = self._router.pick(pin, self._turn, self._first if self._turn else None)
-            self._first = self._first if self._turn else route
-            self._route, self._has_bytes = route, False
-            self._router.opened(route, 1)
-            while (wait_s := self._router.wait_left_s(route)) > 0:
-                self._wait(wait_s)
+            if self._route is not None:
+                self._router.release(self._route)
+            self._route = None
+            route = self._route = self._router.pick(pin, self._tries)
+            while (until := self._router.not_before.get(route, 0.0)) > time.monotonic():
+                self._wait(until - time.monotonic())
             try:
                 return route.open(pin, start, stop)
             except NotAvailable as nothing:
                 self._router.mark_missing(route, pin, nothing)
 
-    def _release(self) -> None:
-        if self._route is not None:
-            self._router.opened(self._route, -1)
-        self._route = None
-
-    def received(self, pin: FilePin) -> None:
+    def received(self) -> None:
         """Bytes came: the failures before them no longer count."""
-        if not self._has_bytes and self._route is not None:
-            self._forget_failures()
-            self._router.gave(self._route, pin)
-            self._has_bytes = True
+        self._failures = self._unreached = 0
+        self._deferred_s = 0.0
+        self._tries = Counter[Route]()
+        self._reasons: dict[str, str] = {}  # by route
 
     def completed(self) -> None:
         """A whole range came: the first route is as good as any again."""
-        self._forget_failures()
-        self._turn = 0
+        self.received()
         if self._route is not None:
             self._router.delivered(self._route)
-        self._release()
 
     def failed(self, pin: FilePin, failure: AttemptFailed) -> None:
         """Wait before the next attempt, or raise the final error."""
@@ -327,29 +279,19 @@ class Attempts:
         self._reasons.pop(route.name, None)  # the latest comes last
         self._reasons[route.name] = str(failure).removeprefix(f"{pin.path}: ")
         if failure.wait_s is not None:
-            self._deferred += 1
-            self._deferred_s += failure.wait_s
+            self._deferred_s += max(failure.wait_s, _LEAST_DEFER_S)
             if self._deferred_s <= _LONGEST_DEFER_S:
-                self._router.defer(route, failure.wait_s)
-                if self._deferred < DEFERRED_ATTEMPTS:
-                    return
-        if failure.error_type is not None and self._router.answered_wrong(route, pin):
-            error = failure.error_type(str(failure))
-            nothing = NotAvailable(error, only_this_file=isinstance(error, DigestMismatch))
-            return self._router.mark_missing(route, pin, nothing)
+                until, not_before = time.monotonic() + failure.wait_s, self._router.not_before
+                not_before[route] = max(until, not_before.get(route, 0.0))
+                return
+        if self._router.failed(route, pin, failure):
+            return
         self._failures += 1
+        self._tries[route] += failure.cost
         self._unreached = self._unreached + 1 if failure.is_unreached else 0
-        if failure.is_stall or not self._has_bytes:
-            self._router.failed(route, is_stall=failure.is_stall)
-        # a stall has cost much time already; a quick failure may pass, so its route gets two tries
-        if failure.is_stall or failure.is_unreached or self._failures % 2 == 0:
-            self._turn += 1
-        # no source was reached in a whole round: no network, or a mistyped name; what other
-        # connections find out changes the order, so that a round may leave one out
-        able = self._router.names(pin)
-        is_cut_off = self._unreached > len(able) and able <= self._reasons.keys()
-        if is_cut_off or self._failures >= ATTEMPTS or self._deferred >= DEFERRED_ATTEMPTS:
-            raise self._router.final_error(pin, failure, self._reasons) from failure
+        # no source was reached in a whole round: no network, or a mistyped name
+        if self._unreached > len(self._router.able(pin)) or self._failures >= ATTEMPTS:
+            raise self._router.error(pin, self._reasons, failure) from failure
         self._wait(min(self._first_wait_s * 2 ** (self._failures - 1), LONGEST_WAIT_S))
 
     def _wait(self, wait_s: float) -> None:

@@ -10,11 +10,9 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -51,7 +49,7 @@ from pipeline.weights.transfer.router import (
 )
 
 STALL_S = 30.0  # without a byte for so long, another route is taken
-_MOST_HOPS = 5  # the Hub needs two: a renamed repository, then its CDN
+_MOST_HOPS = 6  # the Hub needs two: a renamed repository, then its CDN; one link may be stale
 _STALE_LINK = (400, 401, 403, 404, 410)  # what CDNs answer when a signed link has expired
 _SPAN = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")  # RFC 9110, 14.4
 _MOST_REASON_CHARS = 200  # of a server's own message
@@ -71,7 +69,7 @@ def open_routes(
         token=None if is_offline else hub.saved_token(),
         neighbours=neighbours,
         offline=is_offline,
-        with_xet=hub.may_use_xet(),
+        with_xet=not hub.is_on("HF_HUB_DISABLE_XET"),
     )
     return client, routes
 
@@ -109,8 +107,8 @@ def find_routes(
         routes.append(HttpRoute(client, source, name, stall_s, is_shared=True))
     home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
-    # after plain HTTP, which needs no native code and shares one connection pool
-    if with_xet and has_xet():
+    # after plain HTTP, which needs no native code; some processors have no Xet client
+    if with_xet and importlib.util.find_spec("hf_xet") is not None:
         routes.append(XetRoute(client, home, stall_s))
     return routes
 
@@ -134,23 +132,32 @@ class FolderRoute:
         self._blobs = (folder / "blobs", folder / cache_name(lock) / "blobs")
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
-        for path in (*(r / pin.path for r in self._roots), *(b / pin.want for b in self._blobs)):
-            try:
-                # the size rules out most other files; the hash of what was copied decides
-                if path.is_file() and path.stat().st_size == pin.size_bytes:
-                    file = path.open("rb", buffering=0)
-                    file.seek(start)
-                    return ByteStream(str(path), partial(_read, file), file.close, stop - start)
-            except OSError:
-                continue
-        raise NotAvailable(not_offline(f"{pin.path}: is not in {self.name}"), only_this_file=True)
+        paths = (*(r / pin.path for r in self._roots), *(b / pin.want for b in self._blobs))
+        return open_local(paths, pin, start, stop, self.name)
 
 
-def _read(file: FileIO, buffer: memoryview) -> int:
-    try:
-        return file.readinto(buffer)
-    except OSError as error:
-        raise AttemptFailed(f"{file.name}: {error.strerror}") from error
+def open_local(
+    paths: Iterable[Path], pin: FilePin, start: int, stop: int, where: str
+) -> ByteStream:
+    """The bytes from the first file that has the right size; the hash of what came decides."""
+    for path in paths:
+        try:
+            if path.is_file() and path.stat().st_size == pin.size_bytes:
+                file = path.open("rb", buffering=0)
+                file.seek(start)
+                break
+        except OSError:
+            continue
+    else:
+        raise NotAvailable(not_offline(f"{pin.path}: is not in {where}"), only_this_file=True)
+
+    def read(buffer: memoryview) -> int:
+        try:
+            return file.readinto(buffer)
+        except OSError as error:
+            raise AttemptFailed(f"{file.name}: {error.strerror}") from error
+
+    return ByteStream(str(path), read, file.close, stop - start)
 
 
 @dataclass(frozen=True)
@@ -210,47 +217,25 @@ class HttpRoute:
     _links: dict[str, str] = field(default_factory=dict)
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
-        headers = {}
         # a whole file is asked for without a range: some mirrors know none
-        if (start, stop) != (0, pin.size_bytes):
-            headers["Range"] = f"bytes={start}-{stop - 1}"
-        linked = None
-        if (link := self._links.get(pin.path)) is not None:
-            linked = _ask(self, pin, "GET", link, headers)
-            # signed links end, then the Hub is asked anew
-            if linked.status in (*REDIRECTS, *_STALE_LINK):
-                linked.close()
-                self._links.pop(pin.path, None)
-                linked = None
-        answer = linked or self._ask_hub(pin, headers)
-        try:
-            is_whole = check_answer(answer, pin, start, stop, is_neighbour=self.is_shared)
-        except BaseException:
-            answer.close()
-            raise
-
-        def read(buffer: memoryview) -> int:
-            try:
-                return answer.readinto(buffer)  # from the socket straight into the buffer
-            except ConnectionLost as error:
-                raise _lost(error) from error
-
-        length = pin.size_bytes if is_whole else stop - start
-        return ByteStream("the connection", read, answer.close, length, is_whole)
-
-    def _ask_hub(self, pin: FilePin, headers: dict[str, str]) -> Answer:
-        url = home = self.repository.address(pin.path)
+        is_part = (start, stop) != (0, pin.size_bytes)
+        headers = {"Range": f"bytes={start}-{stop - 1}"} if is_part else {}
+        home = self.repository.address(pin.path)
+        url = link = self._links.get(pin.path, home)
         for _ in range(_MOST_HOPS):
             at_home = url == home or is_home(home, url)
             # a CDN has its own signature in the link, and must not see the token
             login = self.repository.login if at_home else {}
             answer = _ask(self, pin, "GET", url, {**headers, **login})
+            # signed links end, then the Hub is asked anew
+            if url == link != home and answer.status in (*REDIRECTS, *_STALE_LINK):
+                answer.close()
+                self._links.pop(pin.path, None)
+                url = link = home
+                continue
             place = answer.header("Location")
             if answer.status not in REDIRECTS or not place:
-                # a signed link is good for a while, and spares the Hub a request for each range
-                if not at_home and answer.status < 400:
-                    self._links[pin.path] = url
-                return answer
+                break
             answer.close()
             # With a redirect the Hub names the hash and size of the file that it leads to. Compared
             # before the CDN is asked: what that sends has no hash in its headers.
@@ -265,7 +250,26 @@ class HttpRoute:
                 url = next_address(url, place)
             except BadAnswer as error:
                 raise NotAvailable(HubBroken(f"{pin.path}: the server {error}")) from error
-        raise AttemptFailed(f"{pin.path}: more than {_MOST_HOPS} redirects", error_type=HubBroken)
+        else:
+            why = f"{pin.path}: more than {_MOST_HOPS} redirects"
+            raise AttemptFailed(why, error_type=HubBroken)
+        # a signed link is good for a while, and spares the Hub a request for each range
+        if not at_home and answer.status < 400:
+            self._links[pin.path] = url
+        try:
+            is_whole = check_answer(answer, pin, start, stop, is_neighbour=self.is_shared)
+        except BaseException:
+            answer.close()
+            raise
+
+        def read(buffer: memoryview) -> int:
+            try:
+                return answer.readinto(buffer)  # from the socket straight into the buffer
+            except ConnectionLost as error:
+                raise _lost(error) from error
+
+        length = pin.size_bytes if is_whole else stop - start
+        return ByteStream("the connection", read, answer.close, length, is_whole)
 
 
 def _other_size(pin: FilePin, size: str) -> DigestMismatch:
@@ -333,25 +337,16 @@ def _refusal(answer: Answer, pin: FilePin, is_neighbour: bool) -> AttemptFailed 
     return NotAvailable(error, only_this_file=is_of_file, wants_login=wants_login)
 
 
-def has_xet() -> bool:
-    """Whether this machine has the Xet client at all (there is none for some processors)."""
-    return importlib.util.find_spec("hf_xet") is not None
-
-
-def _store_group(repository: HubRepository) -> Any:
+def _open_store(repository: HubRepository) -> tuple[Any, Any]:
+    """A group of downloads from the Xet store, and how to name a file to it."""
     import hf_xet
 
     token = {"Authorization": f"Bearer {repository.token}"} if repository.token else {}
     route = f"{repository.endpoint}/api/models/{repository.name}/xet-read-token"
-    return hf_xet.XetSession().new_download_stream_group(
+    group = hf_xet.XetSession().new_download_stream_group(
         token_refresh_url=f"{route}/{repository.commit}", token_refresh_headers=token
     )
-
-
-def _file_info(name: str, size_bytes: int) -> Any:
-    import hf_xet
-
-    return hf_xet.XetFileInfo(name, size_bytes)
+    return group, hf_xet.XetFileInfo
 
 
 @dataclass(eq=False)
@@ -361,10 +356,10 @@ class XetRoute:
     client: Client
     repository: HubRepository
     stall_s: float
-    new_group: Callable[[HubRepository], Any] = _store_group
+    open_store: Callable[[HubRepository], tuple[Any, Any]] = _open_store
     name: str = "Xet"
     is_shared: bool = False
-    _group: Any = None
+    _store: Any = None
     _watch: Watchdog = field(default_factory=Watchdog)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -385,9 +380,10 @@ class XetRoute:
         try:
             with self._guard:
                 # one for all threads: each group has its own connections and token
-                self._group = self._group or self.new_group(self.repository)
-            info = _file_info(name, pin.size_bytes)
-            stream = self._group.download_stream(info, start=start, end=stop)
+                self._store = self._store or self.open_store(self.repository)
+            group, file_info = self._store
+            info = file_info(name, pin.size_bytes)
+            stream = group.download_stream(info, start=start, end=stop)
         except Exception as error:  # the store's client has no common kind of error
             reason = f"{pin.path}: the Xet store refuses: {reason_of(error)}"
             raise NotAvailable(SourceUnreachable(reason), only_this_file=True) from error

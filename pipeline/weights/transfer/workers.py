@@ -1,19 +1,30 @@
-"""Threads that transfer ranges: each stays with a file, and helps with another when it is done."""
+"""Threads that transfer ranges: each stays with a file, and helps with another when it is done.
+
+Ranges of a file arrive in any order. A journal says what is there; the hash follows the bytes as
+they arrive. What arrives ahead of it is read again from the page cache when its turn comes; what
+an earlier run left is hashed from the disk, not fetched.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 
 from pipeline.core import log
 from pipeline.core.errors import Interrupted, PipelineError
+from pipeline.core.files import os_errors_explained
 from pipeline.core.log import Bar
 from pipeline.core.net.http import Client
-from pipeline.weights.transfer.partial_file import PartialFile, Span
+from pipeline.weights.disk.hashing import MarkedHash
+from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.router import (
     AttemptFailed,
     Attempts,
@@ -22,12 +33,242 @@ from pipeline.weights.transfer.router import (
     wrong_bytes,
 )
 
+# Large enough that asking costs nothing beside sending, small enough that eight connections share
+# a shard of 5 GB (the usual size on the Hub) to its end.
+RANGE_BYTES = 64 << 20
+JOBS = 8  # what `hf download` uses, and what mirrors expect from one client
 PIECE_BYTES = 1 << 18  # read at a time: fits the core's cache, where it is hashed right away
 _MOST_REPORTED = 10  # errors of single files that are shown while the others go on
 # At most this much of a range is fetched again after a kill, or what came in this time if less:
 # eight connections over a slow line would otherwise lose a minute's work.
 NOTE_BYTES, NOTE_S = 8 << 20, 1.0
 _BURST_S = 0.25  # short enough that a limited line stays usable for others
+_READ_BYTES = 1 << 20  # large enough for the disk, small enough to stay in a core's cache
+Span = tuple[int, int]  # from, up to
+_PAIR = re.compile(r"([0-9]{1,18}) ([0-9]{1,18})")
+
+
+def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
+    """All of the bytes: pwrite(2) may write fewer, as on a disk that is nearly full."""
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(handle, rest, at)
+        rest, at = rest[count:], at + count
+
+
+class PartialFile:
+    """A partial file, what of it is there, and which ranges threads are fetching."""
+
+    def __init__(self, pin: FilePin, folder: Path, range_bytes: int) -> None:
+        self.pin = pin
+        self.path = folder / pin.want
+        self._journal_path = folder / f"{pin.want}.journal"
+        self._range_bytes = range_bytes
+        lines: list[str] = []
+        with suppress(OSError, UnicodeDecodeError):
+            # `begin` gave it its full size; the journal knows nothing of what cut it since
+            if self.path.stat().st_size == pin.size_bytes:
+                lines = self._journal_path.read_text(encoding="ascii").splitlines()
+        # a line that a kill cut short is no pair of numbers, or not one within the file
+        pairs = [_PAIR.fullmatch(line) for line in lines]
+        spans = [(int(pair[1]), int(pair[2])) for pair in pairs if pair]
+        self._done = merged([(a, b) for a, b in spans if a < b <= pin.size_bytes])
+        self.kept_bytes = sum(stop - start for start, stop in self._done)
+        self._todo: list[Span] = []
+        self._busy = 0
+        self._guard = threading.Lock()
+        self._hash_turn = threading.Lock()
+        self.hash = MarkedHash(pin.new_hash())
+        self._file = self._journal = -1
+        self.rejected = ""  # the wrong digest of a first transfer; set from the second on
+        self.is_alone = False  # the server sends only whole files: one connection
+        self.fetched_bytes = 0
+        self._is_claimed = False
+
+    def begin(self) -> None:
+        """Open the files and cut what is missing into ranges; call it once."""
+        with os_errors_explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_CREAT | os.O_CLOEXEC
+            if not self._done:
+                self._journal_path.unlink(missing_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | flags, 0o644)
+            os.truncate(self._file, self.pin.size_bytes)  # sparse: ranges arrive in any order
+            self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_APPEND | flags, 0o644)
+        self._todo = cut(missing(self._done, self.pin.size_bytes), self._range_bytes)
+
+    @property
+    def todo_bytes(self) -> int:
+        """What no thread is fetching yet."""
+        with self._guard:
+            if self.is_alone and self._busy:
+                return 0
+            return sum(stop - start for start, stop in self._todo)
+
+    def take(self) -> Span | None:
+        """The next range in order; no other thread gets it."""
+        with self._guard:
+            if not self._todo or (self.is_alone and self._busy):
+                return None
+            self._busy += 1
+            return self._todo.pop(0)
+
+    def take_whole(self) -> list[Span]:
+        """Takes all missing ranges: the server sends whole files only.
+
+        The first time it may be an accident, and a part is asked for once more.
+        """
+        with self._guard:
+            if not self.is_alone:
+                self.is_alone = True
+                raise AttemptFailed("the server sent the whole file instead of the range")
+            rest, self._todo = self._todo, []
+            return rest
+
+    def give_back(self, spans: list[Span]) -> None:
+        """Ranges that did not come after all."""
+        with self._guard:
+            self._busy -= 1
+            # of a file that was given up or finished, nothing is taken up again
+            if not self._is_claimed:
+                self._todo = sorted([*(s for s in spans if s[0] < s[1]), *self._todo])
+
+    def write(self, span: Span, at: int, piece: memoryview) -> None:
+        """Put bytes in their place, and hash them if it is their turn."""
+        with os_errors_explained(self.path):
+            write_at(self._file, piece, at)
+        # hashed while they are in memory, if all before them is hashed; else `catch_up` reads them
+        if span[0] <= self.hash.at <= at and self._hash_turn.acquire(blocking=False):
+            try:
+                if span[0] <= self.hash.at <= at:
+                    self._hash_upto(at)
+                    self.hash.update(piece)
+            finally:
+                self._hash_turn.release()
+
+    def note(self, start: int, stop: int) -> None:
+        """These bytes are there: a later run need not fetch them."""
+        if start >= stop:
+            return
+        with os_errors_explained(self._journal_path), self._guard:
+            # not synced: after a power cut some noted bytes may be gone, which the hash then shows
+            os.write(self._journal, b"%d %d\n" % (start, stop))
+            self._done = merged([*self._done, (start, stop)])
+        # starts writing these pages to the disk without waiting for it (mm/fadvise.c), so that
+        # the sync at the end finds little to do; dirty pages stay in memory until they are written
+        with suppress(OSError):
+            os.posix_fadvise(self._file, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+    def catch_up(self) -> None:
+        """Hash what lies ready after the front, unless another thread is at it."""
+        while self.hash.at < self._ready() and self._hash_turn.acquire(blocking=False):
+            try:
+                self._hash_upto(self._ready())
+            finally:
+                # threads that find the turn taken leave; so its holder looks again before it goes
+                self._hash_turn.release()
+
+    def _ready(self) -> int:
+        with self._guard:
+            return next((b for a, b in self._done if a <= self.hash.at < b), self.hash.at)
+
+    def _hash_upto(self, stop: int) -> None:
+        while self.hash.at < stop:
+            piece = os.pread(self._file, min(_READ_BYTES, stop - self.hash.at), self.hash.at)
+            if not piece:
+                raise OSError(f"{self.path}: became shorter")
+            self.hash.update(piece)
+
+    def claim_end(self) -> bool:
+        """Whether all is there and hashed; true for one caller only."""
+        with self._guard:
+            is_there = not self._todo and not self._busy and self.hash.at == self.pin.size_bytes
+            if not is_there or self._is_claimed:
+                return False
+            self._is_claimed = True
+            return True
+
+    def give_up(self) -> bool:
+        """Fetch no more of it in this run; true for one caller only."""
+        with self._guard:
+            self._todo = []
+            is_first, self._is_claimed = not self._is_claimed, True
+            return is_first
+
+    def start_over(self) -> None:
+        """Everything once more: the bytes were wrong, and may come right the second time."""
+        # first the journal: after a kill here nothing wrong is taken for fetched
+        os.truncate(self._journal, 0)
+        with self._guard:
+            self.rejected, self._is_claimed = self.rejected or self.hash.digest, False
+            self._done, self.hash = [], MarkedHash(self.pin.new_hash())
+            self.kept_bytes = self.fetched_bytes = 0
+            self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
+
+    def close(self) -> None:
+        for handle in (self._file, self._journal):
+            if handle >= 0:
+                os.close(handle)
+        self._file = self._journal = -1
+
+    def sync(self) -> None:
+        """Wait until the bytes are on the disk."""
+        os.fsync(self._file)
+
+    def forget(self) -> None:
+        """Remove the partial file and its journal."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self._journal_path.unlink(missing_ok=True)
+
+
+def adopt(source: Path, pin: FilePin, folder: Path) -> None:
+    """Make a file that lies elsewhere on this disk the partial file of a pin, complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # in this order: after a kill in between nothing wrong is taken for complete, and what is
+    # complete is not fetched again
+    (folder / pin.want).unlink(missing_ok=True)
+    (folder / f"{pin.want}.journal").write_text(f"0 {pin.size_bytes}\n", encoding="ascii")
+    os.replace(source, folder / pin.want)
+
+
+def merged(spans: list[Span]) -> list[Span]:
+    """Sorted, and those that touch made one."""
+    joined: list[Span] = []
+    for start, stop in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def missing(done: list[Span], size_bytes: int) -> list[Span]:
+    """The gaps between what is there."""
+    edges = [0, *(edge for span in done for edge in span), size_bytes]
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return [(start, stop) for start, stop in pairs if start < stop]
+
+
+def cut(spans: list[Span], range_bytes: int) -> list[Span]:
+    """The same bytes in pieces of at most so many, at the same places in every run."""
+    pieces = []
+    for start, stop in spans:
+        while start < stop:
+            edge = min(stop, (start // range_bytes + 1) * range_bytes)
+            pieces.append((start, edge))
+            start = edge
+    return pieces
+
+
+@dataclass(frozen=True)
+class Options:
+    """How many connections, how large the ranges, how fast at most."""
+
+    jobs: int = JOBS
+    range_bytes: int = RANGE_BYTES
+    limit_bytes_per_s: float | None = None
+    first_wait_s: float = 0.5
 
 
 class Throttle:
@@ -73,9 +314,7 @@ class WorkerPool:
         partial_files: Sequence[PartialFile],
         router: Router,
         client: Client,
-        throttle: Throttle,
-        *,
-        first_wait_s: float,
+        options: Options,
         bar: Bar,
         install: Callable[[PartialFile], None],
     ) -> None:
@@ -83,19 +322,21 @@ class WorkerPool:
         self._new = deque(sorted(partial_files, key=lambda p: p.pin.size_bytes))
         self._begun: list[PartialFile] = []
         self._unfinished = len(partial_files)
-        self._router, self._client, self._throttle = router, client, throttle
-        self._first_wait_s, self._bar, self._install = first_wait_s, bar, install
+        self._router, self._client, self._options = router, client, options
+        self._throttle = Throttle(options.limit_bytes_per_s, client.stop)
+        self._bar, self._install = bar, install
         self._changed = threading.Condition()
         self._results: SimpleQueue[Exception | None] = SimpleQueue()
         self._errors: list[PipelineError] = []
 
-    def run(self, jobs: int) -> None:
+    def run(self) -> None:
         """Work until every file is installed; raises the first reason why one is not.
 
         A file that no source has, or that arrives wrong, does not keep the others away.
         """
         # daemons: one that hangs in a name lookup must not keep the process from ending
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(jobs)]
+        jobs = range(self._options.jobs)
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in jobs]
         try:
             for thread in threads:
                 thread.start()
@@ -115,7 +356,7 @@ class WorkerPool:
             raise self._errors[0]
 
     def _work(self) -> None:
-        attempts = Attempts(self._router, self._client.stop, self._first_wait_s)
+        attempts = Attempts(self._router, self._client.stop, self._options.first_wait_s)
         buffer = self._throttle.new_buffer()
         partial: PartialFile | None = None
         try:
@@ -173,7 +414,7 @@ class WorkerPool:
                 raise
             if partial.give_up():
                 self._errors.append(error)
-                self._count_finished()
+                self._wake(finished=1)
                 if self._unfinished and len(self._errors) <= _MOST_REPORTED:
                     log.say(f"  {error}; going on with the other files")
         finally:
@@ -202,7 +443,7 @@ class WorkerPool:
                     count = self._throttle.read(body, buffer[: stop - at])
                     partial.write((start, stop), at, buffer[:count])
                     at += count
-                    attempts.received(partial.pin)
+                    attempts.received()
                     self._bar.advance(count)
                     partial.fetched_bytes += count
                     if at - noted >= NOTE_BYTES or time.monotonic() - noted_s >= NOTE_S:
@@ -215,14 +456,10 @@ class WorkerPool:
 
     def _finish(self, partial: PartialFile) -> None:
         """Install a file whose hash is right; fetch a wrong one once more; then drop it."""
-        pin, got = partial.pin, partial.digest
+        pin, got = partial.pin, partial.hash.digest
         if got == pin.want:
             self._install(partial)
-        # once more from any source, for a transfer fault; then from each that was not wrong yet
-        elif (
-            self._router.arrived_wrong(pin, is_all_new=not partial.kept_bytes)
-            or not partial.rejected
-        ):
+        elif self._router.arrived_wrong(pin) or not partial.rejected:
             log.say(
                 f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
             )
@@ -237,14 +474,10 @@ class WorkerPool:
             self._errors.append(
                 wrong_bytes(f"{pin.path}: locked as {pin.want}, received {got} {first}")
             )
-        self._count_finished()
-        self._wake()
+        self._wake(finished=1)
 
-    def _count_finished(self) -> None:
-        with self._changed:
-            self._unfinished -= 1
-
-    def _wake(self) -> None:
+    def _wake(self, finished: int = 0) -> None:
         """Wake the threads that wait for something to do."""
         with self._changed:
+            self._unfinished -= finished
             self._changed.notify_all()

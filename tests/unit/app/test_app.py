@@ -12,7 +12,7 @@ from pipeline import app
 from pipeline.app.workspace import Workspace, named_platform, pick_platform, platforms_of
 from pipeline.cli.main import cli
 from pipeline.core.errors import EvidenceUnsigned, SpecInvalid, UnknownImage
-from pipeline.weights.transfer.fetch import JOBS
+from pipeline.weights.transfer.workers import JOBS
 from tests.unit.support import AMD64, ARM64, ROOT, make_checkout, make_wheel
 
 

@@ -16,8 +16,9 @@ from pipeline.weights.disk import receipt
 from pipeline.weights.hub import Hub
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import Place, new_place
-from pipeline.weights.transfer.fetch import Options, fetch_files
+from pipeline.weights.transfer.fetch import fetch_files
 from pipeline.weights.transfer.sources import find_routes
+from pipeline.weights.transfer.workers import Options
 from tests.testbed.hub import TestHub, test_hub
 
 TOKEN = "hf_only-for-the-hub"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.core.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
-from pipeline.weights.locking import diff_locks, look_up
 from pipeline.weights.model import FilePin, WeightsLock, sealed
+from pipeline.weights.transfer.lookup import diff_locks, look_up
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import Stage
 from tests.unit.weights.conftest import BIG, SMALL, Bed, big_bytes

@@ -17,7 +17,7 @@ from pipeline.weights.disk import receipt
 from pipeline.weights.disk.survey import shown
 from pipeline.weights.model import dump
 from tests.unit.support import Command
-from tests.unit.weights.disk_set import Copies, DiskSet, flip, make_set
+from tests.unit.weights.disk_set import DiskSet, flip, make_set, supply_of
 
 SHARD = "model-1.safetensors"
 
@@ -137,7 +137,7 @@ def test_folders_deeper_than_the_stack_are_walked(a_set: DiskSet, sm120: Command
     os.close(at)
     assert sm120("weights", "verify", a_set.place.root).error == "WeightsDamaged"
     a_set.path(SHARD).unlink()
-    repair(a_set.place, a_set.check(), Copies([a_set.source]))
+    repair(a_set.place, a_set.check(), supply_of([a_set.source]))
     assert a_set.holds_all()
     subprocess.run(["rm", "-r", str(a_set.place.root / "a")], check=True)  # pytest could not
 

@@ -15,21 +15,19 @@ import pytest
 
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import plain_settings
-from pipeline.weights.check import copies, repair
-from pipeline.weights.check.copies import RouteSupply
-from pipeline.weights.check.repair import Repaired
+from pipeline.weights.check import repair
+from pipeline.weights.check.repair import Repaired, RouteSupply
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES
 from pipeline.weights.disk.install import make_way
 from pipeline.weights.disk.receipt import keep, read_receipt
 from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.partial_file import merged, missing
 from pipeline.weights.transfer.router import Route
 from pipeline.weights.transfer.sources import FolderRoute
+from pipeline.weights.transfer.workers import merged, missing
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
-    Copies,
     Copy,
     DiskSet,
     FolderSource,
@@ -38,6 +36,7 @@ from tests.unit.weights.disk_set import (
     make_set,
     random_bytes,
     settle,
+    supply_of,
 )
 
 SHARD = "model-1.safetensors"
@@ -64,6 +63,11 @@ class Counting:
         return sum(stop - start for _, start, stop in self.asked)
 
 
+@pytest.fixture(autouse=True)
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.weights.transfer.router.ATTEMPTS", 1)
+
+
 @pytest.fixture(params=[False, True], ids=["plain", "hub"])
 def a_set(request: pytest.FixtureRequest, tmp_path: Path) -> DiskSet:
     return make_set(tmp_path, hub_cache=request.param)
@@ -78,7 +82,7 @@ def big(tmp_path: Path, quick_clock: None) -> DiskSet:
 
 
 def mend(a_set: DiskSet, *sources: Copy) -> list[Repaired]:
-    return repair.repair(a_set.place, a_set.check(full=True), Copies(sources or [a_set.source]))
+    return repair.repair(a_set.place, a_set.check(full=True), supply_of(sources or [a_set.source]))
 
 
 def is_right(a_set: DiskSet) -> bool:
@@ -158,10 +162,13 @@ def test_blocks_that_a_killed_repair_had_fetched_are_not_asked_for_again(big: Di
 
 def test_a_partial_file_of_other_bytes_is_not_used(big: DiskSet) -> None:
     flip(big.path(BIG), 5)
-    pin = big.place.lock.files[0]
-    repairer = repair._Repairer(big.place, {}, Copies([]))
-    partial = repairer._new_file(pin).path
-    partial.parent.mkdir(parents=True, exist_ok=True)
+
+    def dying(pin: FilePin, start: int, stop: int) -> Iterator[bytes]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mend(big, SimpleNamespace(read=dying))
+    (partial,) = left_over(big)
     partial.write_bytes(random_bytes(9, BIG_BYTES))
     source = Counting(big.source)
     mend(big, source)
@@ -169,33 +176,23 @@ def test_a_partial_file_of_other_bytes_is_not_used(big: DiskSet) -> None:
     assert is_right(big)
 
 
-def test_a_short_file_keeps_its_beginning(tmp_path: Path) -> None:
-    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})  # never verified: no blocks known
-    os.truncate(made.path(BIG), BIG_BYTES - 100)
-    source = Counting(made.source)
-    mend(made, source)
-    assert source.asked == [(BIG, BIG_BYTES - 100, BIG_BYTES)]
-    assert is_right(made)
+@pytest.mark.parametrize("size", [BIG_BYTES - 100, BIG_BYTES + 4])
+def test_a_file_that_was_cut_or_grew_keeps_its_right_blocks(big: DiskSet, size: int) -> None:
+    os.truncate(big.path(BIG), size)
+    source = Counting(big.source)
+    mend(big, source)
+    last = (BIG, 5 * BLOCK_BYTES, BIG_BYTES)
+    assert source.asked == ([last] if size < BIG_BYTES else [])
+    assert is_right(big)
 
 
-def test_a_file_that_grew_costs_nothing(tmp_path: Path) -> None:
-    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})
-    with made.path(BIG).open("ab") as handle:
-        handle.write(b"more")
-    source = Counting(made.source)
-    mend(made, source)
-    assert source.asked == []
-    assert is_right(made)
-
-
-def test_a_short_file_that_is_wrong_as_well_is_fetched_whole(tmp_path: Path) -> None:
-    made = make_set(tmp_path, {BIG: random_bytes(1, BIG_BYTES)})
-    flip(made.path(BIG), 3)
-    os.truncate(made.path(BIG), BIG_BYTES - 100)
-    source = Counting(made.source)
-    mend(made, source)
-    assert source.asked[-1] == (BIG, 0, BIG_BYTES)
-    assert is_right(made)
+def test_a_short_file_that_is_wrong_as_well_costs_both_blocks(big: DiskSet) -> None:
+    flip(big.path(BIG), 3)
+    os.truncate(big.path(BIG), BIG_BYTES - 100)
+    source = Counting(big.source)
+    mend(big, source)
+    assert source.asked == [(BIG, 0, BLOCK_BYTES), (BIG, 5 * BLOCK_BYTES, BIG_BYTES)]
+    assert is_right(big)
 
 
 def test_a_changed_file_whose_blocks_are_unknown_is_fetched_whole(tmp_path: Path) -> None:
@@ -221,7 +218,7 @@ def test_marks_that_hide_the_damage_are_not_trusted(
     big: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(big.path(BIG), 3)
-    monkeypatch.setattr(copies, "mark_of", lambda hasher: "0" * 16)
+    monkeypatch.setattr(repair, "mark_of", lambda hasher: "0" * 16)
     known = read_receipt(big.place)[BIG]
     keep(big.place, [known.model_copy(update={"marks": "0" * len(known.marks)})], [])
     source = Counting(big.source)
@@ -250,36 +247,11 @@ def test_a_missing_file_that_has_another_name_here_is_not_fetched(big: DiskSet) 
     assert is_right(big)
 
 
-def test_no_swapped_file_is_moved_before_all_are_proved(
-    a_set: DiskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-
-    def noting(word: str, real: Any) -> Any:
-        def note(*args: Any, **kwargs: Any) -> Any:
-            result = real(*args, **kwargs)
-            events.append(word)
-            return result
-
-        return note
-
-    one, two = a_set.path(SHARD), a_set.path("model-2.safetensors")
-    one.rename(tmp_path / "x")
-    two.rename(one)
-    (tmp_path / "x").rename(two)
-    monkeypatch.setattr(copies, "read_file", noting("proved", hashing.read_file))
-    monkeypatch.setattr(repair._Repairer, "_install", noting("moved", repair._Repairer._install))
-    mend(a_set, Counting(a_set.source))
-    assert "proved" in events
-    assert sorted(events, reverse=True) == events
-    assert events.count("moved") == 2
-
-
 def test_a_wrong_source_changes_nothing(a_set: DiskSet) -> None:
     flip(a_set.path(SHARD), 9)
     before = a_set.path(SHARD).read_bytes()
     (repaired,) = mend(a_set, Counting(a_set.source, wrong=True))
-    assert "other bytes" in repaired.error
+    assert "both times" in repaired.error
     assert a_set.path(SHARD).read_bytes() == before
     assert a_set.kinds() == {SHARD: "changed"}
 
@@ -294,7 +266,7 @@ def test_a_wrong_source_is_passed_over_for_a_right_one(a_set: DiskSet) -> None:
 def test_a_source_that_falls_silent_is_named_and_what_came_is_gone_on_with(big: DiskSet) -> None:
     big.path(BIG).unlink()
     (repaired,) = mend(big, Counting(big.source, ends_early=1000))
-    assert "were asked for" in repaired.error
+    assert "bytes early" in repaired.error
     assert not big.path(BIG).exists()
     source = Counting(big.source)
     mend(big, source)
@@ -313,8 +285,8 @@ def test_a_rotten_partial_file_is_not_gone_on_with_twice(big: DiskSet) -> None:
 
 def test_without_a_source_the_reason_is_given(a_set: DiskSet) -> None:
     flip(a_set.path(SHARD), 9)
-    (repaired,) = repair.repair(a_set.place, a_set.check(), Copies([]))
-    assert "no source" in repaired.error
+    (repaired,) = repair.repair(a_set.place, a_set.check(), supply_of([]))
+    assert "no server may be asked" in repaired.error
 
 
 def test_a_full_disk_is_reported_before_the_first_byte(
@@ -489,7 +461,7 @@ def test_the_command_does_not_call_a_failed_repair_a_success(
         "weights", "verify", a_set.place.root, "--repair", "--offline", "--from", a_set.copy
     )
     assert ended.error == "WeightsDamaged"
-    assert "other bytes" in ended.out
+    assert "both times" in ended.out
 
 
 def test_files_repaired_at_once_below_a_linked_folder_set_that_link_aside_only(
@@ -528,8 +500,8 @@ def test_bytes_that_a_disk_takes_in_parts_are_all_written(
     monkeypatch.setattr(os, "pwrite", lambda f, piece, at: whole(f, piece[: 1 << 20], at))
     monkeypatch.setattr(os, "copy_file_range", _not_supported)
     (tmp_path / "taken").write_bytes(data)
-    with copies.open_both(tmp_path / "taken", tmp_path / "made", len(data)) as (taken, made):
-        copies.copy_range(taken, made, 0, len(data))
+    with repair.open_both(tmp_path / "taken", tmp_path / "made", len(data)) as (taken, made):
+        repair.copy_range(taken, made, 0, len(data))
     assert (tmp_path / "made").read_bytes() == data
 
 
@@ -545,10 +517,10 @@ def test_a_disk_that_is_full_in_mid_write_is_an_error_and_no_short_file(
     monkeypatch.setattr(os, "copy_file_range", _not_supported)
     (tmp_path / "taken").write_bytes(bytes(1000))
     with (
-        copies.open_both(tmp_path / "taken", tmp_path / "made", 1000) as (taken, made),
+        repair.open_both(tmp_path / "taken", tmp_path / "made", 1000) as (taken, made),
         pytest.raises(OSError, match="no space left"),
     ):
-        copies.copy_range(taken, made, 0, 1000)
+        repair.copy_range(taken, made, 0, 1000)
 
 
 def _not_supported(*_: object) -> int:

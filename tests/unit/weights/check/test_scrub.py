@@ -11,19 +11,19 @@ import pytest
 
 from pipeline.core.errors import StoreUnwritable
 from pipeline.weights.check import repair
-from pipeline.weights.check.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, ScrubSlice, read_state, scrub
+from pipeline.weights.check.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, ScrubSlice, ScrubState, scrub
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import identity_of
 from pipeline.weights.place import Place
 from tests.unit.support import ROOT, Command
 from tests.unit.weights.disk_set import (
-    Copies,
     DiskSet,
     flip,
     lock_of,
     make_set,
     random_bytes,
     settle,
+    supply_of,
     write_set,
 )
 
@@ -132,7 +132,7 @@ def test_rot_is_found_within_the_days_and_reported_until_it_is_repaired(
     reported = [bool(night(ten, n).findings) for n in range(8)]
     assert reported == [False] * 3 + [True] * 5
     assert ten.kinds() == {"6.gguf": "changed"}
-    repair.repair(ten.place, ten.check(), Copies([ten.source]))
+    repair.repair(ten.place, ten.check(), supply_of([ten.source]))
     assert "6.gguf" in night(ten, 8).read
     assert night(ten, 9).findings == []
 
@@ -174,7 +174,8 @@ def test_a_clock_that_was_put_back_stops_nothing(ten: DiskSet) -> None:
         night(ten, n)
     nights = [night(ten, n) for n in range(7)]
     assert {path for n in nights for path in n.read} == set(ten.files)
-    assert read_state(ten.place).last_run_s == START_S + 6 * DAY_S
+    state = ScrubState.model_validate_json((ten.place.state / "scrub.json").read_bytes())
+    assert state.last_run_s == START_S + 6 * DAY_S
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from pipeline.core.errors import WeightsUnknown
 from pipeline.serving.recipe.model import RecipeFile
 from pipeline.serving.serve.weights import find_weights
 from pipeline.weights.disk import receipt
-from pipeline.weights.disk.lock_folder import lock_folder
-from pipeline.weights.disk.receipt import check_by_receipt
+from pipeline.weights.disk.receipt import check_by_receipt, lock_folder
 from pipeline.weights.place import find_places
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import settle

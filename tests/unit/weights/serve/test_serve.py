@@ -20,14 +20,13 @@ import pytest
 from pipeline.app import weights_hub as weights_serve
 from pipeline.core.errors import AddressUnusable, LockEdited
 from pipeline.core.files import remove_tree
-from pipeline.weights.disk.proof import identity, open_pin
+from pipeline.weights.disk.hashing import identity_of, open_pin
 from pipeline.weights.place import Place, find_places
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import prover as proving
-from pipeline.weights.serve.api import HubApi
+from pipeline.weights.serve.api import HubApi, ServedSets
 from pipeline.weights.serve.http import Refused, wanted_range
 from pipeline.weights.serve.prover import Prover
-from pipeline.weights.serve.served import ServedSets
 from pipeline.weights.serve.server import ClientConnection, ConnectionLimits, Server
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
 from tests.unit.support import Command
@@ -395,7 +394,7 @@ def test_before_it_is_proved_a_file_is_answered_with_come_back_later(
 def test_a_receipt_proves_only_the_very_file(place: Place) -> None:
     pin = next(p for p in place.lock.files if p.path == "model.safetensors")
     handle = open_pin(place, pin)
-    seen = identity(handle)
+    seen = identity_of(os.fstat(handle))
     os.close(handle)
     for known, state in ((seen, "proved"), (seen._replace(inode=1), "unproved")):
         prover = Prover(served_by([place.root]).files)

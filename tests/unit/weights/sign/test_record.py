@@ -3,13 +3,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from pipeline.artifacts.attest.names import WEIGHTS
-from pipeline.artifacts.attest.predicates import check_predicate
+from pipeline.artifacts.attest.predicates import WeightsVerification, check_predicate
 from pipeline.core.errors import RecordInvalid
 from pipeline.weights.check.verify import VerifyOptions, verify
 from pipeline.weights.place import Place, find_places
@@ -18,7 +17,10 @@ from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import Command
 
 LARGE = {"model.safetensors": b"weights" * 1000}
-NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
+
+
+def at_noon(result: WeightsVerification) -> WeightsVerification:
+    return result.model_copy(update={"at": "2026-01-02T12:00:00Z"})
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_a_record_of_one_moment_is_the_same_bytes_every_time(place: Place) -> None:
     verify(place, VerifyOptions())
     first, second = (
-        json.dumps(weights_statement(place, verification(place, now=NOON)).as_json())
+        json.dumps(weights_statement(place, at_noon(verification(place))).as_json())
         for _ in range(2)
     )
     assert first == second
@@ -38,7 +40,7 @@ def test_a_record_of_one_moment_is_the_same_bytes_every_time(place: Place) -> No
 
 
 def test_its_subjects_are_the_lock_file_and_the_set(place: Place, tmp_path: Path) -> None:
-    lock, files = weights_statement(place, verification(place, now=NOON)).as_json()["subject"]
+    lock, files = weights_statement(place, verification(place)).as_json()["subject"]
     assert lock["digest"]["sha256"] == hashlib.sha256(place.lock_file.read_bytes()).hexdigest()
     assert files["name"] == f"org/tiny@{place.lock.commit}"
     other = make_set(tmp_path / "other", {**SMALL, "config.json": b"{}"}, LARGE)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from pipeline.artifacts.attest import bundle
 from pipeline.core.errors import ModelSignatureInvalid, WeightsDamaged
-from pipeline.weights.disk import hashing, proof
+from pipeline.weights.disk import hashing
 from pipeline.weights.place import Place
 from pipeline.weights.sign import signing
 from tests.testbed.locked_set import SMALL, make_set, write
@@ -121,8 +121,7 @@ def test_a_file_that_cannot_be_read_now_is_not_called_changed(
         raise OSError(number, os.strerror(number))
 
     failing = SimpleNamespace(**{**vars(os), call: fails})
-    for module in (proof, hashing):
-        monkeypatch.setattr(module, "os", failing)
+    monkeypatch.setattr(hashing, "os", failing)
     with pytest.raises(ModelSignatureInvalid, match=os.strerror(number)) as raised:
         signing.check(plain.root, signature, PUBLIC)
     assert "changed" not in str(raised.value)

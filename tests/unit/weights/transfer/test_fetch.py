@@ -24,9 +24,9 @@ from pipeline.core.errors import (
 from pipeline.core.net.http import Client
 from pipeline.weights.model import FilePin, sealed
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
-from pipeline.weights.transfer.partial_file import PartialFile
+from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.sources import find_routes
+from pipeline.weights.transfer.workers import Options, PartialFile
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, test_hub
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, SMALL, TOKEN, Bed, big_bytes
@@ -412,16 +412,6 @@ def test_a_file_that_is_there_but_wrong_is_replaced(bed: Bed) -> None:
     bed.require_right()
 
 
-def test_files_that_are_there_are_fetched_again_where_the_caller_asks_for_it(bed: Bed) -> None:
-    bed.fetch()
-    client = Client(bed.settings)
-    routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN)
-    pins = [pin for pin in bed.lock().files if pin.path == SMALL]
-    assert fetch_files(bed.place(), pins, routes, client=client) == []
-    assert fetch_files(bed.place(), pins, routes, client=client, again=True) == pins
-    bed.require_right()
-
-
 def test_a_subset_leaves_the_rest_of_an_interrupted_fetch_alone(bed: Bed) -> None:
     bed.hub.fail(BIG, fault.cut(MIDDLE), times=ALWAYS)
     with pytest.raises(SourceUnreachable):
@@ -669,7 +659,7 @@ def test_a_partial_file_hashes_in_order_whatever_order_the_ranges_come_in(tmp_pa
         partial_file.catch_up()
     assert partial_file.claim_end()
     assert not partial_file.claim_end()
-    assert partial_file.digest == pin.want
+    assert partial_file.hash.digest == pin.want
     partial_file.forget()
 
 
@@ -698,7 +688,7 @@ def test_noted_bytes_go_to_the_disk_before_the_sync_at_the_end(
     assert begun == [(0, 500), (500, 500)]
     partial_file.catch_up()
     assert partial_file.claim_end()
-    assert partial_file.digest == pin.want
+    assert partial_file.hash.digest == pin.want
     partial_file.forget()
 
 

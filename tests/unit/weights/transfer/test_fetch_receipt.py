@@ -54,7 +54,7 @@ def test_the_receipt_of_a_fetch_has_the_marks_that_a_verify_would_find(
 ) -> None:
     monkeypatch.setattr("pipeline.weights.disk.hashing.BLOCK_BYTES", 100_000)
     bed.fetch(jobs=jobs)
-    marks = read_receipt(bed.place())[BIG].each_mark()
+    marks = read_receipt(bed.place())[BIG].each_mark
     assert marks == read_file(bed.folder / BIG, bed.pin().new_hash()).marks
     assert len(marks) == -(-FILE_BYTES // 100_000)
 

@@ -13,9 +13,10 @@ from pipeline.core.net.http import Client
 from pipeline.core.net.settings import Settings
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
 from pipeline.weights.place import new_place
-from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
+from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.router import AttemptFailed, NotAvailable
 from pipeline.weights.transfer.sources import HttpRoute, HubRepository, XetRoute, find_routes
+from pipeline.weights.transfer.workers import Options
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
 from tests.unit.fetch.test_hostile_sources import WHOLE, resuming
@@ -60,7 +61,7 @@ def test_no_hostile_answer_about_xet_is_a_defect() -> None:
         with hostile_server(script) as url:
             there = HubRepository(url, "org/tiny", COMMIT, "hf_secret")
             with pytest.raises((AttemptFailed, NotAvailable)):
-                XetRoute(client, there, 0.2, lambda _: None).open(PIN, 0, 10)
+                XetRoute(client, there, 0.2, lambda _: (None, None)).open(PIN, 0, 10)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,8 +20,7 @@ from pipeline.core.errors import (
 from pipeline.core.net.http import Client
 from pipeline.core.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
-from pipeline.weights.transfer import sources
-from pipeline.weights.transfer.fetch import Options, fetch_files, fetch_range
+from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.router import (
     FAILURES,
     WRONG_ANSWERS,
@@ -36,9 +36,8 @@ from pipeline.weights.transfer.sources import (
     HubRepository,
     XetRoute,
     check_answer,
-    has_xet,
 )
-from pipeline.weights.transfer.workers import Throttle
+from pipeline.weights.transfer.workers import Options, Throttle
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS
 from tests.unit.weights.conftest import BIG, RANGE_BYTES, TOKEN, Bed, big_bytes
@@ -54,23 +53,40 @@ class Named:
         raise AttemptFailed("never")
 
 
-def names(router: Router, turns: int = 4) -> list[str]:
-    return [router.pick(PIN, turn).name for turn in range(turns)]
+def names(router: Router, tries: int = 4, costs: int = 2) -> list[str]:
+    """Who is asked in turn where every attempt fails; two tries each are a turn."""
+    asked, failed = list[str](), Counter[Route]()
+    for _ in range(tries):
+        route = router.pick(PIN, failed)
+        router.release(route)
+        failed[route] += costs
+        asked.append(route.name)
+    return asked
+
+
+def first(router: Router, pin: FilePin = PIN) -> str:
+    """Who is asked for a new range; the attempt stays open."""
+    return router.pick(pin, Counter()).name
+
+
+STALL, QUICK = AttemptFailed("slow", is_stall=True), AttemptFailed("cut")
 
 
 def test_every_failed_turn_takes_the_next_route() -> None:
-    assert names(Router([Named("http"), Named("xet")])) == ["http", "xet", "http", "xet"]
+    router = Router([Named("http"), Named("xet")])
+    assert names(router) == ["http", "xet", "http", "xet"]
+    assert names(router, costs=1) == ["http", "http", "xet", "xet"]
 
 
 def test_a_route_that_stalls_twice_is_asked_last_until_it_delivers() -> None:
     http, xet = Named("http"), Named("xet")
     router = Router([http, xet])
-    router.failed(http, is_stall=True)
-    assert names(router, 1) == ["http"]
-    router.failed(http, is_stall=True)
+    router.failed(http, PIN, STALL)
+    assert first(router) == "http"
+    router.failed(http, PIN, STALL)
     assert names(router, 2) == ["xet", "http"]
     router.delivered(http)
-    assert names(router, 1) == ["http"]
+    assert first(router) == "http"
 
 
 def test_a_route_without_the_file_is_not_asked_again() -> None:
@@ -87,7 +103,7 @@ def test_the_most_telling_reason_is_given_when_no_route_is_left() -> None:
     router.mark_missing(routes[1], PIN, NotAvailable(DigestMismatch("another file")))
     router.mark_missing(routes[2], PIN, NotAvailable(SourceUnreachable("not offered")))
     with pytest.raises(DigestMismatch):
-        router.pick(PIN, 0)
+        first(router)
 
 
 def two_named() -> tuple[Router, Named, Named]:
@@ -98,84 +114,79 @@ def two_named() -> tuple[Router, Named, Named]:
 
 def test_named_sources_share_the_ranges_and_the_hub_gets_none() -> None:
     router, _, _ = two_named()
-    picked = []
-    for _ in range(6):
-        route = router.pick(PIN, 0)
-        router.opened(route, 1)
-        picked.append(route.name)
-    assert picked == ["one", "other"] * 3
+    assert [first(router) for _ in range(6)] == ["one", "other"] * 3
 
 
 def test_a_source_that_is_free_again_gets_the_next_range() -> None:
-    router, one, other = two_named()
-    for route in (one, one, other, other):
-        router.opened(route, 1)
+    router, _, other = two_named()
+    for _ in range(4):
+        first(router)
     for _ in range(2):  # the faster one has delivered
-        router.opened(other, -1)
-    assert router.pick(PIN, 0).name == "other"
+        router.release(other)
+    assert first(router) == "other"
 
 
 def test_after_a_failure_the_other_source_comes_before_the_hub() -> None:
-    router, _, other = two_named()
-    assert [router.pick(PIN, turn, other).name for turn in range(3)] == ["other", "one", "hub"]
+    router, _, _ = two_named()
+    first(router)
+    assert names(router, 3) == ["other", "one", "hub"]
 
 
 def test_a_source_that_fails_again_and_again_is_asked_last_until_it_delivers() -> None:
     router, one, _ = two_named()
     for _ in range(FAILURES - 1):
-        router.failed(one)
-    assert router.pick(PIN, 0).name == "one"
-    router.failed(one)
+        router.failed(one, PIN, QUICK)
+    assert names(router, 1) == ["one"]
+    router.failed(one, PIN, QUICK)
     assert names(router, 3) == ["other", "hub", "one"]
     router.delivered(one)
-    assert router.pick(PIN, 0).name == "one"
+    assert first(router) == "one"
 
 
 def test_a_file_that_arrived_wrong_comes_from_one_source_at_a_time() -> None:
-    router, one, other = two_named()
-    for route in (one, other):
-        router.gave(route, PIN)
-    assert router.arrived_wrong(PIN, is_all_new=True)
+    router, _, _ = two_named()
+    assert router.arrived_wrong(PIN)
     for alone in ("one", "other", "hub"):
-        picked = router.pick(PIN, 0)
-        assert picked.name == alone
-        router.opened(picked, 1)
-        assert router.pick(PIN, 0).name == alone
-        router.gave(picked, PIN)
-        assert router.arrived_wrong(PIN, is_all_new=True) == (alone != "hub")
+        assert [first(router), first(router)] == [alone] * 2
+        assert router.arrived_wrong(PIN) == (alone != "hub")
 
 
 def test_a_source_that_sent_a_wrong_file_alone_is_not_asked_again() -> None:
-    router, one, _ = two_named()
-    router.gave(one, PIN)
-    assert router.arrived_wrong(PIN, is_all_new=True)
+    router, _, _ = two_named()
+    for _ in range(2):
+        assert router.arrived_wrong(PIN)
     other_file = PIN.model_copy(update={"sha256": "b" * 64})
-    for pin in (PIN, other_file):
-        assert {router.pick(pin, turn).name for turn in range(6)} == {"other", "hub"}
+    assert set(names(router, 6)) == {"other", "hub"}
+    assert first(router, other_file) == "other"
 
 
-def test_a_source_is_not_blamed_for_what_an_earlier_run_left() -> None:
-    router, one, _ = two_named()
-    router.gave(one, PIN)
-    assert router.arrived_wrong(PIN, is_all_new=False)
-    assert router.pick(PIN, 0).name == "one"
+def test_a_source_is_not_blamed_for_a_file_that_arrived_wrong_once() -> None:
+    router, _, _ = two_named()
+    assert router.arrived_wrong(PIN)
+    assert first(router) == "one"
 
 
-def test_the_only_source_is_asked_again_after_a_wrong_file() -> None:
-    hub = Named("hub")
-    router = Router([hub])
-    router.gave(hub, PIN)
-    assert not router.arrived_wrong(PIN, is_all_new=True)
-    assert router.pick(PIN, 0).name == "hub"
+def test_the_only_source_is_asked_once_more_after_a_wrong_file() -> None:
+    router = Router([Named("hub")])
+    assert router.arrived_wrong(PIN)
+    assert first(router) == "hub"
+    assert not router.arrived_wrong(PIN)
+    assert first(router) == "hub"
+
+
+def wait_left_s(router: Router, route: Route) -> float:
+    return router.not_before.get(route, 0.0) - time.monotonic()
 
 
 def test_a_route_that_is_put_off_is_left_alone_that_long() -> None:
     http = Named("http")
     router = Router([http])
-    assert router.wait_left_s(http) <= 0
-    router.defer(http, 5)
-    router.defer(http, 1)
-    assert 4 < router.wait_left_s(http) <= 5
+    assert wait_left_s(router, http) <= 0
+    for wait_s in (5, 1):  # asked by two connections
+        attempts = Attempts(router, threading.Event(), 0.0)
+        attempts._route = http
+        attempts.failed(PIN, AttemptFailed("busy", wait_s=wait_s))
+    assert 4 < wait_left_s(router, http) <= 5
 
 
 class Gone(Named):
@@ -183,29 +194,25 @@ class Gone(Named):
         raise AttemptFailed(self.name, is_unreached=True)
 
 
-def _ask_on(attempts: Attempts, asked: list[str], after_two: Callable[[], None]) -> None:
-    while len(asked) < 10:
-        with pytest.raises(AttemptFailed) as gone:
-            attempts.open(PIN, 0, 1)
-        asked.append(str(gone.value))
-        if len(asked) == 2:
-            after_two()
-        attempts.failed(PIN, gone.value)
-
-
 def test_where_nobody_is_there_each_is_asked_whatever_others_find_out_meanwhile() -> None:
     near, xet, hub = Gone("near"), Gone("xet"), Gone("hub")
     router, asked = Router([near, xet, hub]), list[str]()
-
-    def by_another_connection() -> None:
-        # it comes last from now on, and the third turn is its again
-        for _ in range(FAILURES):
-            router.failed(xet)
-
     attempts = Attempts(router, threading.Event(), first_wait_s=0.0)
+
+    def ask() -> None:
+        with pytest.raises(AttemptFailed) as gone:
+            attempts.open(PIN, 0, 1)
+        asked.append(str(gone.value))
+        attempts.failed(PIN, gone.value)
+
+    for _ in range(2):
+        ask()
+    for _ in range(FAILURES):  # by another connection
+        router.failed(xet, PIN, QUICK)
+    ask()
     with pytest.raises(SourceUnreachable, match=r"\(hub\)"):
-        _ask_on(attempts, asked, by_another_connection)
-    assert asked[:4] == ["near", "xet", "xet", "near"]
+        ask()
+    assert asked == ["near", "xet", "hub", "near"]
 
 
 @dataclass
@@ -242,15 +249,12 @@ class Store:
         return Stream(pieces, self._stalls)
 
 
-@pytest.fixture(autouse=True)
-def plain_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_file_info", lambda name, size: (name, size))
-
-
 def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     http = HttpRoute(client, there, "plain HTTP", stall_s)
-    return http, XetRoute(client, there, stall_s, lambda repository: store)
+    return http, XetRoute(
+        client, there, stall_s, lambda repository: (store, lambda *name_and_size: name_and_size)
+    )
 
 
 def pull(bed: Bed, client: Client, routes: tuple[Route, ...]) -> None:
@@ -311,7 +315,9 @@ def test_the_reason_of_xet_is_reported_where_the_hub_has_no_such_file(bed: Bed) 
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(404), times=ALWAYS)
     client = Client(bed.settings)
-    with pytest.raises(HubRefused, match=r"404; the Xet store refuses: no token \(Xet\)"):
+    with pytest.raises(
+        HubRefused, match=r"404 \(plain HTTP\); the Xet store refuses: no token \(Xet\)"
+    ):
         pull(bed, client, both(bed, client, Store(bed, refuses=True)))
 
 
@@ -335,11 +341,9 @@ def test_a_file_that_is_not_offered_through_xet_comes_by_plain_http(bed: Bed) ->
 
 
 def test_the_real_xet_client_without_a_token_is_a_refusal(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
+    bed: Bed,
 ) -> None:
-    if not has_xet():
-        pytest.skip("There is no hf_xet for this processor.")
-    monkeypatch.undo()
+    pytest.importorskip("hf_xet", reason="There is no hf_xet for this processor.")
     bed.hub.xet = True
     client = Client(bed.settings)
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
@@ -448,7 +452,7 @@ def test_a_source_that_asks_for_days_is_not_waited_for(asked_s: float) -> None:
     router, begun = Router([hub]), time.monotonic()
     with pytest.raises(SourceUnreachable, match="busy"):
         _ask_all(router, 1, AttemptFailed("a: busy", wait_s=asked_s))
-    assert router.wait_left_s(hub) <= 0
+    assert wait_left_s(router, hub) <= 0
     assert time.monotonic() - begun < 5
 
 
@@ -459,7 +463,7 @@ def test_a_source_that_asks_for_a_moment_is_left_alone_for_it() -> None:
     with pytest.raises(AttemptFailed):
         attempts.open(PIN, 0, 1)
     attempts.failed(PIN, AttemptFailed("a: busy", wait_s=30.0))
-    assert 29 < router.wait_left_s(hub) <= 30
+    assert 29 < wait_left_s(router, hub) <= 30
 
 
 @pytest.mark.parametrize(
