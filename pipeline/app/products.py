@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.app.images import find_image
 from pipeline.app.recipes import recipes_of
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.containers.find_engine import Wanted, find_engine
+from pipeline.artifacts.containers.container_engine import Wanted, find_engine
 from pipeline.core.errors import ModelUnreadable, ProductsUnknown, ProductsWrong, RecipeInvalid
 from pipeline.hosts.facts.source import read_capture
 from pipeline.serving.fit.facts import fact_of

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.containers.container_engine import sdk_arguments
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import AlreadyServed, PreflightFailed, StartFailed
 from pipeline.core.files import locked
@@ -23,6 +22,7 @@ from pipeline.serving.products.run import (
 )
 from pipeline.serving.recipe.launch import Overrides, plan_launch
 from pipeline.serving.serve.preflight import Machine
+from tests.unit.docker_sdk import Asked, docker_on
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine
 from tests.unit.serve.recipes import two_cards
 
@@ -115,14 +115,17 @@ def test_the_program_takes_the_place_of_the_engine_on_one_card(tmp_path: Path) -
     assert (arguments.mounts, arguments.labels, arguments.port) == ([], {}, None)
 
 
-def test_docker_and_podman_get_the_entrypoint_and_no_port(tmp_path: Path) -> None:
+def test_docker_and_podman_get_the_entrypoint_and_no_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = program_arguments(order(tmp_path), BUILT.id)
     flags = arguments.run_flags()
     assert "--entrypoint=/opt/venv/bin/python" in flags
     assert not [flag for flag in flags if flag.startswith("--publish")]
-    docker = sdk_arguments(arguments)
-    assert docker["entrypoint"] == "/opt/venv/bin/python"
-    assert docker["ports"] == {}
+    asked = Asked()
+    docker_on(asked, monkeypatch).create(arguments)
+    assert asked.wanted["entrypoint"] == "/opt/venv/bin/python"
+    assert asked.wanted["ports"] == {}
 
 
 def test_a_machine_without_a_card_is_told_so() -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.artifacts.containers.box import Box, Namespaces
+from pipeline.artifacts.containers.box import Box, Way
 from pipeline.core.errors import SandboxUnavailable
 from pipeline.images.assemble.plan import plan_tree
 from pipeline.images.source import compiled
@@ -26,7 +26,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, code: int, *lines: str) -> None:
         return code
 
     monkeypatch.setattr(compiled, "run_step", run)
-    compiled._require_runs(Namespaces(), cast(Box, None), PLAN)
+    compiled._require_runs(cast(Way, None), cast(Box, None), PLAN)
 
 
 def test_a_toolchain_that_runs_here_passes(monkeypatch: pytest.MonkeyPatch) -> None:
