@@ -18,9 +18,8 @@ from pipeline.artifacts.containers.arguments import Label
 from pipeline.artifacts.containers.docker import Docker, LoadedTag
 from pipeline.artifacts.containers.facts import own_name
 from pipeline.artifacts.containers.podman import Podman
-from pipeline.artifacts.store.remove import own_parts, remove_store, total_bytes
 from pipeline.artifacts.store.store import Store
-from pipeline.artifacts.store.upkeep import stats_below
+from pipeline.artifacts.store.upkeep import disk_bytes, own_parts, remove_store, stats_below
 from pipeline.core import log
 from pipeline.core.errors import AlreadyServed, DockerUnavailable, KeyInvalid
 from pipeline.core.files import os_errors_explained, remove_tree
@@ -84,7 +83,7 @@ def take_inventory(workspace: Workspace, *, keys: bool = False) -> Inventory:
                 Item(what=each.what, where=tag.tag, size_bytes=size, goes=is_own, kept_for=why)
             )
     if own_parts(store.root):
-        size = total_bytes(store.root)
+        size = disk_bytes(store.root)
         items.append(Item(what="store", where=str(store.root), size_bytes=size))
     items += _key_items(goes=keys)
     # last: this very program may run from one of them

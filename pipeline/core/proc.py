@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -90,10 +90,17 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running(
-    args: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: Path | None = None,
+    cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program beside us, its output in a file; it and its children end with the block."""
-    with output.open("wb") as file:
+    """A program beside us, its output in a file or a pipe; it ends with the block.
+
+    So do its children.
+    """
+    with output.open("wb") if output else nullcontext(subprocess.PIPE) as file:
         process = subprocess.Popen(
             list(args),
             env=dict(env),

@@ -129,19 +129,15 @@ class ForwardReader:
                 out += data[first : offset + size_bytes - start]
 
 
-def container_end(head: bytes, at: int, file_bytes: int) -> int:
-    """Where the container that begins at a position ends."""
+def fatbin_entries(reader: ForwardReader, file_bytes: int) -> Iterator[Target]:
+    """The entries of the container at the reader's position, which they must fill exactly."""
+    start, head = reader.position, reader.take(HEAD_BYTES)
     if len(head) < HEAD_BYTES:
         raise Unreadable("a fatbin is cut off")
     _, size = _HEAD.unpack(head)
-    end: int = at + HEAD_BYTES + size
+    end: int = start + HEAD_BYTES + size
     if end > file_bytes:
         raise Unreadable(f"a fatbin claims {size} bytes, more than the file has")
-    return end
-
-
-def fatbin_entries(reader: ForwardReader, end: int) -> Iterator[Target]:
-    """The entries up to the container's end, which they must fill exactly."""
     while reader.position < end:
         head = reader.take(_ENTRY.size)
         if len(head) < _ENTRY.size or reader.position > end:

@@ -11,16 +11,15 @@ import os
 import resource
 import selectors
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from pipeline.artifacts.containers.start import LARGEST_FILE_BYTES
-from pipeline.core import log
+from pipeline.core import log, proc
 from pipeline.core.errors import StepFailed
 from pipeline.core.files import is_free
 
@@ -146,21 +145,6 @@ def started(
     command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None
 ) -> Iterator[Running]:
     """Starts a program; it and its children end with the block."""
-    process = subprocess.Popen(
-        list(command),
-        cwd=cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # on Ctrl-C we end everything that it started
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
+    with proc.running(command, env=env, cwd=cwd) as process:
+        assert process.stdout is not None
         yield Running(process.stdout.fileno(), process.wait)
-    finally:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()

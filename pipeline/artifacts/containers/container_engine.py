@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Literal, Protocol, TypeAlias
 
@@ -90,7 +90,11 @@ def find_engines(wanted: Wanted) -> list[ContainerEngine]:
 
 def find_way(wanted: box.Wanted) -> box.Way:
     """Tries the backends on this machine and returns the first that works."""
-    backends = {"namespaces": Namespaces, "docker": Docker, "podman": Podman.for_steps}
+    backends: dict[box.Kind, Callable[[], box.Way]] = {
+        "namespaces": Namespaces,
+        "docker": Docker,
+        "podman": Podman.for_steps,
+    }
     reasons = []
     for kind in box.KINDS if wanted == "auto" else (wanted,):
         try:

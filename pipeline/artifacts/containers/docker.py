@@ -17,18 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.artifacts.containers import box as boxes
 from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind, Label
-from pipeline.artifacts.containers.box import (
-    HOST_NAME,
-    LABEL,
-    SHM_BYTES,
-    WORK,
-    Box,
-    Running,
-    is_left,
-    process_limits,
-    with_environment,
-)
+from pipeline.artifacts.containers.box import Box, Running
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import Document, index_json, read_document
 from pipeline.artifacts.oci.layout import LAYOUT, Blobs
@@ -135,10 +126,12 @@ class Docker:
         import docker
 
         with _explained("Docker does not answer"):
-            # without a socket: that of DOCKER_HOST, or the usual one
-            at = {"base_url": f"unix://{place}"} if place else {}
-            make = docker.DockerClient if place else docker.from_env
-            self.client: DockerClient = make(timeout=_LOAD_TIMEOUT_S, **at)
+            self.client: DockerClient = (
+                docker.DockerClient(f"unix://{place}", timeout=_LOAD_TIMEOUT_S)
+                if place
+                # that of DOCKER_HOST, or of the usual socket
+                else docker.from_env(timeout=_LOAD_TIMEOUT_S)
+            )
             self.client.ping()
         self._is_here = place is None
 
@@ -287,30 +280,30 @@ class Docker:
 
         as_caller = {
             "read_only": True,
-            "working_dir": WORK,
+            "working_dir": boxes.WORK,
             "user": f"{os.geteuid()}:{os.getegid()}",
-            "command": [*with_environment(box.env), *command],
+            "command": [*boxes.with_environment(box.env), *command],
         }
         wanted: dict[str, Any] = {
             "image": box.image,
             **({"command": list(command)} if box.user else as_caller),
             "entrypoint": [],
-            "labels": {LABEL: str(box.scratch)},
+            "labels": {boxes.LABEL: str(box.scratch)},
             "network_mode": "none",
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
-            "hostname": HOST_NAME,
+            "hostname": boxes.HOST_NAME,
             "mem_limit": box.limits.memory_bytes,
             "memswap_limit": box.limits.memory_bytes,  # swap counts too, or there would be no limit
             "cpuset_cpus": box.processors,
-            "shm_size": SHM_BYTES,
-            "ulimits": [Ulimit(name=n, soft=x, hard=x) for n, x in process_limits().items()],
+            "shm_size": boxes.SHM_BYTES,
+            "ulimits": [Ulimit(name=n, soft=x, hard=x) for n, x in boxes.process_limits().items()],
             "volumes": [f"{path.absolute()}:{at}" for at, path in box.mounts.items()],
         }
         hint = "Its reason is above; finished objects are kept, so run it again."
         with _explained("Docker ended the build", hint=hint):
-            for left in self.client.containers.list(all=True, filters={"label": LABEL}):
-                if is_left(left.labels[LABEL]):
+            for left in self.client.containers.list(all=True, filters={"label": boxes.LABEL}):
+                if boxes.is_left(left.labels[boxes.LABEL]):
                     left.remove(force=True)
             container = self.client.containers.create(**wanted)
             output, into = os.pipe()

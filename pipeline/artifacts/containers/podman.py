@@ -16,19 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
+from pipeline.artifacts.containers import box as boxes
 from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind, Label
-from pipeline.artifacts.containers.box import (
-    HOST_NAME,
-    LABEL,
-    SHM_BYTES,
-    WORK,
-    Box,
-    Running,
-    is_left,
-    process_limits,
-    started,
-    with_environment,
-)
+from pipeline.artifacts.containers.box import Box, Running
 from pipeline.artifacts.containers.docker import (
     LoadedTag,
     archive_bytes,
@@ -88,7 +78,7 @@ class Podman:
     def for_steps(cls) -> Self:
         """Podman with the first runtime that works, as its own choice need not."""
         reason = ""
-        limits = [f"--ulimit={name}={most}:{most}" for name, most in process_limits().items()]
+        limits = [f"--ulimit={name}={most}:{most}" for name, most in boxes.process_limits().items()]
         for runtime in ("", "crun", "runc"):
             podman = cls(runtime=runtime)
             with tempfile.TemporaryDirectory() as empty:
@@ -184,7 +174,7 @@ class Podman:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
         words = self._command(["podman", "logs", *options, identity])
         # its end kills it: `podman logs --follow` ends only with its container
-        with started(words, proc.environment(*_PASSED)) as running:
+        with boxes.started(words, proc.environment(*_PASSED)) as running:
             while piece := os.read(running.output, _PIECE_BYTES):
                 yield piece
 
@@ -220,34 +210,36 @@ class Podman:
     def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
         """Runs a step on the unpacked toolchain; an overlay keeps what it writes out of that."""
         # containers whose command was killed before it could end them
-        shown = '{{.ID}} {{index .Labels "' + LABEL + '"}}'
-        listed = self._run("ps", "--all", f"--filter=label={LABEL}", f"--format={shown}").stdout
+        shown = '{{.ID}} {{index .Labels "' + boxes.LABEL + '"}}'
+        listed = self._run(
+            "ps", "--all", f"--filter=label={boxes.LABEL}", f"--format={shown}"
+        ).stdout
         for identity, _, scratch in (line.partition(" ") for line in _text(listed).splitlines()):
-            if is_left(scratch):
+            if boxes.is_left(scratch):
                 self._run("rm", "--force", "--ignore", "--time=0", identity, may_fail=True)
         name, limits = f"sm120-{secrets.token_hex(8)}", box.limits
         unpacked = [
-            *("--read-only", "--read-only-tmpfs=false", f"--workdir={WORK}"),
+            *("--read-only", "--read-only-tmpfs=false", f"--workdir={boxes.WORK}"),
             f"--user={os.geteuid()}:{os.getegid()}",
             *(["--userns=keep-id"] if os.geteuid() else []),
             # O: on the folder itself podman would leave the points that it mounts things at
-            *("--rootfs", f"{box.root.absolute()}:O", *with_environment(box.env)),
+            *("--rootfs", f"{box.root.absolute()}:O", *boxes.with_environment(box.env)),
         ]
         words = [
             *("podman", *self._runtime, "run", "--rm", f"--name={name}"),
-            *(f"--label={LABEL}={box.scratch}", "--network=none", "--cap-drop=ALL"),
-            *("--security-opt=no-new-privileges", "--no-hosts", f"--hostname={HOST_NAME}"),
+            *(f"--label={boxes.LABEL}={box.scratch}", "--network=none", "--cap-drop=ALL"),
+            *("--security-opt=no-new-privileges", "--no-hosts", f"--hostname={boxes.HOST_NAME}"),
             # swap counts too, or there would be no limit
             *(f"--memory={limits.memory_bytes}", f"--memory-swap={limits.memory_bytes}"),
-            *(f"--cpuset-cpus={box.processors}", f"--shm-size={SHM_BYTES}", "--entrypoint="),
-            *(f"--ulimit={kind}={most}:{most}" for kind, most in process_limits().items()),
+            *(f"--cpuset-cpus={box.processors}", f"--shm-size={boxes.SHM_BYTES}", "--entrypoint="),
+            *(f"--ulimit={kind}={most}:{most}" for kind, most in boxes.process_limits().items()),
             *(f"--volume={path.absolute()}:{at}" for at, path in box.mounts.items()),
             *(["--pull=never", box.image] if box.user else unpacked),
             *command,
         ]
         try:
             # its monitor leaves a file `oom` where it was started
-            with started(words, proc.environment(*_PASSED), box.scratch) as running:
+            with boxes.started(words, proc.environment(*_PASSED), box.scratch) as running:
                 yield running
         finally:
             # podman's own process is gone, but its container is a child of another

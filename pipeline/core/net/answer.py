@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from http.client import HTTPException
 from typing import Any
 
@@ -64,7 +64,7 @@ class Answer:
         limits: Limits,
     ) -> None:
         self.status, self.url = raw.status, url
-        self.headers: Mapping[str, str] = raw.headers
+        self.headers = raw.headers
         self._raw, self._limits, self._has_body = raw, limits, method != "HEAD"
         self._stop, self._watch = connections.stop, connections.watch
         self._sock, self._since = connections.slot.sock, time.monotonic()
@@ -81,10 +81,6 @@ class Answer:
 
     def header(self, name: str) -> str:
         return self.headers.get(name) or ""
-
-    def all_headers(self, name: str) -> list[str]:
-        """A header that may be there several times."""
-        return list(self._raw.headers.getlist(name))
 
     @property
     def length(self) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.containers import podman as podman_module
+from pipeline.artifacts.containers import box as boxes
 from pipeline.artifacts.containers.box import Box, Limits, Running, run_step
 from pipeline.artifacts.containers.podman import Podman
 from pipeline.core import proc
@@ -60,7 +60,7 @@ def in_podman(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     done = subprocess.CompletedProcess([], 0, b"", b"")
     monkeypatch.setattr(proc, "read", lambda *_, **__: done)
-    monkeypatch.setattr(podman_module, "started", start)
+    monkeypatch.setattr(boxes, "started", start)
 
     def run(box: Box, *command: str) -> list[str]:
         assert run_step(Podman(list), box, command, print) == 0
