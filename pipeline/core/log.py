@@ -159,7 +159,7 @@ def seconds(number: float) -> str:
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Say what begins, and how long it took once it is done."""
+    """Says what begins, and how long it took once it is done."""
     say(title)
     start = time.monotonic()
     with watched(title):
@@ -186,7 +186,7 @@ class Silence:
         self.look()
 
     def look(self) -> None:
-        """Say that the step goes on, where nothing was printed for long enough."""
+        """Says that the step goes on, where nothing was printed for long enough."""
         now = time.monotonic()
         if (title := self._ask()) != self._title:
             self._title, self._patience_s = title, self._after_s

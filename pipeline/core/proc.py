@@ -50,7 +50,7 @@ def read(
     stdin: bytes = b"",
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run to the end and return its output; the caller judges the exit code."""
+    """Runs to the end and returns its output; the caller judges the exit code."""
     process = subprocess.Popen(
         list(args),
         env=dict(env or environment()),
@@ -70,7 +70,7 @@ def read(
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
-    """Wait a moment for a killed process, then give it up.
+    """Waits a moment for a killed process, then gives it up.
 
     Inside a driver that hangs, a process ignores even SIGKILL: waiting for it has no end.
     """
@@ -137,7 +137,7 @@ def talk(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Close its pipes, and end it and its children if it does not go by itself."""
+    """Closes its pipes, and ends it and its children if it does not go by itself."""
     _close(process)
     try:
         # most programs end by themselves once their stdin is closed

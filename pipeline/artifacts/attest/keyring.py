@@ -48,7 +48,7 @@ def own_key(environment: Mapping[str, str]) -> Path | None:
 
 
 def use_first_key(environment: Mapping[str, str], name: str) -> bool:
-    """Make a new key the default, unless there is one already."""
+    """Makes a new key the default, unless there is one already."""
     if (known := own_key(environment)) is not None and known.stem != name:
         return False
     write_bytes(default_folder(environment) / DEFAULT, f"{name}\n".encode())

@@ -145,7 +145,7 @@ class Podman:
             raise PodmanUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
 
     def untag(self, tag: str) -> str:
-        """Take a tag away, and with its last tag the image; why not, where a container needs it."""
+        """Removes a tag, and with its last tag the image; why not, where a container needs it."""
         done = self._run("rmi", tag, may_fail=True)
         is_gone = not done.returncode or _is_unknown(done.stderr)
         return "" if is_gone else _reason(done.stderr)

@@ -91,7 +91,7 @@ def syscall(number: int, *arguments: Any, what: str) -> int:
 
 
 def prctl(option: int, value: int = 0, what: str = "prctl") -> None:
-    """Set a property of this process."""
+    """Sets a property of this process."""
     zero = ctypes.c_ulong(0)
     check_call(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), what)
 

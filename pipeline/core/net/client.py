@@ -120,28 +120,28 @@ class Client:
                 # Only a kept connection was closed: that is no answer to this request, so ask
                 # again. What carries a body may have arrived, and its sender knows how to ask.
                 may_ask = is_closed and body is None and not self.stop.is_set()
-                if not may_ask or not self._connections.slot.is_kept:
-                    raise self._failure(url, error) from error
+                if may_ask and self._connections.slot.is_kept:
+                    continue
+                if self.stop.is_set():
+                    raise Interrupted("stopped") from error
+                causes: list[BaseException] = [error]
+                while inner := causes[-1].__cause__ or causes[-1].__context__:
+                    causes.append(inner)
+                for cause in causes:
+                    if isinstance(cause, ssl.SSLCertVerificationError):
+                        why = f"its certificate is not trusted: {cause.verify_message}"
+                        raise Untrusted(f"{shown(url)}: {why}") from error
+                is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
+                why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
+                # once a server has answered it may be restarting; before, its name may be wrong
+                is_new = origin_of(url) not in self._answered
+                raise Lost(
+                    f"{shown(url)}: {why}",
+                    is_stall=isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError),
+                    is_unreached=is_new and any(isinstance(e, _UNREACHED) for e in causes),
+                ) from error
         self._answered.add(origin_of(url))
         return Answer(raw, method, url, self._connections, bounds)
-
-    def _failure(self, url: str, error: Exception) -> Exception:
-        if self.stop.is_set():
-            return Interrupted("stopped")
-        causes: list[BaseException] = [error]
-        while inner := causes[-1].__cause__ or causes[-1].__context__:
-            causes.append(inner)
-        for cause in causes:
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                why = f"its certificate is not trusted: {cause.verify_message}"
-                return Untrusted(f"{shown(url)}: {why}")
-        # once a server has answered it may be restarting; before that, its name may be wrong
-        is_new = origin_of(url) not in self._answered
-        is_unreached = is_new and any(isinstance(e, _UNREACHED) for e in causes)
-        is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
-        is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
-        why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
-        return Lost(f"{shown(url)}: {why}", is_stall=is_stall, is_unreached=is_unreached)
 
     def follow(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, login: str = ""
@@ -184,11 +184,11 @@ class Client:
             return Reply(answer.status, answer.url, answer.headers, data)
 
     def hang_up(self) -> None:
-        """Tell every thread to stop, also those that wait for a server's next bytes."""
+        """Tells every thread to stop, also those that wait for a server's next bytes."""
         self._connections.hang_up()
 
     def join(self, threads: Sequence[threading.Thread]) -> bool:
-        """Wait a little for threads that should stop; once all are gone, it can be used again."""
+        """Waits a little for threads that should stop; once all are gone, it can be used again."""
         deadline = time.monotonic() + _LONGEST_GOODBYE_S
         for thread in threads:
             if thread.ident is not None:

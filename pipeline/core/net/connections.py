@@ -130,7 +130,7 @@ class Connections:
                 raise TimeoutError(f"no {what} in {most_s:g} s") from None
 
     def hang_up(self) -> None:
-        """Stop every thread, also one that waits for a server's next bytes."""
+        """Stops every thread, also one that waits for a server's next bytes."""
         self.stop.set()
         with self._guard:
             sockets = list(self._sockets)

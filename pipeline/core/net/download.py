@@ -23,7 +23,7 @@ OpenAt = Callable[[int], Answer]
 def download(
     open_at: OpenAt, partial: Path, digest: str, size_bytes: int, gauge: Gauge, patience: Patience
 ) -> str:
-    """Complete `partial`, and return what came, as a digest; what differs is not kept.
+    """Completes `partial`, and returns what came, as a digest; what differs is not kept.
 
     `Lost` where it does not come, `BadAnswer` where the server states another size.
     """
@@ -73,7 +73,7 @@ def download(
 
 
 def require_length(answer: Answer, size_bytes: int) -> None:
-    """Refuse a file of another size before its first byte."""
+    """Refuses a file of another size before its first byte."""
     if answer.length not in (None, size_bytes):
         raise BadAnswer(f"has {answer.length} bytes instead of {size_bytes}")
 
@@ -86,7 +86,7 @@ def pour(
     gauge: Gauge,
     write: Callable[[memoryview], object] = lambda piece: None,
 ) -> str:
-    """Pass the rest of a file on; returns the digest of all of it, or that it is too long."""
+    """Passes the rest of a file on; returns the digest of all of it, or that it is too long."""
     for piece in answer.pieces():
         got += len(piece)
         if got > size_bytes:

@@ -98,7 +98,7 @@ def unreachable(error: NetError) -> SourceUnreachable:
 def download(
     client: Client, url: str, partial: Path, *, sha256: str, size_bytes: int, bar: Bar
 ) -> None:
-    """Bring `partial` to its full size, going on where it stopped, hashing as bytes arrive."""
+    """Brings `partial` to its full size, going on where it stopped, hashing as bytes arrive."""
     want, gauge = f"sha256:{sha256}", Gauge(bar)
 
     def open_at(start: int) -> Answer:
