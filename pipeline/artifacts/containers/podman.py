@@ -17,15 +17,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from pipeline.artifacts.containers import box as boxes
+from pipeline.artifacts.containers import docker
 from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind, Label
 from pipeline.artifacts.containers.box import Box, Running
-from pipeline.artifacts.containers.docker import (
-    LoadedTag,
-    archive_bytes,
-    default_tag,
-    docker_archive,
-    own_tags_among,
-)
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import read_document
 from pipeline.artifacts.store.store import Store
@@ -112,7 +106,7 @@ class Podman:
 
     def load(self, store: Store, name: str, digest: str) -> None:
         image = read_document(store.read_blob(digest))
-        total = archive_bytes(image)
+        total = docker.archive_bytes(image)
         process = proc.talk(
             self._command(["podman", "load", "--quiet"]), env=proc.environment(*_PASSED)
         )
@@ -124,7 +118,9 @@ class Podman:
             ):
                 # a Podman that refuses closes its end; its reason is read below
                 with suppress(BrokenPipeError):
-                    for piece in docker_archive(store, image, [default_tag(name, digest)]):
+                    for piece in docker.docker_archive(
+                        store, image, [docker.default_tag(name, digest)]
+                    ):
                         process.stdin.write(piece)
                         bar.advance(len(piece))
                 _, error = process.communicate()
@@ -136,11 +132,11 @@ class Podman:
                 "Its reason is above; `podman info` shows whether it works for you.",
             )
 
-    def own_tags(self) -> list[LoadedTag]:
+    def own_tags(self) -> list[docker.LoadedTag]:
         """The tags that are ours by their form; names that a user chose are not."""
         listed = self._run("images", "--format=json").stdout
         try:
-            return own_tags_among(json.loads(listed), "Names")
+            return docker.own_tags_among(json.loads(listed), "Names")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise PodmanUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
 

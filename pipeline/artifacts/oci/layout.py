@@ -10,16 +10,8 @@ from typing import Protocol
 
 from pipeline.artifacts.oci.document import index_json, read_document
 from pipeline.artifacts.oci.record import ImageRecord
-from pipeline.core import log
+from pipeline.core import files, log
 from pipeline.core.errors import DiskFull, StoreDamaged, StoreUnwritable
-from pipeline.core.files import (
-    link_or_copy,
-    need_space_for_copies,
-    on_all_cores,
-    os_errors_explained,
-    sha256_of_file,
-    write_bytes,
-)
 
 # The file that makes a folder an OCI layout, as this project has always written it.
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
@@ -59,9 +51,9 @@ def export_layout(
     digests = [image.digest, *(blob.digest for blob in image.blobs)]
     sources = {digest: blobs.blob_path(digest) for digest in digests}
     try:
-        with os_errors_explained(folder):
+        with files.os_errors_explained(folder):
             source = blobs.blob_path(image.digest).parent
-            need_space_for_copies(source, folder, sum(b.size_bytes for b in image.blobs))
+            files.need_space_for_copies(source, folder, sum(b.size_bytes for b in image.blobs))
             target = partial / "blobs" / "sha256"
             target.mkdir(parents=True)
             for digest, path in sources.items():
@@ -72,18 +64,18 @@ def export_layout(
 
                 def write(digest: str) -> None:
                     path = target / digest.removeprefix("sha256:")
-                    link_or_copy(sources[digest], path)
+                    files.link_or_copy(sources[digest], path)
                     # after the copy: the bytes that lie there now count
-                    if path.is_symlink() or sha256_of_file(path) != digest:
+                    if path.is_symlink() or files.sha256_of_file(path) != digest:
                         what = f"{image.part(digest)} is damaged"
                         raise StoreDamaged(f"{what}: {sources[digest]} does not match its digest")
                     bar.advance(path.stat().st_size)
 
-                on_all_cores(write, sources)
-            write_bytes(partial / "oci-layout", LAYOUT)
-            write_bytes(partial / "index.json", index)
+                files.on_all_cores(write, sources)
+            files.write_bytes(partial / "oci-layout", LAYOUT)
+            files.write_bytes(partial / "index.json", index)
             for path in evidence:
-                write_bytes(partial / "records" / path.name, path.read_bytes())
+                files.write_bytes(partial / "records" / path.name, path.read_bytes())
             # onto an empty folder, too: rename(2) allows that
             os.replace(partial, folder)
     except BaseException as error:
