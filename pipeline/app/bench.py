@@ -21,8 +21,7 @@ from pipeline.app.signing import Signing
 from pipeline.app.smoke import api_headers
 from pipeline.app.statements import FileStatement, state_benchmark
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.containers.container_engine import ContainerEngine
-from pipeline.artifacts.containers.find_engine import Wanted
+from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
 from pipeline.core import log
 from pipeline.core.errors import (
     BenchUndecided,

@@ -56,7 +56,7 @@ def load_image(
 ) -> Loaded:
     """Load a built image into the Docker daemon that DOCKER_HOST names."""
     # loads Docker's library, which nothing else in this module needs
-    from pipeline.artifacts.containers.docker import default_tag, load, moving_tag
+    from pipeline.artifacts.containers.docker import Docker, default_tag, moving_tag
 
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():
@@ -65,8 +65,7 @@ def load_image(
         names = list(tags) or [default_tag(name, built.digest), moving_tag(name)]
         if dry_run:
             return Loaded(built, names, None)
-        image_id = load(store, name, built.digest, names)
-        store.note_loaded(names)
+        image_id = Docker().load(store, name, built.digest, names)
     return Loaded(built, names, image_id)
 
 

@@ -215,7 +215,7 @@ def read_flags_of(
 
     With `accept`, writes them to the committed file.
     """
-    from pipeline.artifacts.containers.box import find_way
+    from pipeline.artifacts.containers.container_engine import find_way
     from pipeline.images.engine.read_flags import (
         find_parser,
         read_flags,

@@ -15,10 +15,15 @@ from pathlib import Path
 from pipeline.app.images import find_image
 from pipeline.app.recipes import all_overrides, recipes_of, say_contrary
 from pipeline.app.workspace import Workspace, pick_platform
-from pipeline.artifacts.containers.container_engine import ContainerEngine, titles
+from pipeline.artifacts.containers.container_engine import (
+    ContainerEngine,
+    Wanted,
+    find_engine,
+    find_engines,
+    titles,
+)
 from pipeline.artifacts.containers.docker import default_tag
 from pipeline.artifacts.containers.facts import other_owner
-from pipeline.artifacts.containers.find_engine import Wanted, find_engine, find_engines
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import (

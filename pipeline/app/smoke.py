@@ -34,9 +34,8 @@ from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.artifacts.attest.names import TEST_RESULT
 from pipeline.artifacts.attest.statement import moment, state_about, subject
-from pipeline.artifacts.containers.container_engine import ContainerEngine
+from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
 from pipeline.artifacts.containers.facts import require_own
-from pipeline.artifacts.containers.find_engine import Wanted
 from pipeline.core import log
 from pipeline.core.errors import (
     AlreadyServed,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline import __version__
 from pipeline.app.signing import Signing, signer_of, trust_of
 from pipeline.app.workspace import Workspace, host_platform
-from pipeline.artifacts.containers.box import Wanted, find_way
+from pipeline.artifacts.containers.box import Wanted
+from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.artifacts.oci.record import FileRow, LayerRecord
 from pipeline.artifacts.oci.reference import Reference, parse_repository
 from pipeline.artifacts.registry.access import Access

@@ -9,7 +9,8 @@ from pipeline.app.image_statements import state_runs
 from pipeline.app.images import find_image
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.containers.box import Wanted, find_way
+from pipeline.artifacts.containers.box import Wanted
+from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.core.errors import RecipeInvalid, SmokeNotPassed, StartFails, StartUnknown
 from pipeline.images.assemble.image import Built
 from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, flags_folder

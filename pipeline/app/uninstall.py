@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
@@ -16,12 +15,11 @@ from pipeline.app.signing import own_trust_file
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.keyring import DEFAULT, default_folder, made_pairs
 from pipeline.artifacts.containers.arguments import Label
-from pipeline.artifacts.containers.docker import LoadedTag, connect, own_tags, untag
+from pipeline.artifacts.containers.docker import Docker, LoadedTag
 from pipeline.artifacts.containers.facts import own_name
 from pipeline.artifacts.containers.podman import Podman
-from pipeline.artifacts.store.remove import own_parts, remove_store, total_bytes
 from pipeline.artifacts.store.store import Store
-from pipeline.artifacts.store.upkeep import stats_below
+from pipeline.artifacts.store.upkeep import disk_bytes, own_parts, remove_store, stats_below
 from pipeline.core import log
 from pipeline.core.errors import AlreadyServed, DockerUnavailable, KeyInvalid
 from pipeline.core.files import os_errors_explained, remove_tree
@@ -85,7 +83,7 @@ def take_inventory(workspace: Workspace, *, keys: bool = False) -> Inventory:
                 Item(what=each.what, where=tag.tag, size_bytes=size, goes=is_own, kept_for=why)
             )
     if own_parts(store.root):
-        size = total_bytes(store.root)
+        size = disk_bytes(store.root)
         items.append(Item(what="store", where=str(store.root), size_bytes=size))
     items += _key_items(goes=keys)
     # last: this very program may run from one of them
@@ -118,16 +116,16 @@ def _loaded() -> list[Loaded]:
 
 
 def _in_docker() -> Loaded:
-    client = connect()
+    docker = Docker()
     served: list[str] = []
     of_others: list[str] = []
-    for row in client.api.containers(filters=_OF_RECIPES):
+    for row in docker.client.api.containers(filters=_OF_RECIPES):
         name, owner = row["Labels"][Label.RECIPE], row["Labels"].get(Label.OWNER, own_name())
         if owner == own_name():
             served.append(name)
         else:
             of_others.append(f"{name} is served by another user ({owner[:200]})")
-    return Loaded("Docker tag", own_tags(client), served, of_others, partial(untag, client))
+    return Loaded("Docker tag", docker.own_tags(), served, of_others, docker.untag)
 
 
 def _in_podman() -> Loaded:

@@ -29,7 +29,7 @@ from pipeline.serving.serve.start import STOP_S
 
 if TYPE_CHECKING:
     from pipeline.app.serve import RemoteHost
-    from pipeline.artifacts.containers.find_engine import Wanted
+    from pipeline.artifacts.containers.container_engine import Wanted
     from pipeline.serving.serve.attempts import Attempt
 
 _SHORT_FAILURE = 60

@@ -101,9 +101,7 @@ class FactsUnreadable(InputInvalid):
 class ReferenceInvalid(InputInvalid):
     """the name of an image in a registry is not valid or not complete"""
 
-    hint = (
-        "Write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:…, with the registry's name."
-    )
+    hint = "Write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:…, registry included."
 
 
 class AttachmentInvalid(InputInvalid):
@@ -115,17 +113,13 @@ class AttachmentInvalid(InputInvalid):
 class WorkloadInvalid(InputInvalid):
     """a benchmark's workload is not valid, or its numbers would mislead"""
 
-    hint = (
-        "Correct the field or option that is named; `sm120 bench list` shows the shipped workloads."
-    )
+    hint = "Correct what is named; `sm120 bench list` shows the shipped workloads."
 
 
 class RunInvalid(InputInvalid):
     """the result of a benchmark is damaged, was edited or is not there"""
 
-    hint = (
-        "Name the folder of a run, with bench.json and requests.jsonl; if it is one, get it again."
-    )
+    hint = "Name a run's folder, with bench.json and requests.jsonl; get a damaged one again."
 
 
 class ReportInvalid(InputInvalid):
@@ -148,17 +142,13 @@ class LockMissing(LockUnusable):
 class LockStale(LockUnusable):
     """a lock was made for an older spec"""
 
-    hint = (
-        "`sm120 image lock --dry-run` shows what would change; `sm120 image lock IMAGE` renews it."
-    )
+    hint = "`sm120 image lock --dry-run` shows what would change; `sm120 image lock` renews it."
 
 
 class LockEdited(LockUnusable):
     """a lock was changed by hand or is damaged"""
 
-    hint = (
-        "Restore the committed file (`git checkout lockfiles`), or lock again (`sm120 image lock`)."
-    )
+    hint = "Restore the committed file (`git checkout lockfiles`), or lock it again."
 
 
 class LocksDisagree(LockEdited):
@@ -187,9 +177,7 @@ class Unreachable(PipelineError, code=20):
 class SourceUnreachable(Unreachable):
     """no configured source could deliver a locked file"""
 
-    hint = (
-        "Check the network and `sm120 image sources`, then run it again: finished files are kept."
-    )
+    hint = "Check the network and `sm120 image sources`, then run it again; finished files stay."
 
 
 class RegistryUnreachable(Unreachable):
@@ -217,17 +205,13 @@ class SourceMismatch(PipelineError, code=21):
 class DigestMismatch(SourceMismatch):
     """a source delivered other bytes than the lock names"""
 
-    hint = (
-        "Nothing was kept. Upstream changed under a fixed name: compare, then `sm120 image lock`."
-    )
+    hint = "Nothing was kept. Upstream changed under a fixed name: compare, then lock again."
 
 
 class RevisionMoved(SourceMismatch):
     """a repository changed while it was read, or no longer has the locked commit"""
 
-    hint = (
-        "`sm120 weights lock NAME --dry-run` shows what changed; without --dry-run it locks again."
-    )
+    hint = "`sm120 weights lock NAME --dry-run` shows what changed; without it, it locks again."
 
 
 # Of a Debian archive; signatures of evidence and of weights are in the 70s.
@@ -380,9 +364,7 @@ class StoreUnwritable(StoreUnusable):
 class DiskFull(StoreUnusable):
     """not enough disk space"""
 
-    hint = (
-        "Free some space there; for the store, `sm120 store trim` does. What was finished is kept."
-    )
+    hint = "Free some space; for the store, `sm120 store trim` does. What was finished is kept."
 
 
 class StoreDamaged(StoreUnusable):
@@ -489,10 +471,7 @@ class PrintFailed(ToolUnavailable):
 class DockerUnavailable(ToolUnavailable):
     """the Docker daemon does not answer"""
 
-    hint = (
-        "Start Docker, or set DOCKER_HOST. Building needs no Docker, nor does"
-        " `sm120 image export IMAGE DIR`."
-    )
+    hint = "Start Docker, or set DOCKER_HOST. Building and `sm120 image export` need no Docker."
 
 
 class PodmanUnavailable(DockerUnavailable):
@@ -538,10 +517,7 @@ class NoKernelImage(GateNotPassed):
 class PatchUnproved(GateNotPassed):
     """a patch is not needed, does nothing or does not do enough"""
 
-    hint = (
-        "Drop a superseded or upstreamed patch, redo an inert one; one that is not about a kernel"
-        " says so under `no_gate`."
-    )
+    hint = "Drop a superseded patch, redo an inert one; `no_gate` is for one without a kernel."
 
 
 # Never counted as passed, and not as failed either: CI may retry this, but not 50.
@@ -673,9 +649,7 @@ class PublishRefused(RefusedByPolicy):
 class NumberChanged(PipelineError, code=77):
     """verify: a number of a benchmark or report is not what was signed or follows from it"""
 
-    hint = (
-        "The tree above names the field and what it was; get the run again from where it was made."
-    )
+    hint = "The tree above names the field and what it was; get the run again from its maker."
 
 
 class HostNotFit(PipelineError, code=80):
@@ -766,9 +740,7 @@ class ProvisionFailed(ProvisioningFailed):
 class FleetUnready(ProvisioningFailed):
     """an inventory or playbook cannot be run, so no host was checked"""
 
-    hint = (
-        "Read Ansible's message above; `ansible-inventory -i INVENTORY --list` shows what it sees."
-    )
+    hint = "Read Ansible's message above; `ansible-inventory -i INVENTORY --list` shows its view."
 
 
 class ServeFailed(PipelineError, code=90):

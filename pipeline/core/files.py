@@ -12,6 +12,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ Result = TypeVar("Result")
 # flock(2) has no time limit: who can be stopped asks again this often.
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
+_GZIP = 16 + zlib.MAX_WBITS
 # Errors that say something about the place, so that trying again would not help.
 ANOTHER_PLACE = "name another place (for the store: SM120_STORE)"
 _IN_THE_WAY = f"Something of another kind is in the way: look at it, move it, or {ANOTHER_PLACE}."
@@ -41,7 +43,7 @@ _UNWRITABLE = {
 
 @contextmanager
 def os_errors_explained(where: Path) -> Iterator[None]:
-    """Turn the disk's refusals into errors of our own."""
+    """Turns the disk's refusals into errors of our own."""
     try:
         yield
     except OSError as error:
@@ -78,7 +80,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a small file whole, leaving it alone when it holds the same already."""
+    """Writes a small file whole, leaving it alone when it holds the same already."""
     with suppress(OSError):
         if read_plain(path, len(data)) == data:
             return
@@ -87,7 +89,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def keep(partial: Path, final: Path) -> None:
-    """Give a finished file its name; it is on the same disk."""
+    """Gives a finished file its name; it is on the same disk."""
     with os_errors_explained(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         # a name stands for whole bytes and can be read by others: see `atomic_file`
@@ -113,7 +115,7 @@ def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder whatever a program made in it: any depth, any mode; as much as can be.
+    """Removes a folder whatever a program made in it: any depth, any mode; as much as can be.
 
     `shutil.rmtree` calls itself for each level. Here a folder is moved to the top before it is
     emptied, so that neither the depth nor the length of a path has a limit.
@@ -215,6 +217,23 @@ def bounded_lines(file: BinaryIO, longest: int = 1 << 16) -> Iterator[str]:
             yield piece.decode("utf-8", "replace")
 
 
+def gunzipped(pieces: Iterable[bytes], most_at_once: int) -> Iterator[bytes]:
+    """Inflates gzip members in a row, a bounded piece at a time; EOFError where one is cut off."""
+    engine, is_begun = zlib.decompressobj(_GZIP), False
+    for data in pieces:
+        while data:
+            # a gzip file is one or more members in a row (RFC 1952, 2.2)
+            engine = zlib.decompressobj(_GZIP) if engine.eof else engine
+            is_begun = True
+            yield engine.decompress(data, most_at_once)
+            data = engine.unused_data if engine.eof else engine.unconsumed_tail
+    # what the last pieces hold beyond the bound
+    while not engine.eof and (rest := engine.decompress(b"", most_at_once)):
+        yield rest
+    if is_begun and not engine.eof:
+        raise EOFError("a gzip member is cut off")
+
+
 @contextmanager
 def opened_log(path: Path, patience_s: float) -> Iterator[BinaryIO]:
     """A log: a file or a pipe. A device has no end, and a pipe may have no writer."""
@@ -288,7 +307,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def need_space(folder: Path, n_bytes: int) -> None:
-    """Stop before the first byte if the disk cannot hold all bytes."""
+    """Stops before the first byte if the disk cannot hold all bytes."""
     free = free_bytes(folder)
     if free < n_bytes:
         raise DiskFull(f"{folder}: {size(n_bytes)} needed, {size(free)} free")

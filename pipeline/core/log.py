@@ -13,7 +13,7 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 # Often enough to see that a long download goes on, seldom enough for the log of a CI run.
@@ -159,7 +159,7 @@ def seconds(number: float) -> str:
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Say what begins, and how long it took once it is done."""
+    """Says what begins, and how long it took once it is done."""
     say(title)
     start = time.monotonic()
     with watched(title):
@@ -186,7 +186,7 @@ class Silence:
         self.look()
 
     def look(self) -> None:
-        """Say that the step goes on, where nothing was printed for long enough."""
+        """Says that the step goes on, where nothing was printed for long enough."""
         now = time.monotonic()
         if (title := self._ask()) != self._title:
             self._title, self._patience_s = title, self._after_s
@@ -233,43 +233,52 @@ class Bar(Protocol):
 RECENT_S, RECENT_STEPS = 30.0, 9
 
 
-class Pace:
-    """How fast something went in the last seconds."""
-
-    def __init__(self) -> None:
-        self._steps = deque([(time.monotonic(), 0)])  # when so much was done
-
-    def rate(self, now: float, done: int) -> float:
-        """So much a second; nothing where no time has passed."""
-        # one for each second is enough: bytes come in pieces of a megabyte or less
-        if now - self._steps[-1][0] >= 1 and done != self._steps[-1][1]:
-            self._steps.append((now, done))
-        while len(self._steps) > RECENT_STEPS and now - self._steps[1][0] >= RECENT_S:
-            self._steps.popleft()
-        then, before = self._steps[0]
-        return (done - before) / (now - then) if now > then else 0.0
-
-
 class LineBar:
     """Progress for logs and pipes: a plain line now and then."""
 
     def __init__(self, title: str, total_bytes: int) -> None:
-        self._title, self._total = title, total_bytes
-        self._done, self._pace = 0, Pace()
-        self._last = time.monotonic()
+        self._title, self._total, self._done = title, total_bytes, 0
+        self._shown = self._moved = time.monotonic()
+        self._steps = deque([(self._shown, 0)])  # when so much was done
         self._lock = threading.Lock()
 
     def advance(self, n_bytes: int) -> None:
+        """So much more is done, or less; with 0, a long silence ends all the same."""
         with self._lock:
-            self._done += n_bytes
             now = time.monotonic()
-            rate = self._pace.rate(now, self._done)
-            # a total is often an estimate: "0 s left" again and again is of no help
-            is_under_way = 0 < self._done < self._total and rate > 0
-            if now - self._last >= QUIET_LINE_EVERY_S and is_under_way:
-                self._last = now
-                done = f"{size(self._done)} of {size(self._total)}, {size(rate)}/s"
-                say(f"  {self._title}: {done}, {seconds((self._total - self._done) / rate)} left")
+            self._done += n_bytes
+            self._moved = now if n_bytes else self._moved
+            # one for each second is enough: bytes come in pieces of a megabyte or less
+            if now - self._steps[-1][0] >= 1 and self._done != self._steps[-1][1]:
+                self._steps.append((now, self._done))
+            while len(self._steps) > RECENT_STEPS and now - self._steps[1][0] >= RECENT_S:
+                self._steps.popleft()
+            then, before = self._steps[0]
+            rate = (self._done - before) / (now - then) if now > then else 0.0
+            # a new number after a few seconds, the same one only after a long while
+            pause = QUIET_LINE_EVERY_S if self._moved > self._shown else SAME_LINE_EVERY_S
+            if now - self._shown >= pause and (text := self._line(rate)):
+                self._shown = now
+                say(f"  {text}")
+
+    def _line(self, rate: float) -> str:
+        # a total is often an estimate: "0 s left" again and again is of no help
+        if not 0 < self._done < self._total or rate <= 0:
+            return ""
+        done = f"{self._title}: {size(self._done)} of {size(self._total)}, {size(rate)}/s"
+        return f"{done}, {seconds((self._total - self._done) / rate)} left"
+
+
+class CountLine(LineBar):
+    """Progress in things that take seconds or minutes each, for logs and pipes."""
+
+    def __init__(self, total: int, one: str) -> None:
+        super().__init__(one, total)
+
+    def _line(self, rate: float) -> str:
+        rest_s = (self._total - self._done) / rate if rate > 0 else 0
+        about = f", about {seconds(rest_s)} left" if rest_s > 0 else ""
+        return f"{self._done} of {count(self._total, self._title)}{about}"
 
 
 class RichBar:
@@ -307,25 +316,24 @@ class Gauge:
         self.at(self._at + n_bytes)
 
 
-@contextmanager
-def progress(title: str, total_bytes: int) -> Iterator[Bar]:
+def progress(title: str, total_bytes: int) -> AbstractContextManager[Bar]:
     """A live bar on a terminal, plain lines elsewhere."""
-    if _state["quiet"]:
-        yield NoBar()
-    elif not sys.stderr.isatty():
-        yield LineBar(title, total_bytes)
-    else:
-        title = printable(title)
-        from rich import progress as rp  # loaded only where it is shown
+    line = LineBar(title, total_bytes)
+    return _bar(line, printable(title), total_bytes, "  {task.description}", with_sizes=True)
 
-        sizes = (rp.DownloadColumn(), rp.TransferSpeedColumn())
-        with _live_bar(title, total_bytes, "  {task.description}", *sizes) as bar:
-            yield bar
+
+def counting(total: int, one: str) -> AbstractContextManager[Bar]:
+    """Progress in things such as cases: a live bar on a terminal, plain lines elsewhere."""
+    text = "  {task.completed} of {task.total} {task.description}"
+    return _bar(CountLine(total, one), f"{one}s", total, text, with_sizes=False)
 
 
 @contextmanager
-def _live_bar(title: str, total: int, text: str, *columns: Any) -> Iterator[Bar]:
-    from rich import progress as rp
+def _bar(line: LineBar, title: str, total: int, text: str, *, with_sizes: bool) -> Iterator[Bar]:
+    if _state["quiet"] or not sys.stderr.isatty():
+        yield NoBar() if _state["quiet"] else line
+        return
+    from rich import progress as rp  # loaded only where it is shown
     from rich.console import Console
     from rich.text import Text
 
@@ -340,53 +348,14 @@ def _live_bar(title: str, total: int, text: str, *columns: Any) -> Iterator[Bar]
         def render(self, task: rp.Task) -> Text:
             remaining = task.time_remaining
             rest = "" if remaining is None else f", about {seconds(remaining)} left"
-            return Text(
-                f"{seconds(time.monotonic() - start)} so far"
-                + (", finishing" if task.finished else rest)
-            )
+            so_far = f"{seconds(time.monotonic() - start)} so far"
+            return Text(so_far + (", finishing" if task.finished else rest))
 
-    shown = (rp.TextColumn(text), rp.BarColumn(), *columns, Times())
+    sizes = (rp.DownloadColumn(), rp.TransferSpeedColumn()) if with_sizes else ()
+    shown = (rp.TextColumn(text), rp.BarColumn(), *sizes, Times())
     # transient: what stays on the screen is the line that `step` prints
     with rp.Progress(*shown, console=Console(stderr=True), transient=True) as live:
         yield RichBar(live, live.add_task(title, total=total))
-
-
-class CountLine:
-    """Progress in things that take seconds or minutes each, for logs and pipes."""
-
-    def __init__(self, total: int, one: str) -> None:
-        self._total, self._one = total, one
-        self._done, self._pace = 0, Pace()
-        self._shown = self._last = time.monotonic()
-        self._lock = threading.Lock()
-
-    def advance(self, number: int) -> None:
-        """So many more are done, or fewer; with 0, a long silence ends all the same."""
-        with self._lock:
-            now = time.monotonic()
-            self._done += number
-            rate = self._pace.rate(now, self._done)
-            self._last = now if number else self._last
-            # a new number after a few seconds, the same one only after a long while
-            pause = QUIET_LINE_EVERY_S if self._last > self._shown else SAME_LINE_EVERY_S
-            if now - self._shown >= pause:
-                self._shown = now
-                rest_s = (self._total - self._done) / rate if rate > 0 else 0
-                about = f", about {seconds(rest_s)} left" if rest_s > 0 else ""
-                say(f"  {self._done} of {count(self._total, self._one)}{about}")
-
-
-@contextmanager
-def counting(total: int, one: str) -> Iterator[Bar]:
-    """Progress in things such as cases: a live bar on a terminal, plain lines elsewhere."""
-    if _state["quiet"]:
-        yield NoBar()
-    elif not sys.stderr.isatty():
-        yield CountLine(total, one)
-    else:
-        text = "  {task.completed} of {task.total} {task.description}"
-        with _live_bar(f"{one}s", total, text) as bar:
-            yield bar
 
 
 _DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
@@ -400,7 +369,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """
     cells = [["-" if value is None else str(value) for value in row] for row in rows]
     lines, needed = _aligned(head, cells)
-    width = _screen_width()
+    # none where a file or a program reads
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if width is not None and needed > width:
         cells = [[_DIGEST.sub(r"\1…", cell) for cell in row] for row in cells]
         lines, needed = _aligned(head, cells)
@@ -414,11 +384,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     for line, row in zip(shown, cells, strict=True):
         lines += [line, *below.wrap(row[-1])]
     return "\n".join(lines)
-
-
-def _screen_width() -> int | None:
-    """How many columns a person sees; none where a file or a program reads."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _aligned(head: Sequence[str], cells: Sequence[Sequence[str]]) -> tuple[list[str], int]:

@@ -1,4 +1,4 @@
-"""The exact, closed values that travel between rooms."""
+"""The exact, closed values that travel between packages."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -50,7 +50,7 @@ def read(
     stdin: bytes = b"",
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run to the end and return its output; the caller judges the exit code."""
+    """Runs to the end and returns its output; the caller judges the exit code."""
     process = subprocess.Popen(
         list(args),
         env=dict(env or environment()),
@@ -70,7 +70,7 @@ def read(
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
-    """Wait a moment for a killed process, then give it up.
+    """Waits a moment for a killed process, then gives it up.
 
     Inside a driver that hangs, a process ignores even SIGKILL: waiting for it has no end.
     """
@@ -90,10 +90,17 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running(
-    args: Sequence[str], *, env: Mapping[str, str], output: Path, cwd: Path
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: Path | None = None,
+    cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program beside us, its output in a file; it and its children end with the block."""
-    with output.open("wb") as file:
+    """A program beside us, its output in a file or a pipe; it ends with the block.
+
+    So do its children.
+    """
+    with output.open("wb") if output else nullcontext(subprocess.PIPE) as file:
         process = subprocess.Popen(
             list(args),
             env=dict(env),
@@ -130,7 +137,7 @@ def talk(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Close its pipes, and end it and its children if it does not go by itself."""
+    """Closes its pipes, and ends it and its children if it does not go by itself."""
     _close(process)
     try:
         # most programs end by themselves once their stdin is closed

@@ -107,7 +107,7 @@ class Hub:
         pins: dict[str, FilePin] = {}
         n_entries = 0
         place: str | None = f"{self.endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
-        pages = Pages(f"{repository}: its listing", _MOST_PAGES, self._client.http.limits.pages_s)
+        pages = Pages(f"{repository}: its listing", _MOST_PAGES, self._client.limits.pages_s)
         while place is not None:
             try:
                 pages.take(place)
@@ -146,7 +146,7 @@ class Hub:
         login = f"Bearer {self.token}" if self.token else ""
 
         def once() -> Reply:
-            reply = self._client.http.fetch(url, most_bytes=MOST_PAGE_BYTES, login=login)
+            reply = self._client.fetch(url, MOST_PAGE_BYTES, login=login)
             if reply.status in MAY_PASS:
                 wait_s = asked_wait_s(reply.headers)
                 raise failures.Lost(f"the Hub answers {reply.status}", wait_s=wait_s)

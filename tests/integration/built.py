@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.containers.box import Wanted, find_way
+from pipeline.artifacts.containers.box import Wanted
+from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.core.errors import MirrorUnknown, SandboxUnavailable, SourceUnreachable
 
 ROOT = Path(__file__).resolve().parents[2]

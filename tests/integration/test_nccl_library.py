@@ -15,7 +15,8 @@ import pytest
 
 from pipeline.app.images import find_image
 from pipeline.app.workspace import host_platform
-from pipeline.artifacts.containers.box import Box, Limits, Namespaces, run_step
+from pipeline.artifacts.containers.box import Box, Limits, run_step
+from pipeline.artifacts.containers.sandbox import Namespaces
 from pipeline.artifacts.oci.config import read_config
 from pipeline.artifacts.store.store import open_store
 from pipeline.images.source.toolchain import unpacked

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.store import store
 from pipeline.artifacts.store.store import Store
 from pipeline.cli.main import main
 from pipeline.images.assemble import locked_layers as pinned
@@ -17,7 +18,7 @@ _WAIT_S = 60
 _STAGES: dict[str, tuple[object, str]] = {
     "a layer": (pinned, "write_layer"),
     "the config": (Store, "put_blob"),
-    "the index": (Store, "rewrite_index"),
+    "the index": (store, "index_json"),
 }
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.app.workspace import host_platform
-from pipeline.artifacts.containers.box import Way, find_way
+from pipeline.artifacts.containers.box import Way
+from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.artifacts.oci.record import LayerRecord
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.images.assemble.image import Built

@@ -208,7 +208,9 @@ ROWS: list[list[str | None]] = [
 
 
 def shown_on(width: int | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(log, "_screen_width", lambda: width)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: width is not None)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width or 12))
     return log.table(HEAD, ROWS).splitlines()
 
 
@@ -241,10 +243,6 @@ def test_a_table_that_is_still_too_wide_has_its_last_column_below(
     ]
     # a path is left whole, however narrow the terminal is
     assert shown_on(12, monkeypatch)[-1] == "    /a/path/of-one-word"
-
-
-def test_no_terminal_is_no_width() -> None:
-    assert log._screen_width() is None
 
 
 def test_an_unheard_word_is_no_failure_and_later_ones_go_nowhere(

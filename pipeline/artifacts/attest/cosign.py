@@ -71,28 +71,6 @@ class SignedName(Frozen):
     index: Digest | None = None  # the name is this index's; the digest is one image of it
 
 
-def signature_payload(
-    digest: str,
-    reference: str,
-    at: datetime | None = None,
-    evidence_set: str | None = None,
-    index: str | None = None,
-) -> bytes:
-    """`simple signing`: this digest has this name, with this set of evidence."""
-    extra = {NAMED_AT: stamp(at) if at else None, NAMED_WITH: evidence_set, NAMED_IN: index}
-    known = {key: value for key, value in extra.items() if value is not None}
-    return canonical_json(
-        {
-            "critical": {
-                "identity": {"docker-reference": reference},
-                "image": {"docker-manifest-digest": digest},
-                "type": IMAGE_SIGNATURE,
-            },
-            "optional": known or None,
-        }
-    )
-
-
 def read_payload(data: bytes) -> SignedName:
     """A payload of unknown origin; other tools put other things into `optional`."""
     payload = as_model(_Payload, read_json(data, "payload"), "payload")
@@ -116,8 +94,15 @@ def signature_attachment(
     evidence_set: str | None = None,
     index: str | None = None,
 ) -> Content:
-    """An image's signature, for the tag `sha256-<hex>.sig`."""
-    payload = signature_payload(digest, reference, at, evidence_set, index)
+    """An image's signature, for the tag `sha256-<hex>.sig`: this digest has this name."""
+    extra = {NAMED_AT: stamp(at) if at else None, NAMED_WITH: evidence_set, NAMED_IN: index}
+    known = {key: value for key, value in extra.items() if value is not None}
+    critical = {
+        "identity": {"docker-reference": reference},
+        "image": {"docker-manifest-digest": digest},
+        "type": IMAGE_SIGNATURE,
+    }
+    payload = canonical_json({"critical": critical, "optional": known or None})
     signature = base64.b64encode(signer.sign(payload)).decode()
     return Content(payload, SIGNATURE_MEDIA, {SIGNATURE_NOTE: signature})
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.core.errors import KeyInvalid
@@ -32,25 +33,22 @@ def default_folder(environment: Mapping[str, str]) -> Path:
 
 def own_key(environment: Mapping[str, str]) -> Path | None:
     """The key that signs by default: the one that the file `default` names, else the only one."""
-    try:
+    # a container may run as a user id without an account, or in a home that it cannot read
+    with suppress(KeyInvalid, OSError):
         folder = default_folder(environment)
-    except KeyInvalid:
-        return None  # a container may run as a user id without an account
-    try:
-        name = (read_at_most(folder / DEFAULT, _MOST_BYTES) or b"").decode("ascii", "replace")
-    except OSError:
-        # which of several is meant is not guessed
         try:
-            keys = sorted(folder.glob("*.pem"))
+            data = read_at_most(folder / DEFAULT, _MOST_BYTES) or b""
         except OSError:
-            return None  # the home of another user, which cannot be read
-        return keys[0] if len(keys) == 1 else None
-    name = name.strip()
-    return folder / f"{name}.pem" if _NAME.fullmatch(name) else None
+            # which of several is meant is not guessed
+            keys = sorted(folder.glob("*.pem"))
+            return keys[0] if len(keys) == 1 else None
+        name = data.decode("ascii", "replace").strip()
+        return folder / f"{name}.pem" if _NAME.fullmatch(name) else None
+    return None
 
 
 def use_first_key(environment: Mapping[str, str], name: str) -> bool:
-    """Make a new key the default, unless there is one already."""
+    """Makes a new key the default, unless there is one already."""
     if (known := own_key(environment)) is not None and known.stem != name:
         return False
     write_bytes(default_folder(environment) / DEFAULT, f"{name}\n".encode())

@@ -73,7 +73,7 @@ def new_key() -> PrivateKey:
 
 
 def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> Path:
-    """Keep a new key for its owner alone, and the public half beside it; never over another."""
+    """Keeps a new key for its owner alone, and the public half beside it; never over another."""
     guard: serialization.KeySerializationEncryption = serialization.NoEncryption()
     # BestAvailableEncryption is PBES2 with AES, which openssl reads too
     if passphrase:

@@ -5,7 +5,7 @@ Own names are URNs, not addresses, so that nothing in a signed statement depends
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
 from pydantic import AfterValidator
@@ -138,11 +138,6 @@ def layer_urn(image: str, title: str) -> str:
     return f"{_OWN}:layer:{image}:{quote(title, safe='')}"
 
 
-def lock_urn(image: str, platform: str) -> str:
-    """An image's lock."""
-    return f"{_OWN}:lock:{image}:{platform.replace('/', '-')}"
-
-
-def golden_urn(image: str, platform: str) -> str:
-    """The digest that an image must have."""
-    return f"{_OWN}:golden:{image}:{platform.replace('/', '-')}"
+def committed_urn(what: Literal["lock", "golden"], image: str, platform: str) -> str:
+    """An image's lock, or the golden digest that it must have."""
+    return f"{_OWN}:{what}:{image}:{platform.replace('/', '-')}"

@@ -29,7 +29,19 @@ def read_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
         value = foreign_json.read_json(data, most_bytes=max_bytes, most_depth=MAX_DEPTH)
     except foreign_json.JsonInvalid as error:
         raise RecordInvalid(f"{what}: {error}") from error
-    _require_plain(value, what)
+    # keys are ASCII and strings hold no invisible characters; a loop, as depth may be large
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            for key in item:
+                if not (key.isascii() and key.isprintable()):
+                    raise RecordInvalid(f"{what}: the key {ascii(key)[:60]} is not plain ASCII")
+            todo += item.values()
+        elif isinstance(item, list):
+            todo += item
+        elif isinstance(item, str) and (why := hidden_in(item)):
+            raise RecordInvalid(f"{what}: the text {ascii(item)[:60]} {why}")
     return value
 
 
@@ -45,22 +57,6 @@ def as_model(
         raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
 
 
-def _require_plain(value: Any, what: str) -> None:
-    """Keys are ASCII and strings hold no invisible characters; a loop, as depth may be large."""
-    todo = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, dict):
-            for key in item:
-                if not (key.isascii() and key.isprintable()):
-                    raise RecordInvalid(f"{what}: the key {ascii(key)[:60]} is not plain ASCII")
-            todo += item.values()
-        elif isinstance(item, list):
-            todo += item
-        elif isinstance(item, str) and (why := hidden_in(item)):
-            raise RecordInvalid(f"{what}: the text {ascii(item)[:60]} {why}")
-
-
 def hidden_in(text: str) -> str:
     """Why a text may look different from what it is; empty where it does not."""
     if len(text) > MAX_STRING:
@@ -70,9 +66,7 @@ def hidden_in(text: str) -> str:
     for char in set(text):
         if unicodedata.category(char) in _HIDDEN and char not in _LINE_ENDS:
             return f"contains the invisible character U+{ord(char):04X}"
-    if not unicodedata.is_normalized("NFC", text):
-        return "is not in Unicode normal form C"
-    return ""
+    return "" if unicodedata.is_normalized("NFC", text) else "is not in Unicode normal form C"
 
 
 def plain(text: str) -> str:

@@ -226,7 +226,7 @@ def trust_entry(
 
 
 def add_entry(path: Path, entry: str, wanted: str) -> None:
-    """Put a key's entry into a trust file, whose other lines stay as they are."""
+    """Puts a key's entry into a trust file, whose other lines stay as they are."""
     text = path.read_text("utf-8") if path.exists() else "format: 1\nkeys:\n"
     # entries of one list begin in one column, which is the writer's choice
     column = re.search(r"^keys:.*\n(?: *#.*\n|\n)*( *)- ", text, re.MULTILINE)
@@ -242,7 +242,7 @@ def add_entry(path: Path, entry: str, wanted: str) -> None:
 
 
 def remove_entry(path: Path, wanted: str) -> None:
-    """Take a key's entry out of a trust file, whose other lines stay as they are."""
+    """Takes a key's entry out of a trust file, whose other lines stay as they are."""
     trust, text = read_trust(path), path.read_text("utf-8")
     lines = f"{text.rstrip()}\n".splitlines(keepends=True)
     at = [key.id for key in trust.keys].index(wanted)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 # Field by field as in the ELF specification (elf.h). What NVIDIA puts into a cubin is documented
 # nowhere: it is as ptxas 12.8 to 13.4 write it.
@@ -83,36 +84,32 @@ def read_header(head: bytes, file_bytes: int) -> ElfHeader:
     return ElfHeader(machine, table, entry, count, names, max(segments_end, table + count * entry))
 
 
-def read_sections(header: ElfHeader, table: bytes, file_bytes: int) -> list[tuple[int, Section]]:
-    """Where each section's name begins, and the still nameless section."""
+def read_sections(
+    header: ElfHeader, read: Callable[[int, int], bytes], file_bytes: int
+) -> list[Section]:
+    """The sections; `read` returns a range of the file, by its offset and size."""
+    table = read(header.table_offset, header.table_bytes)
     if len(table) != header.table_bytes or header.sections > _MAX_SECTIONS:
         raise Unreadable("the section headers are cut off")
-    sections = []
-    for name, kind, _, _, offset, size, _, _, alignment, _ in _SECTION.iter_unpack(table):
+    found = []
+    for at, kind, _, _, offset, size, _, _, alignment, _ in _SECTION.iter_unpack(table):
         size = 0 if kind == _NO_BYTES_IN_FILE else size
         if kind and offset + size > file_bytes:
             raise Unreadable("a section lies outside the file")
-        sections.append((name, Section("", offset, size, alignment)))
-    return sections
-
-
-def names_section(header: ElfHeader, sections: list[tuple[int, Section]]) -> Section:
-    """Where the names of the sections are."""
-    if not header.names_index < len(sections):
+        found.append((at, offset, size, alignment))
+    if not header.names_index < len(found):
         raise Unreadable("the names of its sections are missing")
-    names = sections[header.names_index][1]
-    if names.size_bytes > _MAX_NAMES_BYTES:
-        raise Unreadable(f"its section names take {names.size_bytes} bytes")
-    return names
-
-
-def named(sections: list[tuple[int, Section]], names: bytes) -> list[Section]:
-    """The sections with their names, or the first 64 bytes of them: a long name costs no time."""
-    if any(at >= len(names) for at, _ in sections):
-        raise Unreadable("a section's name lies outside the names")
-    texts = (names[at : at + _MAX_NAME_BYTES].partition(b"\0")[0] for at, _ in sections)
-    pairs = zip(sections, texts, strict=True)
-    return [replace(section, name=text.decode("latin-1")) for (_, section), text in pairs]
+    _, offset, size, _ = found[header.names_index]
+    if size > _MAX_NAMES_BYTES:
+        raise Unreadable(f"its section names take {size} bytes")
+    names, sections = read(offset, size), []
+    for at, *place in found:
+        if at >= len(names):
+            raise Unreadable("a section's name lies outside the names")
+        # the first 64 bytes of it: a long name costs no time
+        text = names[at : at + _MAX_NAME_BYTES].partition(b"\0")[0]
+        sections.append(Section(text.decode("latin-1"), *place))
+    return sections
 
 
 def cubin_target(head: bytes, rest: bytes) -> tuple[int, str | None]:

@@ -84,7 +84,7 @@ class ForwardReader:
         return n_bytes
 
     def find(self, *needles: bytes) -> bytes:
-        """Go to the nearest of the needles; empty, and at the end, where none is left."""
+        """Goes to the nearest of the needles; empty, and at the end, where none is left."""
         while True:
             matches = [(i, n) for n in needles if (i := self._next(n)) >= 0]
             if matches:
@@ -105,7 +105,7 @@ class ForwardReader:
         return index
 
     def keep(self, offset: int, size_bytes: int) -> None:
-        """Keep a range that has not passed yet."""
+        """Keeps a range that has not passed yet."""
         self._kept[offset] = (size_bytes, bytearray())
         self._tap(self._start, self._buffer)
 
@@ -114,7 +114,7 @@ class ForwardReader:
         return bytes(self._kept[offset][1])
 
     def _pull(self) -> bool:
-        """Drop what was read and append the next chunk."""
+        """Drops what was read and appends the next chunk."""
         chunk = next(self._chunks, b"")
         self._tap(self._start + len(self._buffer), chunk)
         self._buffer = self._buffer[self._at :] + chunk
@@ -129,19 +129,15 @@ class ForwardReader:
                 out += data[first : offset + size_bytes - start]
 
 
-def container_end(head: bytes, at: int, file_bytes: int) -> int:
-    """Where the container that begins at a position ends."""
+def fatbin_entries(reader: ForwardReader, file_bytes: int) -> Iterator[Target]:
+    """The entries of the container at the reader's position, which they must fill exactly."""
+    start, head = reader.position, reader.take(HEAD_BYTES)
     if len(head) < HEAD_BYTES:
         raise Unreadable("a fatbin is cut off")
     _, size = _HEAD.unpack(head)
-    end: int = at + HEAD_BYTES + size
+    end: int = start + HEAD_BYTES + size
     if end > file_bytes:
         raise Unreadable(f"a fatbin claims {size} bytes, more than the file has")
-    return end
-
-
-def fatbin_entries(reader: ForwardReader, end: int) -> Iterator[Target]:
-    """The entries up to the container's end, which they must fill exactly."""
     while reader.position < end:
         head = reader.take(_ENTRY.size)
         if len(head) < _ENTRY.size or reader.position > end:

@@ -58,21 +58,11 @@ class Scan:
     def read_fatbin(self, reader: ForwardReader, file_bytes: int) -> None:
         """Adds the fatbin at the reader's position."""
         start = reader.position
-        end = fatbin.container_end(reader.take(fatbin.HEAD_BYTES), start, file_bytes)
         # one more than allowed is enough to know
-        self._add(tuple(islice(fatbin.fatbin_entries(reader, end), _MAX_TARGETS + 1)), start, end)
+        module = tuple(islice(fatbin.fatbin_entries(reader, file_bytes), _MAX_TARGETS + 1))
+        self.add(module, start, reader.position)
 
-    def read_cubin(self, reader: ForwardReader, file_bytes: int) -> None:
-        """Adds the cubin at the reader's position; other ELF files are skipped."""
-        start, head = reader.position, reader.take(elf.HEAD_BYTES)
-        header = elf.read_header(head, file_bytes - start)
-        if header.machine == elf.EM_CUDA:
-            # enough for the notes that name its target, whatever the header claims
-            rest = reader.take(min(max(0, header.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
-            target = Target(fatbin.CUBIN, *elf.cubin_target(head, rest))
-            self._add((target,), start, reader.position)
-
-    def _add(self, module: Module, start: int, end: int) -> None:
+    def add(self, module: Module, start: int, end: int) -> None:
         # by name: a suffix that is not known is None, which has no order among texts
         self.spans.append(Span(start, end, tuple(sorted(set(module), key=str))))
         self.targets += len(module)
@@ -133,20 +123,38 @@ def _host_object(
     scan, looks = Scan(), 0
     while needle := reader.find(fatbin.MAGIC, elf.MAGIC64):
         start, looks = reader.position, looks + 1
+        if looks > _MAX_LOOKS:
+            raise _Endless("more that looks like a fatbin than any real library has")
         try:
             if needle == fatbin.MAGIC:
                 scan.read_fatbin(reader, file_bytes)
-            else:
-                scan.read_cubin(reader, file_bytes)
+                continue
+            # a cubin; other ELF files are skipped
+            head = reader.take(elf.HEAD_BYTES)
+            inner = elf.read_header(head, file_bytes - start)
+            if inner.machine == elf.EM_CUDA:
+                # enough for the notes that name its target, whatever the header claims
+                rest = reader.take(min(max(0, inner.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
+                target = Target(fatbin.CUBIN, *elf.cubin_target(head, rest))
+                scan.add((target,), start, reader.position)
         except _Endless:
             raise
         except Unreadable as doubt:
             scan.doubts.append((start, str(doubt)))
-        if looks == _MAX_LOOKS:
-            raise _Endless("more that looks like a fatbin than any real library has")
     if reader.position < file_bytes:
         raise Unreadable("the file is cut off")
-    sections = _sections(open_file, reader, header, near, file_bytes) if header.sections else []
+
+    def read(offset: int, size_bytes: int) -> bytes:
+        if (offset, size_bytes) == (header.table_offset, header.table_bytes):
+            return reader.kept(offset)
+        if near <= offset and offset + size_bytes <= header.table_offset:
+            return reader.kept(near)[offset - near :][:size_bytes]
+        # a second pass, for names that are elsewhere
+        again = ForwardReader(open_file())
+        again.skip(offset)
+        return again.take(size_bytes)
+
+    sections = elf.read_sections(header, read, file_bytes) if header.sections else []
     # only sections tell data that looks like a fatbin from a fatbin that is broken
     if scan.doubts and not sections:
         raise Unreadable(scan.doubts[0][1])
@@ -160,19 +168,6 @@ def _host_object(
     # without code that is only there to be linked, unless there is nothing else
     linked = [s for s in scan.spans if not any(u.offset <= s.start < u.end for u in unlinked)]
     return Counter(span.module for span in linked or scan.spans)
-
-
-def _sections(
-    open_file: Opener, reader: ForwardReader, header: elf.ElfHeader, near: int, file_bytes: int
-) -> list[Section]:
-    """The sections with their names, which may need a second pass."""
-    unnamed = elf.read_sections(header, reader.kept(header.table_offset), file_bytes)
-    where = elf.names_section(header, unnamed)
-    if near <= where.offset and where.end <= header.table_offset:
-        return elf.named(unnamed, reader.kept(near)[where.offset - near : where.end - near])
-    again = ForwardReader(open_file())
-    again.skip(where.offset)
-    return elf.named(unnamed, again.take(where.size_bytes))
 
 
 def _require_whole(scan: Scan, section: Section) -> None:

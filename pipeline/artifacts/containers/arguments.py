@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pipeline.core.model import Frozen, Port, Variable, Word
+
+EngineKind: TypeAlias = Literal["docker", "podman"]
 
 
 class Mount(Frozen):

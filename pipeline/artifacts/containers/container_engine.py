@@ -1,22 +1,21 @@
-"""One interface to Docker and Podman: images, containers, logs."""
+"""One interface to Docker and Podman, and which of them, and of namespaces, this machine has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Literal, Protocol, TypeAlias
 
-from pipeline.artifacts.containers import docker
-from pipeline.artifacts.containers.arguments import ContainerArguments, Label
+from pipeline.artifacts.containers import box
+from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind
+from pipeline.artifacts.containers.docker import Docker
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
+from pipeline.artifacts.containers.podman import Podman
+from pipeline.artifacts.containers.sandbox import Namespaces
 from pipeline.artifacts.store.store import Store
-from pipeline.core.errors import ContainerRefused, DockerUnavailable
+from pipeline.core.errors import DockerUnavailable, MissingTool, SandboxUnavailable, ToolUnavailable
 
-if TYPE_CHECKING:
-    from docker import DockerClient
-
-EngineKind: TypeAlias = Literal["docker", "podman"]
+Wanted: TypeAlias = EngineKind | Literal["auto"]
 
 
 class ContainerEngine(Protocol):
@@ -28,8 +27,8 @@ class ContainerEngine(Protocol):
     def image(self, identity: str) -> ImageFacts | None:
         """An image by its id."""
 
-    def load(self, store: Store, name: str, digest: str) -> None:
-        """Give it an image of the store."""
+    def load(self, store: Store, name: str, digest: str) -> object:
+        """Gives it an image of the store."""
 
     def create(self, arguments: ContainerArguments) -> str:
         """A container that is not started yet; its id."""
@@ -46,10 +45,10 @@ class ContainerEngine(Protocol):
         """What a container printed, in pieces; to its end where it is followed."""
 
     def stop(self, identity: str, timeout_s: int) -> None:
-        """Ask it to end; after that time it is killed."""
+        """Asks it to end; after that time it is killed."""
 
     def remove(self, identity: str) -> None:
-        """Leave nothing of a container, whatever its state."""
+        """Leaves nothing of a container, whatever its state."""
 
     def close(self) -> None: ...
 
@@ -59,119 +58,47 @@ def titles(engines: Iterable[ContainerEngine]) -> str:
     return " and ".join(engine.kind.title() for engine in engines)
 
 
-class Docker:
-    """Docker, through its SDK; `place` is a socket that leads to another host's."""
-
-    kind: EngineKind = "docker"
-
-    def __init__(self, place: Path | None = None) -> None:
-        self._client: DockerClient = docker.connect(place)
-        self._is_here = place is None
-
-    def image(self, identity: str) -> ImageFacts | None:
-        # imported late: most commands need no Docker
-        from docker.errors import ImageNotFound, NotFound
-
-        with _explained("look for an image"):
-            try:
-                return ImageFacts.model_validate(self._client.images.get(identity).attrs)
-            except (ImageNotFound, NotFound):
-                return None
-
-    def load(self, store: Store, name: str, digest: str) -> None:
-        tag = docker.default_tag(name, digest)
-        docker.load(store, name, digest, [tag], self._client)
-        # the list is for `sm120 uninstall`, which cleans this machine only
-        if self._is_here:
-            store.note_loaded([tag])
-
-    def create(self, arguments: ContainerArguments) -> str:
-        with _explained("create the container", ContainerRefused):
-            return str(self._client.containers.create(**sdk_arguments(arguments)).id)
-
-    def start(self, identity: str) -> None:
-        # a port that is taken or a card that is not there shows only now
-        with _explained("start the container", ContainerRefused):
-            self._client.api.start(identity)
-
-    def containers(self) -> list[ContainerFacts]:
-        with _explained("list containers"):
-            rows = self._client.api.containers(all=True, filters={"label": Label.RECIPE})
-            found = [self.container(str(row["Id"])) for row in rows]
-            # one may have gone since it was listed
-            return sorted((x for x in found if x is not None), key=lambda x: x.name)
-
-    def container(self, name: str) -> ContainerFacts | None:
-        from docker.errors import NotFound
-
-        with _explained("look at a container"):
-            try:
-                return ContainerFacts.model_validate(self._client.api.inspect_container(name))
-            except NotFound:
-                return None
-
-    def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
-        lines: Any = "all" if tail is None else tail
-        with _explained("read the log"):
-            yield from self._client.api.logs(identity, stream=True, follow=follow, tail=lines)
-
-    def stop(self, identity: str, timeout_s: int) -> None:
-        with _explained("stop the container"):
-            self._client.api.stop(identity, timeout=timeout_s)
-
-    def remove(self, identity: str) -> None:
-        from docker.errors import NotFound
-
-        with _explained("remove the container"), suppress(NotFound):
-            # `v`: with its anonymous volumes, which would fill the disk
-            self._client.api.remove_container(identity, force=True, v=True)
-
-    def close(self) -> None:
-        self._client.close()
-
-
-def sdk_arguments(arguments: ContainerArguments) -> dict[str, Any]:
-    """The same as `run_flags`, for Docker's SDK."""
-    from docker.types import DeviceRequest, Mount, Ulimit
-
-    # a mount of this kind fails where the folder is missing; Docker would make one for `volumes`
-    mounts = [Mount(m.inside, m.host, type="bind", read_only=m.read_only) for m in arguments.mounts]
-    if arguments.cache:
-        mounts.append(Mount(arguments.cache.inside, arguments.cache.name, type="volume"))
-    cards = [DeviceRequest(driver="cdi", device_ids=arguments.devices)] if arguments.devices else []
-    port = arguments.port
-    locked = [Ulimit(name="memlock", soft=-1, hard=-1)] if arguments.memory_locked else []
-    return {
-        "name": arguments.name,
-        "image": arguments.image,
-        "entrypoint": arguments.entrypoint,
-        "command": arguments.arguments,
-        "environment": arguments.environment,
-        "labels": arguments.labels,
-        "mounts": mounts,
-        "ports": {f"{port}/tcp": (arguments.address, port)} if port else {},
-        "ipc_mode": "host" if arguments.ipc == "host" else None,
-        "shm_size": arguments.shm_bytes,
-        "ulimits": locked,
-        "device_requests": cards,
-        # an engine needs no rights of root; a recipe names those that it wants
-        "cap_drop": ["ALL"],
-        "cap_add": arguments.capabilities,
-        "security_opt": ["no-new-privileges"],
-    }
-
-
-@contextmanager
-def _explained(
-    what: str, kind: type[DockerUnavailable] | type[ContainerRefused] = DockerUnavailable
-) -> Iterator[None]:
-    from docker.errors import DockerException
-    from requests import RequestException
-    from urllib3.exceptions import HTTPError
-
+def find_engine(wanted: Wanted) -> ContainerEngine:
+    """The named container engine, or the first that answers."""
+    if wanted == "podman":
+        try:
+            return Podman()
+        except MissingTool as error:
+            with suppress(DockerUnavailable):
+                Docker().close()
+                error.hint = "Docker answers here: leave --engine out, or install Podman."
+            raise
     try:
-        yield
-    except (DockerException, RequestException, HTTPError) as error:
-        # the daemon explains itself; the SDK adds URLs and numbers to it
-        reason = " ".join(str(getattr(error, "explanation", None) or error).split())[:400]
-        raise kind(f"Docker could not {what}: {reason}") from error
+        return Docker()
+    except DockerUnavailable as error:
+        if wanted == "docker" and Podman.answers():
+            error.hint = f"Podman answers here: leave --engine out. {error.hint}"
+        if wanted == "auto" and not Podman.is_there():
+            error.hint = "Start Docker, set DOCKER_HOST, or install Podman: either runs a recipe."
+        if wanted == "docker" or not Podman.is_there():
+            raise
+    return Podman()
+
+
+def find_engines(wanted: Wanted) -> list[ContainerEngine]:
+    """Every engine that is meant and answers: what is served may run in either."""
+    first = find_engine(wanted)
+    if wanted == "auto" and first.kind == "docker" and Podman.answers():
+        return [first, Podman()]
+    return [first]
+
+
+def find_way(wanted: box.Wanted) -> box.Way:
+    """Tries the backends on this machine and returns the first that works."""
+    backends: dict[box.Kind, Callable[[], box.Way]] = {
+        "namespaces": Namespaces,
+        "docker": Docker,
+        "podman": Podman.for_steps,
+    }
+    reasons = []
+    for kind in box.KINDS if wanted == "auto" else (wanted,):
+        try:
+            return backends[kind]()
+        except ToolUnavailable as error:
+            reasons.append(f"{kind}: {error}")
+    raise SandboxUnavailable(f"no sandbox to compile in ({'; '.join(reasons)})")

@@ -1,4 +1,4 @@
-"""An image for Docker: as one tar archive, and into a daemon.
+"""Docker, through its SDK: images as archives, containers of recipes, and steps of a build.
 
 The archive is an OCI layout with Docker's `manifest.json` beside it, which old and new Docker,
 Podman and skopeo all take. The layers go in as they are: no recompression, no temporary copy.
@@ -7,18 +7,26 @@ Podman and skopeo all take. The layers go in as they are: no recompression, no t
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import tarfile
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.artifacts.containers import box as boxes
+from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind, Label
+from pipeline.artifacts.containers.box import Box, Running
+from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import Document, index_json, read_document
 from pipeline.artifacts.oci.layout import LAYOUT, Blobs
 from pipeline.artifacts.oci.tar_reader import BLOCK, END, MTIME, padding
+from pipeline.artifacts.store.store import Store
 from pipeline.core import log
-from pipeline.core.errors import DockerUnavailable, StoreDamaged
+from pipeline.core.errors import ContainerRefused, DockerUnavailable, StoreDamaged
 from pipeline.core.model import NAME, Frozen, canonical_json
 
 if TYPE_CHECKING:
@@ -93,11 +101,6 @@ class LoadedTag(Frozen):
     size_bytes: int
 
 
-def own_tags(client: DockerClient) -> list[LoadedTag]:
-    """The tags in a daemon that are ours by their form; names that a user chose are not."""
-    return own_tags_among(client.api.images(), "RepoTags")
-
-
 def own_tags_among(rows: Iterable[Mapping[str, Any]], names: str) -> list[LoadedTag]:
     """Our tags in a list of images, each with its size and its names, as engines print it."""
     sizes = {tag: row["Size"] for row in rows for tag in row.get(names) or ()}
@@ -108,63 +111,61 @@ def own_tags_among(rows: Iterable[Mapping[str, Any]], names: str) -> list[Loaded
     ]
 
 
-def untag(client: DockerClient, tag: str) -> str:
-    """Removes a tag, and with its last tag the image; returns why not, if a container needs it."""
-    from docker.errors import DockerException, ImageNotFound
-
-    try:
-        client.api.remove_image(tag)
-    except DockerException as error:
-        return "" if isinstance(error, ImageNotFound) else _reason(error)
-    return ""
-
-
 def moving_tag(name: str) -> str:
     """The tag of whatever was loaded last: `docker run sm120/NAME` takes it."""
     return f"sm120/{name}:latest"
 
 
-def connect(place: Path | None = None) -> DockerClient:
-    """The daemon of a socket; without one, that of DOCKER_HOST or of the usual socket."""
-    # slow to load, and most commands need no daemon
-    import docker
-    from docker.errors import DockerException
+class Docker:
+    """Docker, through its SDK; `place` is a socket that leads to another host's."""
 
-    try:
-        if place is None:
-            client = docker.from_env(timeout=_LOAD_TIMEOUT_S)
-        else:
-            client = docker.DockerClient(f"unix://{place}", timeout=_LOAD_TIMEOUT_S)
-        client.ping()
-    except DockerException as error:
-        raise DockerUnavailable(f"Docker does not answer: {_reason(error)}") from error
-    return client
+    kind: EngineKind = "docker"
 
+    def __init__(self, place: Path | None = None) -> None:
+        # slow to load, and most commands need no daemon
+        import docker
 
-def load(
-    blobs: Blobs, name: str, digest: str, tags: list[str], client: DockerClient | None = None
-) -> str:
-    """Streams an image to Docker; it checks every diffID itself. Returns Docker's image id."""
-    from docker.errors import DockerException, ImageLoadError
-    from docker.utils import parse_repository_tag
-    from requests import RequestException
+        with _explained("Docker does not answer"):
+            self.client: DockerClient = (
+                docker.DockerClient(f"unix://{place}", timeout=_LOAD_TIMEOUT_S)
+                if place
+                # that of DOCKER_HOST, or of the usual socket
+                else docker.from_env(timeout=_LOAD_TIMEOUT_S)
+            )
+            self.client.ping()
+        self._is_here = place is None
 
-    client = client or connect()
-    image = read_document(blobs.read_blob(digest))
-    total, loaded_name = archive_bytes(image), ""
+    def image(self, identity: str) -> ImageFacts | None:
+        from docker.errors import NotFound
 
-    def counted(bar: log.Bar) -> Iterator[bytes]:
-        for chunk in docker_archive(blobs, image, tags[:1]):
-            bar.advance(len(chunk))
-            yield chunk
+        with _explained("Docker could not look for an image"), suppress(NotFound):
+            return ImageFacts.model_validate(self.client.images.get(identity).attrs)
+        return None
 
-    try:
-        with log.step(f"Loading {name}, {log.size(total)}"):
+    def load(self, store: Store, name: str, digest: str, tags: Sequence[str] = ()) -> str:
+        """Streams an image to Docker, which checks every diffID itself. Returns Docker's id."""
+        from docker.errors import ImageLoadError
+        from docker.utils import parse_repository_tag
+
+        tags = list(tags) or [default_tag(name, digest)]
+        image = read_document(store.read_blob(digest))
+        total, loaded_name = archive_bytes(image), ""
+
+        def counted(bar: log.Bar) -> Iterator[bytes]:
+            for chunk in docker_archive(store, image, tags[:1]):
+                bar.advance(len(chunk))
+                yield chunk
+
+        hint = "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker."
+        with (
+            _explained(f"Docker refused {name}", hint=hint),
+            log.step(f"Loading {name}, {log.size(total)}"),
+        ):
             with log.progress("sent", total) as bar:
                 # the SDK streams any iterable; its type only knows bytes and files
                 stream: Any = counted(bar)
                 # a daemon reports progress only where it is asked to
-                answers = client.api.load_image(stream, quiet=False)  # type: ignore[no-untyped-call]
+                answers = self.client.api.load_image(stream, quiet=False)  # type: ignore[no-untyped-call]
             # Docker unpacks the image now, which takes longer than sending
             with log.progress("unpacked", total) as bar:
                 layers: defaultdict[str, log.Gauge] = defaultdict(lambda: log.Gauge(bar))
@@ -177,15 +178,168 @@ def load(
                         layers[answer.get("id", "")].at(at)
                     if named := _LOADED.match(answer.get("stream", "")):
                         loaded_name = named[1].strip()
-            loaded = client.images.get(loaded_name or digest)
+            loaded = self.client.images.get(loaded_name or digest)
             # one by one: containerd's image store takes but one name from an archive
             for tag in tags[1:]:
                 loaded.tag(*parse_repository_tag(tag))
-    except (DockerException, RequestException) as error:
-        hint = "Its reason is above; `sm120 image export IMAGE DIR` needs no Docker."
-        raise DockerUnavailable(f"Docker refused {name}: {_reason(error)}", hint) from error
-    return str(loaded.id)
+        # the list is for `sm120 uninstall`, which cleans this machine only
+        if self._is_here:
+            store.note_loaded(tags)
+        return str(loaded.id)
+
+    def own_tags(self) -> list[LoadedTag]:
+        """The tags that are ours by their form; names that a user chose are not."""
+        return own_tags_among(self.client.api.images(), "RepoTags")
+
+    def untag(self, tag: str) -> str:
+        """Removes a tag, and with its last tag the image; why not, where a container needs it."""
+        from docker.errors import DockerException, ImageNotFound
+
+        try:
+            self.client.api.remove_image(tag)
+        except DockerException as error:
+            return "" if isinstance(error, ImageNotFound) else _reason(error)
+        return ""
+
+    def create(self, arguments: ContainerArguments) -> str:
+        from docker.types import DeviceRequest, Mount, Ulimit
+
+        # fails where the folder is missing; Docker would make one for `volumes`
+        mounts = [
+            Mount(m.inside, m.host, type="bind", read_only=m.read_only) for m in arguments.mounts
+        ]
+        if arguments.cache:
+            mounts.append(Mount(arguments.cache.inside, arguments.cache.name, type="volume"))
+        port, cards = arguments.port, arguments.devices
+        # the same as `run_flags`
+        wanted: dict[str, Any] = {
+            "name": arguments.name,
+            "image": arguments.image,
+            "entrypoint": arguments.entrypoint,
+            "command": arguments.arguments,
+            "environment": arguments.environment,
+            "labels": arguments.labels,
+            "mounts": mounts,
+            "ports": {f"{port}/tcp": (arguments.address, port)} if port else {},
+            "ipc_mode": "host" if arguments.ipc == "host" else None,
+            "shm_size": arguments.shm_bytes,
+            "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] * arguments.memory_locked,
+            "device_requests": [DeviceRequest(driver="cdi", device_ids=cards)] if cards else [],
+            # an engine needs no rights of root; a recipe names those that it wants
+            "cap_drop": ["ALL"],
+            "cap_add": arguments.capabilities,
+            "security_opt": ["no-new-privileges"],
+        }
+        with _explained("Docker could not create the container", ContainerRefused):
+            return str(self.client.containers.create(**wanted).id)
+
+    def start(self, identity: str) -> None:
+        # a port that is taken or a card that is not there shows only now
+        with _explained("Docker could not start the container", ContainerRefused):
+            self.client.api.start(identity)
+
+    def containers(self) -> list[ContainerFacts]:
+        with _explained("Docker could not list containers"):
+            rows = self.client.api.containers(all=True, filters={"label": Label.RECIPE})
+            found = [self.container(str(row["Id"])) for row in rows]
+            # one may have gone since it was listed
+            return sorted((x for x in found if x is not None), key=lambda x: x.name)
+
+    def container(self, name: str) -> ContainerFacts | None:
+        from docker.errors import NotFound
+
+        with _explained("Docker could not look at a container"), suppress(NotFound):
+            return ContainerFacts.model_validate(self.client.api.inspect_container(name))
+        return None
+
+    def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        lines: Any = "all" if tail is None else tail
+        with _explained("Docker could not read the log"):
+            yield from self.client.api.logs(identity, stream=True, follow=follow, tail=lines)
+
+    def stop(self, identity: str, timeout_s: int) -> None:
+        with _explained("Docker could not stop the container"):
+            self.client.api.stop(identity, timeout=timeout_s)
+
+    def remove(self, identity: str) -> None:
+        from docker.errors import NotFound
+
+        with _explained("Docker could not remove the container"), suppress(NotFound):
+            # `v`: with its anonymous volumes, which would fill the disk
+            self.client.api.remove_container(identity, force=True, v=True)
+
+    def close(self) -> None:
+        self.client.close()
+
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+        """Runs a step; its output comes through a pipe, as that of a process does."""
+        from docker.errors import DockerException
+        from docker.types import Ulimit
+        from urllib3.exceptions import HTTPError
+
+        as_caller = {
+            "read_only": True,
+            "working_dir": boxes.WORK,
+            "user": f"{os.geteuid()}:{os.getegid()}",
+            "command": [*boxes.with_environment(box.env), *command],
+        }
+        wanted: dict[str, Any] = {
+            "image": box.image,
+            **({"command": list(command)} if box.user else as_caller),
+            "entrypoint": [],
+            "labels": {boxes.LABEL: str(box.scratch)},
+            "network_mode": "none",
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "hostname": boxes.HOST_NAME,
+            "mem_limit": box.limits.memory_bytes,
+            "memswap_limit": box.limits.memory_bytes,  # swap counts too, or there would be no limit
+            "cpuset_cpus": box.processors,
+            "shm_size": boxes.SHM_BYTES,
+            "ulimits": [Ulimit(name=n, soft=x, hard=x) for n, x in boxes.process_limits().items()],
+            "volumes": [f"{path.absolute()}:{at}" for at, path in box.mounts.items()],
+        }
+        hint = "Its reason is above; finished objects are kept, so run it again."
+        with _explained("Docker ended the build", hint=hint):
+            for left in self.client.containers.list(all=True, filters={"label": boxes.LABEL}):
+                if boxes.is_left(left.labels[boxes.LABEL]):
+                    left.remove(force=True)
+            container = self.client.containers.create(**wanted)
+            output, into = os.pipe()
+
+            def follow() -> None:
+                with suppress(OSError, HTTPError), os.fdopen(into, "wb", buffering=0) as pipe:
+                    for chunk in stream:
+                        pipe.write(chunk)
+
+            try:
+                stream = container.attach(stream=True, logs=True)
+                container.start()
+                threading.Thread(target=follow, daemon=True).start()
+                yield Running(output, lambda: int(container.wait()["StatusCode"]))
+            finally:
+                os.close(output)
+                with suppress(DockerException):
+                    container.remove(force=True)
+
+
+@contextmanager
+def _explained(
+    what: str,
+    kind: type[DockerUnavailable] | type[ContainerRefused] = DockerUnavailable,
+    hint: str = "",
+) -> Iterator[None]:
+    from docker.errors import DockerException
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (DockerException, RequestException, HTTPError) as error:
+        raise kind(f"{what}: {_reason(error)}", hint) from error
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    # the daemon explains itself; the SDK adds URLs and numbers to it
+    return " ".join(str(getattr(error, "explanation", None) or error).split())[:400]

@@ -13,13 +13,8 @@ from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.core.errors import AlreadyServed, ImageDiffers
 from pipeline.core.model import Frozen
 
-
-def _digest(text: str) -> str:
-    # Podman leaves the algorithm out
-    return text if ":" in text else f"sha256:{text}"
-
-
-ImageId = Annotated[str, AfterValidator(_digest)]
+# Podman leaves the algorithm out
+ImageId = Annotated[str, AfterValidator(lambda text: text if ":" in text else f"sha256:{text}")]
 Layers = Annotated[list[str], BeforeValidator(lambda value: value or [])]
 Labels = Annotated[dict[str, str], BeforeValidator(lambda value: value or {})]
 ContainerName = Annotated[str, AfterValidator(lambda name: name.removeprefix("/"))]

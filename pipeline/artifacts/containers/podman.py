@@ -1,29 +1,35 @@
-"""Podman through its own program: its flags are Docker's, and CDI cards are among them."""
+"""Podman, through its own program: containers of recipes, and steps of a build.
+
+Its flags are Docker's, and CDI cards are among them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Self
 
-from pipeline.artifacts.containers.arguments import ContainerArguments, Label
-from pipeline.artifacts.containers.container_engine import EngineKind
-from pipeline.artifacts.containers.docker import (
-    LoadedTag,
-    archive_bytes,
-    default_tag,
-    docker_archive,
-    own_tags_among,
-)
+from pipeline.artifacts.containers import box as boxes
+from pipeline.artifacts.containers import docker
+from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind, Label
+from pipeline.artifacts.containers.box import Box, Running
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import read_document
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log, proc
-from pipeline.core.errors import ContainerRefused, PipelineError, PodmanUnavailable
+from pipeline.core.errors import (
+    ContainerRefused,
+    PipelineError,
+    PodmanUnavailable,
+    SandboxUnavailable,
+)
 
 _TIMEOUT_S = 120.0
 _PIECE_BYTES = 1 << 16
@@ -45,8 +51,11 @@ class Podman:
 
     kind: EngineKind = "podman"
 
-    def __init__(self, on_host: Callable[[Sequence[str]], list[str]] | None = None) -> None:
+    def __init__(
+        self, on_host: Callable[[Sequence[str]], list[str]] | None = None, runtime: str = ""
+    ) -> None:
         self._command: Callable[[Sequence[str]], list[str]] = on_host or list
+        self._runtime = [f"--runtime={runtime}"] if runtime else []
         if on_host is None:
             proc.find_tool("podman", "Install Podman, or use --engine docker.")
 
@@ -59,6 +68,22 @@ class Podman:
         """Whether it is installed and works for this user."""
         return cls.is_there() and not cls()._run("ps", "--quiet", may_fail=True).returncode
 
+    @classmethod
+    def for_steps(cls) -> Self:
+        """Podman with the first runtime that works, as its own choice need not."""
+        reason = ""
+        limits = [f"--ulimit={name}={most}:{most}" for name, most in boxes.process_limits().items()]
+        for runtime in ("", "crun", "runc"):
+            podman = cls(runtime=runtime)
+            with tempfile.TemporaryDirectory() as empty:
+                flags = ["--rm", "--network=none", *limits, "--rootfs", f"{empty}:O"]
+                done = podman._run("run", *flags, "/nothing", may_fail=True)
+            # a missing program is the last thing that a runtime finds out: all else works
+            if done.returncode == 127:
+                return podman
+            reason = reason or proc.last_line(_text(done.stderr))
+        raise SandboxUnavailable(reason)
+
     def _run(
         self,
         *arguments: str,
@@ -66,7 +91,7 @@ class Podman:
         wait_s: float = _TIMEOUT_S,
         may_fail: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
-        words = self._command(["podman", *arguments])
+        words = self._command(["podman", *self._runtime, *arguments])
         try:
             done = proc.read(words, env=proc.environment(*_PASSED), timeout_s=wait_s)
         except subprocess.TimeoutExpired as error:
@@ -81,7 +106,7 @@ class Podman:
 
     def load(self, store: Store, name: str, digest: str) -> None:
         image = read_document(store.read_blob(digest))
-        total = archive_bytes(image)
+        total = docker.archive_bytes(image)
         process = proc.talk(
             self._command(["podman", "load", "--quiet"]), env=proc.environment(*_PASSED)
         )
@@ -93,7 +118,9 @@ class Podman:
             ):
                 # a Podman that refuses closes its end; its reason is read below
                 with suppress(BrokenPipeError):
-                    for piece in docker_archive(store, image, [default_tag(name, digest)]):
+                    for piece in docker.docker_archive(
+                        store, image, [docker.default_tag(name, digest)]
+                    ):
                         process.stdin.write(piece)
                         bar.advance(len(piece))
                 _, error = process.communicate()
@@ -105,16 +132,16 @@ class Podman:
                 "Its reason is above; `podman info` shows whether it works for you.",
             )
 
-    def own_tags(self) -> list[LoadedTag]:
+    def own_tags(self) -> list[docker.LoadedTag]:
         """The tags that are ours by their form; names that a user chose are not."""
         listed = self._run("images", "--format=json").stdout
         try:
-            return own_tags_among(json.loads(listed), "Names")
+            return docker.own_tags_among(json.loads(listed), "Names")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise PodmanUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
 
     def untag(self, tag: str) -> str:
-        """Take a tag away, and with its last tag the image; why not, where a container needs it."""
+        """Removes a tag, and with its last tag the image; why not, where a container needs it."""
         done = self._run("rmi", tag, may_fail=True)
         is_gone = not done.returncode or _is_unknown(done.stderr)
         return "" if is_gone else _reason(done.stderr)
@@ -141,22 +168,11 @@ class Podman:
 
     def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
-        process = subprocess.Popen(
-            self._command(["podman", "logs", *options, identity]),
-            env=proc.environment(*_PASSED),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert process.stdout is not None
-        try:
-            while piece := process.stdout.read1(_PIECE_BYTES):  # type: ignore[attr-defined]
+        words = self._command(["podman", "logs", *options, identity])
+        # its end kills it: `podman logs --follow` ends only with its container
+        with boxes.started(words, proc.environment(*_PASSED)) as running:
+            while piece := os.read(running.output, _PIECE_BYTES):
                 yield piece
-        finally:
-            # `podman logs --follow` ends only with its container
-            process.kill()
-            process.wait()
-            process.stdout.close()
 
     def stop(self, identity: str, timeout_s: int) -> None:
         self._run("stop", f"--time={timeout_s}", identity, wait_s=timeout_s + _TIMEOUT_S)
@@ -185,6 +201,46 @@ class Podman:
 
     def close(self) -> None:
         return
+
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+        """Runs a step on the unpacked toolchain; an overlay keeps what it writes out of that."""
+        # containers whose command was killed before it could end them
+        shown = '{{.ID}} {{index .Labels "' + boxes.LABEL + '"}}'
+        listed = self._run(
+            "ps", "--all", f"--filter=label={boxes.LABEL}", f"--format={shown}"
+        ).stdout
+        for identity, _, scratch in (line.partition(" ") for line in _text(listed).splitlines()):
+            if boxes.is_left(scratch):
+                self._run("rm", "--force", "--ignore", "--time=0", identity, may_fail=True)
+        name, limits = f"sm120-{secrets.token_hex(8)}", box.limits
+        unpacked = [
+            *("--read-only", "--read-only-tmpfs=false", f"--workdir={boxes.WORK}"),
+            f"--user={os.geteuid()}:{os.getegid()}",
+            *(["--userns=keep-id"] if os.geteuid() else []),
+            # O: on the folder itself podman would leave the points that it mounts things at
+            *("--rootfs", f"{box.root.absolute()}:O", *boxes.with_environment(box.env)),
+        ]
+        words = [
+            *("podman", *self._runtime, "run", "--rm", f"--name={name}"),
+            *(f"--label={boxes.LABEL}={box.scratch}", "--network=none", "--cap-drop=ALL"),
+            *("--security-opt=no-new-privileges", "--no-hosts", f"--hostname={boxes.HOST_NAME}"),
+            # swap counts too, or there would be no limit
+            *(f"--memory={limits.memory_bytes}", f"--memory-swap={limits.memory_bytes}"),
+            *(f"--cpuset-cpus={box.processors}", f"--shm-size={boxes.SHM_BYTES}", "--entrypoint="),
+            *(f"--ulimit={kind}={most}:{most}" for kind, most in boxes.process_limits().items()),
+            *(f"--volume={path.absolute()}:{at}" for at, path in box.mounts.items()),
+            *(["--pull=never", box.image] if box.user else unpacked),
+            *command,
+        ]
+        try:
+            # its monitor leaves a file `oom` where it was started
+            with boxes.started(words, proc.environment(*_PASSED), box.scratch) as running:
+                yield running
+        finally:
+            # podman's own process is gone, but its container is a child of another
+            with suppress(PodmanUnavailable):
+                self._run("rm", "--force", "--ignore", "--time=0", name, may_fail=True)
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         done = self._run(kind, "inspect", name, may_fail=True)

@@ -1,4 +1,4 @@
-"""What engine code may reach while a gate runs it: its own files, and nothing of the caller's.
+"""Linux's own sandboxes: what engine code or a step of a build may reach.
 
 A gate imports and calls functions of the engine; with `patches --against` these come from a wheel
 that no lock names. `start.py` runs them without network, without the caller's files and
@@ -13,14 +13,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
+from pipeline.artifacts.containers import box as boxes
+from pipeline.artifacts.containers.box import Box, Running
 from pipeline.artifacts.containers.start import BARRIERS
 from pipeline.core import proc
-from pipeline.core.errors import GateEnvironment
+from pipeline.core.errors import GateEnvironment, SandboxUnavailable
 from pipeline.core.files import remove_tree
 from pipeline.core.model import Frozen
 
@@ -101,11 +104,18 @@ def find_sandbox() -> Sandbox:
     reasons: list[str] = []
     # the stronger one first: it also hides what it does not give
     for kind in get_args(Kind):
-        held, reason = _tried(kind)
-        if held is not None:
-            found = {"kind": kind, "held": held, "reason": "; ".join(reasons)}
+        try:
+            # whether a kernel, a container or a security module allows it is known only by doing it
+            done = Sandbox(kind=kind, held=[]).run([], timeout_s=_PROBE_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reasons.append(f"{kind}: {error}")
+            continue
+        if not done.returncode:
+            # the barriers that hold
+            found = {"kind": kind, "held": json.loads(done.stdout), "reason": "; ".join(reasons)}
             return Sandbox.model_validate(found)
-        reasons.append(f"{kind}: {reason}")
+        last = proc.last_line(done.stderr.decode(errors="replace"))
+        reasons.append(f"{kind}: {last.removeprefix('sandbox: ')}")
     return NO_SANDBOX.model_copy(update={"reason": "; ".join(reasons)})
 
 
@@ -127,14 +137,32 @@ def require_isolation(sandbox: Sandbox) -> None:
         )
 
 
-def _tried(kind: Kind) -> tuple[list[str] | None, str]:
-    """The barriers that hold in a sandbox of this kind; none, with the reason, if it fails."""
-    try:
-        # whether a kernel, a container or a security module allows it is known only by doing it
-        done = Sandbox(kind=kind, held=[]).run([], timeout_s=_PROBE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, str(error)
-    if done.returncode:
-        last = proc.last_line(done.stderr.decode(errors="replace"))
-        return None, last.removeprefix("sandbox: ")
-    return json.loads(done.stdout), ""
+class Namespaces:
+    """Runs steps with the kernel alone: own mounts, network, processes and host name."""
+
+    kind: boxes.Kind = "namespaces"
+
+    def __init__(self) -> None:
+        sandbox = find_sandbox()
+        if sandbox.kind != "namespaces":
+            raise SandboxUnavailable(sandbox.reason or "not allowed here")
+
+    @contextmanager
+    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+        empty = box.scratch / "new-root"
+        empty.mkdir(exist_ok=True)
+        request = {
+            "kind": "namespaces",
+            **{"held": [], "read": [], "write": []},
+            "root": str(empty.absolute()),
+            "cwd": box.workdir,
+            "system": str(box.root.absolute()),
+            "mounts": [[str(path.absolute()), at] for at, path in box.mounts.items()],
+            "hostname": boxes.HOST_NAME,
+            "memory_bytes": box.limits.memory_bytes,
+            "cpus": box.limits.cpus,
+            **({"user": box.user} if box.user else {}),
+        }
+        words = [sys.executable, "-I", "-S", str(START), json.dumps(request), *command]
+        with boxes.started(words, box.env) as running:
+            yield running

@@ -90,10 +90,10 @@ def syscall(number: int, *arguments: Any, what: str) -> int:
     return check_call(_libc.syscall(ctypes.c_long(number), *arguments), what)
 
 
-def prctl(option: int, value: int = 0, what: str = "prctl") -> None:
-    """Set a property of this process."""
+def prctl(option: int, value: int) -> None:
+    """Sets a property of this process."""
     zero = ctypes.c_ulong(0)
-    check_call(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), what)
+    check_call(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), "prctl")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:

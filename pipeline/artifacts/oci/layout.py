@@ -8,18 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.artifacts.oci.document import Document, index_json, read_document
+from pipeline.artifacts.oci.document import index_json, read_document
 from pipeline.artifacts.oci.record import ImageRecord
-from pipeline.core import log
+from pipeline.core import files, log
 from pipeline.core.errors import DiskFull, StoreDamaged, StoreUnwritable
-from pipeline.core.files import (
-    link_or_copy,
-    need_space_for_copies,
-    on_all_cores,
-    os_errors_explained,
-    sha256_of_file,
-    write_bytes,
-)
 
 # The file that makes a folder an OCI layout, as this project has always written it.
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}\n'
@@ -56,15 +48,34 @@ def export_layout(
     # type and size as the manifest is, whatever the record claims of it
     shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
     index = index_json([record.descriptor.model_copy(update=shown)])
+    digests = [image.digest, *(blob.digest for blob in image.blobs)]
+    sources = {digest: blobs.blob_path(digest) for digest in digests}
     try:
-        with os_errors_explained(folder):
+        with files.os_errors_explained(folder):
             source = blobs.blob_path(image.digest).parent
-            need_space_for_copies(source, folder, sum(b.size_bytes for b in image.blobs))
-            _write_blobs(blobs, image, partial / "blobs" / "sha256")
-            write_bytes(partial / "oci-layout", LAYOUT)
-            write_bytes(partial / "index.json", index)
+            files.need_space_for_copies(source, folder, sum(b.size_bytes for b in image.blobs))
+            target = partial / "blobs" / "sha256"
+            target.mkdir(parents=True)
+            for digest, path in sources.items():
+                if not path.exists():
+                    raise StoreDamaged(f"{image.part(digest)} is missing: there is no {path}")
+            total = sum(path.stat().st_size for path in sources.values())
+            with log.progress("written", total) as bar:
+
+                def write(digest: str) -> None:
+                    path = target / digest.removeprefix("sha256:")
+                    files.link_or_copy(sources[digest], path)
+                    # after the copy: the bytes that lie there now count
+                    if path.is_symlink() or files.sha256_of_file(path) != digest:
+                        what = f"{image.part(digest)} is damaged"
+                        raise StoreDamaged(f"{what}: {sources[digest]} does not match its digest")
+                    bar.advance(path.stat().st_size)
+
+                files.on_all_cores(write, sources)
+            files.write_bytes(partial / "oci-layout", LAYOUT)
+            files.write_bytes(partial / "index.json", index)
             for path in evidence:
-                write_bytes(partial / "records" / path.name, path.read_bytes())
+                files.write_bytes(partial / "records" / path.name, path.read_bytes())
             # onto an empty folder, too: rename(2) allows that
             os.replace(partial, folder)
     except BaseException as error:
@@ -80,24 +91,3 @@ def require_new(folder: Path) -> None:
     if is_other or (folder.exists() and any(folder.iterdir())):
         fault = "is not a folder" if is_other else "is not empty"
         raise StoreUnwritable(f"{folder}: {fault}", "Name a new or empty folder.")
-
-
-def _write_blobs(blobs: Blobs, image: Document, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    digests = [image.digest, *(blob.digest for blob in image.blobs)]
-    sources = {digest: blobs.blob_path(digest) for digest in digests}
-    for digest, path in sources.items():
-        if not path.exists():
-            raise StoreDamaged(f"{image.part(digest)} is missing: there is no {path}")
-    with log.progress("written", sum(path.stat().st_size for path in sources.values())) as bar:
-
-        def write(digest: str) -> None:
-            target = folder / digest.removeprefix("sha256:")
-            link_or_copy(sources[digest], target)
-            # after the copy: the bytes that lie there now count
-            if target.is_symlink() or sha256_of_file(target) != digest:
-                what = f"{image.part(digest)} is damaged"
-                raise StoreDamaged(f"{what}: {sources[digest]} does not match its digest")
-            bar.advance(target.stat().st_size)
-
-        on_all_cores(write, sources)

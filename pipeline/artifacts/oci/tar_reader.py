@@ -16,6 +16,7 @@ from pathlib import Path
 from pipeline.artifacts.oci.document import GZIP_LAYER
 from pipeline.artifacts.oci.record import FileRow
 from pipeline.core.errors import CorruptArchive, HostileArchive, StoreDamaged
+from pipeline.core.files import gunzipped
 
 BLOCK = 512
 END = b"\0" * (2 * BLOCK)
@@ -219,7 +220,12 @@ class TarStream:
         return piece
 
     def _fill(self) -> bool:
-        self._buffer, self._at = next((piece for piece in self._source if piece), b""), 0
+        try:
+            self._buffer, self._at = next((piece for piece in self._source if piece), b""), 0
+        except zlib.error as error:
+            raise CorruptArchive(f"{self._name}: cannot be inflated ({error})") from error
+        except EOFError as error:
+            raise CorruptArchive(f"{self._name}: its gzip stream ends too early") from error
         # of the tar as it is, not of what we understand: that is how diffIDs are defined
         self._sha.update(self._buffer)
         self.unpacked_bytes += len(self._buffer)
@@ -243,27 +249,6 @@ def open_layer(
     try:
         with blob.open("rb") as handle:
             is_gzip = media_type == GZIP_LAYER
-            yield TarStream(_gunzipped(packed(), name) if is_gzip else packed(), name)
+            yield TarStream(gunzipped(packed(), _CHUNK_BYTES) if is_gzip else packed(), name)
     except FileNotFoundError as error:
         raise StoreDamaged(f"{name}: not in the store") from error
-
-
-def _gunzipped(packed: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Inflates gzip members in a row, a bounded piece at a time."""
-    engine, is_fresh = zlib.decompressobj(31), True
-    for piece in packed:
-        while piece:
-            # a gzip file is one or more members in a row (RFC 1952, 2.2)
-            if engine.eof:
-                engine, is_fresh = zlib.decompressobj(31), True
-            try:
-                out = engine.decompress(piece, _CHUNK_BYTES)
-            except zlib.error as error:
-                raise CorruptArchive(f"{name}: cannot be inflated ({error})") from error
-            is_fresh = False
-            yield out
-            piece = engine.unused_data if engine.eof else engine.unconsumed_tail
-    while not engine.eof and not is_fresh and (out := engine.decompress(b"", _CHUNK_BYTES)):
-        yield out
-    if not engine.eof:
-        raise CorruptArchive(f"{name}: its gzip stream ends too early")

@@ -77,9 +77,25 @@ def find_login(reference: Reference) -> Login | None:
     key = _HUB_KEY if key in _HUB_NAMES else key
     # in the order of Docker's client: the registry's own helper, the one for all, then the file
     helpers = _table(config.get("credHelpers"))
-    helper = _text(helpers.get(key)) or _text(config.get("credsStore"))
-    if helper and (login := _ask_helper(helper, key, path)):
-        return login
+    name = _text(helpers.get(key)) or _text(config.get("credsStore"))
+    if name and not _HELPER.fullmatch(name):
+        raise RegistryRefused(f"{path}: {name!r} is not the name of a credential helper")
+    if name:
+        helper, hint = f"docker-credential-{name}", f"{path} names it; install it or take that out."
+        command = [proc.find_tool(helper, hint), "get"]
+        done = proc.read(command, env=proc.environment(*_HELPER_NEEDS), stdin=key.encode())
+        output = " ".join(done.stdout.decode(errors="replace").split())
+        if not done.returncode:
+            try:
+                credentials = json.loads(done.stdout)
+                user, secret = str(credentials["Username"]), str(credentials["Secret"])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise RegistryRefused(f"{helper}: its answer cannot be read") from error
+            # the helpers' convention for a token instead of a password
+            return Login(identity_token=secret) if user == "<token>" else Login(user, secret)
+        # helpers report this only as text
+        if not any(known in output.lower() for known in _NOT_FOUND):
+            raise RegistryRefused(f"{helper}: {output[:200] or 'failed'}")
 
     def host(name: str) -> str:
         # old versions of Docker kept logins under addresses
@@ -107,27 +123,6 @@ def _table(value: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _ask_helper(name: str, key: str, config: Path) -> Login | None:
-    if not _HELPER.fullmatch(name):
-        raise RegistryRefused(f"{config}: {name!r} is not the name of a credential helper")
-    helper, hint = f"docker-credential-{name}", f"{config} names it; install it or take that out."
-    command = [proc.find_tool(helper, hint), "get"]
-    done = proc.read(command, env=proc.environment(*_HELPER_NEEDS), stdin=key.encode())
-    output = " ".join(done.stdout.decode(errors="replace").split())
-    if done.returncode != 0:
-        # helpers report this only as text
-        if any(known in output.lower() for known in _NOT_FOUND):
-            return None
-        raise RegistryRefused(f"{helper}: {output[:200] or 'failed'}")
-    try:
-        credentials = json.loads(done.stdout)
-        user, secret = str(credentials["Username"]), str(credentials["Secret"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RegistryRefused(f"{helper}: its answer cannot be read") from error
-    # the helpers' convention for a token instead of a password
-    return Login(identity_token=secret) if user == "<token>" else Login(user, secret)
 
 
 def certificate_files(host_port: str, places: tuple[str, ...] = _PLACES) -> list[Path]:

@@ -64,6 +64,7 @@ class RegistryClient:
             limits=allowed.limits,
         )
         self.stop, self.pages_s = self._http.stop, allowed.limits.pages_s
+        self.hang_up = self._http.hang_up  # ends everything under way
         self.patience = Patience(self.stop, allowed.first_wait_s)
         is_plain = allowed.insecure_http
         # a certificate for a registry on this machine means that it speaks TLS
@@ -78,12 +79,11 @@ class RegistryClient:
                 pass
         self.base = f"{'http' if is_plain else 'https'}://{host_port}"
 
-        def ask_service(method: str, url: str, headers: dict[str, str], body: Body | None) -> Reply:
-            # a token service may be another server with another CA
-            return self.read(self._send(method, url, headers, body), auth.MOST_TOKEN_BYTES)
-
         self.authority = auth.Authority(
-            lambda: auth.find_login(reference), ask_service, plain=is_plain
+            lambda: auth.find_login(reference),
+            # a token service may be another server with another CA
+            lambda *request: self.read(self._send(*request), auth.MOST_TOKEN_BYTES),
+            plain=is_plain,
         )
 
     def ask(self, request: RegistryRequest, most_bytes: int = MOST_ANSWER_BYTES) -> Reply:
@@ -98,7 +98,11 @@ class RegistryClient:
         url = request.place if "://" in request.place else f"{self.base}{request.place}"
         login, fresh, hops = self.authority.header(request.scope), False, 0
         while True:
-            url = self._checked(url)
+            try:
+                # an address that a server gave us: never from https to http
+                url = next_address(self.base, url)
+            except BadAnswer as error:
+                raise RegistryBroken(f"{self.name}: {error}") from error
             # logins go to the registry itself and not to its storage on another host
             is_home = origin_of(url) == origin_of(self.base)
             sent = {"Authorization": login} if login and is_home else {}
@@ -110,7 +114,7 @@ class RegistryClient:
                 url, hops = location_of(answer), hops + 1
             # only once: a second 401 with a fresh token means that it is not allowed
             elif answer.status == 401 and is_home and not fresh:
-                asked = answer.all_headers("WWW-Authenticate")
+                asked = answer.headers.getlist("WWW-Authenticate")
                 answer.drain()
                 try:
                     login, fresh = self.authority.answer(request.scope, login, asked), True
@@ -121,25 +125,18 @@ class RegistryClient:
             else:
                 raise _failure(request.method, answer)
 
-    def _checked(self, url: str) -> str:
-        """An address that a server gave us: never from https to http."""
-        try:
-            return next_address(self.base, url)
-        except BadAnswer as error:
-            raise RegistryBroken(f"{self.name}: {error}") from error
-
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: Body | None) -> Answer:
         try:
             return self._http.ask(method, url, headers=headers, body=body)
         except failures.Untrusted as error:
             hint = "Name its CA with --ca FILE, or put it where Docker looks for it."
             raise RegistryUnreachable(str(error), hint) from error
-        except failures.BadHeader as error:
-            hint = "`docker login REGISTRY` keeps a new login in the place of the damaged one."
-            raise RegistryRefused(str(error), hint) from error
         except failures.BadProxy as error:
             hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY or ALL_PROXY."
             raise RegistryUnreachable(str(error), hint) from error
+        except failures.BadHeader as error:
+            hint = "`docker login REGISTRY` keeps a new login in the place of the damaged one."
+            raise RegistryRefused(str(error), hint) from error
         except failures.BadAddress as error:
             raise RegistryBroken(f"{self.name}: redirects to {error}") from error
         except BadAnswer as error:
@@ -173,10 +170,6 @@ class RegistryClient:
                     future.cancel()
                 self.hang_up()
                 raise
-
-    def hang_up(self) -> None:
-        """Ends everything under way."""
-        self._http.hang_up()
 
 
 def location_of(answer: Reply | Answer) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from pipeline.core.files import is_whole, keep, locked, os_errors_explained, wri
 from pipeline.core.log import Bar, Gauge
 from pipeline.core.model import Frozen
 from pipeline.core.net.answer import Answer
-from pipeline.core.net.download import OpenAt, download, pour, require_length
+from pipeline.core.net.download import download, pour, require_length
 from pipeline.core.net.failures import BadAnswer, Lost
 
 # Two pulls into one place would write into one file.
@@ -143,41 +142,34 @@ def choose(root: Document, platform: str) -> Descriptor:
 
 def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:
     """Reads a blob of any size and compares its digest; nothing is kept."""
-
-    def receive(open_at: OpenAt, gauge: Gauge) -> str:
-        def once() -> str:
-            gauge.at(0)
-            with open_at(0) as answer:
-                require_length(answer, blob.size_bytes)
-                return pour(answer, hashlib.sha256(), 0, blob.size_bytes, gauge)
-
-        return repository.client.patience.retried(once)
-
-    _receive(repository, blob, bar, receive)
+    _receive(repository, blob, None, bar)
 
 
 def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar) -> None:
     """Completes `partial` to the verified blob; bytes that it has already are not sent again."""
-
-    def receive(open_at: OpenAt, gauge: Gauge) -> str:
-        patience = repository.client.patience
-        return download(open_at, partial, blob.digest, blob.size_bytes, gauge, patience)
-
-    _receive(repository, blob, bar, receive)
+    _receive(repository, blob, partial, bar)
 
 
-def _receive(
-    repository: Repository, blob: Descriptor, bar: Bar, receive: Callable[[OpenAt, Gauge], str]
-) -> None:
+def _receive(repository: Repository, blob: Descriptor, partial: Path | None, bar: Bar) -> None:
     place, scope = f"{repository.path}/blobs/{blob.digest}", repository.may("pull")
+    gauge, patience, size_bytes = Gauge(bar), repository.client.patience, blob.size_bytes
 
     def open_at(start: int) -> Answer:
         part = {"Range": f"bytes={start}-"} if start else {}
         good = (200, 206, 416) if start else (200,)
         return repository.client.once(RegistryRequest("GET", place, scope, good, part))
 
+    def once() -> str:
+        gauge.at(0)
+        with open_at(0) as answer:
+            require_length(answer, size_bytes)
+            return pour(answer, hashlib.sha256(), 0, size_bytes, gauge)
+
     try:
-        got = receive(open_at, Gauge(bar))
+        if partial is None:
+            got = patience.retried(once)
+        else:
+            got = download(open_at, partial, blob.digest, size_bytes, gauge, patience)
     except BadAnswer as error:
         raise RegistryBroken(f"{blob.digest}: {error}") from error
     except Lost as lost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 from collections.abc import Iterator
@@ -26,7 +25,9 @@ from pipeline.core.errors import (
     RegistryUnreachable,
     StoreDamaged,
 )
+from pipeline.core.files import sha256_of_file
 from pipeline.core.log import Bar, Gauge
+from pipeline.core.model import sha256_of
 from pipeline.core.net import timing
 from pipeline.core.net.client import Reply
 from pipeline.core.net.failures import Lost
@@ -72,10 +73,8 @@ class LocalBlob:
 
     def require_whole(self) -> None:
         """Hashes the bytes again when a registry reports another digest."""
-        sha = hashlib.sha256()
-        for piece in self.pieces(0, self.size_bytes):
-            sha.update(piece)
-        if f"sha256:{sha.hexdigest()}" != self.digest:
+        got = sha256_of_file(self.path) if self.path else sha256_of(self.data)
+        if got != self.digest:
             raise StoreDamaged(f"{self.part} is damaged: {self.path} does not match its digest")
 
 

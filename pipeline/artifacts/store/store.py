@@ -25,7 +25,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,23 +113,6 @@ def require_store(root: Path) -> None:
             raise NotAStore(message, "Move the whole store instead: SM120_STORE names its place.")
 
 
-def write_mark(root: Path) -> None:
-    """Makes a folder a store, before anything else is put into it.
-
-    Written in place and in one piece, always the same: two that make one store at the same time do
-    not disturb each other, and a kill leaves no second file, but an empty mark at worst.
-    """
-    if is_store(root):
-        return
-    # O_NOFOLLOW: a planted link would have us write into another file
-    handle = os.open(root / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        os.write(handle, _LINE)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 class Store:
     """One user's store on disk."""
 
@@ -141,7 +124,16 @@ class Store:
         with os_errors_explained(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             require_store(self.root)
-            write_mark(self.root)
+            # The mark before anything else. It is written in place and in one piece, always the
+            # same: two that make one store at the same time do not disturb each other, and a kill
+            # leaves an empty mark at worst.
+            if not is_store(self.root):
+                # O_NOFOLLOW: a planted link would have us write into another file
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+                with os.fdopen(os.open(self.root / MARK, flags, 0o644), "wb") as mark:
+                    mark.write(_LINE)
+                    mark.flush()
+                    os.fsync(mark.fileno())
             for name in FOLDERS:
                 (self.root / name).mkdir(exist_ok=True)
             # by writing: modes, quotas and read-only mounts all refuse it differently
@@ -242,9 +234,7 @@ class Store:
             raise FolderInTheWay(path)
         with self.scratch() as folder:
             files.write_bytes(folder / "new", data)
-            with os_errors_explained(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(folder / "new", path)
+            files.keep(folder / "new", path)
 
     def put_blob(self, data: bytes) -> str:
         """Keeps a small blob (config, manifest, index)."""
@@ -276,8 +266,12 @@ class Store:
 
     def keep_layer(self, key: str, layer: WrittenLayer) -> LayerRecord:
         """Records a layer whose blob is already in place, and what it holds."""
+        # most files are root's, and a table of an engine has some ten thousand rows
+        short = (row if row.uid or row.gid else row[:-2] for row in layer.rows)
+        # a line a row, for `find_rows`: a newline is never part of a string of JSON
+        lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in short]
         # the record last: where it stands, the table stands too, whenever a kill comes
-        self.write(self._table_path(layer.record), dump_table(layer.rows))
+        self.write(self._table_path(layer.record), ("[\n" + ",\n".join(lines) + "\n]\n").encode())
         self.write(self.root / "layers" / f"{_hex(key)}.json", layer.record.dump())
         return layer.record
 
@@ -287,10 +281,21 @@ class Store:
 
     def find_rows(self, layer: LayerRecord, suffix: str) -> list[FileRow]:
         """The rows whose path ends so, without reading a table of ten thousands as a whole."""
+        # the path is a row's first field, so its end is followed by a comma
+        needle = json.dumps(suffix, ensure_ascii=False)[1:].encode() + b","
         try:
-            return search_table(read_own(self._table_path(layer), _MOST_TABLE_BYTES), suffix)
+            table = read_own(self._table_path(layer), _MOST_TABLE_BYTES)
+            rows, at = [], table.find(needle)
+            while at >= 0:
+                start, end = table.rfind(b"\n", 0, at) + 1, table.index(b"\n", at)
+                row = FileRow(*json.loads(table[start:end].rstrip(b",")))
+                # a link's target may end so as well
+                if row.path.endswith(suffix):
+                    rows.append(row)
+                at = table.find(needle, end)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise StoreDamaged(f"the table of contents of {layer.digest} is damaged") from error
+        return rows
 
     def _table_path(self, record: LayerRecord) -> Path:
         """A layer of ours can be a foreign one too: its tables differ, so each has its own."""
@@ -307,18 +312,15 @@ class Store:
     def keep_image(self, name: str, platform: str, record: ImageRecord) -> None:
         """Records a built image and names it in the layout's index."""
         self.write(self.image_folder(name, platform) / "image.json", record.dump())
-        self.rewrite_index()
-
-    def image_folder(self, name: str, platform: str) -> Path:
-        return self.root / "images" / name / platform.replace("/", "-")
-
-    def rewrite_index(self) -> None:
-        """`index.json` from the images that are there, so the store is itself an OCI layout."""
+        # `index.json` from the images that are there, so the store is itself an OCI layout;
         # two builds that end at the same time would each leave out the other's image
         with self.locked("index"):
             images = [read_image_record(path) for path in self.image_paths()]
             index = index_json(image.descriptor for image in images)
             self.write(self.root / "oci" / "index.json", index)
+
+    def image_folder(self, name: str, platform: str) -> Path:
+        return self.root / "images" / name / platform.replace("/", "-")
 
     def image_paths(self) -> list[Path]:
         """The records of all built images, to be read with `read_image_record`."""
@@ -374,29 +376,6 @@ def read_table(path: Path) -> list[FileRow]:
         return [FileRow(*row) for row in json.loads(read_own(path, _MOST_TABLE_BYTES))]
     except (ValueError, TypeError, FileNotFoundError, RecursionError) as error:
         raise StoreDamaged(f"the table of contents {path} is damaged") from error
-
-
-def dump_table(rows: Sequence[FileRow]) -> bytes:
-    """A table of contents as JSON, a line a row: a newline is never part of a string."""
-    # most files are root's, and a table of an engine has some ten thousand rows
-    short = (row if row.uid or row.gid else row[:-2] for row in rows)
-    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in short]
-    return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
-
-
-def search_table(table: bytes, suffix: str) -> list[FileRow]:
-    """The rows of a table whose path ends so; only these lines are parsed."""
-    # the path is a row's first field, so its end is followed by a comma
-    needle = json.dumps(suffix, ensure_ascii=False)[1:].encode() + b","
-    rows, at = [], table.find(needle)
-    while at >= 0:
-        start, end = table.rfind(b"\n", 0, at) + 1, table.index(b"\n", at)
-        row = FileRow(*json.loads(table[start:end].rstrip(b",")))
-        # a link's target may end so as well
-        if row.path.endswith(suffix):
-            rows.append(row)
-        at = table.find(needle, end)
-    return rows
 
 
 def default_root() -> Path:

@@ -1,4 +1,4 @@
-"""Looking after the store: what is in it, whether it is whole, what can go."""
+"""Looking after the store: what is in it, whether it is whole, what can go, and all of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.artifacts.store.store import Store, read_image_record, read_table
-from pipeline.core.errors import FolderInTheWay, StoreDamaged
-from pipeline.core.files import files_below, on_all_cores, os_errors_explained, sha256_of_file
+from pipeline.artifacts.store.store import (
+    MARK,
+    OWN,
+    Store,
+    is_store,
+    read_image_record,
+    read_table,
+)
+from pipeline.core import files
+from pipeline.core.errors import FolderInTheWay, StoreDamaged, StoreUnwritable
 from pipeline.core.model import Frozen
 
 _STALE_S = 7 * 24 * 3600  # a younger download may belong to a fetch of today
 # What a store puts into its folders is named by hashes; a file of any other name is not its own.
 OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
+# Beside the folders; see pipeline/app/signing.py for the second.
+_FILES = (MARK, "key-offered")
+# Folders of files that are named by hashes: a file of any other name is foreign.
+_LEFT_NAME = re.compile(rf"{OWN_NAME.pattern}|\.new-\w+")  # a kill leaves the second
+_HASHED = ("oci/blobs/sha256", "inputs", "partial", "layers", "contents")
 
 
 class StoreSection(Frozen):
@@ -51,7 +63,7 @@ def tree_sections(store: Store, places: Mapping[str, str]) -> list[StoreSection]
 
 def stats_below(path: Path) -> Iterator[os.stat_result]:
     """Stats every file below; skips one that a build just removed."""
-    for entry in files_below(path):
+    for entry in files.files_below(path):
         with suppress(FileNotFoundError):
             yield entry.stat(follow_symlinks=False)
 
@@ -79,14 +91,14 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
             # a pipe would be waited for
             if not stat.S_ISREG(path.lstat().st_mode):
                 return False
-            got = sha256_of_file(path)
+            got = files.sha256_of_file(path)
         except FileNotFoundError:
             # a build or a trim removed it meanwhile: gone is not damaged
             return True
         advance(_size(path))
         return got == f"sha256:{path.name}"
 
-    whole = on_all_cores(check, named)
+    whole = files.on_all_cores(check, named)
     bad = [path for path, is_whole in zip(named, whole, strict=True) if not is_whole]
     tables = [p for p in _files(store.root / "contents") if not _reads(read_table, p)]
     records = [p for p in store.image_paths() if not _reads(read_image_record, p)]
@@ -116,7 +128,7 @@ def _remove(path: Path) -> None:
     """Removes a file; a folder in its place is not the store's to remove."""
     if path.is_dir() and not path.is_symlink():
         raise FolderInTheWay(path)
-    with os_errors_explained(path):
+    with files.os_errors_explained(path):
         path.unlink(missing_ok=True)
 
 
@@ -141,3 +153,52 @@ def trim(store: Store) -> int:
         _remove(path)
         freed += n_bytes
     return freed
+
+
+def own_parts(root: Path) -> list[Path]:
+    """What a store made in its folder; nothing where the folder is no store."""
+    if not is_store(root):
+        return []
+    folders = [root / name for name in OWN if "/" not in name]
+    return [p for p in (*folders, *(root / f for f in _FILES)) if p.exists()]
+
+
+def disk_bytes(root: Path) -> int:
+    """How much of a disk the whole store takes; hard links count once."""
+    sizes = {(s.st_dev, s.st_ino): s.st_size for p in own_parts(root) for s in stats_below(p)}
+    return sum(sizes.values())
+
+
+def remove_store(store: Store) -> list[Path]:
+    """Removes a store once no process uses it; returns foreign files, which stay."""
+    with store.alone():
+        folders = [store.root / name for name in _HASHED]
+        plain = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+        # what others put into a folder of files that are named by hashes
+        listed = [p for folder in plain for p in sorted(folder.iterdir())]
+        foreign = [p for p in listed if not _LEFT_NAME.fullmatch(p.name)]
+        around = {parent for path in foreign for parent in path.parents}
+        # the lock and the mark last: until then it is a store, and can be removed again
+        for path in sorted(own_parts(store.root), key=lambda p: p.name in ("locks", MARK)):
+            for part in _own_below(path, foreign) if path in around else [path]:
+                if part.is_symlink() or not part.is_dir():
+                    with files.os_errors_explained(part):
+                        part.unlink(missing_ok=True)
+                    continue
+                files.remove_tree(part)
+                if part.exists():
+                    raise StoreUnwritable(f"{part}: could not be removed", "Whose files are in it?")
+    remaining = [p for p in sorted(store.root.iterdir()) if p not in around] + foreign
+    if not remaining:
+        with files.os_errors_explained(store.root):
+            store.root.rmdir()
+    return remaining
+
+
+def _own_below(folder: Path, foreign: Collection[Path]) -> Iterator[Path]:
+    """Everything in a folder but what is foreign, and the folders around that."""
+    for path in sorted(folder.iterdir()):
+        if any(path in other.parents for other in foreign):
+            yield from _own_below(path, foreign)
+        elif path not in foreign:
+            yield path

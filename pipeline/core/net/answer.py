@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from http.client import HTTPException
 from typing import Any
 
 import urllib3
 
 from pipeline.core.errors import Interrupted
+from pipeline.core.files import gunzipped
 from pipeline.core.net.address import clean, number_in, shown
 from pipeline.core.net.connections import Connections, end_socket
 from pipeline.core.net.failures import BadAnswer, Lost
 from pipeline.core.net.timing import Limits
 
-_GZIP = 16 + zlib.MAX_WBITS
 _MOST_AT_ONCE = 1 << 18
 
 
@@ -27,21 +27,12 @@ def decoded(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
         return
     if encoding not in ("gzip", "x-gzip"):
         raise BadAnswer(f"has the content encoding {encoding[:20]!r}, which was not requested")
-    inflater, is_open = zlib.decompressobj(_GZIP), False
-    for data in pieces:
-        while data:
-            try:
-                plain = inflater.decompress(data, _MOST_AT_ONCE)
-            except zlib.error as error:
-                raise BadAnswer("has damaged compression") from error
-            is_open = not inflater.eof
-            data = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
-            if inflater.eof:
-                inflater = zlib.decompressobj(_GZIP)
-            if plain:
-                yield plain
-    if is_open:
-        raise BadAnswer("has a compressed body that is cut off")
+    try:
+        yield from gunzipped(pieces, _MOST_AT_ONCE)
+    except zlib.error as error:
+        raise BadAnswer("has damaged compression") from error
+    except EOFError as error:
+        raise BadAnswer("has a compressed body that is cut off") from error
 
 
 # half the CPU and wall time of taking each TLS record as it comes, measured on 267 MB
@@ -64,7 +55,7 @@ class Answer:
         limits: Limits,
     ) -> None:
         self.status, self.url = raw.status, url
-        self.headers: Mapping[str, str] = raw.headers
+        self.headers = raw.headers
         self._raw, self._limits, self._has_body = raw, limits, method != "HEAD"
         self._stop, self._watch = connections.stop, connections.watch
         self._sock, self._since = connections.slot.sock, time.monotonic()
@@ -82,10 +73,6 @@ class Answer:
     def header(self, name: str) -> str:
         return self.headers.get(name) or ""
 
-    def all_headers(self, name: str) -> list[str]:
-        """A header that may be there several times."""
-        return list(self._raw.headers.getlist(name))
-
     @property
     def length(self) -> int | None:
         """The stated length of the body; none where it is missing or not a number."""
@@ -94,7 +81,7 @@ class Answer:
         return number_in(stated.pop()) if len(stated) == 1 else None
 
     def readinto(self, buffer: memoryview, most_s: float | None = None) -> int:
-        """Fill the buffer, or what the body still has of it; 0 at its end, `Lost` before that."""
+        """Fills the buffer, or what the body still has of it; 0 at its end, `Lost` before that."""
         if self._stop.is_set():
             raise Interrupted("stopped")
         self._watch.begin(id(self), lambda: end_socket(self._sock), most_s or self._limits.piece_s)
@@ -178,7 +165,7 @@ class Answer:
         raise BadAnswer(f"is larger than {most_bytes} bytes")
 
     def drain(self) -> None:
-        """Keep the connection where next to nothing is left of the body, and close it if not."""
+        """Keeps the connection where next to nothing is left of the body, and closes it if not."""
         try:
             if self.length is not None and self.length <= _MOST_LEFT_BYTES:
                 self.readinto(memoryview(bytearray(_MOST_LEFT_BYTES)), self._limits.grace_s)
@@ -187,7 +174,7 @@ class Answer:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back if the body was read to its end, else end it."""
+        """Gives the connection back if the body was read to its end, else ends it."""
         # the standard library closes an answer that has a length only when asked for more
         if self._source is not None and self._source.length == 0:
             self._source.close()

@@ -10,6 +10,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -119,47 +120,49 @@ class Client:
                 # Only a kept connection was closed: that is no answer to this request, so ask
                 # again. What carries a body may have arrived, and its sender knows how to ask.
                 may_ask = is_closed and body is None and not self.stop.is_set()
-                if not may_ask or not self._connections.slot.is_kept:
-                    raise self._failure(url, error) from error
+                if may_ask and self._connections.slot.is_kept:
+                    continue
+                if self.stop.is_set():
+                    raise Interrupted("stopped") from error
+                causes: list[BaseException] = [error]
+                while inner := causes[-1].__cause__ or causes[-1].__context__:
+                    causes.append(inner)
+                for cause in causes:
+                    if isinstance(cause, ssl.SSLCertVerificationError):
+                        why = f"its certificate is not trusted: {cause.verify_message}"
+                        raise Untrusted(f"{shown(url)}: {why}") from error
+                is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
+                why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
+                # once a server has answered it may be restarting; before, its name may be wrong
+                is_new = origin_of(url) not in self._answered
+                raise Lost(
+                    f"{shown(url)}: {why}",
+                    is_stall=isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError),
+                    is_unreached=is_new and any(isinstance(e, _UNREACHED) for e in causes),
+                ) from error
         self._answered.add(origin_of(url))
         return Answer(raw, method, url, self._connections, bounds)
 
-    def _failure(self, url: str, error: Exception) -> Exception:
-        if self.stop.is_set():
-            return Interrupted("stopped")
-        causes: list[BaseException] = [error]
-        while inner := causes[-1].__cause__ or causes[-1].__context__:
-            causes.append(inner)
-        for cause in causes:
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                why = f"its certificate is not trusted: {cause.verify_message}"
-                return Untrusted(f"{shown(url)}: {why}")
-        # once a server has answered it may be restarting; before that, its name may be wrong
-        is_new = origin_of(url) not in self._answered
-        is_unreached = is_new and any(isinstance(e, _UNREACHED) for e in causes)
-        is_stall = isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError)
-        is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
-        why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
-        return Lost(f"{shown(url)}: {why}", is_stall=is_stall, is_unreached=is_unreached)
-
-    def open(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        login: str = "",
-        limits: Limits | None = None,
+    def follow(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, login: str = ""
     ) -> Answer:
         """An answer that is no redirect; a login goes to the first origin and to no other."""
         current, login = url, login or login_in(url)
-        for hop in range((limits or self.limits).most_hops + 1):
+        for hop in range(self.limits.most_hops + 1):
             sent = dict(headers or {})
-            own = login if is_home(url, current) else ""
-            if header := own or self._netrc_login(current, is_first=not hop):
+            header = login if is_home(url, current) else ""
+            if not header and self._use_netrc:
+                # as curl and pip send it; NETRC names another file
+                host, named = parts_of(current).hostname or "", os.environ.get("NETRC")
+                with suppress(OSError, RuntimeError, netrc.NetrcParseError, UnicodeDecodeError):
+                    known = netrc.netrc(Path(named or "~/.netrc").expanduser())
+                    # its `default` is for hosts that we choose, not for those of a redirect
+                    entry = known.hosts.get(host) if hop else known.authenticators(host)
+                    header = basic(entry[0] or entry[1] or "", entry[2] or "") if entry else ""
+            if header:
                 sent["Authorization"] = header
             try:
-                answer = self.ask(method, current, headers=sent, limits=limits)
+                answer = self.ask(method, current, headers=sent)
                 place = answer.header("Location")
                 if answer.status not in REDIRECTS or not place:
                     return answer
@@ -172,41 +175,20 @@ class Client:
         raise BadAnswer(f"{shown(url)}: redirects without end")
 
     def fetch(
-        self,
-        url: str,
-        *,
-        most_bytes: int,
-        headers: Mapping[str, str] | None = None,
-        login: str = "",
+        self, url: str, most_bytes: int, headers: Mapping[str, str] | None = None, login: str = ""
     ) -> Reply:
         """A small answer, whole, whatever its status; compressed on the way where that is so."""
         sent = {"Accept-Encoding": "gzip", **(headers or {})}
-        with self.open("GET", url, headers=sent, login=login) as answer:
+        with self.follow("GET", url, headers=sent, login=login) as answer:
             data = answer.read(most_bytes)
             return Reply(answer.status, answer.url, answer.headers, data)
 
-    def _netrc_login(self, url: str, *, is_first: bool) -> str:
-        """What ~/.netrc has for a host, as curl and pip send it.
-
-        Its `default` is for hosts that we choose, not for those that a server redirects to.
-        """
-        if not self._use_netrc:
-            return ""
-        named = os.environ.get("NETRC")
-        try:
-            path = Path(named) if named else Path("~/.netrc").expanduser()
-            host, known = parts_of(url).hostname or "", netrc.netrc(path)
-            entry = known.authenticators(host) if is_first else known.hosts.get(host)
-        except (OSError, RuntimeError, netrc.NetrcParseError, UnicodeDecodeError):
-            return ""
-        return basic(entry[0] or entry[1] or "", entry[2] or "") if entry else ""
-
     def hang_up(self) -> None:
-        """Tell every thread to stop, also those that wait for a server's next bytes."""
+        """Tells every thread to stop, also those that wait for a server's next bytes."""
         self._connections.hang_up()
 
     def join(self, threads: Sequence[threading.Thread]) -> bool:
-        """Wait a little for threads that should stop; once all are gone, it can be used again."""
+        """Waits a little for threads that should stop; once all are gone, it can be used again."""
         deadline = time.monotonic() + _LONGEST_GOODBYE_S
         for thread in threads:
             if thread.ident is not None:

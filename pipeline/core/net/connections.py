@@ -64,7 +64,29 @@ class Connections:
         if self.stop.is_set():
             raise Interrupted("stopped")
         parts = parts_of(url)
-        manager = self._manager(parts.scheme, self._proxies.of(parts))
+        scheme, proxy = parts.scheme, self._proxies.of(parts)
+        with self._guard:
+            manager = self._managers.get((scheme, proxy))
+            if manager is None:
+                extra: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
+                if scheme == "https" or (proxy and proxy.url.startswith("https:")):
+                    # reading all CAs takes a while, and plain http needs none
+                    self._context = self._context or self._make_context()
+                if scheme == "https":
+                    extra["ssl_context"] = self._context
+                if proxy:
+                    extra |= {"proxy_url": proxy.url, "proxy_headers": proxy.headers}
+                    extra["proxy_ssl_context"] = self._context
+                manager = (urllib3.ProxyManager if proxy else urllib3.PoolManager)(**extra)
+                # Pools whose connections tell us of their sockets. They know us only weakly: with
+                # the last use of a client its connections close.
+                me = weakref.ref(self)
+                pools: dict[str, Any] = {
+                    "http": partial(_new_pool, HTTPConnectionPool, partial(_Plain, me)),
+                    "https": partial(_new_pool, HTTPSConnectionPool, partial(_Secure, me)),
+                }
+                manager.pool_classes_by_scheme = pools
+                self._managers[scheme, proxy] = manager
         self.slot.sock, self.slot.limits = None, limits
         return manager.urlopen(
             method,
@@ -78,33 +100,6 @@ class Connections:
             preload_content=False,
             decode_content=False,
         )
-
-    def _manager(self, scheme: str, proxy: Proxy | None) -> urllib3.PoolManager:
-        with self._guard:
-            if manager := self._managers.get((scheme, proxy)):
-                return manager
-            extra: dict[str, Any] = {"num_pools": _SERVERS, "maxsize": _KEPT_A_SERVER}
-            if scheme == "https" or (proxy and proxy.url.startswith("https:")):
-                # reading all CAs takes a while, and plain http needs none
-                self._context = self._context or self._make_context()
-            if scheme == "https":
-                extra["ssl_context"] = self._context
-            if proxy is None:
-                manager = urllib3.PoolManager(**extra)
-            else:
-                manager = urllib3.ProxyManager(
-                    proxy.url, proxy_headers=proxy.headers, proxy_ssl_context=self._context, **extra
-                )
-            # Pools whose connections tell us of their sockets. They know us only weakly: with the
-            # last use of a client its connections close.
-            me = weakref.ref(self)
-            pools: dict[str, Any] = {
-                "http": partial(_new_pool, HTTPConnectionPool, partial(_Plain, me)),
-                "https": partial(_new_pool, HTTPSConnectionPool, partial(_Secure, me)),
-            }
-            manager.pool_classes_by_scheme = pools
-            self._managers[scheme, proxy] = manager
-            return manager
 
     def note(self, sock: socket.socket) -> None:
         """A thread uses a socket from now on; after a stop it does not get far."""
@@ -135,7 +130,7 @@ class Connections:
                 raise TimeoutError(f"no {what} in {most_s:g} s") from None
 
     def hang_up(self) -> None:
-        """Stop every thread, also one that waits for a server's next bytes."""
+        """Stops every thread, also one that waits for a server's next bytes."""
         self.stop.set()
         with self._guard:
             sockets = list(self._sockets)

@@ -23,15 +23,39 @@ OpenAt = Callable[[int], Answer]
 def download(
     open_at: OpenAt, partial: Path, digest: str, size_bytes: int, gauge: Gauge, patience: Patience
 ) -> str:
-    """Complete `partial`, and return what came, as a digest; what differs is not kept.
+    """Completes `partial`, and returns what came, as a digest; what differs is not kept.
 
     `Lost` where it does not come, `BadAnswer` where the server states another size.
     """
     failures, started_over = 0, False
     while True:
-        before = size_so_far(partial)
+        before = have = size_so_far(partial)
+        gauge.at(0)
+        if have > size_bytes:
+            partial.unlink()
+            have = 0
         try:
-            got = _attempt(open_at, partial, size_bytes, gauge)
+            # what is complete is only hashed: a Range beyond the end would be refused
+            if have == size_bytes and have:
+                got = f"sha256:{hash_so_far(partial, gauge.advance).hexdigest()}"
+            else:
+                answer = open_at(have)
+                span = answer.header("Content-Range")
+                is_rest = answer.status == 206 and goes_on(span, have, size_bytes)
+                # a server without Range support answers 200 with the whole file; one that answers
+                # anything else is asked for all of it
+                is_rest = is_rest and (answer.length or 0) <= size_bytes - have
+                if answer.status != 200 and not is_rest:
+                    answer.close()
+                    answer = open_at(0)
+                with answer:
+                    if answer.status == 200:
+                        # before the beginning is given up: another server may go on with it
+                        require_length(answer, size_bytes)
+                        partial.unlink(missing_ok=True)
+                    sha = hash_so_far(partial, gauge.advance)
+                    with os_errors_explained(partial), partial.open("ab") as out:
+                        got = pour(answer, sha, out.tell(), size_bytes, gauge, out.write)
         except Lost as lost:
             failures = 1 if size_so_far(partial) >= before + _PROGRESS_BYTES else failures + 1
             if failures >= most_attempts(lost):
@@ -48,34 +72,8 @@ def download(
         started_over = True
 
 
-def _attempt(open_at: OpenAt, partial: Path, size_bytes: int, gauge: Gauge) -> str:
-    gauge.at(0)
-    have = size_so_far(partial)
-    if have > size_bytes:
-        partial.unlink()
-        have = 0
-    # what is complete is only hashed: a Range beyond the end would be refused
-    if have == size_bytes and have:
-        return f"sha256:{hash_so_far(partial, gauge.advance).hexdigest()}"
-    answer = open_at(have)
-    is_rest = answer.status == 206 and goes_on(answer.header("Content-Range"), have, size_bytes)
-    # a server without Range support answers 200 with the whole file; one that answers anything
-    # else is asked for all of it
-    if answer.status != 200 and not (is_rest and (answer.length or 0) <= size_bytes - have):
-        answer.close()
-        answer = open_at(0)
-    with answer:
-        if answer.status == 200:
-            # before the beginning is given up: another server may go on with it
-            require_length(answer, size_bytes)
-            partial.unlink(missing_ok=True)
-        sha = hash_so_far(partial, gauge.advance)
-        with os_errors_explained(partial), partial.open("ab") as out:
-            return pour(answer, sha, out.tell(), size_bytes, gauge, out.write)
-
-
 def require_length(answer: Answer, size_bytes: int) -> None:
-    """Refuse a file of another size before its first byte."""
+    """Refuses a file of another size before its first byte."""
     if answer.length not in (None, size_bytes):
         raise BadAnswer(f"has {answer.length} bytes instead of {size_bytes}")
 
@@ -88,7 +86,7 @@ def pour(
     gauge: Gauge,
     write: Callable[[memoryview], object] = lambda piece: None,
 ) -> str:
-    """Pass the rest of a file on; returns the digest of all of it, or that it is too long."""
+    """Passes the rest of a file on; returns the digest of all of it, or that it is too long."""
     for piece in answer.pieces():
         got += len(piece)
         if got > size_bytes:

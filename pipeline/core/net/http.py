@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +10,7 @@ from pipeline.core.errors import DigestMismatch, SourceUnreachable
 from pipeline.core.log import Bar, Gauge
 from pipeline.core.net.address import masked
 from pipeline.core.net.answer import Answer
-from pipeline.core.net.client import MAY_PASS, Reply
+from pipeline.core.net.client import MAY_PASS
 from pipeline.core.net.client import Client as HttpClient
 from pipeline.core.net.download import download as net_download
 from pipeline.core.net.failures import BadAnswer, BadHeader, BadProxy, Lost, NetError, Untrusted
@@ -22,7 +21,7 @@ from pipeline.core.net.timing import Limits, Patience, asked_wait_s
 Result = TypeVar("Result")
 
 
-class Client:
+class Client(HttpClient):
     """The one HTTP client with pip's and uv's settings, and with patience."""
 
     def __init__(
@@ -35,7 +34,7 @@ class Client:
     ) -> None:
         self.settings = settings
         try:
-            self.http = HttpClient(
+            super().__init__(
                 proxy=settings.proxy,
                 make_context=lambda: tls_context(settings.ca_file),
                 limits=limits,
@@ -44,18 +43,6 @@ class Client:
         except NetError as error:
             raise unreachable(error) from error
         self.patience = Patience(self.stop, first_wait_s)
-
-    @property
-    def stop(self) -> threading.Event:
-        return self.http.stop
-
-    def hang_up(self) -> None:
-        """Tell every thread to stop, also those that wait for a server's next bytes."""
-        self.http.hang_up()
-
-    def join(self, threads: Sequence[threading.Thread]) -> bool:
-        """Wait a little for threads that should stop; once all are gone, it can be used again."""
-        return self.http.join(threads)
 
     def size_of(self, url: str) -> int:
         """A file's size without its bytes."""
@@ -73,14 +60,10 @@ class Client:
 
         return self.retried(once)
 
-    def page(self, url: str, most_bytes: int, headers: Mapping[str, str] | None = None) -> Reply:
-        """A small answer in one try, whatever its status."""
-        return self.http.fetch(url, most_bytes=most_bytes, headers=headers)
-
     def open(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> Answer:
         """One try: `Lost` for what may pass, an error of our own for what will not."""
         try:
-            answer = self.http.open(method, url, headers=headers)
+            answer = self.follow(method, url, headers=headers)
         except Lost:
             raise
         except NetError as error:
@@ -104,20 +87,18 @@ class Client:
 
 def unreachable(error: NetError) -> SourceUnreachable:
     """The error for a failure that another try does not fix, with what to do about it."""
-    hint = ""
-    if isinstance(error, Untrusted):
-        hint = "Name the CA of your network in SSL_CERT_FILE, or in pip's `cert` setting."
-    if isinstance(error, BadProxy):
-        hint = "Correct it where it is set: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY or pip's `proxy`."
-    if isinstance(error, BadHeader):
-        hint = "Set the login or token again: a line end or another odd character got into it."
-    return SourceUnreachable(str(error), hint)
+    hints = {
+        Untrusted: "Name the CA of your network in SSL_CERT_FILE, or in pip's `cert` setting.",
+        BadProxy: "Correct it in HTTPS_PROXY, HTTP_PROXY, ALL_PROXY or pip's `proxy` setting.",
+        BadHeader: "Set the login or token again: a line end or another odd character got into it.",
+    }
+    return SourceUnreachable(str(error), hints.get(type(error), ""))
 
 
 def download(
     client: Client, url: str, partial: Path, *, sha256: str, size_bytes: int, bar: Bar
 ) -> None:
-    """Bring `partial` to its full size, going on where it stopped, hashing as bytes arrive."""
+    """Brings `partial` to its full size, going on where it stopped, hashing as bytes arrive."""
     want, gauge = f"sha256:{sha256}", Gauge(bar)
 
     def open_at(start: int) -> Answer:

@@ -45,16 +45,13 @@ class Proxies:
         host_port = parts.netloc.rpartition("@")[2]
         if not address or is_loopback(host_port) or proxy_bypass(host_port):
             return None
-        return None if self._is_in_exempt_network(parts.hostname or "") else read_proxy(address)
-
-    def _is_in_exempt_network(self, host: str) -> bool:
-        """NO_PROXY may name networks, like 10.0.0.0/8."""
+        # NO_PROXY may name networks, like 10.0.0.0/8
         for name in self._environment.get("no", "").split(","):
             with suppress(ValueError):
                 network = ipaddress.ip_network(name.strip(), strict=False) if "/" in name else ()
-                if ipaddress.ip_address(host) in network:
-                    return True
-        return False
+                if ipaddress.ip_address(parts.hostname or "") in network:
+                    return None
+        return read_proxy(address)
 
 
 def read_proxy(address: str) -> Proxy:

@@ -109,7 +109,7 @@ class Patience:
                 self.pause(failures - 1, lost)
 
     def pause(self, attempt: int, lost: Lost | None = None) -> None:
-        """Wait longer each time, or as long as the server asks; a stop ends it."""
+        """Waits longer each time, or as long as the server asks; a stop ends it."""
         wait_s = min(self._first_wait_s * 2**attempt, LONGEST_WAIT_S)
         if lost and lost.wait_s is not None:
             wait_s = min(lost.wait_s, LONGEST_ASKED_S)

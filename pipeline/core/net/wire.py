@@ -109,7 +109,28 @@ async def send(
     request = f"{method} {address.base}{path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
     try:
         async with asyncio.timeout(limit_s):
-            return await _send(address, request, most_bytes, pieces)
+            limit = _MOST_HEAD_BYTES
+            if address.socket:
+                reader, writer = await asyncio.open_unix_connection(address.socket, limit=limit)
+            else:
+                context = tls_context() if address.is_tls else None
+                host, port = address.host, address.port
+                reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=limit)
+            try:
+                started, total = time.monotonic(), 0
+                writer.write(request)
+                await writer.drain()
+                status, answered = await _read_head(reader)
+                while 100 <= status < 200:  # a note that an answer will follow
+                    status, answered = await _read_head(reader)
+                async for data in _body(reader, answered, most_bytes):
+                    total += max(len(data), _LEAST_COST)
+                    if total > most_bytes:
+                        raise ValueError(f"the answer is larger than {most_bytes} bytes")
+                    pieces.append((time.monotonic() - started, data))
+                return Raw(status, answered, pieces, time.monotonic() - started)
+            finally:
+                writer.close()
     except TimeoutError as error:
         raise Lost(f"no whole answer within {limit_s:g} s", pieces) from error
     except ConnectionRefusedError as error:
@@ -118,34 +139,6 @@ async def send(
         raise Lost("the connection ended in mid-answer", pieces) from error
     except (OSError, ValueError) as error:
         raise Lost(str(error) or type(error).__name__, pieces) from error
-
-
-async def _send(
-    address: Address, request: bytes, most_bytes: int, pieces: list[tuple[float, bytes]]
-) -> Raw:
-    limit = _MOST_HEAD_BYTES
-    if address.socket:
-        reader, writer = await asyncio.open_unix_connection(address.socket, limit=limit)
-    else:
-        context = tls_context() if address.is_tls else None
-        host, port = address.host, address.port
-        reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=limit)
-    try:
-        started = time.monotonic()
-        writer.write(request)
-        await writer.drain()
-        status, headers = await _read_head(reader)
-        while 100 <= status < 200:  # a note that an answer will follow
-            status, headers = await _read_head(reader)
-        total = 0
-        async for data in _body(reader, headers, most_bytes):
-            total += max(len(data), _LEAST_COST)
-            if total > most_bytes:
-                raise ValueError(f"the answer is larger than {most_bytes} bytes")
-            pieces.append((time.monotonic() - started, data))
-        return Raw(status, headers, pieces, time.monotonic() - started)
-    finally:
-        writer.close()
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -201,11 +201,13 @@ def image_provenance(
         external["sources"] = sources
     # byproducts: the locks, the digest that it must have, and the layers that come out
     results = [
-        _resource(names.lock_urn(each.spec.name, each.platform), "lock seal", each.lock.seal)
+        _resource(
+            names.committed_urn("lock", each.spec.name, each.platform), "lock seal", each.lock.seal
+        )
         for each in plan.chain()
     ]
     golden = read_golden(checkout.golden_path).images.get(f"{built.name}.{plan.architecture}")
-    urn = names.golden_urn(built.name, built.platform)
+    urn = names.committed_urn("golden", built.name, built.platform)
     if golden is None:
         why = {"unknown": "no golden digest was committed for this image"}
         results.append(Resource(uri=urn, name="golden digest", annotations=why))

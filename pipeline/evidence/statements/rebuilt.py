@@ -132,13 +132,10 @@ def section_at(data: bytes, offset: int) -> str:
         return "the ELF header"
     try:
         header = elf.read_header(data[: elf.HEAD_BYTES], len(data))
-        table = data[header.table_offset : header.table_offset + header.table_bytes]
-        sections = elf.read_sections(header, table, len(data))
-        names = elf.names_section(header, sections)
-        named = elf.named(sections, data[names.offset : names.end])
+        sections = elf.read_sections(header, lambda at, size: data[at : at + size], len(data))
     except elf.Unreadable:
         return ""
-    inside = [x.name for x in named if x.name and x.offset <= offset < x.end]
+    inside = [x.name for x in sections if x.name and x.offset <= offset < x.end]
     return f"section {plain(inside[0])}" if inside else "between the sections of its ELF"
 
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from pipeline.artifacts.containers import docker
 from pipeline.artifacts.containers.box import Box, Limits, Way, run_step
+from pipeline.artifacts.containers.docker import default_tag
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
@@ -219,7 +219,7 @@ def _sandboxed(store: Store, image: Built) -> Iterator[Box]:
         shutil.copy(SCRIPT, work / SCRIPT.name)
         yield Box(
             root=root,
-            image=docker.default_tag(image.name, image.digest),
+            image=default_tag(image.name, image.digest),
             mounts={_HOME: work},
             env={**env, "HOME": _HOME, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
             limits=_LIMITS,

@@ -46,7 +46,7 @@ def list_files(
 
     def once() -> list[DistributionPackage]:
         url = f"{index.rstrip('/')}/{canonicalize_name(project)}/"
-        reply = client.page(url, MOST_PAGE_BYTES, {"Accept": ACCEPT_ANY})
+        reply = client.fetch(url, MOST_PAGE_BYTES, {"Accept": ACCEPT_ANY})
         if reply.status == 404:
             return []
         if reply.status in MAY_PASS or reply.status >= 500:

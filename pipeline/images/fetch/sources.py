@@ -232,7 +232,7 @@ def snapshot_places(client: Client, base: str, pin: DebPin) -> Iterator[Place]:
     version = quote(pin.version, safe="")
     url = f"{base.rstrip('/')}/mr/binary/{pin.name}/{version}/binfiles?fileinfo=1"
     try:
-        reply = client.page(url, _MOST_SNAPSHOT_BYTES)
+        reply = client.fetch(url, _MOST_SNAPSHOT_BYTES)
         files = read_json(reply.data, most_bytes=_MOST_SNAPSHOT_BYTES)["fileinfo"]
         # epochs are not part of a file's name there, so the size tells the architectures apart
         fitting = [

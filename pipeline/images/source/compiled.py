@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.artifacts.containers import docker
 from pipeline.artifacts.containers.box import Box, Limits, Way, run_step
+from pipeline.artifacts.containers.docker import Docker, default_tag
 from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord, WrittenLayer
 from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core import errors, log, proc
@@ -107,7 +107,7 @@ def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
             _bring_source(compiler, plan, folders[SOURCE])
             box = _box(compiler, plan, toolchain, folders, scratch)
             if way.kind == "docker":
-                docker.load(store, toolchain.name, toolchain.digest, [box.image])
+                Docker().load(store, toolchain.name, toolchain.digest)
             _run_steps(store, way, box, plan)
             if damaged := object_cache.replaced_objects(store, before):
                 text = log.count(damaged, "kept object was", "kept objects were")
@@ -190,7 +190,7 @@ def _box(
     by_memory = max(1, int(memory_bytes * 0.95) // (build.job_memory_mb << 20))
     return Box(
         root=unpacked_root(compiler.store, toolchain),
-        image=docker.default_tag(toolchain.name, toolchain.digest),
+        image=default_tag(toolchain.name, toolchain.digest),
         mounts={**folders, OBJECTS: kept},
         env={
             **{k: v for p in plan.toolchain.chain() for k, v in p.spec.env.items()},

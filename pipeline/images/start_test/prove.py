@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from pipeline import __version__
 from pipeline.artifacts.containers.box import Box, Limits, Way, run_step
+from pipeline.artifacts.containers.container_engine import find_engine
 from pipeline.artifacts.containers.facts import require_same
-from pipeline.artifacts.containers.find_engine import find_engine
 from pipeline.artifacts.oci.config import ImageConfig, read_config
 from pipeline.artifacts.oci.record import FileRow, Kind
 from pipeline.artifacts.oci.tar_reader import open_layer

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from pipeline.artifacts.containers.container_engine import ContainerEngine, Docker, EngineKind
-from pipeline.artifacts.containers.find_engine import Wanted
+from pipeline.artifacts.containers.arguments import EngineKind
+from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
+from pipeline.artifacts.containers.docker import Docker
 from pipeline.artifacts.containers.podman import Podman
 from pipeline.core import proc
 from pipeline.core.errors import DockerUnavailable, HostUnreached

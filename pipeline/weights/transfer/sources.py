@@ -188,7 +188,7 @@ def _ask(
     try:
         stall_s = route.stall_s
         limits = Limits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
-        return route.client.http.ask(method, url, headers=headers, limits=limits)
+        return route.client.ask(method, url, headers=headers, limits=limits)
     except ConnectionLost as error:
         raise _lost(error) from error
     except NetError as error:

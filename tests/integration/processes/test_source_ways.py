@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.containers.box import KINDS, Kind, Way, find_way
+from pipeline.artifacts.containers.box import KINDS, Kind, Way
+from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.core.errors import SandboxUnavailable, StepFailed
 from tests.testbed.dockerd import docker_daemon
 from tests.testbed.tiny_source import Bench, toolchain_deb

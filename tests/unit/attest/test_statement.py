@@ -15,7 +15,6 @@ from pipeline.artifacts.attest.cosign import (
     attestation_attachment,
     read_payload,
     signature_attachment,
-    signature_payload,
 )
 from pipeline.artifacts.attest.envelope import countersigned, enclose, pae, read_envelope
 from pipeline.artifacts.attest.keys import LocalSigner, is_valid_signature, new_key
@@ -63,6 +62,10 @@ def test_when_it_was_made_is_kept_apart_from_what_was_found(kind: str) -> None:
     assert early.recorded == datetime(2026, 1, 1, tzinfo=UTC)
     assert make_statement("x", DIGEST, kind, PREDICATES[kind]).recorded is None
     assert read_statement(early.dump(), "it") == early
+
+
+def payload_of(digest: str, reference: str, *more: Any) -> bytes:
+    return signature_attachment(digest, reference, LocalSigner(new_key()), *more).data
 
 
 def test_another_finding_is_another_core() -> None:
@@ -161,17 +164,17 @@ def test_an_image_signature_is_what_cosign_reads() -> None:
     body = json.loads(layer.data)
     assert body["critical"]["image"] == {"docker-manifest-digest": DIGEST}
     assert body["critical"]["type"] == "cosign container image signature"
-    assert layer.data == signature_payload(DIGEST, "registry.example/engine")
+    assert layer.data == payload_of(DIGEST, "registry.example/engine")
     sig = base64.b64decode(layer.annotations[SIGNATURE_NOTE])
     assert is_valid_signature(signer.key.public_key(), sig, layer.data)
 
 
 def test_a_payload_says_digest_name_time_and_set_and_others_may_say_more() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    signed = read_payload(signature_payload(DIGEST, "registry.example/engine", at, OTHER_DIGEST))
+    signed = read_payload(payload_of(DIGEST, "registry.example/engine", at, OTHER_DIGEST))
     assert (signed.digest, signed.reference) == (DIGEST, "registry.example/engine")
     assert (signed.at, signed.evidence_set) == (at, OTHER_DIGEST)
-    plain = json.loads(signature_payload(DIGEST, "registry.example/engine"))
+    plain = json.loads(payload_of(DIGEST, "registry.example/engine"))
     assert plain["optional"] is None
     signed = read_payload(json.dumps(plain | {"optional": {"creator": "cosign"}}).encode())
     assert (signed.digest, signed.at, signed.evidence_set) == (DIGEST, None, None)
@@ -188,7 +191,7 @@ def test_a_payload_says_digest_name_time_and_set_and_others_may_say_more() -> No
     ],
 )
 def test_a_payload_of_another_shape_is_refused(change: dict[str, Any]) -> None:
-    body = json.loads(signature_payload(DIGEST, "registry.example/engine"))
+    body = json.loads(payload_of(DIGEST, "registry.example/engine"))
     with pytest.raises(RecordInvalid):
         read_payload(json.dumps(body | change).encode())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.app.recipes import run_lines
-from pipeline.artifacts.containers import docker
+from pipeline.artifacts.containers.docker import Docker
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.find import Recipes
 from tests.unit.support import ROOT, Command, build_tiny
@@ -21,11 +21,12 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The tags of every load that reaches Docker."""
     tags: list[list[str]] = []
 
-    def load(store: Any, name: str, digest: str, names: list[str]) -> str:
+    def load(docker: Any, store: Any, name: str, digest: str, names: list[str]) -> str:
         tags.append(names)
         return "sha256:1"
 
-    monkeypatch.setattr(docker, "load", load)
+    monkeypatch.setattr(Docker, "__init__", lambda docker: None)
+    monkeypatch.setattr(Docker, "load", load)
     return tags
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import docker as sdk
 import pytest
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 
-from pipeline.app import uninstall as verb
 from pipeline.artifacts.containers.facts import own_name
 from pipeline.artifacts.containers.podman import Podman
 from pipeline.artifacts.store.store import Store
 from pipeline.core import proc
-from pipeline.core.errors import DockerUnavailable
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import Command
 
@@ -34,6 +33,9 @@ class FakeDocker:
     busy: tuple[str, ...] = ()
     served: list[str] = field(default_factory=list)
     owner: str | None = None
+
+    def ping(self) -> bool:
+        return True
 
     def containers(self, filters: dict[str, str]) -> list[dict[str, Any]]:
         owner = {"sm120.owner": self.owner} if self.owner else {}
@@ -100,7 +102,7 @@ def podman(monkeypatch: pytest.MonkeyPatch) -> FakePodman:
 @pytest.fixture
 def docker(monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     daemon = FakeDocker()
-    monkeypatch.setattr(verb, "connect", lambda: daemon)
+    monkeypatch.setattr(sdk, "from_env", lambda **_: daemon)
     return daemon
 
 
@@ -269,10 +271,10 @@ def test_what_stays_and_how_it_goes_is_said_before_the_command_itself_goes(
 def test_without_docker_the_rest_goes(
     machine: dict[str, Path], sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
-        raise DockerUnavailable("Docker does not answer")
+    def refuse(**_: object) -> None:
+        raise DockerException("no socket")
 
-    monkeypatch.setattr(verb, "connect", refuse)
+    monkeypatch.setattr(sdk, "from_env", refuse)
     ended = sm120("--store", machine["store"], "uninstall", "--yes")
     assert (ended.code, "tags of images in it are not listed" in ended.err) == (0, True)
     assert not machine["store"].exists()

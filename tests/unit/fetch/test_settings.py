@@ -205,7 +205,7 @@ def test_pips_certificate_wins_if_it_exists(
 
 
 def proxy_of(settings: Settings) -> str:
-    proxy = Client(settings).http._connections._proxies.of(parts_of(INDEX))
+    proxy = Client(settings)._connections._proxies.of(parts_of(INDEX))
     return proxy.url if proxy else ""
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline.artifacts.containers.docker import load
 from pipeline.core import log
 from pipeline.core.errors import DockerUnavailable
 from tests.makers import build_in, make_deb, root_image
+from tests.unit.docker_sdk import docker_on
 
 FIXED, MOVING = "sm120/root:abc", "sm120/root:latest"
+Load = Callable[[Any, Any], str]
 LAYER = {"status": "Loading layer", "id": "aa"}
 
 
@@ -23,6 +24,9 @@ class Daemon:
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers, self.tags, self.asked = answers, list[str](), ""
         self.api = self.images = self
+
+    def ping(self) -> bool:
+        return True
 
     def load_image(self, data: Iterable[bytes], quiet: bool = True) -> Iterator[dict[str, Any]]:
         self.received, self.quiet = sum(map(len, data)), quiet
@@ -40,11 +44,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SimpleNamespace(store=store, digest=built.digest)
 
 
-def load_into(daemon: Any, built: Any) -> str:
-    return load(built.store, "root", built.digest, [FIXED, MOVING], daemon)
+@pytest.fixture
+def load_into(monkeypatch: pytest.MonkeyPatch) -> Load:
+    def load(daemon: Any, built: Any) -> str:
+        docker = docker_on(daemon, monkeypatch)
+        return docker.load(built.store, "root", built.digest, [FIXED, MOVING])
+
+    return load
 
 
-def test_the_first_name_travels_and_the_others_are_given_afterwards(built: Any) -> None:
+def test_the_first_name_travels_and_the_others_are_given_afterwards(
+    built: Any, load_into: Load
+) -> None:
     daemon = Daemon({"stream": f"Loaded image: {FIXED}\n"})
     assert load_into(daemon, built) == "sha256:1"
     assert (daemon.asked, daemon.tags) == (FIXED, [MOVING])
@@ -61,13 +72,15 @@ def test_the_first_name_travels_and_the_others_are_given_afterwards(built: Any) 
     ],
 )
 def test_what_docker_refuses_is_an_error_with_its_reason(
-    built: Any, answers: list[dict[str, Any]]
+    built: Any, answers: list[dict[str, Any]], load_into: Load
 ) -> None:
     with pytest.raises(DockerUnavailable, match="no space left on device"):
         load_into(Daemon(*answers), built)
 
 
-def test_unpacking_is_shown_after_sending(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacking_is_shown_after_sending(
+    built: Any, load_into: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, int]] = []
 
     class Bar:

@@ -4,6 +4,8 @@ import base64
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.artifacts.oci.reference import parse_reference
 from pipeline.artifacts.registry.access import Access
-from pipeline.artifacts.registry.auth import read_challenges
-from pipeline.artifacts.registry.client import RegistryClient
+from pipeline.artifacts.registry.auth import Scope, read_challenges
+from pipeline.artifacts.registry.client import RegistryClient, RegistryRequest
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.core.errors import (
     DeleteDisabled,
@@ -336,12 +338,20 @@ def test_a_redirect_to_what_is_no_address_is_refused(door: Door, place: str) -> 
         repository.tags()
 
 
-def test_from_https_nobody_leads_us_to_http() -> None:
+def test_from_https_nobody_leads_us_to_http(monkeypatch: pytest.MonkeyPatch) -> None:
     client = RegistryClient(parse_reference("reg.example/app"))
     assert client.base == "https://reg.example"
     with pytest.raises(RegistryBroken, match="from https"):
-        client._checked("http://other.example/x")
-    assert client._checked("http://reg.example/v2/x?y=1") == "https://reg.example/v2/x?y=1"
+        client.once(RegistryRequest("GET", "http://other.example/x", Scope()))
+    asked: list[str] = []
+
+    def send(method: str, url: str, *_: object) -> Any:
+        asked.append(url)
+        return SimpleNamespace(status=200)
+
+    monkeypatch.setattr(client, "_send", send)
+    client.once(RegistryRequest("GET", "http://reg.example/v2/x?y=1", Scope()))
+    assert asked == ["https://reg.example/v2/x?y=1"]
 
 
 def test_a_registry_elsewhere_is_spoken_to_in_http_only_when_asked() -> None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from pipeline.artifacts.containers.arguments import ContainerArguments
-from pipeline.artifacts.containers.container_engine import EngineKind
+from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import Descriptor
 from pipeline.artifacts.oci.record import ImageRecord, LayerRecord, TitledLayer

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.artifacts.containers import find_engine as module
-from pipeline.artifacts.containers.container_engine import EngineKind
-from pipeline.artifacts.containers.find_engine import find_engine, find_engines
+from pipeline.artifacts.containers import container_engine as module
+from pipeline.artifacts.containers.arguments import EngineKind
+from pipeline.artifacts.containers.container_engine import find_engine, find_engines
 from pipeline.core.errors import DockerUnavailable, MissingTool, NothingServed, PipelineError
 from pipeline.serving.serve.run import find_among
 from tests.unit.serve.fake_engine import FakeEngine

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.containers.container_engine import EngineKind, sdk_arguments
+from pipeline.artifacts.containers.arguments import EngineKind
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import (
@@ -21,6 +21,7 @@ from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec, Expectations, LogLine
 from pipeline.serving.serve import start as start_module
 from pipeline.serving.serve.start import Start, make_room, start_engine
+from tests.unit.docker_sdk import Asked, docker_on
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest
 
 
@@ -268,7 +269,9 @@ def test_what_is_left_of_an_ended_one_makes_room() -> None:
     assert not engine.known
 
 
-def test_docker_s_sdk_is_told_what_the_command_line_would_say() -> None:
+def test_docker_s_sdk_is_told_what_the_command_line_would_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from pipeline.artifacts.containers.arguments import Mount
     from pipeline.serving.recipe.container import container_arguments
 
@@ -277,7 +280,9 @@ def test_docker_s_sdk_is_told_what_the_command_line_would_say() -> None:
     given = container_arguments(
         launch(8000, cards=8, engine="vllm", mounts=mounts, container=spec), image="x"
     )
-    told = sdk_arguments(given)
+    asked = Asked()
+    docker_on(asked, monkeypatch).create(given)
+    told = asked.wanted
     assert told["ports"] == {"8000/tcp": ("127.0.0.1", 8000)}
     assert told["device_requests"][0]["DeviceIDs"] == ["nvidia.com/gpu=all"]
     assert told["device_requests"][0]["Driver"] == "cdi"

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.artifacts.containers.container_engine import EngineKind
+from pipeline.artifacts.containers.arguments import EngineKind
 from pipeline.core.errors import DockerUnavailable, HostUnreached
 from pipeline.core.known import Unknown
 from pipeline.hosts.fleet.tunnel import Tunnel

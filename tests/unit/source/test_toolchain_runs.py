@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.artifacts.containers.box import Box, Namespaces
+from pipeline.artifacts.containers.box import Box, Way
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import SandboxUnavailable
 from pipeline.images.assemble.plan import plan_tree
@@ -31,7 +31,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, root: Path, code: int, *lines: str) -
 
     monkeypatch.setattr(compiled, "run_step", run)
     box = cast(Box, SimpleNamespace(limits=SimpleNamespace(cpus=1)))
-    compiled._run_steps(Store(root), Namespaces(), box, PLAN)
+    compiled._run_steps(Store(root), cast(Way, SimpleNamespace(kind="namespaces")), box, PLAN)
     return asked
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.store.store import FOLDERS, Store, open_store, open_to_read, write_mark
+from pipeline.artifacts.store.store import FOLDERS, MARK, Store, open_store, open_to_read
 from pipeline.artifacts.store.upkeep import damaged, repair, trim
 from pipeline.core.errors import NotAStore
 from tests.unit.support import (
@@ -259,7 +259,7 @@ def test_a_link_in_the_place_of_a_blob_is_damage_and_only_the_link_goes(tmp_path
 def test_a_store_whose_making_was_stopped_is_swept_and_made_to_the_end(
     tmp_path: Path, made: int
 ) -> None:
-    write_mark(tmp_path)
+    (tmp_path / MARK).write_bytes(b'{"format":1,"kind":"sm120 store"}\n')
     for name in FOLDERS[:made]:
         (tmp_path / name).mkdir()
     Store(tmp_path).sweep()

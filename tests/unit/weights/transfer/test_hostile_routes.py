@@ -161,7 +161,7 @@ def test_a_token_goes_where_the_listing_sends_it_too(
         return _Answered(302, f"{there}/elsewhere") if len(shown) == 1 else _Answered(404)
 
     client = Client(Settings(indexes=()))
-    monkeypatch.setattr(client.http, "ask", ask)
+    monkeypatch.setattr(client, "ask", ask)
     route = HttpRoute(client, HubRepository(home, "org/tiny", COMMIT, "hf_token"), "plain HTTP")
     with pytest.raises(NotAvailable):
         route.open(PINNED, 0, 10)
