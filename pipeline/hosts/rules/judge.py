@@ -117,7 +117,7 @@ def aspm(facts: HostFacts) -> Iterator[RuleResult]:
     if not isinstance(line, Unknown) and "pcie_aspm=off" in line.split():
         yield result("ASPM", "host", True, "pcie_aspm=off", fix)
         return
-    links = [x.aspm for x in (*facts.pci.bridges, *facts.pci.gpus)]
+    links = [b.aspm for b in facts.pci.bridges] + [g.aspm for g in facts.pci.gpus]
     asleep = any(isinstance(x, str) and x != "off" for x in links)
     good = first_unknown(policy) or policy == "performance"
     # powersave and powersupersave let them sleep; the default leaves it to the firmware, so the
