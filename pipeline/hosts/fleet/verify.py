@@ -12,6 +12,7 @@ import shlex
 import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ from pipeline.hosts.facts.gather import gather
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.source import Capture, read_capture
 from pipeline.hosts.fleet.promised import Promised
-from pipeline.hosts.fleet.remote import Remote, Unreached, one_line
+from pipeline.hosts.fleet.remote import CommandResult, Remote, Unreached, one_line
 from pipeline.hosts.fleet.result import FleetResult, HostResult, Row, not_tested
 from pipeline.hosts.probes import runner
 from pipeline.hosts.rules.judge import judge
@@ -90,7 +91,7 @@ def verify_host(
     try:
         with remote:
             # the first command: a host that is down is reported once, not by every check
-            read = _facts(remote, promised.host)
+            read = captured_facts(promised.host, partial(remote.run, limit_s=_CAPTURE_S))
             rows = judge_promises(promised, remote, read, options.roles)
             facts = None if isinstance(read, Unknown) else read
             functions, output = run_functions(
@@ -111,10 +112,9 @@ def verify_host(
     )
 
 
-def _facts(remote: Remote, host: str) -> Known[HostFacts]:
+def captured_facts(host: str, run: Callable[[str], CommandResult]) -> Known[HostFacts]:
     """The host's facts, captured by the code that captures this machine."""
-    code = one_line(Path(capture.__file__))
-    done = remote.run(f"python3 -c {shlex.quote(code)}", _CAPTURE_S)
+    done = run(f"python3 -c {shlex.quote(one_line(Path(capture.__file__)))}")
     if done.code != 0:
         return unknown(f"the facts cannot be read: {done.message}")
     return then(done.out, lambda data: gather(Capture.model_validate_json(data), host))
