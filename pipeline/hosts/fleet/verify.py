@@ -1,5 +1,7 @@
 """Judges the hosts of a fleet in parallel: promises, drift, rules over facts, function tests.
 
+The result of each host has rows, and the verdict over all of them.
+
 Keeps host records on the controller: the facts of each host as of its last provisioning run.
 """
 
@@ -14,7 +16,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+from pydantic import computed_field
 
 from pipeline.core.errors import FactsUnreadable
 from pipeline.core.files import write_bytes
@@ -27,9 +31,10 @@ from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.source import Capture, read_capture
 from pipeline.hosts.fleet.promised import Promised
 from pipeline.hosts.fleet.remote import CommandResult, Remote, Unreached, one_line
-from pipeline.hosts.fleet.result import FleetResult, HostResult, Row, not_tested
 from pipeline.hosts.probes import runner
+from pipeline.hosts.rules.issues import Finding, findings, match_lines, match_rules
 from pipeline.hosts.rules.judge import judge
+from pipeline.hosts.rules.verdict import RuleResult, Verdict, overall
 
 # of a play, in the folder of records
 CAPTURES = "captures"
@@ -39,6 +44,76 @@ _CAPTURE_S = 300.0
 _CLEAN_UP_S = 60.0
 # unlike /tmp, only root writes to it, and a boot empties it
 _FOLDER = Path("/run/sm120/probes")
+HostVerdict: TypeAlias = Literal["passed", "failed", "unknown", "not reached"]
+
+
+class Row(Frozen):
+    """One promise of one role, kept or not."""
+
+    role: str
+    promise: str
+    verdict: Verdict
+    why: str = ""
+    fix: str = ""
+    # the name of the rule over facts by which known issues refer to this promise
+    rule: str = ""
+
+
+class HostResult(Frozen):
+    """One host. A host that was not reached has no rows, and is never called passed."""
+
+    host: str
+    unreached: str | None = None
+    rows: list[Row] = []
+    rules: list[RuleResult] = []
+    functions: list[runner.ProbeRow] = []
+    drift: list[Difference] | None = None  # None: there is no record to compare with
+    output: list[str] = []  # of function tests; known issues are recognised in it
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> HostVerdict:
+        """The worst of all that was judged; nothing judged is unknown."""
+        if self.unreached is not None:
+            return "not reached"
+        return overall(self._verdicts())
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def findings(self) -> list[Finding]:
+        """Known issues that explain what failed."""
+        judged = [
+            RuleResult(rule=r.rule, subject=r.role, verdict=r.verdict, why=r.why)
+            for r in self.rows
+            if r.rule
+        ]
+        return findings([match_rules([*judged, *self.rules]), match_lines("tests", self.output)])
+
+    def count(self, verdict: Verdict) -> int:
+        """How many rows have this verdict."""
+        return self._verdicts().count(verdict)
+
+    def _verdicts(self) -> list[Verdict]:
+        rows = [r.verdict for r in self.rows]
+        return rows + [r.verdict for r in self.rules] + [r.verdict for r in self.functions]
+
+
+class FleetResult(Frozen):
+    """All hosts of one verification."""
+
+    version: Literal[1] = 1
+    hosts: list[HostResult]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> HostVerdict:
+        """The worst of all hosts."""
+        seen = {h.verdict for h in self.hosts}
+        if "not reached" in seen and "failed" not in seen:
+            return "not reached"
+        return overall(seen)
+
+
 # host.promises.run.judge_promises
 Judge: TypeAlias = Callable[[Promised, Remote, Known[HostFacts], Sequence[str]], list[Row]]
 
@@ -123,6 +198,13 @@ def captured_facts(host: str, run: Callable[[str], CommandResult]) -> Known[Host
 def _one_line(text: str) -> str:
     # Ansible and ssh may report many lines; a host has one row in the table
     return " ".join(text.split())[:300]
+
+
+def not_tested(why: str) -> runner.ProbeRow:
+    """In the place of function tests that did not run."""
+    return runner.ProbeRow(
+        check="functions", subject="cards", verdict="unknown", why=why, measured={}
+    )
 
 
 def run_functions(

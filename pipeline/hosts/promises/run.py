@@ -19,7 +19,7 @@ from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.fleet.playbook import ANSIBLE_HINT
 from pipeline.hosts.fleet.promised import Promised, Roles
 from pipeline.hosts.fleet.remote import Remote, Unreached
-from pipeline.hosts.fleet.result import Row
+from pipeline.hosts.fleet.verify import Row
 from pipeline.hosts.promises import owned, pinned_packages
 from pipeline.hosts.promises.checks import Host, Outcome, Undecided, known, locked_target
 
