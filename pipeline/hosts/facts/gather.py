@@ -45,6 +45,10 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
     vendor, board = (capture.text(f"/sys/class/dmi/id/board_{x}") for x in ("vendor", "name"))
     if isinstance(vendor, str) and isinstance(board, str):
         board = f"{vendor} {board}"
+    # values are quoted as for a shell, see os-release(5)
+    system = then(
+        capture.text("/etc/os-release"), lambda x: _pairs(shlex.split(x, comments=True), "=")
+    )
     limits, memory = capture.text("/proc/self/limits"), capture.text("/proc/meminfo")
     kib = _found(memory, r"(?m)^MemTotal:\s*(\d+)", "/proc/meminfo names no MemTotal")
     locked = r"(?m)^Max locked memory\s+(\S+)"
@@ -83,7 +87,13 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
         pci=read_pci(capture),
         kernel=Kernel(
             release=capture.text("/proc/sys/kernel/osrelease"),
-            command_line=then(capture.text("/proc/cmdline"), _without_secrets),
+            # what follows `--` is for init, not for the kernel; --redact removes more
+            command_line=then(
+                capture.text("/proc/cmdline"),
+                lambda x: _SECRET.sub(
+                    r"\1=[secret]", re.sub(r"(?s) -- .*", " -- [arguments of init]", x)
+                ),
+            ),
             swappiness=then(capture.text("/proc/sys/vm/swappiness"), int),
             numa_balancing=then(capture.text("/proc/sys/kernel/numa_balancing"), int),
             memlock=_found(limits, locked, "/proc/self/limits names no locked memory"),
@@ -92,7 +102,7 @@ def gather(capture: Capture, name: str | None = None) -> HostFacts:
         cpu=_cpu(capture),
         disks=then(capture.output("lsblk"), _disks),
         software=Software(
-            os=then(capture.text("/etc/os-release"), _os),
+            os=then(system, lambda x: f"{x['ID']} {x.get('VERSION_ID', 'rolling')}"),
             docker=then(capture.output("docker"), lambda x: x.split()[0]),
             podman=then(capture.output("podman"), lambda x: x.split()[0]),
             container_toolkit=_found(toolkit, version, "nvidia-ctk names no version"),
@@ -122,19 +132,6 @@ def _pairs(lines: Iterable[str], sign: str) -> dict[str, str]:
     """Name and value of each line that has the sign between them."""
     pairs = (line.partition(sign) for line in lines if sign in line)
     return {name.strip(): value.strip().strip('"') for name, _, value in pairs}
-
-
-def _without_secrets(text: str) -> Known[str]:
-    """A kernel command line without passwords and tokens; --redact removes more."""
-    # what follows `--` is for init, not for the kernel
-    kernel, _, init = text.partition(" -- ")
-    return _SECRET.sub(r"\1=[secret]", kernel) + (" -- [arguments of init]" if init else "")
-
-
-def _os(text: str) -> Known[str]:
-    # values are quoted as for a shell, see os-release(5)
-    pairs = dict(x.split("=", 1) for x in shlex.split(text, comments=True) if "=" in x)
-    return f"{pairs['ID']} {pairs.get('VERSION_ID', 'rolling')}"
 
 
 def _driver(capture: Capture) -> Driver:

@@ -175,7 +175,12 @@ def verify_host(
     except Unreached as why:
         return HostResult(host=promised.host, unreached=_one_line(str(why)))
     if options.save and facts:
-        save_facts(options.save, facts, functions)
+        # for `host drift` and `host outliers`
+        write_bytes(record_path(options.save, facts.host), _json(facts))
+        if functions:
+            rows_of = {"rows": [r.model_dump(mode="json") for r in functions]}
+            text = json.dumps({"functions": rows_of}, indent=2, sort_keys=True) + "\n"
+            write_bytes(options.save / "checks" / f"{facts.host}.json", text.encode())
     before = recorded(options.records, promised.host)
     return HostResult(
         host=promised.host,
@@ -314,15 +319,6 @@ def keep_records(folder: Path) -> list[HostChanges]:
         after.unlink()
         before.unlink(missing_ok=True)
     return hosts
-
-
-def save_facts(folder: Path, facts: HostFacts, functions: Sequence[runner.ProbeRow]) -> None:
-    """Keep facts and function tests of a host for `host drift` and `host outliers`."""
-    write_bytes(record_path(folder, facts.host), _json(facts))
-    if functions:
-        rows = [r.model_dump(mode="json") for r in functions]
-        text = json.dumps({"functions": {"rows": rows}}, indent=2, sort_keys=True) + "\n"
-        write_bytes(folder / "checks" / f"{facts.host}.json", text.encode())
 
 
 def _json(facts: HostFacts) -> bytes:
