@@ -83,9 +83,11 @@ def passed_over(role: str, check: Check, part: str, roles: Roles) -> str:
     if state != ("absent" if check is owned.test_nothing_of_the_role_is_left else "present"):
         return f"the role {role} is {state} for this host"
     # containers bring their own toolkit and library
-    alone = (roles.cuda and not roles.cuda.toolkit) if role == "cuda" else False
-    alone = (roles.nccl and not roles.nccl.library) if role == "nccl" else alone
-    return f"{role} installs no packages on this host" if part and alone else ""
+    bare = {
+        "cuda": roles.cuda is not None and not roles.cuda.toolkit,
+        "nccl": roles.nccl is not None and not roles.nccl.library,
+    }
+    return f"{role} installs no packages on this host" if part and bare.get(role) else ""
 
 
 def _testinfra(name: str, remote: Remote) -> Host:
