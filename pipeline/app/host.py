@@ -29,7 +29,7 @@ from pipeline.hosts.facts.gather import gather
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.redact import redact as redact_capture
 from pipeline.hosts.facts.source import Capture, read_capture
-from pipeline.hosts.fleet.result import HostResult
+from pipeline.hosts.fleet.verify import HostResult
 from pipeline.hosts.probes.runner import ProbeReport, read_rows, run_in_image, run_probes
 from pipeline.hosts.probes.tune import Setting, Tuning, plan, sweep, workloads
 from pipeline.hosts.rules.issues import Finding, findings, match_lines, match_rules

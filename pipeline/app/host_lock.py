@@ -11,7 +11,7 @@ from pipeline.core.errors import LockMissing, SourceUnreachable, SpecInvalid
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
 from pipeline.core.sealed import read_or_none
-from pipeline.hosts.lock import Repository, lock_target, read_package_index, refused_key
+from pipeline.hosts.lock import lock_target, read_package_index, refused_key
 from pipeline.hosts.lock_model import (
     HostLock,
     current_host_lock,
@@ -60,9 +60,8 @@ def lock_host(
         )
     with log.step(f"Locking the packages of {target}"):
         read = partial(read_below, Client(read_settings()), [address])
-        repository = Repository(read, keyring, suite, tuple(components))
         try:
-            index = read_package_index(repository, target.partition("/")[2])
+            index = read_package_index(read, keyring, target.partition("/")[2], suite, components)
         except SourceUnreachable as error:
             # the general hint speaks of the sources of images
             hint = "Check --repository, --suite and the network, then run it again."

@@ -29,8 +29,13 @@ from pipeline.hosts.facts.drift import Difference, read_facts
 from pipeline.hosts.facts.summary import summarise
 from pipeline.hosts.fleet.playbook import promises_of, stream_playbook
 from pipeline.hosts.fleet.promised import Promised, Roles
-from pipeline.hosts.fleet.result import FleetResult
-from pipeline.hosts.fleet.verify import VerifyOptions, keep_records, record_path, verify_fleet
+from pipeline.hosts.fleet.verify import (
+    FleetResult,
+    VerifyOptions,
+    keep_records,
+    record_path,
+    verify_fleet,
+)
 from pipeline.hosts.lock_model import current_host_lock, host_lock_path
 from pipeline.hosts.promises.run import judge_promises
 from pipeline.hosts.spec import read_host_spec

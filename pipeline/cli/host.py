@@ -19,7 +19,7 @@ from pipeline.cli.output import own_name, say_json
 from pipeline.core import log
 from pipeline.core.errors import IssueFound
 from pipeline.core.known import Unknown
-from pipeline.hosts.fleet.result import FleetResult
+from pipeline.hosts.fleet.verify import FleetResult
 
 if TYPE_CHECKING:
     from pipeline.app.host import Diagnosis, Probes

@@ -30,7 +30,7 @@ from pipeline.hosts.fleet.verify import VerifyOptions
 if TYPE_CHECKING:
     from pipeline.app.hosts import Fleet, Played
     from pipeline.hosts.facts.drift import Difference
-    from pipeline.hosts.fleet.result import FleetResult, HostResult
+    from pipeline.hosts.fleet.verify import FleetResult, HostResult
     from pipeline.hosts.rules.issues import Finding
 
 _QUIET = ("passed", "not applicable")

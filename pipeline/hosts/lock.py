@@ -23,16 +23,6 @@ from pipeline.images.lock.release import read_keyring, read_release, sha1_bound
 Accepts = Callable[[str], bool]
 
 
-@dataclass(frozen=True)
-class Repository:
-    """A place with a signed index: flat, as NVIDIA's are, or with suites, as a mirror may be."""
-
-    get: Get
-    keyring: Path
-    suite: str | None = None
-    components: Sequence[str] = ("main",)
-
-
 @dataclass
 class PackageIndex:
     """All versions of all packages, newest first."""
@@ -43,32 +33,36 @@ class PackageIndex:
     stanzas: dict[str, list[Stanza]] = field(default_factory=dict)
     providers: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, stanza: Stanza) -> None:
-        """Put a package into the index, also under the names it provides."""
-        self.stanzas.setdefault(stanza["Package"], []).append(stanza)
-        for (provided,) in read_relations(stanza.get("Provides", "")):
-            self.providers.setdefault(provided.name, []).append(stanza["Package"])
-
     def newest(self, name: str, accepts: Accepts) -> Stanza | None:
         """The newest version that is accepted."""
         return next((s for s in self.stanzas.get(name, ()) if accepts(s["Version"])), None)
 
 
-def read_package_index(repository: Repository, architecture: str) -> PackageIndex:
-    """What the repository offers for one architecture, if its index is signed by the keyring."""
-    base = f"dists/{repository.suite}" if repository.suite else ""
-    inrelease = repository.get(f"{base}/InRelease" if base else "InRelease", MAX_RELEASE_BYTES)
-    release = read_release(inrelease, keyring=repository.keyring)
+def read_package_index(
+    get: Get,
+    keyring: Path,
+    architecture: str,
+    suite: str | None = None,
+    components: Sequence[str] = ("main",),
+) -> PackageIndex:
+    """What a repository offers for one architecture, if its index is signed by the keyring.
+
+    Without a suite it is flat, as NVIDIA's are; a mirror may have suites.
+    """
+    base = f"dists/{suite}" if suite else ""
+    release = read_release(get(f"{base}/InRelease".lstrip("/"), MAX_RELEASE_BYTES), keyring=keyring)
     # a flat repository has one index, beside its Release file
-    folders = [f"{c}/binary-{architecture}" for c in repository.components] if base else [""]
+    folders = [f"{c}/binary-{architecture}" for c in components] if base else [""]
     # weak only where no signer is bound by more: apt needs one key that it accepts
-    weak = release.signers & sha1_bound(read_keyring(repository.keyring))
+    weak = release.signers & sha1_bound(read_keyring(keyring))
     sha1_key = min(weak) if weak == release.signers else ""
     index = PackageIndex(f"{release.date:%Y-%m-%dT%H:%M:%SZ}", sha1_key)
     for folder in folders:
-        for stanza in read_packages(repository.get, base, release, folder):
+        for stanza in read_packages(get, base, release, folder):
             if stanza.get("Architecture") in (architecture, "all"):
-                index.add(stanza)
+                index.stanzas.setdefault(stanza["Package"], []).append(stanza)
+                for (provided,) in read_relations(stanza.get("Provides", "")):
+                    index.providers.setdefault(provided.name, []).append(stanza["Package"])
     for versions in index.stanzas.values():
         versions.sort(key=lambda s: version_key(s["Version"]), reverse=True)
     return index
@@ -123,7 +117,18 @@ class _Choice:
 
     def part(self, names: Sequence[str], accepts: Accepts) -> Part:
         reached: dict[str, Stanza] = {}
-        todo = [self._root(name, accepts) for name in names]
+        todo: list[Stanza] = []
+        for name in names:
+            if (newest := self.index.newest(name, accepts)) is not None:
+                todo.append(newest)
+            elif offered := [s["Version"] for s in self.index.stanzas.get(name, ())]:
+                raise ResolveFailed(
+                    f"{name}: no version satisfies the spec (offered: {', '.join(offered[:5])})",
+                    "Correct lockfiles/host.yaml, or name a repository that has such a version.",
+                )
+            else:
+                message = f"the repository has no package {name}"
+                raise UnknownPackage(message, "Check that it is the repository of this system.")
         while todo:
             stanza = todo.pop()
             name = stanza["Package"]
@@ -144,21 +149,6 @@ class _Choice:
             for _, stanza in sorted(reached.items())
         ]
         return Part(packages=sorted(names), debs=pins)
-
-    def _root(self, name: str, accepts: Accepts) -> Stanza:
-        newest = self.index.newest(name, accepts)
-        if newest is not None:
-            return newest
-        offered = [s["Version"] for s in self.index.stanzas.get(name, ())]
-        if not offered:
-            raise UnknownPackage(
-                f"the repository has no package {name}",
-                "Check that it is the repository of this system.",
-            )
-        raise ResolveFailed(
-            f"{name}: no version satisfies the spec (offered: {', '.join(offered[:5])})",
-            "Correct lockfiles/host.yaml, or name a repository that has such a version.",
-        )
 
     def _resolve(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
         """The repository's package for a dependency; None where the system's own archive has it."""

@@ -180,10 +180,19 @@ def _output(name: str, argv: list[str], live: bool) -> dict[str, Any]:
     try:
         out, err = process.communicate(timeout=_TIME_LIMIT_S)
     except subprocess.TimeoutExpired:
-        if _killed(process):
-            return {"unknown": late}
-        _STUCK[program] = process
-        return {"unknown": stuck}
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            # a process inside a driver that hangs ignores even SIGKILL
+            _STUCK[program] = process
+            return {"unknown": stuck}
+        finally:
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        return {"unknown": late}
     text = out[:_LIMIT_BYTES].decode("utf-8", errors="replace")
     if kept := _KEPT_LINES.get(name):
         lines = [x for x in text.splitlines(keepends=True) if kept.search(x)]
@@ -192,21 +201,6 @@ def _output(name: str, argv: list[str], live: bool) -> dict[str, Any]:
     # the reason is short; some programs print all of their help after it
     errors = err[:2000].decode("utf-8", errors="replace")
     return {"code": process.returncode, "out": text, "err": errors}
-
-
-def _killed(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it is gone: a process inside a driver that hangs ignores even SIGKILL."""
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    try:
-        process.wait(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-    return True
 
 
 if __name__ == "__main__":

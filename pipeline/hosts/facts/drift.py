@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from pipeline.core.errors import FactsUnreadable
-from pipeline.core.files import read_plain
 from pipeline.core.known import Unknown
 from pipeline.core.model import Frozen
 from pipeline.hosts.facts.model import HostFacts
-from pipeline.hosts.facts.source import MOST_BYTES
+from pipeline.hosts.facts.source import read_model
 
 
 class Difference(Frozen):
@@ -27,23 +23,7 @@ class Difference(Frozen):
 
 def read_facts(path: Path) -> HostFacts:
     """Recorded facts, as `sm120 host facts --json` wrote them."""
-    cause: Exception | None = None
-    try:
-        data = read_plain(path, MOST_BYTES)
-        if data is not None:
-            return HostFacts.model_validate_json(data)
-        reason = f"it is larger than {MOST_BYTES} bytes"
-    except OSError as error:
-        cause, reason = error, str(error.strerror)
-    except ValidationError as error:
-        # without the names of our classes
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "its contents"
-        not_json = first["type"] == "json_invalid"
-        cause, reason = error, "it is not JSON" if not_json else f"{place}: {first['msg']}"
-    except RecursionError as error:
-        cause, reason = error, str(error).splitlines()[0]
-    raise FactsUnreadable(f"{path}: not a file of host facts: {reason}") from cause
+    return read_model(path, HostFacts, "a file of host facts")
 
 
 def compare(before: HostFacts, after: HostFacts) -> list[Difference]:

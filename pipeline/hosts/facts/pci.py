@@ -5,6 +5,7 @@ lspci and setpci read the same bytes; parsing them here needs neither program.
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import PurePosixPath
 
@@ -92,18 +93,30 @@ def read_pci(capture: Capture) -> Pci:
         kind = str(capture.text(f"{place}/class"))
         if capture.text(path) == "0x10de" and kind.startswith("0x03"):
             gpus.append(_gpu(capture, place.name))
-    above = sorted({b for gpu in gpus for b in gpu.bridges})
-
-    def chosen(text: str) -> Known[str]:
-        # `[default] performance powersave`: the one in brackets
-        inside = [w for w in text.split() if w.startswith("[")]
-        return inside[0].strip("[]") if inside else unknown(f"no policy is chosen: {text}")
-
+    bridges = []
+    for address in sorted({b for gpu in gpus for b in gpu.bridges}):
+        config = capture.data(f"{PCI}/{address}/config")
+        control = config if isinstance(config, Unknown) else acs_control(config)
+        register = unknown("the bridge has no ACS") if control is None else control
+        bridges.append(
+            Bridge(
+                address=address,
+                has_acs=control if isinstance(control, Unknown) else control is not None,
+                acs_control=then(register, lambda value: f"{value:#06x}"),
+                acs_redirect=then(control or 0, lambda value: bool(value & _REDIRECT)),
+                aspm=then(config, aspm_of),
+            )
+        )
+    policy = capture.text("/sys/module/pcie_aspm/parameters/policy")
+    # `[default] performance powersave`: the one in brackets
+    chosen = then(policy, lambda x: re.findall(r"\[(.*?)\]", x))
     return Pci(
         iommu=_iommu(capture, gpus),
-        aspm_policy=then(capture.text("/sys/module/pcie_aspm/parameters/policy"), chosen),
+        aspm_policy=then(
+            chosen, lambda x: x[0] if x else unknown(f"no policy is chosen: {policy}")
+        ),
         gpus=gpus,
-        bridges=[_bridge(capture, b) for b in above],
+        bridges=bridges,
     )
 
 
@@ -113,45 +126,23 @@ def _gpu(capture: Capture, address: str) -> PciGpu:
     # the path in sysfs leads from the root over all bridges to the card
     path = PurePosixPath(capture.links.get(place, "")).parts[:-1]
 
-    def node(text: str) -> Known[int]:
-        return int(text) if int(text) >= 0 else unknown("the firmware names no NUMA node")
-
+    # the first six lines are BARs; after them come the ROM and the windows of virtual functions
+    lines = then(capture.text(f"{place}/resource"), lambda x: x.replace(";", "\n").splitlines()[:6])
+    ends = then(lines, lambda x: [[int(n, 16) for n in line.split()] for line in x])
+    # 64-bit BARs take two lines each, of which one is empty
+    sizes = then(ends, lambda x: [last - first + 1 for first, last, _ in x if last])
+    node = then(capture.text(f"{place}/numa_node"), int)
     return PciGpu(
         address=address,
         device=capture.text(f"{place}/device"),
-        numa_node=then(capture.text(f"{place}/numa_node"), node),
+        numa_node=then(node, lambda n: n if n >= 0 else unknown("the firmware names no NUMA node")),
         width=then(capture.text(f"{place}/current_link_width"), int),
         width_max=then(capture.text(f"{place}/max_link_width"), int),
-        bar1_bytes=then(capture.text(f"{place}/resource"), _bar1),
+        # the second window: the first holds the registers
+        bar1_bytes=then(sizes, lambda x: x[1] if x[1:] else unknown("no second memory window")),
         iommu_group=PurePosixPath(group).name if group else unknown("in no IOMMU group"),
         aspm=then(capture.data(f"{place}/config"), aspm_of),
         bridges=[part for part in reversed(path) if part.count(":") == 2],
-    )
-
-
-def _bar1(text: str) -> Known[int]:
-    """The second memory window; the first holds the registers. 64-bit BARs take two lines each."""
-    sizes = []
-    # the first six lines are BARs; after them come the ROM and the windows of virtual functions
-    for line in text.replace(";", "\n").splitlines()[:6]:
-        first, last, _ = (int(x, 16) for x in line.split())
-        if last:
-            sizes.append(last - first + 1)
-    return sizes[1] if len(sizes) > 1 else unknown("no second memory window")
-
-
-def _bridge(capture: Capture, address: str) -> Bridge:
-    config = capture.data(f"{PCI}/{address}/config")
-    control = config if isinstance(config, Unknown) else acs_control(config)
-    has_acs: Known[bool] = control if isinstance(control, Unknown) else control is not None
-    register = unknown("the bridge has no ACS") if control is None else control
-    redirect = control if isinstance(control, Unknown) else bool((control or 0) & _REDIRECT)
-    return Bridge(
-        address=address,
-        has_acs=has_acs,
-        acs_control=then(register, lambda value: f"{value:#06x}"),
-        acs_redirect=redirect,
-        aspm=then(config, aspm_of),
     )
 
 

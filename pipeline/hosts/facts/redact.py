@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 
+from pipeline.core.known import Unknown, then
 from pipeline.hosts.facts.pci import extended_capability
 from pipeline.hosts.facts.source import Capture, CapturedFile
 
@@ -66,7 +67,15 @@ def redact(capture: Capture) -> Capture:
     for path, file in capture.files.items():
         name = placeholders.text(path)
         if file.base64 is not None:
-            kept = _without_serial(file.base64)
+            kept, data = file, capture.data(path)
+            at = then(data, lambda registers: extended_capability(registers, _SERIAL_NUMBER))
+            if isinstance(data, Unknown):
+                kept = CapturedFile(unknown="the captured registers are damaged")
+            elif isinstance(at, int):
+                # the device's serial number, eight bytes after the head, becomes zero
+                zeros = bytes(len(data[at + 4 : at + 12]))
+                clean = data[: at + 4] + zeros + data[at + 12 :]
+                kept = CapturedFile(base64=base64.b64encode(clean).decode())
         elif file.text is None:
             kept = file
         elif path in _IDENTITIES:
@@ -87,16 +96,3 @@ def redact(capture: Capture) -> Capture:
         texts = {"out": placeholders.text(command.out), "err": placeholders.text(command.err)}
         commands[name] = command.model_copy(update=texts)
     return capture.model_copy(update={"files": files, "commands": commands})
-
-
-def _without_serial(text: str) -> CapturedFile:
-    """Registers with the device's serial number, where it has one, set to zero."""
-    try:
-        data = bytearray(base64.b64decode(text, validate=True))
-    except ValueError:
-        return CapturedFile(unknown="the captured registers are damaged")
-    at = extended_capability(bytes(data), _SERIAL_NUMBER)
-    if isinstance(at, int):
-        end = min(at + 12, len(data))
-        data[at + 4 : end] = bytes(max(0, end - at - 4))
-    return CapturedFile(base64=base64.b64encode(bytes(data)).decode())

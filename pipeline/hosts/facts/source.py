@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -17,6 +17,7 @@ from pipeline.hosts.facts.capture import take
 
 # A captured machine with eight cards has some two megabytes, its facts some hundred kilobytes.
 MOST_BYTES = 64 << 20
+Model = TypeVar("Model", bound=Frozen)
 
 
 class CapturedFile(Frozen):
@@ -88,16 +89,26 @@ def read_capture(place: Path | None) -> Capture:
     """Capture this machine or a copied tree (a folder), or read a capture (a file)."""
     if place is None or place.is_dir():
         return Capture.model_validate(take(str(place or "/")))
+    hint = "Make one with `sm120 host facts --capture`."
+    return read_model(place, Capture, "a capture of a machine", hint)
+
+
+def read_model(path: Path, model: type[Model], what: str, hint: str = "") -> Model:
+    """A file that anybody may have written, bounded in size and checked."""
+    cause: Exception | None = None
     try:
-        data = read_plain(place, MOST_BYTES)
-        if data is None:
-            raise ValueError(f"it is larger than {MOST_BYTES} bytes")
-        return Capture.model_validate(json.loads(data))
-    except (OSError, ValueError, ValidationError, RecursionError) as error:
-        # the first line of a ValidationError names only our class
-        known = not isinstance(error, ValidationError)
-        reason = str(error).splitlines()[0] if known else "it has other fields"
-        raise FactsUnreadable(
-            f"{place}: not a capture of a machine: {reason}",
-            "Make one with `sm120 host facts --capture`.",
-        ) from error
+        data = read_plain(path, MOST_BYTES)
+        if data is not None:
+            return model.model_validate_json(data)
+        reason = f"it is larger than {MOST_BYTES} bytes"
+    except OSError as error:
+        cause, reason = error, str(error.strerror)
+    except ValidationError as error:
+        # without the names of our classes
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "its contents"
+        not_json = first["type"] == "json_invalid"
+        cause, reason = error, "it is not JSON" if not_json else f"{place}: {first['msg']}"
+    except RecursionError as error:
+        cause, reason = error, str(error).splitlines()[0]
+    raise FactsUnreadable(f"{path}: not {what}: {reason}", hint) from cause

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipeline.artifacts.attest.names import HOST_FACTS
 from pipeline.artifacts.attest.predicates import HostSummary
 from pipeline.artifacts.attest.strict import as_model
 from pipeline.core.known import Unknown, then, unknown
-from pipeline.hosts.facts.model import Gpu, HostFacts
+from pipeline.hosts.facts.model import HostFacts
 
 
 def summarise(facts: HostFacts) -> HostSummary:
@@ -25,6 +23,21 @@ def summarise(facts: HostFacts) -> HostSummary:
     )
     # `nvidia-smi topo -p2p` reports OK also where the first all_reduce hangs: only a claim
     peers = then(claimed or unknown("there are not two cards"), lambda x: sorted(set(x.values())))
+    cards = [
+        {
+            "name": gpu.name,
+            "uuid": gpu.uuid,
+            "compute_capability": gpu.compute_capability,
+            "memory_bytes": gpu.memory_bytes,
+            "bar1_bytes": gpu.bar1_bytes,
+            "vbios": gpu.vbios,
+            "power_limit_w": gpu.power.limit_w,
+            # the most that card and slot can do: an idle card lowers its current generation
+            "pcie_generation": gpu.link.generation_max,
+            "pcie_width": gpu.link.width,
+        }
+        for gpu in ([] if isinstance(facts.gpus, Unknown) else facts.gpus)
+    ]
     values = {
         "host": facts.host,
         "os": software.os,
@@ -44,21 +57,6 @@ def summarise(facts: HostFacts) -> HostSummary:
         "aspm": facts.pci.aspm_policy,
         "peer_to_peer": then(peers, lambda x: f"claimed by the driver: {', '.join(x)}"),
         "nccl": then(software.nccl, ", ".join),
-        "gpus": then(facts.gpus, lambda gpus: [_gpu(g) for g in gpus]),
+        "gpus": facts.gpus if isinstance(facts.gpus, Unknown) else cards,
     }
     return as_model(HostSummary, values, HOST_FACTS, "the predicate", strict=True)
-
-
-def _gpu(gpu: Gpu) -> dict[str, Any]:
-    return {
-        "name": gpu.name,
-        "uuid": gpu.uuid,
-        "compute_capability": gpu.compute_capability,
-        "memory_bytes": gpu.memory_bytes,
-        "bar1_bytes": gpu.bar1_bytes,
-        "vbios": gpu.vbios,
-        "power_limit_w": gpu.power.limit_w,
-        # the most that card and slot can do: an idle card lowers its current generation
-        "pcie_generation": gpu.link.generation_max,
-        "pcie_width": gpu.link.width,
-    }

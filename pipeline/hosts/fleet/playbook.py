@@ -130,7 +130,14 @@ def promises_of(
         done = proc.read(command, env=ansible_environment(checkout))
         hosts = [read_promised(path) for path in sorted(place.glob("*.json"))]
         if done.returncode != 0 or not hosts:
-            message = _message(done)
+            lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").splitlines()
+            # the clearest mark first; of its lines the first, as later ones are consequences
+            marks = ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]")
+            named = (x.strip()[:400] for mark in marks for x in lines if mark in x)
+            no_host = done.returncode == 0
+            message = next(
+                named, "no host of this inventory matches" if no_host else "Ansible failed"
+            )
             raise FleetUnready(message, _VAULT if "vault" in message.lower() else "")
         yield hosts
 
@@ -147,13 +154,3 @@ def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> 
                 "Name one host: `ansible-inventory -i INVENTORY --list` shows them.",
             )
         return hosts[0].connection
-
-
-def _message(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The line of Ansible's output that names the error; the clearest mark comes first."""
-    lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").splitlines()
-    for mark in ("[ERROR]", "ERROR!", "fatal:", "error:", "msg:", "[WARNING]"):
-        # the first: later ones are mostly consequences
-        if marked := [x.strip() for x in lines if mark in x]:
-            return marked[0][:400]
-    return "no host of this inventory matches" if done.returncode == 0 else "Ansible failed"

@@ -62,12 +62,8 @@ def kill(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         return error.stdout or b"", error.stderr or b""
 
 
-def serve() -> None:
-    """Print who we are, then run commands until the input ends."""
+if __name__ == "__main__":
     print(f"{READY} {os.geteuid()}", flush=True)
+    # until the input ends
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    serve()

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from pipeline.core import log, proc
 from pipeline.core.errors import HostUnreached, PipelineError
@@ -104,8 +103,27 @@ def open_tunnel(to: Connection) -> Iterator[Tunnel]:
         Path(name, "errors").open("w+b") as errors,
     ):
         folder = Path(name)
-        process = _logged_in(to, folder, errors)
-        tunnel = Tunnel(to, folder, process)
+        control = folder / "control"
+        program, *options = ssh_words(to)
+        # first: the first value that ssh gets for an option is the one it keeps
+        own = ["ControlMaster=yes", f"ControlPath={control}", "ControlPersist=no", "LogLevel=ERROR"]
+        words = [program, "-T", *(x for option in own for x in ("-o", option)), *options]
+        with ssh_environment(to) as env:
+            process = proc.talk([*words, to.address, "--", "cat"], env=env, errors=errors)
+            tunnel = Tunnel(to, folder, process)
+            deadline = time.monotonic() + _OPEN_S
+            try:
+                # ssh makes the socket once the login has succeeded
+                while not control.exists():
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        errors.seek(0)
+                        text = errors.read(4096).decode(errors="replace")
+                        reason = proc.last_line(text, "no login in time")
+                        raise HostUnreached(f"{to.address}: {reason}", _HINT)
+                    time.sleep(_POLL_S)
+            except BaseException:
+                proc.end(process)
+                raise
         try:
             yield tunnel
         except HostUnreached:
@@ -119,27 +137,3 @@ def open_tunnel(to: Connection) -> Iterator[Tunnel]:
             ) from error
         finally:
             proc.end(process)
-
-
-def _logged_in(to: Connection, folder: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    control = folder / "control"
-    program, *options = ssh_words(to)
-    # first: the first value that ssh gets for an option is the one it keeps
-    own = ["ControlMaster=yes", f"ControlPath={control}", "ControlPersist=no", "LogLevel=ERROR"]
-    words = [program, "-T", *(x for option in own for x in ("-o", option)), *options]
-    with ssh_environment(to) as env:
-        process = proc.talk([*words, to.address, "--", "cat"], env=env, errors=errors)
-        deadline = time.monotonic() + _OPEN_S
-        try:
-            # ssh makes the socket once the login has succeeded
-            while not control.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    errors.seek(0)
-                    text = errors.read(4096).decode(errors="replace")
-                    reason = proc.last_line(text, "no login in time")
-                    raise HostUnreached(f"{to.address}: {reason}", _HINT)
-                time.sleep(_POLL_S)
-        except BaseException:
-            proc.end(process)
-            raise
-    return process

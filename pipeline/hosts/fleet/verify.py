@@ -1,5 +1,7 @@
 """Judges the hosts of a fleet in parallel: promises, drift, rules over facts, function tests.
 
+The result of each host has rows, and the verdict over all of them.
+
 Keeps host records on the controller: the facts of each host as of its last provisioning run.
 """
 
@@ -12,8 +14,11 @@ import shlex
 import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+from pydantic import computed_field
 
 from pipeline.core.errors import FactsUnreadable
 from pipeline.core.files import write_bytes
@@ -25,10 +30,11 @@ from pipeline.hosts.facts.gather import gather
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.source import Capture, read_capture
 from pipeline.hosts.fleet.promised import Promised
-from pipeline.hosts.fleet.remote import Remote, Unreached, one_line
-from pipeline.hosts.fleet.result import FleetResult, HostResult, Row, not_tested
+from pipeline.hosts.fleet.remote import CommandResult, Remote, Unreached, one_line
 from pipeline.hosts.probes import runner
+from pipeline.hosts.rules.issues import Finding, findings, match_lines, match_rules
 from pipeline.hosts.rules.judge import judge
+from pipeline.hosts.rules.verdict import RuleResult, Verdict, overall
 
 # of a play, in the folder of records
 CAPTURES = "captures"
@@ -38,6 +44,76 @@ _CAPTURE_S = 300.0
 _CLEAN_UP_S = 60.0
 # unlike /tmp, only root writes to it, and a boot empties it
 _FOLDER = Path("/run/sm120/probes")
+HostVerdict: TypeAlias = Literal["passed", "failed", "unknown", "not reached"]
+
+
+class Row(Frozen):
+    """One promise of one role, kept or not."""
+
+    role: str
+    promise: str
+    verdict: Verdict
+    why: str = ""
+    fix: str = ""
+    # the name of the rule over facts by which known issues refer to this promise
+    rule: str = ""
+
+
+class HostResult(Frozen):
+    """One host. A host that was not reached has no rows, and is never called passed."""
+
+    host: str
+    unreached: str | None = None
+    rows: list[Row] = []
+    rules: list[RuleResult] = []
+    functions: list[runner.ProbeRow] = []
+    drift: list[Difference] | None = None  # None: there is no record to compare with
+    output: list[str] = []  # of function tests; known issues are recognised in it
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> HostVerdict:
+        """The worst of all that was judged; nothing judged is unknown."""
+        if self.unreached is not None:
+            return "not reached"
+        return overall(self._verdicts())
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def findings(self) -> list[Finding]:
+        """Known issues that explain what failed."""
+        judged = [
+            RuleResult(rule=r.rule, subject=r.role, verdict=r.verdict, why=r.why)
+            for r in self.rows
+            if r.rule
+        ]
+        return findings([match_rules([*judged, *self.rules]), match_lines("tests", self.output)])
+
+    def count(self, verdict: Verdict) -> int:
+        """How many rows have this verdict."""
+        return self._verdicts().count(verdict)
+
+    def _verdicts(self) -> list[Verdict]:
+        rows = [r.verdict for r in self.rows]
+        return rows + [r.verdict for r in self.rules] + [r.verdict for r in self.functions]
+
+
+class FleetResult(Frozen):
+    """All hosts of one verification."""
+
+    version: Literal[1] = 1
+    hosts: list[HostResult]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> HostVerdict:
+        """The worst of all hosts."""
+        seen = {h.verdict for h in self.hosts}
+        if "not reached" in seen and "failed" not in seen:
+            return "not reached"
+        return overall(seen)
+
+
 # host.promises.run.judge_promises
 Judge: TypeAlias = Callable[[Promised, Remote, Known[HostFacts], Sequence[str]], list[Row]]
 
@@ -90,7 +166,7 @@ def verify_host(
     try:
         with remote:
             # the first command: a host that is down is reported once, not by every check
-            read = _facts(remote, promised.host)
+            read = captured_facts(promised.host, partial(remote.run, limit_s=_CAPTURE_S))
             rows = judge_promises(promised, remote, read, options.roles)
             facts = None if isinstance(read, Unknown) else read
             functions, output = run_functions(
@@ -99,7 +175,12 @@ def verify_host(
     except Unreached as why:
         return HostResult(host=promised.host, unreached=_one_line(str(why)))
     if options.save and facts:
-        save_facts(options.save, facts, functions)
+        # for `host drift` and `host outliers`
+        write_bytes(record_path(options.save, facts.host), _json(facts))
+        if functions:
+            rows_of = {"rows": [r.model_dump(mode="json") for r in functions]}
+            text = json.dumps({"functions": rows_of}, indent=2, sort_keys=True) + "\n"
+            write_bytes(options.save / "checks" / f"{facts.host}.json", text.encode())
     before = recorded(options.records, promised.host)
     return HostResult(
         host=promised.host,
@@ -111,10 +192,9 @@ def verify_host(
     )
 
 
-def _facts(remote: Remote, host: str) -> Known[HostFacts]:
+def captured_facts(host: str, run: Callable[[str], CommandResult]) -> Known[HostFacts]:
     """The host's facts, captured by the code that captures this machine."""
-    code = one_line(Path(capture.__file__))
-    done = remote.run(f"python3 -c {shlex.quote(code)}", _CAPTURE_S)
+    done = run(f"python3 -c {shlex.quote(one_line(Path(capture.__file__)))}")
     if done.code != 0:
         return unknown(f"the facts cannot be read: {done.message}")
     return then(done.out, lambda data: gather(Capture.model_validate_json(data), host))
@@ -123,6 +203,13 @@ def _facts(remote: Remote, host: str) -> Known[HostFacts]:
 def _one_line(text: str) -> str:
     # Ansible and ssh may report many lines; a host has one row in the table
     return " ".join(text.split())[:300]
+
+
+def not_tested(why: str) -> runner.ProbeRow:
+    """In the place of function tests that did not run."""
+    return runner.ProbeRow(
+        check="functions", subject="cards", verdict="unknown", why=why, measured={}
+    )
 
 
 def run_functions(
@@ -232,15 +319,6 @@ def keep_records(folder: Path) -> list[HostChanges]:
         after.unlink()
         before.unlink(missing_ok=True)
     return hosts
-
-
-def save_facts(folder: Path, facts: HostFacts, functions: Sequence[runner.ProbeRow]) -> None:
-    """Keep facts and function tests of a host for `host drift` and `host outliers`."""
-    write_bytes(record_path(folder, facts.host), _json(facts))
-    if functions:
-        rows = [r.model_dump(mode="json") for r in functions]
-        text = json.dumps({"functions": {"rows": rows}}, indent=2, sort_keys=True) + "\n"
-        write_bytes(folder / "checks" / f"{facts.host}.json", text.encode())
 
 
 def _json(facts: HostFacts) -> bytes:

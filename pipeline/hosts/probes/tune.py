@@ -109,38 +109,29 @@ def sweep(
 ) -> Tuning:
     """Try all; a setting that hangs, dies, gives wrong sums or no numbers is refused."""
     sizes = sorted({s for load in loads for s in load.sizes_kib})
-    tried = [_tried(setting, run(setting, sizes), sizes) for setting in settings]
-    winners = [w for load in loads if (w := _winner(load, tried)) is not None]
-    return Tuning(ranks=ranks, device=device, tried=tried, winners=winners)
-
-
-def _tried(setting: Setting, report: ProbeReport, sizes: list[int]) -> Tried:
-    rows = report.rows
-    reduced = [r for r in rows if r.check == "all_reduce" and r.verdict != "not applicable"]
-    reasons = [r.why or "all_reduce failed" for r in reduced if r.verdict != "passed"]
-    reasons += [] if reduced else ["no all_reduce was made"]
-    us_by_kib = {
-        r.measured["size_bytes"] // 1024: float(r.measured["in_a_row_us"])
-        for r in rows
-        if r.check == "latency"
-    }
-    reasons += [f"nothing was measured at {s} KiB" for s in sizes if s not in us_by_kib]
-    why = reasons[0] if reasons else ""
-    return Tried(setting=setting, refused=why, us_by_kib={} if why else us_by_kib)
-
-
-def _winner(load: Workload, tried: list[Tried]) -> Winner | None:
-    def cost(one: Tried) -> float:
-        return sum(one.us_by_kib[s] for s in load.sizes_kib)
-
+    tried: list[Tried] = []
+    for setting in settings:
+        rows = run(setting, sizes).rows
+        reduced = [r for r in rows if r.check == "all_reduce" and r.verdict != "not applicable"]
+        reasons = [r.why or "all_reduce failed" for r in reduced if r.verdict != "passed"]
+        reasons += [] if reduced else ["no all_reduce was made"]
+        us_by_kib = {
+            r.measured["size_bytes"] // 1024: float(r.measured["in_a_row_us"])
+            for r in rows
+            if r.check == "latency"
+        }
+        reasons += [f"nothing was measured at {s} KiB" for s in sizes if s not in us_by_kib]
+        why = reasons[0] if reasons else ""
+        tried.append(Tried(setting=setting, refused=why, us_by_kib={} if why else us_by_kib))
     fit = [t for t in tried if not t.refused]
-    if not fit:
-        return None
-    base = next((t for t in fit if not t.setting.variables), None)
-    # of equals the one with fewer variables
-    best = min(fit, key=lambda t: (cost(t), len(t.setting.variables)))
-    if base is not None and cost(best) > cost(base) * (1 - _GAIN):
-        best = base
-    untuned = cost(base) if base is not None else None
-    gain = None if untuned is None else round(1 - cost(best) / untuned, 4)
-    return Winner(workload=load, setting=best.setting, us=cost(best), us_untuned=untuned, gain=gain)
+    winners = []
+    for load in loads if fit else ():
+        costs = [(sum(t.us_by_kib[s] for s in load.sizes_kib), t.setting) for t in fit]
+        # of equals the one with fewer variables
+        us, best = min(costs, key=lambda x: (x[0], len(x[1].variables)))
+        untuned, plain = next((x for x in costs if not x[1].variables), (None, best))
+        if untuned is not None and us > untuned * (1 - _GAIN):
+            us, best = untuned, plain
+        gain = None if untuned is None else round(1 - us / untuned, 4)
+        winners.append(Winner(workload=load, setting=best, us=us, us_untuned=untuned, gain=gain))
+    return Tuning(ranks=ranks, device=device, tried=tried, winners=winners)

@@ -6,6 +6,7 @@ A check's name is the promise as a sentence, and it is given what its parameters
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -18,7 +19,7 @@ from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.fleet.playbook import ANSIBLE_HINT
 from pipeline.hosts.fleet.promised import Promised, Roles
 from pipeline.hosts.fleet.remote import Remote, Unreached
-from pipeline.hosts.fleet.result import Row
+from pipeline.hosts.fleet.verify import Row
 from pipeline.hosts.promises import owned, pinned_packages
 from pipeline.hosts.promises.checks import Host, Outcome, Undecided, known, locked_target
 
@@ -52,21 +53,41 @@ def judge_promises(
         "lock": locked_target(promised.lock_file, promised.target),
     }
     deadline = time.monotonic() + _LIMIT_S
-    rows = []
-    for role in ("host", *promised.roles.states()):
-        if roles and role not in ("host", *roles):
-            continue
-        checks: list[tuple[Check, str]]
-        if promised.roles.states().get(role) == "absent":
-            checks = [(owned.test_nothing_of_the_role_is_left, "")]
-        else:
-            checks = [(check, "") for check in checks_in(MODULES[role])]
-            if role != "host":
-                checks.append((owned.test_nobody_but_root_can_change_its_files, ""))
-            if role in PARTS and installs_packages(role, promised.roles):
-                checks += [(check, PARTS[role]) for check in checks_in(pinned_packages)]
-        rows += [_row(role, check, part, given, deadline) for check, part in checks]
-    return rows
+    return [
+        judge_check(role, check, part, given, deadline)
+        for role in ("host", *promised.roles.states())
+        if not roles or role in ("host", *roles)
+        for check, part in checks_of(role)
+        if not passed_over(role, check, part, promised.roles)
+    ]
+
+
+def checks_of(role: str) -> list[tuple[Check, str]]:
+    """Every check of a role, each with the part of the lock that it is about."""
+    checks = [(check, "") for check in checks_in(MODULES[role])]
+    if role != "host":
+        checks += [(check, "") for check in checks_in(owned)]
+    if role in PARTS:
+        checks += [(check, PARTS[role]) for check in checks_in(pinned_packages)]
+    return checks
+
+
+def checks_in(module: ModuleType) -> list[Check]:
+    """The checks of a module, in its order."""
+    return [check for name, check in vars(module).items() if name.startswith("test_")]
+
+
+def passed_over(role: str, check: Check, part: str, roles: Roles) -> str:
+    """Why a check is not for this host; empty where it is."""
+    state = "present" if role == "host" else roles.states().get(role, "not chosen")
+    if state != ("absent" if check is owned.test_nothing_of_the_role_is_left else "present"):
+        return f"the role {role} is {state} for this host"
+    # containers bring their own toolkit and library
+    bare = {
+        "cuda": roles.cuda is not None and not roles.cuda.toolkit,
+        "nccl": roles.nccl is not None and not roles.nccl.library,
+    }
+    return f"{role} installs no packages on this host" if part and bare.get(role) else ""
 
 
 def _testinfra(name: str, remote: Remote) -> Host:
@@ -93,19 +114,10 @@ def _testinfra(name: str, remote: Remote) -> Host:
     return host
 
 
-def checks_in(module: ModuleType) -> list[Check]:
-    """The checks of a module, in its order."""
-    return [check for name, check in vars(module).items() if name.startswith("test_")]
-
-
-def installs_packages(role: str, roles: Roles) -> bool:
-    """Whether the role brings its part of the lock to the host."""
-    if role == "cuda" and roles.cuda:
-        return roles.cuda.toolkit
-    return roles.nccl.library if role == "nccl" and roles.nccl else True
-
-
-def _row(role: str, check: Check, part: str, given: dict[str, Any], deadline: float) -> Row:
+def judge_check(
+    role: str, check: Check, part: str, given: dict[str, Any], deadline: float = math.inf
+) -> Row:
+    """The row of one check, which gets what its parameters name."""
     sentence = check.__name__.removeprefix("test_").replace("_", " ")
     names = {
         "role": role,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from statistics import median, median_low
 from typing import Any
@@ -54,84 +54,58 @@ def find_outliers(
     hosts: Mapping[str, HostFacts], probes: Mapping[str, Sequence[ProbeRow]] | None = None
 ) -> Comparison:
     """Cards against cards of the same name, hosts against hosts with the same cards."""
-    settings: Observations = {}
-    nearly: Observations = {}
-    measured: Observations = {}
+    settings: Observations = defaultdict(dict)
+    nearly: Observations = defaultdict(dict)
+    measured: Observations = defaultdict(dict)
     for name, facts in hosts.items():
         # hosts with the same cards are of one kind
         counts = Counter(str(gpu.name) for gpu in gpus_of(facts))
         kind = ", ".join(f"{n} x {card}" for card, n in sorted(counts.items())) or "no cards"
         for field in _HOST:
-            settings.setdefault((kind, field), {})[name] = attrgetter(field)(facts)
+            settings[kind, field][name] = attrgetter(field)(facts)
         for gpu in gpus_of(facts):
             for field in _CARD:
-                of_card = settings.setdefault((f"{gpu.name}", field), {})
-                of_card[f"{name} GPU {gpu.index}"] = attrgetter(field)(gpu)
+                settings[f"{gpu.name}", field][f"{name} GPU {gpu.index}"] = attrgetter(field)(gpu)
         for field in _HOST_NEARLY:
-            nearly.setdefault((kind, field), {})[name] = attrgetter(field)(facts)
-        for key, value in _measured((probes or {}).get(name, ())):
-            measured.setdefault((kind, key), {})[name] = value
+            nearly[kind, field][name] = attrgetter(field)(facts)
+        for row in (probes or {}).get(name, ()):
+            numbers, key = row.measured, f"{row.check} {row.subject}"
+            # as in a model's layers, which reduce one after the other
+            if row.check == "latency" and "in_a_row_us" in numbers:
+                measured[kind, key][name] = float(numbers["in_a_row_us"])
+            rate = numbers.get("bus_gb_per_s") or numbers.get("gb_per_s")
+            # larger must be worse: rates become seconds per GB
+            if row.check in ("copy", "bandwidth") and rate:
+                measured[kind, f"{key} (s/GB)"][name] = 1.0 / float(rate)
+    for place, values in nearly.items():
+        sizes = [v for v in values.values() if not isinstance(v, Unknown)]
+        middle = median_low(sizes) if sizes else 0
+        near = {v for v in sizes if abs(v - middle) <= SAME_MEMORY * middle}
+        # sizes close to the median are replaced by it
+        settings[place] = {s: middle if v in near else v for s, v in values.items()}
     outliers: list[Outlier] = []
     unjudged: list[str] = []
-    settings |= {key: _nearly_equal(values) for key, values in nearly.items()}
     for (kind, field), values in sorted(settings.items()):
-        outliers += _by_majority(kind, field, values, unjudged)
+        texts = {
+            subject: f"unknown: {value.unknown}" if isinstance(value, Unknown) else str(value)
+            for subject, value in values.items()
+        }
+        usual, times = Counter(texts.values()).most_common(1)[0]
+        if times < len(texts) and (len(texts) < _FEWEST or times * 2 <= len(texts)):
+            unjudged.append(f"{kind}: {field}: {len(texts)} differ, and no value has a majority")
+            continue
+        others = {s: text for s, text in texts.items() if text != usual}
+        outliers += [
+            Outlier(subject=s, field=field, value=x, others=usual) for s, x in others.items()
+        ]
     for (kind, field), values in sorted(measured.items()):
-        outliers += _by_median(kind, field, values, unjudged)
+        if len(values) < _FEWEST:
+            unjudged.append(f"{kind}: {field}: measured on {len(values)} hosts, three are needed")
+            continue
+        usual_s = median(values.values())
+        slow = {s: f"{v:.4g}" for s, v in values.items() if v > usual_s * (1 + TOLERANCE)}
+        common = f"{usual_s:.4g}"
+        outliers += [
+            Outlier(subject=s, field=field, value=x, others=common) for s, x in slow.items()
+        ]
     return Comparison(outliers=outliers, unjudged=unjudged, compared=len(settings) + len(measured))
-
-
-def _measured(rows: Sequence[ProbeRow]) -> Iterator[tuple[str, float]]:
-    """Numbers of function tests by row, so that larger is worse: rates become seconds per GB."""
-    for row in rows:
-        numbers, name = row.measured, f"{row.check} {row.subject}"
-        # as in a model's layers, which reduce one after the other
-        if row.check == "latency" and "in_a_row_us" in numbers:
-            yield name, float(numbers["in_a_row_us"])
-        rate = numbers.get("bus_gb_per_s") or numbers.get("gb_per_s")
-        if row.check in ("copy", "bandwidth") and rate:
-            yield f"{name} (s/GB)", 1.0 / float(rate)
-
-
-def _nearly_equal(values: dict[str, Any]) -> dict[str, Any]:
-    """Sizes close to the median are replaced by it."""
-    sizes = {s: v for s, v in values.items() if not isinstance(v, Unknown)}
-    if not sizes:
-        return values
-    usual = median_low(sizes.values())
-    near = {s for s, v in sizes.items() if abs(v - usual) <= SAME_MEMORY * usual}
-    return {s: usual if s in near else v for s, v in values.items()}
-
-
-def _by_majority(
-    kind: str, field: str, values: dict[str, Any], unjudged: list[str]
-) -> list[Outlier]:
-    texts = {
-        subject: f"unknown: {value.unknown}" if isinstance(value, Unknown) else str(value)
-        for subject, value in values.items()
-    }
-    if len(set(texts.values())) <= 1:
-        return []
-    usual, times = Counter(texts.values()).most_common(1)[0]
-    if len(texts) < _FEWEST or times * 2 <= len(texts):
-        unjudged.append(f"{kind}: {field}: {len(texts)} differ, and no value has a majority")
-        return []
-    return [
-        Outlier(subject=s, field=field, value=text, others=usual)
-        for s, text in texts.items()
-        if text != usual
-    ]
-
-
-def _by_median(
-    kind: str, field: str, values: dict[str, float], unjudged: list[str]
-) -> list[Outlier]:
-    if len(values) < _FEWEST:
-        unjudged.append(f"{kind}: {field}: measured on {len(values)} hosts, three are needed")
-        return []
-    usual = median(values.values())
-    return [
-        Outlier(subject=s, field=field, value=f"{v:.4g}", others=f"{usual:.4g}")
-        for s, v in values.items()
-        if v > usual * (1 + TOLERANCE)
-    ]

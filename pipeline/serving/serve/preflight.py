@@ -15,8 +15,8 @@ from pipeline.hosts.facts.gather import gather
 from pipeline.hosts.facts.model import Gpu, HostFacts
 from pipeline.hosts.facts.smi import read_memory_used
 from pipeline.hosts.facts.source import Capture
-from pipeline.hosts.rules.cards import cards as cards_answer
-from pipeline.hosts.rules.machine import driver_branch
+from pipeline.hosts.rules.judge import cards as cards_answer
+from pipeline.hosts.rules.judge import driver_branch
 from pipeline.hosts.rules.verdict import RuleResult, not_applicable, result
 from pipeline.images.gate.state import GateState
 from pipeline.serving.fit import placement

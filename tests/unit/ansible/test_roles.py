@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from pipeline import __version__
-from pipeline.hosts.rules.cards import POWER_RANGES_W
-from pipeline.hosts.rules.machine import DRIVER_OF_CUDA
+from pipeline.hosts.rules.judge import DRIVER_OF_CUDA, POWER_RANGES_W
 from tests.testbed.playbook import PLAYBOOK, ROOT, ansible_environment, ansible_program
 
 ROLES = sorted((ROOT / "ansible" / "roles").iterdir())

@@ -29,10 +29,13 @@ from pipeline.core.known import unknown
 from pipeline.hosts.facts.drift import Difference
 from pipeline.hosts.fleet.promised import DriverPromise, Promised, Roles, read_promised
 from pipeline.hosts.fleet.remote import Remote, Unreached
-from pipeline.hosts.fleet.result import FleetResult, HostResult, Row, not_tested
 from pipeline.hosts.fleet.verify import (
+    FleetResult,
+    HostResult,
+    Row,
     VerifyOptions,
     keep_records,
+    not_tested,
     recorded,
     run_functions,
     verify_fleet,

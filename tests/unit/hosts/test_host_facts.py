@@ -15,7 +15,7 @@ from pipeline.core.errors import FactsUnreadable
 from pipeline.core.known import Unknown
 from pipeline.hosts.facts import capture
 from pipeline.hosts.facts.drift import read_facts
-from pipeline.hosts.facts.gather import find_xids, gather, read_xids, without_secrets
+from pipeline.hosts.facts.gather import gather
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.pci import extended_capability
 from pipeline.hosts.facts.redact import redact
@@ -160,7 +160,8 @@ XIDS = """\
 
 
 def test_xids_are_counted_by_card_and_kind() -> None:
-    result = find_xids(XIDS)
+    result = facts(changed(h200(), outputs={"journal": XIDS})).xids
+    assert not isinstance(result, Unknown)
     assert [(x.code, x.address, x.times) for x in result] == [
         (79, "0000:23:00", 2),
         (119, "0000:0f:00", 1),
@@ -168,14 +169,15 @@ def test_xids_are_counted_by_card_and_kind() -> None:
 
 
 def test_a_bus_number_is_not_taken_for_an_xid() -> None:
-    assert find_xids("Xid (PCI:0000:79:00)\nNVRM: Xid (PCI:0000:79:00): oops") == []
+    log = "Xid (PCI:0000:79:00)\nNVRM: Xid (PCI:0000:79:00): oops"
+    assert facts(changed(h200(), outputs={"journal": log})).xids == []
 
 
 def test_a_journal_without_matches_means_no_xid() -> None:
     quiet = CapturedCommand(code=1)
     denied = CapturedCommand(unknown="Operation not permitted")
     commands = {"journal": quiet, "dmesg": denied}
-    assert read_xids(EMPTY.model_copy(update={"commands": commands})) == []
+    assert gather(EMPTY.model_copy(update={"commands": commands})).xids == []
 
 
 def test_logs_that_may_not_be_read_are_unknown() -> None:
@@ -183,15 +185,15 @@ def test_logs_that_may_not_be_read_are_unknown() -> None:
         code=1, err="dmesg: read kernel buffer failed: Operation not permitted"
     )
     commands = {"journal": denied, "dmesg": denied}
-    result = read_xids(EMPTY.model_copy(update={"commands": commands}))
+    result = gather(EMPTY.model_copy(update={"commands": commands})).xids
     assert isinstance(result, Unknown)
     assert "not permitted" in result.unknown
 
 
 def test_secrets_of_a_command_line_are_never_kept() -> None:
     line = "root=/dev/vda quiet my.token=abc123 luks_password=x iommu=pt -- --auth hunter2"
-    kept = without_secrets(line)
-    assert kept == (
+    kept = facts(changed(h200(), files={"/proc/cmdline": line}))
+    assert kept.kernel.command_line == (
         "root=/dev/vda quiet my.token=[secret] luks_password=[secret] iommu=pt"
         " -- [arguments of init]"
     )

@@ -20,7 +20,7 @@ from pipeline.hosts.probes.runner import (
     run_probes,
 )
 from pipeline.hosts.probes.tune import Setting, plan, sweep, workloads
-from pipeline.hosts.probes.worker.judge import (
+from pipeline.hosts.probes.worker.main import (
     DEFAULT_FLOORS,
     judge_copy,
     judge_library,

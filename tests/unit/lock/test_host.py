@@ -21,7 +21,7 @@ from pipeline.core.errors import (
     UnknownPackage,
 )
 from pipeline.core.yaml_file import read_yaml
-from pipeline.hosts.lock import Repository, lock_target, read_package_index
+from pipeline.hosts.lock import lock_target, read_package_index
 from pipeline.hosts.lock_model import (
     HostLock,
     TargetLock,
@@ -77,12 +77,12 @@ def spec_for(**driver: Any) -> HostSpec:
 
 
 def locked(repository: AptRepository, target: str = DEBIAN, **driver: Any) -> TargetLock:
-    place = Repository(
-        lambda path, most_bytes: (repository.root / path).read_bytes(), repository.keyring
+    index = read_package_index(
+        lambda path, most_bytes: (repository.root / path).read_bytes(),
+        repository.keyring,
+        target.partition("/")[2],
     )
-    return lock_target(
-        spec_for(**driver), target, read_package_index(place, target.partition("/")[2])
-    )
+    return lock_target(spec_for(**driver), target, index)
 
 
 def driver_pins(lock: TargetLock) -> dict[str, str]:
@@ -225,11 +225,11 @@ def test_a_spec_that_cannot_work_is_refused(change: dict[str, Any], tmp_path: Pa
 
 
 def test_an_index_by_a_stranger_is_refused(repository: AptRepository, stranger: Signer) -> None:
-    place = Repository(
-        lambda path, most_bytes: (repository.root / path).read_bytes(), stranger.keyring
-    )
+    def get(path: str, most_bytes: int) -> bytes:
+        return (repository.root / path).read_bytes()
+
     with pytest.raises(SignatureInvalid, match="unknown key"):
-        read_package_index(place, "amd64")
+        read_package_index(get, stranger.keyring, "amd64")
 
 
 def test_a_tampered_index_is_refused(repository: AptRepository) -> None:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,21 @@ def run_processes(jobs: list[Job], limits: Limits) -> list[RankResult]:
         ranks: list[_Rank] = []
         try:
             for number, job in enumerate(jobs):
-                ranks.append(_started(Path(name), number, job))
+                job_file, log, output = (Path(name, f"{number}.{x}") for x in ("job", "log", "out"))
+                whole = {**job, "rank": number, "rendezvous": str(Path(name, "rendezvous"))}
+                job_file.write_text(json.dumps(whole), encoding="utf-8")
+                log.touch()
+                with output.open("wb") as out:
+                    process = subprocess.Popen(
+                        [sys.executable, Path(__file__).parent, "--rank", job_file, log],
+                        # ranks of one machine meet over loopback, whatever its other networks are
+                        env={"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", **os.environ},
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                ranks.append(_Rank(number, process, log, output))
             _watch(ranks, limits)
         finally:
             for rank in ranks:
@@ -72,24 +86,6 @@ def run_processes(jobs: list[Job], limits: Limits) -> list[RankResult]:
                 with suppress(subprocess.TimeoutExpired):
                     rank.process.wait(timeout=10)
         return [_result(rank) for rank in ranks]
-
-
-def _started(folder: Path, number: int, job: Job) -> _Rank:
-    job_file, log, output = (folder / f"{number}.{x}" for x in ("job", "log", "output"))
-    whole = {**job, "rank": number, "rendezvous": str(folder / "rendezvous")}
-    job_file.write_text(json.dumps(whole), encoding="utf-8")
-    log.touch()
-    with output.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent), "--rank", str(job_file), str(log)],
-            # ranks of one machine meet over loopback, whatever its other networks are
-            env={"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", **os.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return _Rank(number, process, log, output)
 
 
 def _watch(ranks: list[_Rank], limits: Limits) -> None:
@@ -142,7 +138,10 @@ class StepLog:
         self._path, self._fault = path, job.get("fault") or {}
         self._mine = self._fault.get("rank") == job["rank"]
 
-    def step(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
+    @contextmanager
+    def step(self, name: str) -> Iterator[dict[str, Any]]:
+        """The block puts the step's results into the dict that it gets."""
+        results: dict[str, Any] = {}
         self._write({"begin": name})
         if name.startswith(self._fault.get("step", "values")):
             if self.faulty("hang"):
@@ -150,7 +149,8 @@ class StepLog:
             if self.faulty("die"):
                 # as the kernel ends a process: no exception, no clean-up
                 os.kill(os.getpid(), signal.SIGKILL)
-        self._write({"end": name, **work()})
+        yield results
+        self._write({"end": name, **results})
 
     def faulty(self, kind: str) -> bool:
         """Whether this rank has to have this fault."""

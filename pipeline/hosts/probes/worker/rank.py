@@ -11,7 +11,6 @@ import os
 import time
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +30,25 @@ def main(job_path: str, log_path: str) -> None:
     """Run the job; each step has a name, so that a hang can be located."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     log = StepLog(Path(log_path), job)
-    log.step("start", dict)
+    with log.step("start"):
+        pass
     if job["kind"] == "card":
-        log.step("card", partial(card, job["device"]))
+        with log.step("card") as found:
+            found.update(card(job["device"]))
     elif job["kind"] == "copies":
         for source, target in job["pairs"]:
-            log.step(f"copy {source}->{target}", partial(_copy, log, job, source, target))
+            with log.step(f"copy {source}->{target}") as found:
+                found.update(_copy(log, job, source, target))
     elif job["kind"] == "writes":
         # Every card writes at once to the one `shift` further. Posted writes through some PCIe
         # switches collapse then (local-inference-lab/rtx6kpro).
         for shift in job["shifts"]:
-            log.step(f"writes +{shift}", partial(_writes, job, shift))
+            flows = [(i, (i + shift) % job["count"]) for i in range(job["count"])]
+            with log.step(f"writes +{shift}") as found:
+                found["alone_gb_per_s"] = [_rate(job, [flow]) for flow in flows]
+                found["together_gb_per_s"] = _rate(job, flows)
     else:
-        log.step("join", partial(_join, job))
-        log.step("values", partial(_values, log, job))
-        for size in job["sizes"]:
-            log.step(f"latency {size}", partial(_latency, log, job, size))
-        if job["bulk_bytes"]:
-            log.step("bandwidth", partial(_bandwidth, log, job))
-        log.step("mapped", lambda: {"libraries": _mapped("libnccl.so")})
-        dist.destroy_process_group()
+        _reduce(log, job)
 
 
 def card(device: str) -> dict[str, Any]:
@@ -151,41 +149,48 @@ def _rate(job: Job, flows: list[tuple[int, int]]) -> float:
     return float(count * 4 * len(flows) * _REPEATS / taken / 1e9)
 
 
-def _writes(job: Job, shift: int) -> dict[str, Any]:
-    flows = [(i, (i + shift) % job["count"]) for i in range(job["count"])]
-    alone = [_rate(job, [flow]) for flow in flows]
-    return {"alone_gb_per_s": alone, "together_gb_per_s": _rate(job, flows)}
-
-
-def _join(job: Job) -> dict[str, Any]:
-    cuda = job["device"] == "cuda"
-    extra: dict[str, Any] = {}
-    if cuda:
-        torch.cuda.set_device(job["rank"])
-        extra["device_id"] = torch.device(f"cuda:{job['rank']}")
-    dist.init_process_group(
-        "nccl" if cuda else "gloo",
-        init_method=f"file://{job['rendezvous']}",
-        rank=job["rank"],
-        world_size=job["world"],
-        # the watching process decides what is too long, so the library must not give up first
-        timeout=timedelta(hours=1),
-        **extra,
-    )
-    return {}
-
-
-def _values(log: StepLog, job: Job) -> dict[str, Any]:
-    # engines reduce in bfloat16; gloo on CPUs only stands in for them
-    kinds = [torch.float32] + ([torch.bfloat16] if job["device"] == "cuda" else [])
-    wrong = sum(
-        _wrong(job, count, kind, turn)
-        for kind in kinds
+def _reduce(log: StepLog, job: Job) -> None:
+    """all_reduce of all ranks: its values, its latency at each size, its bandwidth."""
+    cuda, rank, world = job["device"] == "cuda", job["rank"], job["world"]
+    with log.step("join"):
+        extra: dict[str, Any] = {}
+        if cuda:
+            torch.cuda.set_device(rank)
+            extra["device_id"] = torch.device(f"cuda:{rank}")
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            init_method=f"file://{job['rendezvous']}",
+            rank=rank,
+            world_size=world,
+            # the watching process decides what is too long, so the library must not give up first
+            timeout=timedelta(hours=1),
+            **extra,
+        )
+    with log.step("values") as found:
+        # engines reduce in bfloat16; gloo on CPUs only stands in for them
+        kinds = [torch.float32] + ([torch.bfloat16] if cuda else [])
         # a single value, an uneven number, and enough to be cut into pieces
-        for count in (1, 1000, 262144)
-        for turn in range(4)
-    )
-    return {"wrong_values": wrong + (1 if log.faulty("wrong") else 0)}
+        cases = [(kind, n, turn) for kind in kinds for n in (1, 1000, 262144) for turn in range(4)]
+        wrong = sum(_wrong(job, count, kind, turn) for kind, count, turn in cases)
+        found["wrong_values"] = wrong + (1 if log.faulty("wrong") else 0)
+    for size in job["sizes"]:
+        with log.step(f"latency {size}") as found:
+            found.update(_latency(log, job, size))
+    if job["bulk_bytes"]:
+        with log.step("bandwidth") as found:
+            values = job["bulk_bytes"] // 4
+            numbers = torch.zeros(values, dtype=torch.float32, device=_place(job, rank))
+            rounds = max(2, job["rounds"] // 10)
+            _in_a_row(job, numbers, rounds)
+            us = _in_a_row(job, numbers, rounds) + (1e6 if log.faulty("slow") else 0)
+            found["gb_per_s"] = job["bulk_bytes"] / us / 1000
+            # bus bandwidth as nccl-tests define it: what each link carries in a ring
+            found["bus_gb_per_s"] = found["gb_per_s"] * 2 * (world - 1) / world
+    with log.step("mapped") as found:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        paths = {fields[5] for line in maps if len(fields := line.split(maxsplit=5)) == 6}
+        found["libraries"] = sorted(x for x in paths if Path(x).name.startswith("libnccl.so"))
+    dist.destroy_process_group()
 
 
 def _wrong(job: Job, count: int, kind: Any, turn: int) -> int:
@@ -232,21 +237,3 @@ def _in_a_row(job: Job, numbers: Any, rounds: int) -> float:
         dist.all_reduce(numbers)
     _sync(job)
     return float((time.perf_counter() - start) * 1e6 / rounds)
-
-
-def _bandwidth(log: StepLog, job: Job) -> dict[str, Any]:
-    place, world = _place(job, job["rank"]), job["world"]
-    numbers = torch.zeros(job["bulk_bytes"] // 4, dtype=torch.float32, device=place)
-    rounds = max(2, job["rounds"] // 10)
-    _in_a_row(job, numbers, rounds)
-    us = _in_a_row(job, numbers, rounds) + (1e6 if log.faulty("slow") else 0)
-    rate = job["bulk_bytes"] / us / 1000
-    # bus bandwidth as nccl-tests define it: what each link carries in a ring
-    return {"gb_per_s": rate, "bus_gb_per_s": rate * 2 * (world - 1) / world}
-
-
-def _mapped(name: str) -> list[str]:
-    """The files of a library that this process has mapped."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    paths = {fields[5] for line in maps if len(fields := line.split(maxsplit=5)) == 6}
-    return sorted(path for path in paths if Path(path).name.startswith(name))
