@@ -28,10 +28,6 @@ from pipeline.core.files import read_at_most
 from pipeline.core.sealed import read_or_none
 from pipeline.serving.fit.config import MOST_BYTES
 from pipeline.serving.fit.source import HubModel, named_spec
-from pipeline.weights.check.repair import RouteSupply
-from pipeline.weights.check.repair import Repaired, repair_known
-from pipeline.serving.fit.source import named_spec
-from pipeline.serving.fit.source import HubModel
 from pipeline.weights.check.repair import Repaired, RouteSupply, repair_known
 from pipeline.weights.disk.install import name_revision
 from pipeline.weights.disk.receipt import proved_identities

@@ -20,8 +20,6 @@ from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.fetch.inputs import make_fetcher
 from pipeline.images.gate.smem.engine import GateContext, WheelFinder
-from pipeline.images.fetch.inputs import make_fetcher
-from pipeline.images.gate.smem.engine import GateContext, WheelFinder
 from pipeline.images.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.images.spec.checkout import Checkout
 

@@ -181,7 +181,7 @@ def test_tests_that_do_not_run_at_all_are_an_error(small: Path) -> None:
 
 
 def test_a_room_that_is_not_there_is_an_error(small: Path) -> None:
-    with pytest.raises(CannotTest, match="no room or module named nowhere"):
+    with pytest.raises(CannotTest, match="no package or module named nowhere"):
         run(small, arguments(["nowhere"]))
     with pytest.raises(CannotTest, match="nothing to change in pipeline/other"):
         run(small, arguments(["toy", "--file", str(ROOT / "pipeline/other.py")]))
@@ -189,7 +189,7 @@ def test_a_room_that_is_not_there_is_an_error(small: Path) -> None:
 
 @pytest.mark.parametrize("room", ["../tests/unit", "/etc", "..", "toy.py/x", "../../project"])
 def test_a_room_outside_the_pipeline_is_an_error(small: Path, room: str) -> None:
-    with pytest.raises(CannotTest, match="no room or module"):
+    with pytest.raises(CannotTest, match="no package or module"):
         sample.files_of(small, room)
 
 
@@ -251,7 +251,7 @@ def test_a_test_that_was_skipped_or_failed_is_not_used() -> None:
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_leaves_nothing(tmp_path: Path, sent: signal.Signals) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.mutants", "log", "--sample", "50"]
+    command = [sys.executable, "-m", "tests.mutants", "core/log", "--sample", "50"]
     with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE) as child:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("mutants-*/0/tmp")) and time.monotonic() < deadline:

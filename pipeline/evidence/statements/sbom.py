@@ -17,7 +17,6 @@ from pipeline.evidence.statements.bill import Bill, BilledPart, BilledTree
 from pipeline.evidence.statements.inventory import ImagePart, ImageTree, OwnFile, Toolchain
 from pipeline.evidence.statements.licence import Licence
 from pipeline.images.assemble.image import CREATED
-from pipeline.images.assemble.image import CREATED
 from pipeline.images.lock.model import Pin
 
 # chosen once, for serial numbers that follow from the image's digest

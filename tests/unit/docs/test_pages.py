@@ -182,7 +182,9 @@ def test_every_error_stands_once_under_its_exit_code() -> None:
 
 
 def test_the_verdicts_of_verify_have_the_exit_codes_of_their_errors() -> None:
-    rows = re.findall(r"^\| (\w+) \| (\d+) \|", (DOCS / "evidence-reference.md").read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| (\w+) \| (\d+) \|", (DOCS / "evidence-reference.md").read_text("utf-8"), re.M
+    )
     kinds = (TagMoved, EvidenceStale, EvidenceBroken, EvidenceUnsigned, EvidenceIncomplete)
     names = ("moved", "stale", "broken", "unsigned", "incomplete")
     codes = {name: kind.exit_code for name, kind in zip(names, kinds, strict=True)}

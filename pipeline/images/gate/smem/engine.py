@@ -31,8 +31,8 @@ from pipeline.images.assemble.layer import read_file
 from pipeline.images.assemble.locked_layers import make_layers
 from pipeline.images.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work
 from pipeline.images.fetch.inputs import Fetcher
-from pipeline.images.lock.model import WheelPin
 from pipeline.images.lock.make import tag_ranks, wheel_order, wheel_rank
+from pipeline.images.lock.model import WheelPin
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import PatchSpec
 

@@ -12,9 +12,6 @@ from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import StoreDamaged
 from pipeline.core.model import sha256_of
-from pipeline.images.assemble.layer import Entry
-from pipeline.images.assemble.layer import write_layer
-from pipeline.images.gate.smem.engine import unpack
 from pipeline.images.assemble.layer import Entry, write_layer
 from pipeline.images.gate.smem.engine import unpack
 
