@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pipeline.app import starts as starts
     from pipeline.app import statements as statements
     from pipeline.app import store as store
-    from pipeline.app import uninstall as uninstall
     from pipeline.app import verify as verify
     from pipeline.app import weights as weights
     from pipeline.app import weights_hub as weights_hub

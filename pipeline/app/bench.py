@@ -30,7 +30,6 @@ from pipeline.core.errors import (
     BenchWorse,
     InputInvalid,
     NothingServed,
-    RunInvalid,
     WorkloadInvalid,
 )
 from pipeline.core.files import sha256_of_file
@@ -39,8 +38,7 @@ from pipeline.core.net.wire import Address
 from pipeline.hosts.facts.drift import read_facts
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.bench.model import Inputs, Run
-from pipeline.serving.bench.place import RUN_FILE, runs_in
-from pipeline.serving.bench.plan import cells_of
+from pipeline.serving.bench.place import runs_in
 from pipeline.serving.bench.record import read_run as read_run
 from pipeline.serving.bench.record import workload_digest
 from pipeline.serving.bench.results.compare import GATED, Comparison, GateRow, judge, read_side
@@ -50,7 +48,7 @@ from pipeline.serving.bench.runner import Bench, Settings, measure_in_turns
 from pipeline.serving.bench.server import Server
 from pipeline.serving.bench.shipped import prompt_file, read_workload
 from pipeline.serving.bench.starts import Started, Starter, measure_starts
-from pipeline.serving.bench.workload import Conversations, Fixed, Lengths, Load, Workload
+from pipeline.serving.bench.workload import Fixed, Load, Workload
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve.attempts import Begun, ServeOptions
 from pipeline.serving.serve.run import (
@@ -156,55 +154,6 @@ def require_good(runs: Sequence[Run]) -> None:
             " model that can only recite, --workload tiny does so too."
         )
     raise BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}", hint)
-
-
-def plan_bench(workspace: Workspace, request: BenchRequest) -> list[dict[str, Any]]:
-    """Every cell that a benchmark would measure; asks no server, and writes nothing."""
-    Signing()
-    recipe, workloads = chosen_workloads(workspace, request)
-    # what a run refuses before it asks anything is refused here, too
-    if recipe is None:
-        Address.read(request.target)
-    if any(workload.starts for workload in workloads.values()):
-        _require_recipe(recipe)
-    rows = []
-    for workload in workloads.values():
-        done = _done(workload, request.out / workload.name)
-        # a conversation is a request for each of its turns
-        prompts = workload.prompts
-        turns = len(prompts.each_turn()) if isinstance(prompts, Conversations) else 1
-        rows += [
-            {
-                "workload": workload.name,
-                "cell": cell.name,
-                "requests": cell.requests * turns,
-                "trials": workload.repeats,
-                "starts": cell.start is not None,
-                "done": min(done.get(cell.name, 0), workload.repeats),
-                "input": _lengths(cell.input),
-                "output": _lengths(cell.output),
-            }
-            for cell in cells_of(workload)
-        ]
-    return rows
-
-
-def _done(workload: Workload, folder: Path) -> dict[str, int]:
-    """The good trials of each cell, where an earlier run would be gone on with."""
-    if workload.starts or not (folder / RUN_FILE).exists():
-        return {}
-    run = read_run(folder)
-    if run.workload != workload:
-        raise RunInvalid(
-            f"{folder}: holds a run of another workload", "Name another folder with --out."
-        )
-    return {each.cell.name: len(each.good_trials) for each in run.cells}
-
-
-def _lengths(lengths: Lengths | None) -> str | None:
-    if lengths is None:
-        return None
-    return str(lengths.tokens) if isinstance(lengths, Fixed) else f"{lengths.least}–{lengths.most}"
 
 
 def chosen_workloads(

@@ -26,7 +26,7 @@ from pipeline.core.errors import (
 from pipeline.core.files import bounded_lines, opened_log
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
-from pipeline.images.assemble.image import Built, find_built
+from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
 from pipeline.images.fetch.transport import make_fetcher
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
@@ -49,7 +49,6 @@ from pipeline.images.gate.smem.image_gate import (
     CaseTuning,
     ImageGate,
     chosen_cases,
-    chosen_series,
     find_case,
     open_gate,
 )
@@ -63,7 +62,6 @@ from pipeline.images.gate.tracebacks import (
     find_by_traceback,
     why_not_judged,
 )
-from pipeline.images.lock.model import Pin
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
@@ -103,26 +101,6 @@ class GateRequest:
 
 
 @dataclass(frozen=True)
-class PlannedGate:
-    """One gate that would run: for which card, on what."""
-
-    gate: str
-    arch: str
-    cases: tuple[str, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class GatePlan:
-    """The gates of an image as they would run, and what they would fetch."""
-
-    platform: str
-    gates: list[PlannedGate]
-    fetch: list[Pin] | None  # none where an index must be asked first
-    fetch_text: str
-
-
-@dataclass(frozen=True)
 class Judged:
     """Every gate that ran, and the error that follows from the first that failed."""
 
@@ -138,14 +116,10 @@ class Judged:
 
 
 def make_gate_context(
-    workspace: Workspace,
-    mirrors: tuple[str, ...] = (),
-    offline: bool = False,
-    *,
-    reading: bool = False,
+    workspace: Workspace, mirrors: tuple[str, ...] = (), offline: bool = False
 ) -> GateContext:
     """What gates need to make environments; clients only when a gate downloads something."""
-    store = workspace.store_to_read() if reading else workspace.store()
+    store = workspace.store()
     return GateContext(
         workspace.checkout(),
         store,
@@ -209,22 +183,36 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
     name, unpatched, only = request.image, request.unpatched, request.case
     card = chosen_card(context, name, request.platform, request.arch)
     plan, gates = _plan_of(context, name, request.platform), read_gates(context.checkout, name)
-    planned = _plan_kernels(context, request, plan, gates)
+    of_gates = {
+        "smem": gates.cases(),
+        "numerics": read_numeric_cases(context.checkout, name, gates),
+    }
+    asked = {gate: cases for gate, cases in of_gates.items() if request.asks_for(gate)}
+    # numerics has cases of its own: a pattern is wrong only where neither has one
+    chosen = {c.name for c in chosen_cases([c for cs in asked.values() for c in cs], only)}
+    counts = {gate: sum(c.name in chosen for c in cases) for gate, cases in asked.items()}
+    counts = {gate: count for gate, count in counts.items() if count}
     cores = len(os.sched_getaffinity(0))
-    seconds = sum(len(p.cases) * _SECONDS[p.gate] for p in planned) / cores
-    counts = " and ".join(f"{log.count(len(p.cases), 'case')} of {p.gate}" for p in planned)
+    minutes = max(1, round(sum(n * _SECONDS[gate] for gate, n in counts.items()) / cores / 60))
+    # none where an index must be asked first
+    made = environment_work(context, plan, gates.setup.wheels)
+    fetch = f"wheels for {context.host}, this machine, would be looked up in the index"
+    if made is not None:
+        engine = engine_work(context, plan, engine_pin(context, plan, gates.setup.package, None))
+        pins = {pin.sha256: pin for pin in (*made.fetch, *engine.fetch)}.values()
+        size = log.size(sum(pin.size_bytes for pin in pins))
+        fetch = f"{log.count(len(pins), 'file')} to fetch, {size}" if pins else "nothing to fetch"
+    cases = " and ".join(f"{log.count(n, 'case')} of {gate}" for gate, n in counts.items())
     log.say(
-        f"{name}: {counts}, {_fetch_text(context, _to_fetch(context, plan, gates))}; about"
-        f" {max(1, round(seconds / 60))} min on {log.count(cores, 'core')}, less for cases that"
-        " were judged before"
+        f"{name}: {cases}, {fetch}; about {minutes} min on {log.count(cores, 'core')}, less for"
+        " cases that were judged before"
     )
     opened = open_image_gate(context, name, request.platform, request.series)
     runs: list[GateRun] = []
-    asked = {each.gate for each in planned}
     with log.step(f"Judging {name} for {card.arch}"):
-        if "smem" in asked:
+        if "smem" in counts:
             runs.append(run_smem(opened, card, unpatched=unpatched, only=only))
-        if "numerics" in asked:
+        if "numerics" in counts:
             smem = runs[0].result if runs else None
             runs.append(run_numerics(opened, card, smem, unpatched=unpatched, only=only))
     if runs and runs[0].result and (digest := runs[0].result.image_digest):
@@ -255,66 +243,6 @@ def _judge_objects(
     keep_evidence(context.store, built.name, built.platform, built.digest, kept)
     state_gates(context.checkout, context.store, built.plan, signing)
     return runs
-
-
-def plan_gates(workspace: Workspace, request: GateRequest) -> GatePlan:
-    """The gates of an image as they would run; makes, fetches and compiles nothing."""
-    context = make_gate_context(workspace, reading=True)
-    spec = context.checkout.spec(request.image)
-    plan = _plan_of(context, request.image, request.platform)
-    planned: list[PlannedGate] = []
-    fetch: list[Pin] | None = []
-    if request.wants_kernels(spec.gates):
-        gates = read_gates(context.checkout, request.image)
-        planned += _plan_kernels(context, request, plan, gates)
-        fetch = _to_fetch(context, plan, gates)
-    if request.wants_objects(spec.gates):
-        built = find_built(context.store, plan)
-        note = "not judged: it is not built"
-        if built:
-            note = f"{built.digest}, {log.size(built.size_bytes)}"
-        archs = [request.arch] if request.arch else plan.spec.promised_archs
-        planned += [PlannedGate("arch", arch, note=note) for arch in archs]
-    return GatePlan(plan.platform, planned, fetch, _fetch_text(context, fetch))
-
-
-def _plan_kernels(
-    context: GateContext, request: GateRequest, plan: ImagePlan, gates: Gates
-) -> list[PlannedGate]:
-    arch = chosen_card(context, request.image, request.platform, request.arch).arch
-    pin = engine_pin(context, plan, gates.setup.package, None)
-    series = chosen_series(context, plan, request.series)
-    count = log.count(len(series.patches), "patch", "patches")
-    note = f"{pin.name} {pin.version} {'unpatched' if request.unpatched else f'with {count}'}"
-    asked = {
-        "smem": gates.cases(),
-        "numerics": read_numeric_cases(context.checkout, request.image, gates),
-    }
-    asked = {gate: cases for gate, cases in asked.items() if request.asks_for(gate)}
-    # numerics has cases of its own: a pattern is wrong only where neither has one
-    chosen = {c.name for c in chosen_cases([c for cs in asked.values() for c in cs], request.case)}
-    names = {g: tuple(c.name for c in cases if c.name in chosen) for g, cases in asked.items()}
-    return [PlannedGate(gate, arch, cases, note) for gate, cases in names.items() if cases]
-
-
-def _to_fetch(context: GateContext, plan: ImagePlan, gates: Gates) -> list[Pin] | None:
-    """Wheels that the gate would fetch, each once; none where an index must be asked first."""
-    made = environment_work(context, plan, gates.setup.wheels)
-    if made is None:
-        return None
-    engine = engine_work(context, plan, engine_pin(context, plan, gates.setup.package, None))
-    return list({pin.sha256: pin for pin in (*made.fetch, *engine.fetch)}.values())
-
-
-def _fetch_text(context: GateContext, fetch: list[Pin] | None) -> str:
-    if fetch is None:
-        return f"wheels for {context.host}, this machine, would be looked up in the index"
-    n_bytes = sum(pin.size_bytes for pin in fetch)
-    return (
-        f"{log.count(len(fetch), 'file')} to fetch, {log.size(n_bytes)}"
-        if fetch
-        else "nothing to fetch"
-    )
 
 
 def open_image_gate(

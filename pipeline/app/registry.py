@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from pipeline.app.workspace import Workspace, named_platform
 from pipeline.artifacts.oci.document import Document
@@ -13,27 +12,15 @@ from pipeline.artifacts.oci.reference import Reference, parse_reference, parse_r
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.registry.client import RegistryClient
 from pipeline.artifacts.registry.pull import (
-    LayoutBlobs,
     Pulled,
-    Wanted,
-    missing_blobs,
     plan_pull,
     pull_layout,
-    require_ours,
     resolve,
 )
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.core import log
 from pipeline.evidence.publish.gc import Plan, plan_gc, run_gc
 from pipeline.evidence.publish.known import KnownRepository
-
-
-class PullPlan(NamedTuple):
-    """What a pull would fetch; only manifests were read."""
-
-    wanted: Wanted
-    missing_blobs: int
-    missing_bytes: int
 
 
 @contextmanager
@@ -55,11 +42,10 @@ def pull(
     platform: str | None = None,
     evidence: bool = False,
     most_bytes: int = 200 * 1000**3,
-    dry_run: bool = False,
     access: Access | None = None,
     jobs: int = 4,
-) -> Pulled | PullPlan:
-    """Fetch an image by digest into an OCI layout folder; with `dry_run`, only plan it."""
+) -> Pulled:
+    """Fetch an image by digest into an OCI layout folder."""
     reference = parse_reference(place)
     with open_registry(reference, access or Access()) as repository:
         # once: everything below goes by its digest, whatever happens to the tag meanwhile
@@ -68,11 +54,7 @@ def pull(
             log.say(f"{reference} is {root.digest}")
         chosen = named_platform(platform)
         wanted = plan_pull(repository, root, chosen, with_evidence=evidence, most_bytes=most_bytes)
-        if not dry_run:
-            return pull_layout(repository, wanted, folder, jobs)
-    require_ours(folder)
-    missing = missing_blobs(wanted, LayoutBlobs(folder))
-    return PullPlan(wanted, len(missing), sum(blob.size_bytes for blob in missing))
+        return pull_layout(repository, wanted, folder, jobs)
 
 
 def list_tags(place: str, access: Access, jobs: int = 4) -> list[tuple[str, Document]]:

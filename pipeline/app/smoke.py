@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.app.image_statements import state_runs
 from pipeline.app.images import find_image
@@ -26,7 +26,7 @@ from pipeline.app.recipe_server import (
     started_server,
     stop_recipe,
 )
-from pipeline.app.recipes import all_overrides, is_address, recipes_of, say_contrary
+from pipeline.app.recipes import is_address, recipes_of, say_contrary
 from pipeline.app.serve import RemoteHost, ServeContext, ServeRequest, folder_on, machine_on
 from pipeline.app.signing import Signing
 from pipeline.app.statements import keep_statement
@@ -56,36 +56,28 @@ from pipeline.evidence.statements.results import run_predicate
 from pipeline.hosts.rules.issues import findings, match_rungs
 from pipeline.images.gate.runs import OUTPUTS, RESULT
 from pipeline.serving.recipe.find import Recipes
-from pipeline.serving.recipe.launch import Overrides, speculates
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id
 from pipeline.serving.serve.run import attempts_of, find_served, kept, recipe_digest
 from pipeline.serving.serve.site import HERE
 from pipeline.serving.smoke.baseline import (
     Baseline,
-    baseline_questions,
     read_baseline,
     write_baseline,
 )
 from pipeline.serving.smoke.client import Client, Unsound
 from pipeline.serving.smoke.code import run_in_sandbox
-from pipeline.serving.smoke.ladder import LADDER, climb, why_skipped
+from pipeline.serving.smoke.ladder import LADDER, climb
 from pipeline.serving.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
 from pipeline.serving.smoke.record import as_run, keep_climb
 from pipeline.serving.smoke.rungs.first import FIRST
-from pipeline.serving.smoke.rungs.length import LENGTH, UNKNOWN_CONTEXT
-from pipeline.serving.smoke.rungs.pictures import UNSEEN
+from pipeline.serving.smoke.rungs.length import LENGTH
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.session import Rung, Session, record_baseline
 
 RUNGS = [rung.name for rung in LADDER]
 # Stay at the first until it is proved, then go on: the ladder of "Blackwell Shenanigans 001".
 CONTEXT_STEPS = (65_536, 98_304, 131_072, 262_144)
-# What only a server can answer, by the reason that a run gives where it does not.
-_DEPENDS = {
-    UNKNOWN_CONTEXT: "on the context that the server names",
-    UNSEEN: "on whether the server says that its model sees",
-}
 
 
 @dataclass(frozen=True)
@@ -171,24 +163,6 @@ class SmokeRequest:
         return session
 
 
-class PlannedCheck(NamedTuple):
-    """One check of a smoke test, before it runs."""
-
-    plan: str  # asked, skipped or depends
-    rung: str
-    check: str
-    why: str
-
-
-@dataclass(frozen=True)
-class PlannedSmoke:
-    """Every check that a smoke test would make, and what else it would do."""
-
-    checks: list[PlannedCheck]
-    sizes: SmokePlan
-    notes: list[str]
-
-
 OnResult = Callable[[SmokeResult, str | None], None]
 
 
@@ -225,65 +199,9 @@ def smoke(
         return _smoke_recipe(request, recipes, signing, server, show)
 
 
-def plan_smoke(workspace: Workspace, request: SmokeRequest) -> PlannedSmoke:
-    """Which checks a test would make, as far as the recipe alone tells; asks no server."""
-    Signing()  # refuses a key that cannot be read, as the test would
-    notes: list[str] = []
-    name = request.target
-    if is_address(name):
-        expected = request.expected
-        recipe = recipes_of(workspace, request.folders).read(expected) if expected else None
-        session = request.session(Address.read(name), request.expectations.plan(recipe))
-    else:
-        folder_on(request.on, request.weights, "--weights")
-        folder_on(request.on, request.draft, "--draft")
-        recipe = recipes_of(workspace, request.folders).read(name)
-        near = Address.read(f"http://127.0.0.1:{recipe.port}")
-        session = request.session(near, request.expectations.plan(recipe))
-        _foresee(session, recipe, may_restart=request.may_restart)
-        if request.start:
-            notes.append(
-                f"{name} would be started first and stopped last; `sm120 serve {name} --dry-run`"
-                " checks the machine for it"
-            )
-    if request.record:
-        count = log.count(len(baseline_questions()), "greedy answer")
-        notes.append(f"Then {count} would be recorded in {request.record}")
-    elif request.keep:
-        notes.append(f"The result would be in {request.keep}")
-    # in a test, the second check finds it out
-    session.context_tokens = session.plan.context_tokens
-    rows = []
-    for rung in request.rungs:
-        for check in rung.checks(session):
-            why = why_skipped(session, check)
-            state = "depends" if why in _DEPENDS else "skipped" if why else "asked"
-            rows.append(PlannedCheck(state, rung.name, check.name, _DEPENDS.get(why, why)))
-    return PlannedSmoke(rows, session.plan, notes)
-
-
-def _foresee(session: Session, recipe: Recipe, *, may_restart: bool) -> None:
-    """What a test may do to the server of a recipe, as the recipe alone tells."""
-    name = recipe.name
-    if not may_restart:
-        return _leave_running(session)
-    session.restart = _never
-    session.why_no_drafting = f"{name}: has no draft model"
-    if speculates(recipe, all_overrides(recipe, Overrides())):
-        session.start_drafting, session.is_drafting = _never, True
-        # a test records one before it turns the draft model on
-        session.baseline = session.baseline or Baseline(model="", url="", answers=[])
-    elif recipe.speculation:
-        session.why_no_drafting = f"{name}: only where it was served with its draft model"
-
-
 def _leave_running(session: Session) -> None:
     """Restarts nothing, also not with a draft model: people may be using the server."""
     session.why_no_restart = session.why_no_drafting = "only with --restart"
-
-
-async def _never() -> None:
-    raise AssertionError("a dry run does nothing to a server")
 
 
 def _smoke_address(

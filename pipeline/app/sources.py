@@ -28,8 +28,8 @@ from pipeline.core.errors import (
 )
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, build_images
-from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, plan_tree, work_for
-from pipeline.images.lock.model import ArchivePin, Pin
+from pipeline.images.assemble.plan import ImagePlan, TreePlan, plan_tree
+from pipeline.images.lock.model import ArchivePin
 from pipeline.images.lock.source import (
     SourceLock,
     current_source_lock,
@@ -61,16 +61,6 @@ class LayerSettings:
 
     repository: Reference
     trust_path: Path | None = None
-
-
-class CompilePlan(NamedTuple):
-    """What compiling a tree would take; nothing where the store has its layer."""
-
-    tree: TreePlan
-    layer: LayerRecord | None
-    tools: Work
-    fetch: list[Pin]
-    not_here: str  # why this machine cannot compile it
 
 
 class ExportedSource(NamedTuple):
@@ -207,16 +197,6 @@ def build_source(
         compiler = make_compiler(workspace.checkout(), store, fetcher, sandbox, jobs)
         record = compile_tree(compiler, plan)
     return read_tree(store, plan), record
-
-
-def plan_source(
-    workspace: Workspace, name: str, build: str, *, platform: str | None = None
-) -> CompilePlan:
-    """What compiling one build of a source would take."""
-    plan, store = find_tree(workspace, name, build, platform), workspace.store_to_read()
-    known, tools = store.layer(plan.key), work_for([plan.toolchain], store)
-    pins: list[Pin] = [] if known else [*missing_archives(store, [plan]), *tools.fetch]
-    return CompilePlan(plan, known, tools, pins, "" if known else why_not_here(plan))
 
 
 def export_source(

@@ -31,7 +31,6 @@ from pipeline.serving.bench.results.compare import GATED, LEAST, LEAST_IN_TURNS,
 from pipeline.serving.bench.shipped import read_workload, shipped_names
 
 if TYPE_CHECKING:
-    from pipeline.app.bench import BenchRequest
     from pipeline.app.serve import RemoteHost
     from pipeline.app.statements import FileStatement
     from pipeline.serving.bench.model import CellResult, Interval, Run
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     )
 
 _CELLS = ("cell", "state", "output tok/s", "total tok/s", "TTFT ms", "TPOT ms", "p99 TTFT", "marks")
-_PLAN = ("workload", "cell", "requests", "trials", "done", "prompt tokens", "answer tokens")
 # what a person asks first; --all and --json have every number
 _SHOWN = (
     *("output_tok_s", "total_tok_s", "requests_s", "goodput_s", "ttft_ms.mean", "ttft_ms.p50"),
@@ -92,7 +90,6 @@ _RESULT = click.Path(exists=True, path_type=Path)
     type=ANY_PATH,
     help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
-@flag("--dry-run", help="Show what would be asked, and ask nothing.")
 @engine_option
 @on_options
 @json_option
@@ -102,7 +99,6 @@ def run(
     /,
     target: str,
     out: Path | None,
-    dry_run: bool,
     on: RemoteHost | None,
     as_json: bool,
     **options: Any,
@@ -120,8 +116,6 @@ def run(
     request = app.bench.BenchRequest(
         target, changes=changes, out=out or Path("bench"), on=on, **options
     )
-    if dry_run:
-        return _show_plan(workspace, request, as_json)
     _, workloads = app.bench.chosen_workloads(workspace, request)
     if on and (starts := [name for name, each in workloads.items() if each.starts]):
         raise click.UsageError(
@@ -145,19 +139,6 @@ def run(
     if as_json:
         say_json([run.model_dump(mode="json") for run in runs])
     app.bench.require_good(runs)
-
-
-def _show_plan(workspace: Workspace, request: BenchRequest, as_json: bool) -> None:
-    rows, target, out = app.bench.plan_bench(workspace, request), request.target, request.out
-    if as_json:
-        return say_json({"target": target, "out": str(out), "cells": rows, "dry_run": True})
-    names = ("workload", "cell", "requests", "trials", "done", "input", "output")
-    click.echo(log.table(_PLAN, [[row[name] for name in names] for row in rows]))
-    rest = sum(row["requests"] * (row["trials"] - row["done"]) for row in rows)
-    click.echo(f"\n{log.count(rest, 'request')}, and those that warm up each cell, to {target}")
-    if starts := sum(row["trials"] for row in rows if row["starts"]):
-        click.echo(f"{log.count(starts, 'start')} of the engine, which ends what is served now")
-    click.echo(f"Nothing was asked; results would be in {out}")
 
 
 def _show(run: Run, folder: Path) -> None:

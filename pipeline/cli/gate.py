@@ -59,7 +59,6 @@ series_option = click.option(
 @flag("--only-failed", help="Show only what failed or could not be judged.")
 @flag("--all", "show_all", help="List every case, also those that passed.")
 @flag("--discover", help="List the kernels that no case reaches yet.")
-@flag("--dry-run", help="Show what would be judged and fetched.")
 @platform_option
 @mirror_option
 @offline_option
@@ -71,7 +70,6 @@ def run(
     only_failed: bool,
     show_all: bool,
     discover: bool,
-    dry_run: bool,
     mirrors: tuple[str, ...],
     offline: bool,
     as_json: bool,
@@ -89,8 +87,6 @@ def run(
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
     """
     request = app.gate.GateRequest(**options)
-    if discover and dry_run:
-        raise click.UsageError("--discover judges every case; leave --dry-run out")
     if discover and request.case:
         raise click.UsageError("--discover looks at all cases; leave --case out")
     if only_failed and show_all:
@@ -101,8 +97,6 @@ def run(
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
     if request.arch and not discover:
         _require_architecture(workspace, request, request.arch)
-    if dry_run:
-        return _show_plan(workspace, request, as_json)
     done = app.gate.run_gates(
         workspace, request, kernels_only=discover, mirrors=mirrors, offline=offline
     )
@@ -134,18 +128,6 @@ def _require_architecture(workspace: Workspace, request: GateRequest, arch: str)
     if not known:
         listed = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
         raise click.BadParameter(f"{arch} is not known (known: {listed})", param_hint="--arch")
-
-
-def _show_plan(workspace: Workspace, request: GateRequest, as_json: bool) -> None:
-    plan = app.gate.plan_gates(workspace, request)
-    if as_json:
-        n_bytes = None if plan.fetch is None else sum(pin.size_bytes for pin in plan.fetch)
-        row = {"image": request.image, "platform": plan.platform}
-        gates = [vars(each) for each in plan.gates]
-        return say_json({**row, "gates": gates, "fetch_bytes": n_bytes, "dry_run": True})
-    table = [[p.gate, p.arch, len(p.cases) or None, p.note or "-"] for p in plan.gates]
-    click.echo(log.table(["gate", "card", "cases", "of"], table))
-    click.echo(f"\n{request.image} for {plan.platform}: {plan.fetch_text}")
 
 
 def _texts(

@@ -287,7 +287,6 @@ def _stage_table(done: BuildResult) -> str:
 @click.argument("name", metavar="IMAGE")
 @flag("--attest", help="Sign and keep the result, good or bad.")
 @flag("--keep-objects", help="Take compiled objects from the store, and only link again.")
-@flag("--dry-run", help="Show what would be fetched and built again.")
 @key_option
 @platform_option
 @mirror_option
@@ -301,7 +300,6 @@ def rebuild(
     name: str,
     attest: bool,
     keep_objects: bool,
-    dry_run: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -316,10 +314,6 @@ def rebuild(
     if attest and keep_objects:
         # objects that were compiled before prove nothing about compiling
         raise click.UsageError("--attest needs everything compiled again; leave --keep-objects out")
-    if dry_run:
-        if attest:
-            app.signing.signer_of(options["key_path"])
-        return _show_rebuild(workspace, name, options["platform"], keep_objects, as_json)
     done = app.build.rebuild(workspace, name, attest=attest, keep_objects=keep_objects, **options)
     if as_json:
         return say_json(
@@ -335,39 +329,6 @@ def rebuild(
     click.echo(f"{name} for {done.second.platform}: {done.verdict}, {done.second.digest}")
     for each in done.declared:
         click.echo(f"  {each.path} differs: {each.reason}")
-
-
-def _show_rebuild(
-    workspace: Workspace, name: str, platform: str | None, keep_objects: bool, as_json: bool
-) -> None:
-    first, work, trees, near, disk_bytes = app.build.plan_rebuild(workspace, name, platform)
-    if as_json:
-        return say_json(
-            {
-                "image": first.name,
-                "platform": first.platform,
-                "digest": first.digest,
-                "layers": [layer.title for layer in work.missing],
-                "compile": [tree.title for tree in trees],
-                "keep_objects": keep_objects,
-                "fetch_files": len(work.fetch),
-                "fetch_bytes": work.fetch_bytes,
-                "base_bytes": work.base_bytes,
-                "store_files": len(near),
-                "disk_bytes": disk_bytes,
-                "dry_run": True,
-            }
-        )
-    click.echo(log.table(["layer", "size (about)", "state"], _layer_rows(work, trees)))
-    click.echo(f"\n{first.name} for {first.platform} would be compared with {first.digest}")
-    if trees and keep_objects:
-        click.echo("Compiled objects are taken from the store as far as it has them")
-    bases = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
-    click.echo(
-        f"{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}{bases};"
-        f" {log.count(len(near), 'file')} from the store; disk needed meanwhile"
-        f" {log.size(disk_bytes)}; nothing was built"
-    )
 
 
 @click.command("test")

@@ -175,22 +175,18 @@ def lock(
 @click.argument("name", metavar="IMAGE")
 @click.option("--tag", "tags", multiple=True, help="Name of the image in Docker. Repeatable.")
 @platform_option
-@flag("--dry-run", help="Show what would be loaded and load nothing.")
 @json_option
 @click.pass_obj
-def load(workspace: Workspace, /, name: str, as_json: bool, dry_run: bool, **options: Any) -> None:
+def load(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
     """Load a built image into the Docker daemon that DOCKER_HOST names.
 
     Without --tag it gets two names: sm120/IMAGE:DIGEST, which never moves, with the first twelve
     characters of the digest, and sm120/IMAGE:latest, which moves to whatever was loaded last.
     """
-    built, tags, image_id = app.deliver.load_image(workspace, name, dry_run=dry_run, **options)
-    about = {"image": name, "digest": built.digest, "tags": tags}
+    built, tags, image_id = app.deliver.load_image(workspace, name, **options)
     if as_json:
-        return say_json({**about, **({"dry_run": True} if dry_run else {"id": image_id})})
-    if dry_run:
-        size = f"{log.size(built.size_bytes)}, unpacked {log.size(built.record.unpacked_bytes)}"
-        return click.echo(f"{' and '.join(tags)} would be {built.digest} in Docker: {size}")
+        about = {"image": name, "digest": built.digest, "tags": tags}
+        return say_json({**about, "id": image_id})
     others = f", also named {' and '.join(tags[1:])}" if tags[1:] else ""
     click.echo(f"{tags[0]} is in Docker as {image_id}{others}")
     recipes = app.recipes.recipes_of(workspace, ())
@@ -202,18 +198,14 @@ def load(workspace: Workspace, /, name: str, as_json: bool, dry_run: bool, **opt
 @click.argument("name", metavar="IMAGE")
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
 @platform_option
-@flag("--dry-run", help="Show what would be written and write nothing.")
 @click.pass_obj
-def export(workspace: Workspace, /, folder: Path, dry_run: bool, **options: Any) -> None:
+def export(workspace: Workspace, /, folder: Path, **options: Any) -> None:
     """Write a built image and its evidence to a new folder, as an OCI layout.
 
     Where the disk allows, the files are hard links to those of the store: do not edit them.
     """
-    done = app.deliver.export_image(workspace, folder=folder, dry_run=dry_run, **options)
-    if not dry_run:
-        return click.echo(f"{folder}: {done.built.digest}")
-    size, statements = log.size(done.built.size_bytes), log.count(done.statements, "statement")
-    click.echo(f"{folder}: {done.built.digest}, {size} and {statements} would be written")
+    done = app.deliver.export_image(workspace, folder=folder, **options)
+    click.echo(f"{folder}: {done.digest}")
 
 
 @click.command()

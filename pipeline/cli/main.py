@@ -42,14 +42,12 @@ class _Door(VerbGroup):
         # groups are loaded already, so they name no module
         **{str(each.name): Verb("", str(each.help)) for each in GROUPS},
         "completion": Verb("completion:completion", "Print completion for bash, zsh or fish."),
-        "uninstall": Verb("store:uninstall", "Remove what this command made on this machine."),
     },
     parts={
         "Daily commands": list(DAILY),
         "Groups of commands, listed by `sm120 GROUP --help`": [
             *(str(each.name) for each in GROUPS),
             "completion",
-            "uninstall",
         ],
     },
     # click has only --help by default

@@ -105,27 +105,17 @@ def _published_text(done: Published) -> str:
     show_default=True,
     help="Refuse an image that is larger.",
 )
-@flag("--dry-run", help="Show what would be fetched; fetch no layers.")
 @registry_options
 @json_option
-def pull(
-    place: str, folder: Path, max_gb: int, dry_run: bool, as_json: bool, **options: Any
-) -> None:
+def pull(place: str, folder: Path, max_gb: int, as_json: bool, **options: Any) -> None:
     """Fetch an image by digest into an OCI layout folder, and check every byte.
 
     A tag is only a way to the digest, which is shown. After an interruption, run it again: it
     continues where it was.
     """
-    done = app.registry.pull(place, folder, most_bytes=max_gb * 1000**3, dry_run=dry_run, **options)
-    asked = str(parse_reference(place))
-    if isinstance(done, app.registry.PullPlan):
-        digest, count, size = done.wanted.root.digest, done.missing_blobs, done.missing_bytes
-        if as_json:
-            row = {"folder": str(folder), "asked": asked, "digest": digest}
-            return say_json({**row, "blobs": count, "size_bytes": size, "dry_run": True})
-        blobs = f"{count} of {log.count(len(done.wanted.blobs), 'blob')}, {log.size(size)},"
-        return click.echo(f"{folder}: {digest}, {blobs} would be fetched")
+    done = app.registry.pull(place, folder, most_bytes=max_gb * 1000**3, **options)
     if as_json:
+        asked = str(parse_reference(place))
         return say_json({"folder": str(folder), "asked": asked, **done.model_dump()})
     click.echo(f"{folder}: {done.digest}, {log.size(done.received_bytes)} fetched")
     for digest in done.evidence:

@@ -96,7 +96,6 @@ def _expectation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
-@flag("--dry-run", help="Show what would be asked, and ask nothing.")
 @json_option
 @click.pass_obj
 def smoke(
@@ -105,7 +104,6 @@ def smoke(
     target: str,
     is_started: bool,
     no_restart: bool,
-    dry_run: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -128,8 +126,6 @@ def smoke(
         raise click.UsageError("--serve, --weights, --draft, --restart and --on are for a recipe")
     if not is_address(target) and (request.expected or (loads and not is_started)):
         raise click.UsageError("--recipe is for a URL; --weights and --draft are for --serve")
-    if dry_run:
-        return _show_plan(workspace, request, as_json)
 
     def show(result: SmokeResult, attempt: str | None) -> None:
         if as_json:
@@ -150,14 +146,3 @@ def smoke(
     done = app.smoke.smoke(workspace, request, show)
     if not isinstance(done, SmokeResult):
         click.echo(f"{request.record}: {log.count(len(done.answers), 'answer')} of {done.model}")
-
-
-def _show_plan(workspace: Workspace, request: SmokeRequest, as_json: bool) -> None:
-    plan, target = app.smoke.plan_smoke(workspace, request), request.target
-    if as_json:
-        checks, sizes = [row._asdict() for row in plan.checks], plan.sizes.model_dump(mode="json")
-        return say_json({"target": target, "checks": checks, "sizes": sizes, "dry_run": True})
-    rows = [[*r[:3], r.why or None] for r in plan.checks]
-    click.echo(log.table(["plan", "rung", "check", "why"], rows))
-    ending = f"Nothing was asked of {target}, and nothing was written"
-    click.echo("\n" + "\n".join([*plan.notes, ending]))

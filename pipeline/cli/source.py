@@ -24,7 +24,6 @@ from pipeline.cli.options import (
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.images.source.compiled import objects_text
-from pipeline.images.source.toolchain import NOT_HERE
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -84,29 +83,17 @@ def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) 
     help="What the steps run in.",
     show_default=True,
 )
-@flag("--dry-run", help="Show what would be compiled and fetched.")
 @mirror_option
 @offline_option
 @json_option
 @click.pass_obj
-def build_source(
-    workspace: Workspace,
-    /,
-    name: str,
-    build: str,
-    platform: str | None,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def build_source(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Compile one build of a source into the store, without making an image of it.
 
     The steps run in the source's toolchain image without network. Objects are kept: an interrupted
     or slightly changed build goes on where it was. `sm120 source list` shows builds and times.
     """
-    if dry_run:
-        return _show_plan(workspace, name, build, platform, as_json)
-    tree, record = app.sources.build_source(workspace, name, build, platform=platform, **options)
+    tree, record = app.sources.build_source(workspace, **options)
     if as_json:
         return say_json({**tree.model_dump(), **record.model_dump()})
     rows = [
@@ -121,33 +108,6 @@ def build_source(
         ["version", tree.version.replace("\n", "; ")],
     ]
     click.echo(log.table([tree.source, tree.build], rows))
-
-
-def _show_plan(
-    workspace: Workspace, name: str, build: str, platform: str | None, as_json: bool
-) -> None:
-    done = app.sources.plan_source(workspace, name, build, platform=platform)
-    plan, known, archive = done.tree, done.layer, done.tree.lock.archive
-    n_bytes = sum(pin.size_bytes for pin in done.fetch)
-    if as_json:
-        row = {"source": plan.source.name, "build": plan.name, "platform": plan.platform}
-        minutes = 0 if known else plan.build.cpu_minutes
-        sizes = {"cpu_minutes": minutes, "fetch_files": len(done.fetch), "fetch_bytes": n_bytes}
-        layer = known.digest if known else None
-        rest = {"layer": layer, "not_here": done.not_here, "dry_run": True}
-        return say_json({**row, **sizes, **rest})
-    if known:
-        return click.echo(f"{plan.title} for {plan.platform} is compiled: {known.digest}")
-    if done.not_here:
-        click.echo(f"{done.not_here}.\n{NOT_HERE}\n")
-    layers = log.count(len(done.tools.missing), "layer")
-    rows = [
-        ["compile", f"{plan.build.cpu_minutes} CPU-minutes, for {plan.platform}"],
-        ["archive", f"{archive.file}, {log.size(archive.size_bytes)}"],
-        ["toolchain", f"{plan.toolchain.spec.name}, {layers} to build"],
-        ["fetch", f"{log.count(len(done.fetch), 'file')}, {log.size(n_bytes)}"],
-    ]
-    click.echo(log.table([plan.source.name, plan.name], rows))
 
 
 @click.command("export")

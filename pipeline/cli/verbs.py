@@ -206,8 +206,8 @@ class VerbGroup(click.Group):
         if ctx.resilient_parsing and word in self.verbs and self.verbs[word].names:
             return word, _naming(ctx, self, args), args[1:]
         begins = self.verbs[word].begins if word in self.verbs else ""
-        # who asks for the help or a plan waits for nothing else
-        if begins and not ctx.resilient_parsing and not {"-h", "--help", "--dry-run"} & {*args}:
+        # who asks for the help waits for nothing else
+        if begins and not ctx.resilient_parsing and not {"-h", "--help"} & {*args}:
             log.say(begins)
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
             path = f"{ctx.command_path.partition(' ')[2]} {word}"

@@ -155,7 +155,7 @@ def test_a_mistyped_option_is_answered_with_the_nearest_one(sm120: Command) -> N
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [
-        ("uninstall --store x", "It stands before the command: `sm120 --store PATH uninstall`."),
+        ("plan --store x", "It stands before the command: `sm120 --store PATH plan`."),
         ("image list --debug", "It stands before the command: `sm120 --debug image list`."),
         ("build vllm -platform host", "No such option '-platform'. Did you mean '--platform'?"),
         ("build vllm -platform=host", "No such option '-platform'. Did you mean '--platform'?"),
