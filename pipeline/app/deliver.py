@@ -55,7 +55,6 @@ def load_image(
         # by digest first, so that a later image does not take its name away
         names = list(tags) or [default_tag(name, built.digest), moving_tag(name)]
         image_id = load(store, name, built.digest, names)
-        store.note_loaded(names)
     return Loaded(built, names, image_id)
 
 

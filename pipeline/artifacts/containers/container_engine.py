@@ -66,7 +66,6 @@ class Docker:
 
     def __init__(self, place: Path | None = None) -> None:
         self._client: DockerClient = docker.connect(place)
-        self._is_here = place is None
 
     def image(self, identity: str) -> ImageFacts | None:
         # imported late: most commands need no Docker
@@ -81,9 +80,6 @@ class Docker:
     def load(self, store: Store, name: str, digest: str) -> None:
         tag = docker.default_tag(name, digest)
         docker.load(store, name, digest, [tag], self._client)
-        # the list is for `sm120 uninstall`, which cleans this machine only
-        if self._is_here:
-            store.note_loaded([tag])
 
     def create(self, arguments: ContainerArguments) -> str:
         with _explained("create the container", ContainerRefused):

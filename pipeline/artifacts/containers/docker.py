@@ -10,7 +10,7 @@ import hashlib
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from pipeline.artifacts.oci.layout import LAYOUT, Blobs
 from pipeline.artifacts.oci.tar_reader import BLOCK, END, MTIME, padding
 from pipeline.core import log
 from pipeline.core.errors import DockerUnavailable, StoreDamaged
-from pipeline.core.model import NAME, Frozen, canonical_json
+from pipeline.core.model import canonical_json
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 # a daemon unpacks while it receives: an image of 10 GB takes minutes on a slow disk
 _LOAD_TIMEOUT_S = 3600
-# What `default_tag` and `moving_tag` make; other tools do not give such names. Podman puts a
-# registry before a name that has none.
-_OWN_TAG = re.compile(rf"((localhost|docker\.io)/)?sm120/{NAME}:([0-9a-f]{{12}}|latest)")
 _LOADED = re.compile(r"Loaded image(?: ID)?: (.+)")
 
 
@@ -84,39 +81,6 @@ def archive_bytes(image: Document) -> int:
 def default_tag(name: str, digest: str) -> str:
     """A tag that cannot move: it carries the digest."""
     return f"sm120/{name}:{digest.removeprefix('sha256:')[:12]}"
-
-
-class LoadedTag(Frozen):
-    """A name that `sm120 load` or `sm120 serve` gave to an image in Docker or Podman."""
-
-    tag: str
-    size_bytes: int
-
-
-def own_tags(client: DockerClient) -> list[LoadedTag]:
-    """The tags in a daemon that are ours by their form; names that a user chose are not."""
-    return own_tags_among(client.api.images(), "RepoTags")
-
-
-def own_tags_among(rows: Iterable[Mapping[str, Any]], names: str) -> list[LoadedTag]:
-    """Our tags in a list of images, each with its size and its names, as engines print it."""
-    sizes = {tag: row["Size"] for row in rows for tag in row.get(names) or ()}
-    return [
-        LoadedTag(tag=tag, size_bytes=int(size))
-        for tag, size in sorted(sizes.items())
-        if _OWN_TAG.fullmatch(tag)
-    ]
-
-
-def untag(client: DockerClient, tag: str) -> str:
-    """Removes a tag, and with its last tag the image; returns why not, if a container needs it."""
-    from docker.errors import DockerException, ImageNotFound
-
-    try:
-        client.api.remove_image(tag)
-    except DockerException as error:
-        return "" if isinstance(error, ImageNotFound) else _reason(error)
-    return ""
 
 
 def moving_tag(name: str) -> str:

@@ -13,11 +13,9 @@ from typing import Any
 from pipeline.artifacts.containers.arguments import ContainerArguments, Label
 from pipeline.artifacts.containers.container_engine import EngineKind
 from pipeline.artifacts.containers.docker import (
-    LoadedTag,
     archive_bytes,
     default_tag,
     docker_archive,
-    own_tags_among,
 )
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import read_document
@@ -104,20 +102,6 @@ class Podman:
                 f"Podman refused {name}: {_reason(error)}",
                 "Its reason is above; `podman info` shows whether it works for you.",
             )
-
-    def own_tags(self) -> list[LoadedTag]:
-        """The tags that are ours by their form; names that a user chose are not."""
-        listed = self._run("images", "--format=json").stdout
-        try:
-            return own_tags_among(json.loads(listed), "Names")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise PodmanUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
-
-    def untag(self, tag: str) -> str:
-        """Take a tag away, and with its last tag the image; why not, where a container needs it."""
-        done = self._run("rmi", tag, may_fail=True)
-        is_gone = not done.returncode or _is_unknown(done.stderr)
-        return "" if is_gone else _reason(done.stderr)
 
     def create(self, arguments: ContainerArguments) -> str:
         # no registry may answer for an image that the store has
