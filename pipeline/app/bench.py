@@ -23,15 +23,7 @@ from pipeline.app.statements import FileStatement, state_benchmark
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.containers.container_engine import ContainerEngine
 from pipeline.artifacts.containers.find_engine import Wanted
-from pipeline.core import log
-from pipeline.core.errors import (
-    BenchUndecided,
-    BenchVoid,
-    BenchWorse,
-    InputInvalid,
-    NothingServed,
-    WorkloadInvalid,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file
 from pipeline.core.model import Digest
 from pipeline.core.net.wire import Address
@@ -99,7 +91,12 @@ def measure(workspace: Workspace, request: BenchRequest, on_run: OnRun | None = 
     for name, workload in workloads.items():
         folder = request.out / workload.name
         if workload.starts:
-            with _recipe_starter(workspace, _require_recipe(recipe), request) as (starter, begun):
+            if recipe is None:
+                raise errors.WorkloadInvalid(
+                    "how long a start takes can be measured of a recipe alone",
+                    "Name the recipe in place of the address.",
+                )
+            with _recipe_starter(workspace, recipe, request) as (starter, begun):
                 inputs = _inputs(workload, recipe, begun, request.host_facts)
                 runs.append(measure_starts(workload, starter, folder, inputs))
         else:
@@ -153,7 +150,7 @@ def require_good(runs: Sequence[Run]) -> None:
             "The model repeats itself. --allow-loops counts such answers and marks them; for a"
             " model that can only recite, --workload tiny does so too."
         )
-    raise BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}", hint)
+    raise errors.BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}", hint)
 
 
 def chosen_workloads(
@@ -183,7 +180,9 @@ def _server_of(
         served = next((row for row in found if row.recipe == recipe.name and row.healthy), None)
         if served is None or served.port is None:
             where = on.host if on else "this machine"
-            raise NothingServed(f"{recipe.name}: is not served on {where}, or does not answer")
+            raise errors.NothingServed(
+                f"{recipe.name}: is not served on {where}, or does not answer"
+            )
         url, door = f"http://127.0.0.1:{served.port}", site.door(served.port)
         address = Address.read(url)
         if isinstance(door, Path):
@@ -227,7 +226,7 @@ def changed(
     """A workload with what was typed in place of its own; its digest is another then."""
     values: dict[str, Any] = {}
     if concurrency and rate:
-        raise WorkloadInvalid("--concurrency and --rate: name one of them")
+        raise errors.WorkloadInvalid("--concurrency and --rate: name one of them")
     if concurrency:
         values["loads"] = [Load(concurrency=n, requests=requests or 4 * n) for n in concurrency]
     elif rate:
@@ -256,7 +255,7 @@ def changed(
         words += [f"{', '.join(f'{each:g}' for each in rate)} requests a second"] if rate else []
         values["summary"] = f"{workload.name} with {', '.join(words)}"
     if own and any(load.input or load.output for load in workload.loads):
-        raise WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
+        raise errors.WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
     return Workload.model_validate({**workload.model_dump(), **values})
 
 
@@ -279,24 +278,15 @@ class RecipeStarts:
 
     def stop(self) -> None:
         """Stop it, where it is served."""
-        with suppress(NothingServed):
+        with suppress(errors.NothingServed):
             facts = find_served(self.engine, self.job.recipe.name)
             stop(self.engine, self.context.store, facts, STOP_S)
 
     def is_served(self) -> bool:
         """Whether it runs, so that people may use it."""
-        with suppress(NothingServed):
+        with suppress(errors.NothingServed):
             return find_served(self.engine, self.job.recipe.name).running
         return False
-
-
-def _require_recipe(recipe: Recipe | None) -> Recipe:
-    if recipe is None:
-        raise WorkloadInvalid(
-            "how long a start takes can be measured of a recipe alone",
-            "Name the recipe in place of the address.",
-        )
-    return recipe
 
 
 @contextmanager
@@ -309,7 +299,7 @@ def _recipe_starter(
         context = ServeContext(workspace.checkout(), workspace.store(), options, site)
         job = make_job(context, recipe)
         if job.weights is None:
-            raise WorkloadInvalid(
+            raise errors.WorkloadInvalid(
                 f"{name}: its weights are in no folder that is known here",
                 "--weights DIR names it: a cold start reads them from the disk again.",
             )
@@ -372,7 +362,7 @@ def require_metrics(names: Sequence[str]) -> None:
     for name in names:
         definition = DEFINITIONS.get(name.partition(".")[0])
         if definition is None or definition.better == "none":
-            raise InputInvalid(
+            raise errors.InputInvalid(
                 f"{name}: is no number that can be better or worse",
                 "Write it as output_tok_s, ttft_ms.mean or tpot_ms.p99.",
             )
@@ -381,7 +371,7 @@ def require_metrics(names: Sequence[str]) -> None:
 def require_no_worse(comparison: Comparison, rows: Sequence[GateRow]) -> None:
     """Raise BenchWorse or BenchUndecided where the gate did not pass."""
     where = f"{comparison.second} against {comparison.first}"
-    for verdict, error in (("worse", BenchWorse), ("undecided", BenchUndecided)):
+    for verdict, error in (("worse", errors.BenchWorse), ("undecided", errors.BenchUndecided)):
         found = [row for row in rows if row.verdict == verdict]
         if found or (verdict == "undecided" and not rows):
             first = f"{found[0].cell} {found[0].number}: {found[0].message}" if found else "no cell"

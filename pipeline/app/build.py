@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,12 +116,7 @@ def build(
     with store.in_use():
         compile_missing(checkout, store, plans, fetcher, offered)
         built = build_images(
-            checkout,
-            store,
-            plans,
-            fetcher,
-            keep_inputs=request.keep_inputs,
-            accept=request.accept,
+            checkout, store, plans, fetcher, keep_inputs=request.keep_inputs, accept=request.accept
         )
         # a damaged record of gates is an error, unless gates run now and replace it
         with suppress(*([StoreDamaged] if request.gated else [])):
@@ -204,21 +199,14 @@ def plan_images(
 def _build_plan(
     store: Store, plans: list[ImagePlan], offered: Mapping[str, OfferedLayer]
 ) -> BuildPlan:
-    work, trees = _work_of(plans, store, offered)
     missing = missing_trees(store, plans)
+    trees = [tree for tree in missing if tree.key not in offered]
+    # what compiles them is built first, where it is missing
+    work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
+    work = replace(work, fetch=(*work.fetch, *missing_archives(store, trees)))
     taken = [(tree, offered[tree.key]) for tree in missing if tree.key in offered]
     reasons = {tree.title: why for tree in trees if (why := why_not_here(tree))}
     return BuildPlan(plans, work, trees, taken, [*reasons.values()], store)
-
-
-def _work_of(
-    plans: list[ImagePlan], store: Store, offered: Collection[str] = ()
-) -> tuple[Work, list[TreePlan]]:
-    """What a store lacks for images, and the trees that are compiled for them first."""
-    trees = [tree for tree in missing_trees(store, plans) if tree.key not in offered]
-    # what compiles them is built first, where it is missing
-    work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
-    return replace(work, fetch=(*work.fetch, *missing_archives(store, trees))), trees
 
 
 def rebuild(

@@ -40,10 +40,7 @@ class Collected(NamedTuple):
 
 
 def load_image(
-    workspace: Workspace,
-    name: str,
-    tags: Sequence[str] = (),
-    platform: str | None = None,
+    workspace: Workspace, name: str, tags: Sequence[str] = (), platform: str | None = None
 ) -> Loaded:
     """Load a built image into the Docker daemon that DOCKER_HOST names."""
     # loads Docker's library, which nothing else in this module needs
@@ -59,10 +56,7 @@ def load_image(
 
 
 def export_image(
-    workspace: Workspace,
-    name: str,
-    folder: Path,
-    platform: str | None = None,
+    workspace: Workspace, name: str, folder: Path, platform: str | None = None
 ) -> Built:
     """Write a built image and its evidence to a new folder, as an OCI layout."""
     checkout, store = workspace.checkout(), workspace.store_to_read()

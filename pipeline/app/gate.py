@@ -1,33 +1,28 @@
-"""Gates: judge without a GPU whether an image runs on its card, and its patches are needed."""
+"""Judge an image without a GPU: its gates, its patches, and whether it starts."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.app.image_statements import state_gates
+from pipeline.app.image_statements import state_gates, state_runs
 from pipeline.app.images import find_image
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
+from pipeline.artifacts.containers.box import Wanted, find_way
 from pipeline.artifacts.containers.sandbox import find_sandbox, require_isolation
-from pipeline.core import log
-from pipeline.core.errors import (
-    CaseNotFound,
-    GateUnknown,
-    PatchUnproved,
-    PipelineError,
-    UnknownImage,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import bounded_lines, opened_log
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
+from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
 from pipeline.images.fetch.transport import make_fetcher
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
 from pipeline.images.gate.evidence import error_of, keep_evidence
@@ -41,7 +36,8 @@ from pipeline.images.gate.patches import (
     versions_against,
     without_gate,
 )
-from pipeline.images.gate.smem.cases import Gates, read_gates
+from pipeline.images.gate.runs import Run
+from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.context import GateContext, WheelFinder
 from pipeline.images.gate.smem.engine import engine_pin, engine_work
 from pipeline.images.gate.smem.environment import EnvironmentFacts, environment_work
@@ -62,6 +58,8 @@ from pipeline.images.gate.tracebacks import (
     find_by_traceback,
     why_not_judged,
 )
+from pipeline.images.start_test.expected import engine_of
+from pipeline.images.start_test.prove import prove_start
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
@@ -107,7 +105,7 @@ class Judged:
     runs: list[GateRun]
     built: Built | None  # the image whose objects were judged
     arch_spec: ArchSpec | None
-    error: PipelineError | None
+    error: errors.PipelineError | None
 
     def require_passed(self) -> None:
         """Raise the error, where a gate failed or could not judge."""
@@ -166,10 +164,16 @@ def run_gates(
         if request.wants_objects(spec.gates) and not kernels_only:
             built = _built(context, request)
             if built:
-                runs += _judge_objects(context, request, built, signing)
+                promised = built.plan.spec.promised_archs
+                judged = run_arch(context, built, [request.arch] if request.arch else promised)
+                # a card that the image does not promise is judged for the user alone
+                kept = [run.evidence for run in judged if run.evidence.arch in promised]
+                keep_evidence(context.store, built.name, built.platform, built.digest, kept)
+                state_gates(checkout, context.store, built.plan, signing)
+                runs += judged
                 platform = pick_platform(spec, request.platform)
                 arch_spec = read_arch_spec(checkout, name, platform)
-    error: PipelineError | None = None
+    error: errors.PipelineError | None = None
     # every gate has run by now, also after one that failed
     for each in runs:
         if request.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):
@@ -225,24 +229,12 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
 def _built(context: GateContext, request: GateRequest) -> Built | None:
     try:
         return find_image(context.checkout, context.store, request.image, request.platform)
-    except UnknownImage as error:
+    except errors.UnknownImage as error:
         # kernels can be judged before the image is built, machine code cannot
         if request.only:
             raise
         log.say(f"{error}: its machine code was not judged")
         return None
-
-
-def _judge_objects(
-    context: GateContext, request: GateRequest, built: Built, signing: Signing
-) -> list[GateRun]:
-    promised = built.plan.spec.promised_archs
-    runs = run_arch(context, built, [request.arch] if request.arch else promised)
-    # a card that the image does not promise is judged for the user alone
-    kept = [run.evidence for run in runs if run.evidence.arch in promised]
-    keep_evidence(context.store, built.name, built.platform, built.digest, kept)
-    state_gates(context.checkout, context.store, built.plan, signing)
-    return runs
 
 
 def open_image_gate(
@@ -259,7 +251,7 @@ class JudgedPatches:
     verdicts: list[PatchVerdict]
     environment: EnvironmentFacts | None  # none where no patch is for a gate
     missing: str  # what the sandbox lacks on this machine
-    error: PipelineError | None
+    error: errors.PipelineError | None
 
 
 def judge_all_patches(
@@ -302,16 +294,16 @@ def judge_all_patches(
                 verdicts = judge_patches(opened, card)
         else:
             verdicts = judge_against(opened, card, versions, log.say)
-    error: PipelineError | None = None
+    error: errors.PipelineError | None = None
     unknown = [v for v in verdicts if v.state == "unknown"]
     if against is not None and unknown:
         named = ", ".join(f"{v.patch} at {v.version}" for v in unknown[:4])
-        error = GateUnknown(
+        error = errors.GateUnknown(
             f"{name}: {log.count(len(unknown), 'verdict is', 'verdicts are')} unknown: {named}"
         )
     elif against is None and unproved(verdicts):
         named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(verdicts))
-        error = PatchUnproved(f"{name}: {named}")
+        error = errors.PatchUnproved(f"{name}: {named}")
     missing = sandbox.sentence() if sandbox.missing else ""
     return JudgedPatches(verdicts, opened.environment.facts, missing, error)
 
@@ -342,7 +334,7 @@ def find_cases(
     kernels: Sequence[str],
     traceback: Path | None = None,
     image: str | None = None,
-) -> tuple[list[FoundCase], CaseNotFound | None]:
+) -> tuple[list[FoundCase], errors.CaseNotFound | None]:
     """The gate cases that judge kernels, by name or by a log's tracebacks; and what is missing."""
     checkout = workspace.checkout()
     if image is not None:
@@ -351,7 +343,18 @@ def find_cases(
     gates = {name: read_gates(checkout, name) for name in names}
     found = {name: find_by_name(gates, name) for name in kernels}
     if traceback is not None:
-        found["the traceback"] = _in_log(gates, traceback)
+        reader, is_stdin = TracebackReader(), traceback == Path("-")
+        opened = nullcontext(sys.stdin.buffer) if is_stdin else opened_log(traceback, _PATIENCE_S)
+        with opened as file:
+            deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
+        if not reader.tracebacks:
+            raise errors.CaseNotFound(
+                "the log holds no Python traceback",
+                "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
+            )
+        found["the traceback"] = [
+            case for each in reader.tracebacks for case in find_by_traceback(gates, each)
+        ]
     cases = list({(f.image, f.case): f for each in found.values() for f in each}.values())
     missing = [name for name, each in found.items() if not each]
     if not missing:
@@ -360,18 +363,43 @@ def find_cases(
     for name in missing:
         if reasons := why_not_judged(gates, name):
             hint = "`not_judged` in the image's gates/engine.yaml says so."
-            return cases, CaseNotFound(f"{message}. {reasons[0]}", hint)
-    return cases, CaseNotFound(message)
+            return cases, errors.CaseNotFound(f"{message}. {reasons[0]}", hint)
+    return cases, errors.CaseNotFound(message)
 
 
-def _in_log(gates: Mapping[str, Gates], path: Path) -> list[FoundCase]:
-    reader = TracebackReader()
-    is_stdin = path == Path("-")
-    with nullcontext(sys.stdin.buffer) if is_stdin else opened_log(path, _PATIENCE_S) as file:
-        deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
-    if not reader.tracebacks:
-        raise CaseNotFound(
-            "the log holds no Python traceback",
-            "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
-        )
-    return [case for each in reader.tracebacks for case in find_by_traceback(gates, each)]
+Results = dict[Built, Run]
+
+
+def prove_starts(
+    workspace: Workspace, names: Sequence[str], platform: str | None = None, wanted: Wanted = "auto"
+) -> Results:
+    """Run each image without a GPU, and state what of it works and what does not."""
+    checkout, store, signing = workspace.checkout(), workspace.store(), Signing()
+    results = Results()
+    with store.in_use():
+        images = [find_image(checkout, store, name, platform) for name in dict.fromkeys(names)]
+        way = find_way(wanted)
+        for image in images:
+            # the flags that recipes are checked against, where they are known
+            flags, file, folder = None, None, flags_folder(checkout)
+            if parser := engine_of(image.plan):
+                with suppress(errors.RecipeInvalid):
+                    flags = find_parser_flags(folder, parser.engine, image.name)
+                    file = folder / f"{flags.image}.yaml"
+            results[image] = prove_start(store, image, way, flags, file)
+            # a failure is stated like a success
+            state_runs(checkout, store, image, [results[image]], signing)
+    return results
+
+
+def require_started(results: Results) -> None:
+    """Raise the error of the first image that failed, else of the first that is unknown."""
+    kinds: dict[str, type[errors.SmokeNotPassed]] = {
+        "failed": errors.StartFails,
+        "unknown": errors.StartUnknown,
+    }
+    for verdict, kind in kinds.items():
+        for image, run in results.items():
+            first = next((test for test in run.tests if test.verdict == verdict), None)
+            if run.verdict == verdict and first:
+                raise kind(f"{image.name} for {image.platform}: {first.name}: {first.message}")

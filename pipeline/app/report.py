@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -79,7 +79,14 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     read = [_read(path, request.log_path, judge, behind) for path in named]
     if request.host_path is not None:
         facts, digest = read_facts(request.host_path), sha256_of_file(request.host_path)
-        read = [with_host(run, facts) if _is_host_of(run, digest) else run for run in read]
+        for at, run in enumerate(read):
+            # facts of other hosts are refused; a run that names none is believed
+            named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
+            if named in (None, digest):
+                read[at] = with_host(run, facts)
+            else:
+                other = f"{run.name}: was measured on a host of other facts, {named}"
+                log.say(f"{other}; it keeps its own")
     else:
         read = [_with_known_host(run, path, behind) for run, path in zip(read, named, strict=True)]
     names = request.references
@@ -107,14 +114,6 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     return data
 
 
-def _is_host_of(run: RunData, digest: str) -> bool:
-    """Whether facts may be of the host that a run names; one that names none is believed."""
-    named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
-    if named not in (None, digest):
-        log.say(f"{run.name}: was measured on a host of other facts, {named}; it keeps its own")
-    return named in (None, digest)
-
-
 def _with_known_host(run: RunData, path: Path, behind: Behind) -> RunData:
     """A run with the facts that it names by digest, if a folder here has them."""
     named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
@@ -132,12 +131,15 @@ def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> Ru
         return _with_memory(read_foreign_data(path), log_path, is_named=True)
     run = read_run_data(path)
     run = _with_memory(run, log_path or _kept_log(run, behind.store), is_named=bool(log_path))
+    folder = run_folder(path)
+    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
     with log.step(f"Checking {path}"):
-        checked = with_states(run, path, judge, behind)
-    for link in checked.evidence:
+        walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
+    links = evidence_links(run.evidence, walked.node.children)
+    for link in links:
         if link.state in WRONG:
             log.say(f"{path}: {link.name}: {link.state}: {link.message}")
-    return checked
+    return run.model_copy(update={"evidence": links})
 
 
 def _kept_log(run: RunData, store: Store | None) -> Path | None:
@@ -168,29 +170,19 @@ def _with_memory(run: RunData, path: Path | None, *, is_named: bool) -> RunData:
     return run.model_copy(update={"memory": memory})
 
 
-def with_states(run: RunData, path: Path, judge: Judge, behind: Behind) -> RunData:
-    """A run with the verdicts of `sm120 verify` on all that it names."""
-    folder = run_folder(path)
-    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
-    walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
-    return run.model_copy(update={"evidence": evidence_links(run.evidence, walked.node.children)})
-
-
 def evidence_links(named: Iterable[EvidenceLink], nodes: Iterable[Node]) -> list[EvidenceLink]:
     """Each check of a run, with the digest that the run names for it."""
     by_name = {link.name: link for link in named}
-    judged = [_link(node, by_name) for node in nodes]
+    judged = []
+    for node in nodes:
+        name = node.part if node.part in by_name else node.title
+        digest = by_name[name].digest if name in by_name else None
+        # of a tree only what decides is said; `sm120 verify` shows the rest
+        decisive = node.culprit()
+        where = "" if decisive is node else f"{decisive.title}: "
+        message = f"{where}{decisive.message.replace(digest or chr(0), '').strip(' ,')}"
+        body = {"name": name, "digest": digest, "state": node.verdict.value, "message": message}
+        judged.append(EvidenceLink.model_validate(body))
     # what no check is about by itself, such as the raw requests
     names = {link.name for link in judged}
     return [*judged, *(link for link in by_name.values() if link.name not in names)]
-
-
-def _link(node: Node, named: Mapping[str, EvidenceLink]) -> EvidenceLink:
-    name = node.part if node.part in named else node.title
-    digest = named[name].digest if name in named else None
-    # of a tree only what decides is said; `sm120 verify` shows the rest
-    decisive = node.culprit()
-    where = "" if decisive is node else f"{decisive.title}: "
-    message = decisive.message.replace(digest or "\0", "").strip(" ,")
-    body = {"name": name, "digest": digest, "state": node.verdict.value}
-    return EvidenceLink.model_validate({**body, "message": f"{where}{message}"})

@@ -16,16 +16,7 @@ from pipeline.artifacts.oci.record import FileRow, LayerRecord
 from pipeline.artifacts.oci.reference import Reference, parse_repository
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log
-from pipeline.core.errors import (
-    LockEdited,
-    LockMissing,
-    LockStale,
-    NotInRegistry,
-    RegistryUnreachable,
-    SandboxUnavailable,
-    SpecInvalid,
-)
+from pipeline.core import errors, log
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, build_images
 from pipeline.images.assemble.plan import ImagePlan, TreePlan, plan_tree
@@ -95,7 +86,7 @@ def compile_missing(
 
             try:
                 take_layer(store, tree, layer)
-            except (RegistryUnreachable, NotInRegistry) as error:
+            except (errors.RegistryUnreachable, errors.NotInRegistry) as error:
                 log.say(f"{tree.title} is compiled instead: {error}")
     if absent := [tree for tree in missing if store.layer(tree.key) is None]:
         compiler = make_compiler(checkout, store, fetcher, "auto", 0)
@@ -136,7 +127,7 @@ def offered_layers(
                     log.say(f"{tree.title}: {place} has no layer of it, so it is compiled")
                 else:
                     offered[tree.key] = found
-    except RegistryUnreachable as error:
+    except errors.RegistryUnreachable as error:
         rest = ", ".join(tree.title for tree in trees if tree.key not in offered)
         log.say(f"{rest}: compiled, as no layer can be looked for: {error}")
     return offered
@@ -162,7 +153,7 @@ def make_compiler(
     def toolchain(tree: TreePlan) -> Built:
         # before the first byte is fetched
         if why := why_not_here(tree):
-            raise SandboxUnavailable(why, NOT_HERE)
+            raise errors.SandboxUnavailable(why, NOT_HERE)
         return build_images(checkout, store, [tree.toolchain], fetcher)[0]
 
     return Compiler(checkout, store, fetcher, toolchain, find_way(sandbox), jobs)
@@ -262,32 +253,30 @@ def publish_source(
 
 def list_sources(workspace: Workspace) -> list[dict[str, Any]]:
     """The sources that can be compiled, with their builds and times."""
-    checkout = workspace.checkout()
-    return [row for name in checkout.sources() for row in _rows(checkout, name)]
-
-
-def _rows(checkout: Checkout, name: str) -> list[dict[str, Any]]:
-    spec = checkout.source(name)
-    try:
-        lock = current_source_lock(checkout.source_lock_path(name), spec)
-        state = lock.archive.version or lock.archive.file
-    except LockMissing:
-        state = "no"
-    except LockStale:
-        state = "stale"
-    except LockEdited:
-        state = "edited"
-    return [
-        {
-            "source": name,
-            "build": build,
-            "toolchain": each.toolchain,
-            "for": ", ".join([*each.platforms, *each.architectures]),
-            "locked": state,
-            "time": f"{each.cpu_minutes} CPU-minutes",
-        }
-        for build, each in spec.builds.items()
-    ]
+    checkout, rows = workspace.checkout(), []
+    for name in checkout.sources():
+        spec = checkout.source(name)
+        try:
+            lock = current_source_lock(checkout.source_lock_path(name), spec)
+            state = lock.archive.version or lock.archive.file
+        except errors.LockMissing:
+            state = "no"
+        except errors.LockStale:
+            state = "stale"
+        except errors.LockEdited:
+            state = "edited"
+        rows += [
+            {
+                "source": name,
+                "build": build,
+                "toolchain": each.toolchain,
+                "for": ", ".join([*each.platforms, *each.architectures]),
+                "locked": state,
+                "time": f"{each.cpu_minutes} CPU-minutes",
+            }
+            for build, each in spec.builds.items()
+        ]
+    return rows
 
 
 def lock_sources(
@@ -302,7 +291,9 @@ def lock_sources(
 
     checkout, store = workspace.checkout(), workspace.store()
     if archive and len(names) != 1:
-        raise SpecInvalid("--from locks exactly one source", "sm120 source lock SOURCE --from FILE")
+        raise errors.SpecInvalid(
+            "--from locks exactly one source", "sm120 source lock SOURCE --from FILE"
+        )
     rows = []
     for name in names or tuple(checkout.sources()):
         spec = checkout.source(name)
@@ -314,7 +305,7 @@ def lock_sources(
         path = checkout.source_lock_path(name)
         try:
             old = read_source_lock(path)
-        except (LockMissing, LockEdited):
+        except (errors.LockMissing, errors.LockEdited):
             old = None
         before, after = _facts(old) if old else {}, _facts(new)
         rows += [

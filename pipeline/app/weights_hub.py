@@ -14,16 +14,7 @@ from pipeline.app.signing import Signing
 from pipeline.app.statements import FileStatement, state_weights
 from pipeline.app.weights import backing_of, hints_of_folder, places_in
 from pipeline.app.workspace import Workspace
-from pipeline.core import log
-from pipeline.core.errors import (
-    AddressUnusable,
-    LockEdited,
-    LockMissing,
-    LockStale,
-    ModelUnreadable,
-    OfflineMiss,
-    SpecInvalid,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import read_at_most
 from pipeline.core.sealed import read_or_none
 from pipeline.serving.fit.config import MOST_BYTES
@@ -178,7 +169,7 @@ def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | Non
         return place.lock
     if is_reference(name):
         return None
-    raise LockMissing(
+    raise errors.LockMissing(
         f"{spec.name}: has no lock, neither in the checkout nor in a folder of --from",
         f"Make it where the Hub can be reached (`sm120 weights lock {name}`), or name with --from a"
         " folder that `sm120 weights fetch` made.",
@@ -188,7 +179,7 @@ def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | Non
 def ask_hub(repository: str, revision: str) -> HubModel:
     """What a repository holds at a revision now."""
     if is_offline():
-        raise OfflineMiss(f"{repository}: HF_HUB_OFFLINE is set", "Unset it to ask the Hub.")
+        raise errors.OfflineMiss(f"{repository}: HF_HUB_OFFLINE is set", "Unset it to ask the Hub.")
     # the question is small, and the caller has other sources than to wait
     hub, read_file = open_hub(patient=False)
     with log.step(f"Looking up {repository} at {revision}"):
@@ -197,7 +188,7 @@ def ask_hub(repository: str, revision: str) -> HubModel:
 
     def read(pin: FilePin) -> bytes:
         if pin.size_bytes > MOST_BYTES:
-            raise ModelUnreadable(f"{pin.path}: is larger than 16 MiB")
+            raise errors.ModelUnreadable(f"{pin.path}: is larger than 16 MiB")
         return checked(pin, read_file(repository, commit, pin))
 
     return HubModel(repository, commit, files, read)
@@ -219,11 +210,11 @@ def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
         try:
             lock = current_lock(checkout, name)
             row |= {"commit": lock.commit, "files": len(lock.files), "bytes": lock.size_bytes}
-        except LockMissing:
+        except errors.LockMissing:
             row["lock"] = "missing"
-        except LockStale:
+        except errors.LockStale:
             row["lock"] = "stale"
-        except LockEdited:
+        except errors.LockEdited:
             row["lock"] = "edited"
         rows.append(row)
     known = {row["name"] for row in rows}
@@ -263,7 +254,7 @@ def lock_sets(
     """
     checkout = workspace.checkout()
     if not names:
-        raise SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
+        raise errors.SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
     specs = [named_spec(checkout, name) for name in dict.fromkeys(names)]
     done = []
     # all are looked up before the first is written
@@ -286,7 +277,7 @@ def own_spec(
     """A spec of a model of the Hub under a name of the user's; raises ValidationError."""
     checkout = workspace.checkout()
     if name in spec_names(checkout):
-        raise SpecInvalid(
+        raise errors.SpecInvalid(
             f"{spec_path(checkout, name)}: is there already",
             f"Edit it and run `sm120 weights lock {name}`, or save under another name.",
         )
@@ -314,18 +305,6 @@ def check_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[st
 
 
 @dataclass(frozen=True)
-class HubRequest:
-    """Folders to serve as a Hub, where, and to whom."""
-
-    folders: tuple[Path, ...]
-    host: str = "127.0.0.1"  # closed by default: the licences of many weights forbid to share them
-    port: int = 8080
-    token_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-
-
-@dataclass(frozen=True)
 class ServedHub:
     """A Hub that listens."""
 
@@ -334,21 +313,38 @@ class ServedHub:
     is_open: bool  # to everybody who reaches its address
 
 
-def serve(workspace: Workspace, request: HubRequest, on_start: Callable[[ServedHub], None]) -> None:
+def serve(
+    workspace: Workspace,
+    folders: Sequence[Path],
+    on_start: Callable[[ServedHub], None],
+    *,
+    host: str = "127.0.0.1",  # closed by default: the licences of many weights forbid to share them
+    port: int = 8080,
+    token_file: Path | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> None:
     """Serve folders of locked weights as a read-only Hub, until Ctrl-C."""
     # first: a wrong certificate is known before many files are looked through
-    tls = _tls(request.tls_cert, request.tls_key)
-    places = [place for folder in request.folders for place in places_in(workspace, folder)]
+    tls = _tls(tls_cert, tls_key)
+    places = [place for folder in folders for place in places_in(workspace, folder)]
     for place in places:
         log.say(f"{place.lock.name}: {backing_of(workspace, place, strict=False).sentence()}")
-    served, host = ServedSets(places), request.host
-    tokens = _tokens(request.token_file) if request.token_file else frozenset()
-    prover, scheme = _prover(served), "https" if tls else "http"
+    served = ServedSets(places)
+    tokens = _tokens(token_file) if token_file else frozenset()
+    prover, scheme = Prover(served.files), "https" if tls else "http"
+    # so that a set which was verified once is served at once
+    prover.trust_receipts(proved_identities)
+    if unproved := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
+        log.say(
+            f"{log.size(unproved)} are checked first; `sm120 weights verify` does that once for all"
+        )
+        prover.advance = log.LineBar("checking", unproved).advance
     hub = HubApi(served, prover, tokens, only_loopback=_is_loopback(host), scheme=scheme)
     connections = ConnectionLimits(most_connections())
     # where anybody may connect, one address must not use up all connections
     most_of_one = None if tokens else connections.most // 2
-    server = Server(hub.answer, host, request.port, tls, hub.may_read, most_of_one, connections)
+    server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
     # before the files are checked: that an address is in use is known at once
     server.listen()
     try:
@@ -362,18 +358,6 @@ def serve(workspace: Workspace, request: HubRequest, on_start: Callable[[ServedH
     finally:
         prover.stop()
         server.close()
-
-
-def _prover(served: ServedSets) -> Prover:
-    prover = Prover(served.files)
-    # so that a set which was verified once is served at once
-    prover.trust_receipts(proved_identities)
-    if unproved := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
-        log.say(
-            f"{log.size(unproved)} are checked first; `sm120 weights verify` does that once for all"
-        )
-        prover.advance = log.LineBar("checking", unproved).advance
-    return prover
 
 
 def _name(host: str) -> str:
@@ -397,7 +381,7 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise AddressUnusable(
+        raise errors.AddressUnusable(
             f"{cert.name}: cannot be used for TLS: {error}",
             "Give a PEM certificate with its own key (--tls-key).",
         ) from error
@@ -410,7 +394,7 @@ def _tokens(path: Path) -> frozenset[str]:
     tokens = frozenset(line for line in lines if line and not line.startswith("#"))
     # guessable by trying; and a client could not send spaces or other letters in a header
     if not tokens or any(len(t) < 8 or not t.isascii() or " " in t for t in tokens):
-        raise AddressUnusable(
+        raise errors.AddressUnusable(
             f"{path.name}: a token has at least eight ASCII characters and no spaces",
             "Make one with `openssl rand -hex 24`.",
         )

@@ -18,7 +18,7 @@ fish: sm120 completion fish > ~/.config/fish/completions/sm120.fish
 @click.command(help=_HELP)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def completion(context: click.Context, shell: str) -> None:
+def completion_command(context: click.Context, shell: str) -> None:
     """Print the script of a shell."""
     script = get_completion_class(shell)
     # the choice above names only shells that click knows

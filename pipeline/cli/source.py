@@ -11,16 +11,8 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.containers.box import KINDS
 from pipeline.artifacts.oci.reference import parse_repository
-from pipeline.cli.options import (
-    flag,
-    json_option,
-    key_option,
-    locking_dry_run_option,
-    mirror_option,
-    offline_option,
-    platform_option,
-    registry_options,
-)
+from pipeline.cli import options
+from pipeline.cli.options import flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.images.source.compiled import objects_text
@@ -28,10 +20,8 @@ from pipeline.images.source.compiled import objects_text
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command("list")
-@json_option
-@click.pass_obj
-def list_sources(workspace: Workspace, as_json: bool) -> None:
+@query
+def source_list_command(workspace: Workspace, as_json: bool) -> None:
     """List the sources that can be compiled here, with their builds and times."""
     rows = app.sources.list_sources(workspace)
     if as_json:
@@ -40,7 +30,7 @@ def list_sources(workspace: Workspace, as_json: bool) -> None:
     click.echo(log.table(columns, [[str(row[c]) for c in columns] for row in rows]))
 
 
-@click.command("lock")
+@query
 @click.argument("names", metavar="[SOURCE]...", nargs=-1)
 @click.option(
     "--from",
@@ -48,10 +38,10 @@ def list_sources(workspace: Workspace, as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Lock this archive instead of the one that the spec names a place of.",
 )
-@locking_dry_run_option
-@json_option
-@click.pass_obj
-def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
+@options.locking_dry_run_option
+def source_lock_command(
+    workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any
+) -> None:
     """Look up archives of sources and the digest of their files, and write their locks.
 
     Without SOURCE, of all. A lock names an archive by its hash and its files by one digest: the
@@ -66,10 +56,10 @@ def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) 
     click.echo(log.table(columns, [[row[c] or "-" for c in columns] for row in rows]))
 
 
-@click.command("build")
+@query
 @click.argument("name", metavar="SOURCE")
 @click.argument("build", metavar="BUILD")
-@platform_option
+@options.platform_option
 @click.option(
     "--jobs",
     type=click.IntRange(0),
@@ -77,17 +67,11 @@ def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) 
     help="Compilers to run at once (0: as memory allows).",
 )
 @click.option(
-    "--sandbox",
-    type=click.Choice(["auto", *KINDS]),
-    default="auto",
-    help="What the steps run in.",
-    show_default=True,
+    "--sandbox", type=click.Choice(["auto", *KINDS]), default="auto", help="What the steps run in."
 )
-@mirror_option
-@offline_option
-@json_option
-@click.pass_obj
-def build_source(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+@options.mirror_option
+@options.offline_option
+def source_build_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Compile one build of a source into the store, without making an image of it.
 
     The steps run in the source's toolchain image without network. Objects are kept: an interrupted
@@ -110,14 +94,14 @@ def build_source(workspace: Workspace, /, as_json: bool, **options: Any) -> None
     click.echo(log.table([tree.source, tree.build], rows))
 
 
-@click.command("export")
+@query
 @click.argument("name", metavar="SOURCE")
 @click.argument("build", metavar="BUILD")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@platform_option
-@json_option
-@click.pass_obj
-def export(workspace: Workspace, /, folder: Path, as_json: bool, **options: Any) -> None:
+@options.platform_option
+def source_export_command(
+    workspace: Workspace, /, folder: Path, as_json: bool, **options: Any
+) -> None:
     """Write the files of a compiled source into a folder, each with a signed statement.
 
     They are the same bytes as in images that include the source: `nccl_patched_library` of the
@@ -143,17 +127,15 @@ def export(workspace: Workspace, /, folder: Path, as_json: bool, **options: Any)
     click.echo(log.table(["file", "size", "sha256", "statement"], table))
 
 
-@click.command()
+@query
 @click.argument("name", metavar="SOURCE")
 @click.argument("build", metavar="BUILD")
 @click.argument("place", metavar="REGISTRY/REPO")
-@platform_option
-@key_option
+@options.platform_option
+@options.key_option
 @flag("--dry-run", help="Show what would be sent and send nothing.")
-@registry_options
-@json_option
-@click.pass_obj
-def publish(
+@options.registry_options
+def source_publish_command(
     workspace: Workspace,
     /,
     name: str,

@@ -6,16 +6,14 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import flag, json_option
+from pipeline.cli.options import command, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import StoreDamaged
 
 
-@click.command()
-@json_option
-@click.pass_obj
-def show(workspace: Workspace, as_json: bool) -> None:
+@query
+def store_show_command(workspace: Workspace, as_json: bool) -> None:
     """Show how much the store holds, and where it is."""
     root, parts = app.store.sections_of(workspace)
     if as_json:
@@ -25,11 +23,9 @@ def show(workspace: Workspace, as_json: bool) -> None:
     click.echo(f"\n{root}")
 
 
-@click.command()
+@query
 @flag("--repair", help="Remove damaged files; the next build makes them again.")
-@json_option
-@click.pass_obj
-def check(workspace: Workspace, repair: bool, as_json: bool) -> None:
+def store_check_command(workspace: Workspace, repair: bool, as_json: bool) -> None:
     """Read every file of the store again and compare it with the hash in its name."""
     bad = app.store.check(workspace, repair=repair)
     if as_json:
@@ -44,10 +40,9 @@ def check(workspace: Workspace, repair: bool, as_json: bool) -> None:
         click.echo(removed if bad else "the store is undamaged")
 
 
-@click.command()
+@command
 @flag("--yes", help="Remove; without it, only show what would go.")
-@click.pass_obj
-def trim(workspace: Workspace, yes: bool) -> None:
+def store_trim_command(workspace: Workspace, yes: bool) -> None:
     """Remove what no built image needs: old layers, kept inputs, stale downloads.
 
     What gates and compiling leave goes, too, where nothing has used it for a month: environments,

@@ -9,22 +9,13 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    ANY_PATH,
-    EXISTING_FILE,
-    flag,
-    json_option,
-    look_in_option,
-    own_recipes_option,
-    platform_option,
-    registry_options,
-    trust_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, query
 from pipeline.cli.output import say_json
 from pipeline.evidence.verify.verdict import show
 
 
-@click.command()
+@query
 @click.argument("artifact", metavar="IMAGE|RUN|REPORT|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
 @click.option(
     "--evidence",
@@ -34,8 +25,8 @@ from pipeline.evidence.verify.verdict import show
     type=click.Path(exists=True, path_type=Path),
     help="Statement file or folder of them [default: those beside it]. Repeatable.",
 )
-@look_in_option
-@trust_option
+@options.look_in_option
+@options.trust_option
 @click.option(
     "--key",
     "key_paths",
@@ -49,12 +40,10 @@ from pipeline.evidence.verify.verdict import show
 )
 @flag("--deep", help="Read every layer in a registry and every weights file.")
 @flag("--all", "everything", help="Show every package, not only what is wrong.")
-@own_recipes_option
-@platform_option
-@registry_options
-@json_option
-@click.pass_obj
-def verify(
+@options.own_recipes_option
+@options.platform_option
+@options.registry_options
+def verify_command(
     workspace: Workspace,
     /,
     folders: tuple[Path, ...],

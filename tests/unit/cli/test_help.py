@@ -113,22 +113,6 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(
     assert ended.err.rstrip().endswith(f"Did you mean {meant}?")
 
 
-@pytest.mark.parametrize(
-    ("typed", "new"),
-    [
-        ("source export-objects DIR", "sm120 source publish SOURCE BUILD REGISTRY/REPO"),
-        ("source import-objects DIR", "sm120 build IMAGE --layers-from REGISTRY/REPO"),
-    ],
-)
-def test_a_removed_command_is_answered_with_the_one_that_does_its_work(
-    sm120: Command, typed: str, new: str
-) -> None:
-    ended = sm120(*typed.split())
-    assert ended.code == 2
-    assert ended.err.rstrip().endswith(f"was removed. Use `{new}`.")
-    assert complaint(new.split()) == ""
-
-
 @pytest.mark.parametrize("typed", ["xyzzy", "image xyzzy"])
 def test_a_word_that_is_near_to_no_command_gets_no_suggestion(sm120: Command, typed: str) -> None:
     ended = sm120(*typed.split())
