@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from pipeline.app.serve import (
     make_job,
 )
 from pipeline.app.signing import Signing
-from pipeline.app.smoke import api_headers
+from pipeline.app.smoke import api_headers, stop_recipe
 from pipeline.app.statements import FileStatement, state_benchmark
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.containers.container_engine import ContainerEngine
 from pipeline.artifacts.containers.find_engine import Wanted
 from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file
@@ -44,16 +44,13 @@ from pipeline.serving.bench.workload import Fixed, Load, Workload
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve.attempts import Begun, ServeOptions
 from pipeline.serving.serve.run import (
-    Job,
     ServedStatus,
     attempts_of,
     find_served,
     new_attempt,
     serve,
     status_of,
-    stop,
 )
-from pipeline.serving.serve.start import STOP_S
 
 _DEFAULT, _TINY = "quick", "tiny"
 
@@ -259,36 +256,6 @@ def changed(
     return Workload.model_validate({**workload.model_dump(), **values})
 
 
-@dataclass(frozen=True)
-class RecipeStarts:
-    """The engine of a recipe on this machine, as `sm120 serve` would start it."""
-
-    engine: ContainerEngine
-    context: ServeContext
-    job: Job
-
-    def start(self) -> Started:
-        """Until it answers; an attempt as any other."""
-        store = self.context.store
-        with store.in_use():
-            served = serve(self.engine, store, self.job, new_attempt(self.job))
-        url = served.url.removesuffix("/v1")
-        server = Server(Address.read(url), url, api_headers())
-        return Started(server, served.model, served.seconds)
-
-    def stop(self) -> None:
-        """Stop it, where it is served."""
-        with suppress(errors.NothingServed):
-            facts = find_served(self.engine, self.job.recipe.name)
-            stop(self.engine, self.context.store, facts, STOP_S)
-
-    def is_served(self) -> bool:
-        """Whether it runs, so that people may use it."""
-        with suppress(errors.NothingServed):
-            return find_served(self.engine, self.job.recipe.name).running
-        return False
-
-
 @contextmanager
 def _recipe_starter(
     workspace: Workspace, recipe: Recipe, request: BenchRequest
@@ -303,16 +270,29 @@ def _recipe_starter(
                 f"{name}: its weights are in no folder that is known here",
                 "--weights DIR names it: a cold start reads them from the disk again.",
             )
-        starts = RecipeStarts(containers, context, job)
-        was_served = starts.is_served()
+
+        def start() -> Started:
+            with context.store.in_use():
+                served = serve(containers, context.store, job, new_attempt(job))
+            url = served.url.removesuffix("/v1")
+            server = Server(Address.read(url), url, api_headers())
+            return Started(server, served.model, served.seconds)
+
+        def is_served() -> bool:
+            # then people may use it
+            with suppress(errors.NothingServed):
+                return find_served(containers, name).running
+            return False
+
+        stop, was_served = partial(stop_recipe, containers, context, recipe), is_served()
         if was_served:
             log.say(f"{name} is served now: it is ended, as its start is to be measured")
         try:
-            yield Starter(starts.start, starts.stop, job.weights.folder), new_attempt(job)
+            yield Starter(start, stop, job.weights.folder), new_attempt(job)
         finally:
             if not was_served:
-                starts.stop()
-            elif starts.is_served():
+                stop()
+            elif is_served():
                 log.say(
                     f"{name} is served again, as the recipe says and without options that it was"
                     f" served with before; `sm120 recipe stop {name}` ends it"

@@ -22,7 +22,7 @@ from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
-from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
+from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, flags_folder
 from pipeline.images.fetch.transport import make_fetcher
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
 from pipeline.images.gate.evidence import error_of, keep_evidence
@@ -381,7 +381,9 @@ def prove_starts(
         way = find_way(wanted)
         for image in images:
             # the flags that recipes are checked against, where they are known
-            flags, file, folder = None, None, flags_folder(checkout)
+            flags: ParserFlags | None = None
+            file: Path | None = None
+            folder = flags_folder(checkout)
             if parser := engine_of(image.plan):
                 with suppress(errors.RecipeInvalid):
                     flags = find_parser_flags(folder, parser.engine, image.name)

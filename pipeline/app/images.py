@@ -98,7 +98,7 @@ def list_images(workspace: Workspace) -> list[dict[str, Any]]:
     for name in checkout.images():
         spec = checkout.spec(name)
         for platform in spec.platforms:
-            record, stale = store.image_record(name, platform), None
+            record, stale = store.image_record(name, platform), ""
             if record:
                 try:
                     stale = staleness(checkout, store, plan_image(checkout, name, platform))
@@ -111,7 +111,7 @@ def list_images(workspace: Workspace) -> list[dict[str, Any]]:
                     "platform": platform,
                     "locked": checkout.lock_path(name, platform).exists(),
                     "built": record.digest if record else None,
-                    "stale": stale,
+                    "stale": stale if record else None,
                     "summary": spec.on(platform).summary,
                 }
             )

@@ -9,8 +9,10 @@ from itertools import islice
 from pathlib import Path
 
 from pipeline.app.signing import Signing, trust_of
-from pipeline.app.statements import state_report
+from pipeline.app.statements import keep_statement
 from pipeline.app.workspace import Workspace
+from pipeline.artifacts.attest.envelope import SUFFIX
+from pipeline.artifacts.attest.statement import moment
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import StoreUnusable
@@ -31,6 +33,7 @@ from pipeline.serving.report.page import render_page
 from pipeline.serving.report.pdf import print_pdf
 from pipeline.serving.report.redact import redact
 from pipeline.serving.report.reference import all_references, fitting, named_reference
+from pipeline.serving.report.statement import report_statement
 from pipeline.serving.report.text import render_csv, render_markdown
 from pipeline.serving.serve.attempts import stamp
 from pipeline.serving.serve.run import attempts_of
@@ -109,7 +112,9 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
             write_bytes(target, _FORMATS[target.suffix](data))
         # the others are made of the page's data, and hold none that could be compared
         if target.suffix == ".html":
-            stated = state_report(target, data, Signing())
+            statement = report_statement(target.name, target.read_bytes(), data, moment())
+            path = target.with_name(f"{target.name}{SUFFIX}")
+            stated = keep_statement(path, statement, Signing())
             log.say(f"statement: {stated.file}, {stated.state}")
     return data
 

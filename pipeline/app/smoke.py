@@ -366,7 +366,18 @@ def serve_longest(
                 if good:
                     stop_recipe(engine, context, recipe)
                 start_recipe(engine, _with_tokens(context, tokens), recipe, None)
-                _prove(engine, context, recipe, tokens)
+                server = find_server(engine, context, recipe)
+                # the first answer, and needles in a text of the whole context
+                changes = {"contexts": [tokens], "served_tokens": None}
+                plan = plan_for(recipe).model_copy(update={**changes, "model": server.status.model})
+                client = Client(server.address(), plan.limits, api_headers())
+                session = Session(client, plan, run_in_sandbox)
+                with kept(attempts_of(context.store), server.attempt(), "passed"):
+                    log.say(f"Testing {recipe.name} with {tokens} tokens at {server.url}")
+                    result = asyncio.run(climb(session, server.url, (FIRST, LENGTH)))
+                    if failures := result.failures():
+                        text = f"{failures[0].name}: {failures[0].message[:300]}"
+                        raise errors.SmokeFailed(text)
                 good = tokens
             except (errors.ServeFailed, errors.PreflightFailed, errors.SmokeFailed) as error:
                 # what runs already, or cannot run on this machine, is no matter of its context
@@ -386,19 +397,6 @@ def serve_longest(
 def _with_tokens(context: ServeContext, tokens: int) -> ServeContext:
     overrides = context.options.overrides.model_copy(update={"max_model_len": tokens})
     return replace(context, options=context.options.model_copy(update={"overrides": overrides}))
-
-
-def _prove(engine: ContainerEngine, context: ServeContext, recipe: Recipe, tokens: int) -> None:
-    """Test the first answer, and needles in a text of the whole context."""
-    server = find_server(engine, context, recipe)
-    changes = {"contexts": [tokens], "served_tokens": None, "model": server.status.model}
-    plan = plan_for(recipe).model_copy(update=changes)
-    session = Session(Client(server.address(), plan.limits, api_headers()), plan, run_in_sandbox)
-    with kept(attempts_of(context.store), server.attempt(), "passed"):
-        log.say(f"Testing {recipe.name} with {tokens} tokens at {server.url}")
-        result = asyncio.run(climb(session, server.url, (FIRST, LENGTH)))
-        if failures := result.failures():
-            raise errors.SmokeFailed(f"{failures[0].name}: {failures[0].message[:300]}")
 
 
 @dataclass

@@ -98,7 +98,7 @@ def verify(workspace: Workspace, request: VerifyRequest) -> Verification:
     judge = Judge(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
     with log.step(f"Reading {masked(artifact)}"):
         if reference := _reference(artifact):
-            memory = None
+            memory: Memory | None = None
             # a digest cannot move; only what a tag named is worth remembering
             if reference.tag:
                 try:

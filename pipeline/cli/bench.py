@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from pipeline.app.serve import RemoteHost
     from pipeline.app.statements import FileStatement
     from pipeline.serving.bench.model import Interval, Run
-    from pipeline.serving.bench.results.compare import (
-        Comparison,
-        GateRow,
-        InputChange,
-        NumberChange,
-    )
+    from pipeline.serving.bench.results.compare import Comparison, GateRow, InputChange
 
 _CELLS = ("cell", "state", "output tok/s", "total tok/s", "TTFT ms", "TPOT ms", "p99 TTFT", "marks")
 # what a person asks first; --all and --json have every number
@@ -258,13 +253,25 @@ def _text(comparison: Comparison, gate: Sequence[GateRow], everything: bool) -> 
     ]
     # long reasons stand below the table, each once
     reasons = list(dict.fromkeys(n.why for _, n in shown if len(n.why) > _LONG))
-    if shown:
+    rows = []
+    for cell, number in shown:
+        change, verdict = number.change, str(number.verdict)
+        if number.why:
+            is_long = number.why in reasons
+            why = f" [{reasons.index(number.why) + 1}]" if is_long else f": {number.why}"
+            verdict = f"no winner{why}"
+        percent = f"{change.percent:+.1f} %" if change else ""
+        if change and change.low is not None:
+            percent += f" ({change.low:+.1f} to {change.high:+.1f})"
+        means = (_mean(number.first), _mean(number.second))
+        rows.append([cell, number.name, *means, percent, verdict])
+    if rows:
         head = ["cell", "number", "first", "second", "change", "verdict"]
-        yield f"\n{log.table(head, [_number_row(cell, number, reasons) for cell, number in shown])}"
+        yield f"\n{log.table(head, rows)}"
     yield from (f"[{number}] {why}" for number, why in enumerate(reasons, 1))
-    for cell in comparison.cells:
-        yield from _inputs_text(f"\n{cell.name}: settings that differ", cell.inputs)
-        yield from (f"{cell.name}: {note}" for note in cell.notes)
+    for each in comparison.cells:
+        yield from _inputs_text(f"\n{each.name}: settings that differ", each.inputs)
+        yield from (f"{each.name}: {note}" for note in each.notes)
     yield from (f"{name}: only in {comparison.first}" for name in comparison.only_first)
     yield from (f"{name}: only in {comparison.second}" for name in comparison.only_second)
     if gate:
@@ -278,18 +285,6 @@ def _inputs_text(title: str, changes: Sequence[InputChange]) -> Iterator[str]:
     if changes:
         rows = [[each.name, each.first or "–", each.second or "–"] for each in changes]
         yield log.table([title, "first", "second"], rows)
-
-
-def _number_row(cell: str, number: NumberChange, reasons: Sequence[str]) -> list[str]:
-    change, verdict = number.change, str(number.verdict)
-    if number.why in reasons:
-        verdict = f"no winner [{reasons.index(number.why) + 1}]"
-    elif number.why:
-        verdict = f"no winner: {number.why}"
-    percent = f"{change.percent:+.1f} %" if change else ""
-    if change and change.low is not None:
-        percent += f" ({change.low:+.1f} to {change.high:+.1f})"
-    return [cell, number.name, _mean(number.first), _mean(number.second), percent, verdict]
 
 
 def _mean(interval: Interval) -> str:

@@ -19,7 +19,6 @@ from pipeline.serving.recipe.render.formats import FORMATS
 
 if TYPE_CHECKING:
     from pipeline.app.products import ProductsPlan
-    from pipeline.images.engine.parser_flags import FlagSpec
     from pipeline.serving.products.model import ProductsResult, Skipped
 
 _MOST_SHOWN = 60
@@ -154,25 +153,21 @@ def recipe_flags_command(
     shown = app.recipes.read_flags_of(workspace, image, **options)
     if as_json:
         return say_json(shown.model_dump(mode="json", exclude_defaults=True))
-    names = sorted(shown.flags, key=lambda name: name.lstrip("-"))
-    rows = [
-        [name, ", ".join(shown.flags[name].aliases), *_value(shown.flags[name])] for name in names
-    ]
+    rows = []
+    for name in sorted(shown.flags, key=lambda name: name.lstrip("-")):
+        spec = shown.flags[name]
+        known = spec.choices or ([] if spec.takes == "none" else [spec.type])
+        values, takes = " ".join([*known, *spec.words]) or ", ".join(spec.off), spec.takes
+        if spec.retired:
+            values, takes = f"removed: {spec.retired}", "–"
+        if len(values) > _MOST_SHOWN:
+            values = f"{values[: _MOST_SHOWN - 1]}…"
+        rows.append([name, ", ".join(spec.aliases), takes, values])
     click.echo(log.table(["flag", "also", "takes", "values"], rows))
     click.echo(
         f"\n{shown.image}: {shown.title}, {log.count(len(rows), 'flag')},"
         f" {log.count(len(shown.variables), 'variable')} of its own; read from {shown.read_from}"
     )
-
-
-def _value(flag: FlagSpec) -> list[str]:
-    if flag.retired:
-        return ["–", f"removed: {flag.retired}"[:_MOST_SHOWN]]
-    values = " ".join(
-        [*(flag.choices or ([] if flag.takes == "none" else [flag.type])), *flag.words]
-    )
-    shown = values if len(values) <= _MOST_SHOWN else values[: _MOST_SHOWN - 1] + "…"
-    return [flag.takes, shown or ", ".join(flag.off)]
 
 
 @click.command("products")

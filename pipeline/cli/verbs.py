@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from pipeline.cli.names import Kind, complete_names
+from pipeline.cli.completion import Kind, complete_names
 from pipeline.core import log
 from pipeline.core.errors import UnknownName
 
@@ -39,7 +39,7 @@ _RENDER = Verb(
 _PUBLISH = Verb(
     "registry:publish_command", "Push a built image and its evidence to a registry.", "image"
 )
-_VERIFY = Verb("verify:verify_command", "Check the evidence of an image, a file or weights.")
+_VERIFY = Verb("evidence:verify_command", "Check the evidence of an image, a file or weights.")
 _SERVE = Verb("serve:serve_command", "Start a recipe's engine and wait until it answers.", "recipe")
 _DOCTOR = Verb("host:doctor_command", "Recognise known problems in logs and on this host.")
 

@@ -20,7 +20,7 @@ from pipeline.core import log
 from pipeline.core.errors import WeightsDamaged
 
 if TYPE_CHECKING:
-    from pipeline.app.weights_hub import FetchPlan, LockedSet, ServedHub
+    from pipeline.app.weights_hub import LockedSet, ServedHub
     from pipeline.weights.disk.survey import FileFinding
     from pipeline.weights.model import WeightsSpec
 
@@ -217,7 +217,18 @@ def weights_fetch_command(
     """
     request = app.weights_hub.FetchRequest(name, **options)
     if dry_run:
-        return _show_fetch(app.weights_hub.plan_set(workspace, request), as_json)
+        plan = app.weights_hub.plan_set(workspace, request)
+        place, files = plan.place, plan.files
+        n_bytes = sum(file.fetch_bytes for file in files)
+        if as_json:
+            lock, rows = place.lock, [file.model_dump() for file in files]
+            about = {"name": lock.name, "folder": str(place.snapshot), "commit": lock.commit}
+            return say_json({**about, "files": rows, "fetch_bytes": n_bytes})
+        table = [[f.path, log.size(f.size_bytes), f.state, log.size(f.fetch_bytes)] for f in files]
+        click.echo(log.table(["file", "size", "state", "to fetch"], table))
+        here = sum(file.size_bytes for file in files if file.state == "to be read")
+        more = f"; {log.size(here)} are here and would be read" if here else ""
+        return click.echo(f"{place.snapshot}: {log.size(n_bytes)} would be fetched{more}")
     done = app.weights_hub.fetch(workspace, request)
     place, statement = done.place, done.statement
     size = sum(pin.size_bytes for pin in done.brought)
@@ -239,26 +250,6 @@ def weights_fetch_command(
     click.echo(f"{place.snapshot}: {summary}")
     if statement:
         click.echo(f"statement: {statement.file}, {statement.state}")
-
-
-def _show_fetch(plan: FetchPlan, as_json: bool) -> None:
-    place, planned = plan.place, plan.files
-    n_bytes = sum(file.fetch_bytes for file in planned)
-    if as_json:
-        return say_json(
-            {
-                "name": place.lock.name,
-                "folder": str(place.snapshot),
-                "commit": place.lock.commit,
-                "files": [file.model_dump() for file in planned],
-                "fetch_bytes": n_bytes,
-            }
-        )
-    rows = [[f.path, log.size(f.size_bytes), f.state, log.size(f.fetch_bytes)] for f in planned]
-    click.echo(log.table(["file", "size", "state", "to fetch"], rows))
-    here = sum(file.size_bytes for file in planned if file.state == "to be read")
-    more = f"; {log.size(here)} are here and would be read" if here else ""
-    click.echo(f"{place.snapshot}: {log.size(n_bytes)} would be fetched{more}")
 
 
 @query
