@@ -24,18 +24,11 @@ from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
 from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, flags_folder
 from pipeline.images.fetch.transport import make_fetcher
+from pipeline.images.gate import patches, tracebacks
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
 from pipeline.images.gate.evidence import error_of, keep_evidence
 from pipeline.images.gate.files import has_cases, read_setup
 from pipeline.images.gate.numerics import read_numeric_cases
-from pipeline.images.gate.patches import (
-    PatchVerdict,
-    judge_against,
-    judge_patches,
-    unproved,
-    versions_against,
-    without_gate,
-)
 from pipeline.images.gate.runs import Run
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.context import GateContext, WheelFinder
@@ -51,13 +44,6 @@ from pipeline.images.gate.smem.image_gate import (
 from pipeline.images.gate.smem.image_gate import tune as sweep
 from pipeline.images.gate.smem.limits import Card, card_for
 from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_smem
-from pipeline.images.gate.tracebacks import (
-    FoundCase,
-    TracebackReader,
-    find_by_name,
-    find_by_traceback,
-    why_not_judged,
-)
 from pipeline.images.start_test.expected import engine_of
 from pipeline.images.start_test.prove import prove_start
 
@@ -248,7 +234,7 @@ def open_image_gate(
 class JudgedPatches:
     """A verdict on each patch, what judged them, and the error that follows."""
 
-    verdicts: list[PatchVerdict]
+    verdicts: list[patches.PatchVerdict]
     environment: EnvironmentFacts | None  # none where no patch is for a gate
     missing: str  # what the sandbox lacks on this machine
     error: errors.PipelineError | None
@@ -273,7 +259,9 @@ def judge_all_patches(
         specs = checkout.series(plan.spec).patches
         # where no patch is for a gate, no engine is needed to list them
         if specs and not any(spec.gate for spec in specs):
-            known = [without_gate(spec, spec.applies_to.rpartition("==")[2]) for spec in specs]
+            known = [
+                patches.without_gate(spec, spec.applies_to.rpartition("==")[2]) for spec in specs
+            ]
             return JudgedPatches(known, None, "", None)
     sandbox = find_sandbox()
     # a person chose the locked version, the others are only on an index
@@ -287,13 +275,13 @@ def judge_all_patches(
         if against is not None:
             package = read_setup(context.checkout, name).package
             locked = engine_pin(context, _plan_of(context, name, platform), package, None)
-            versions = versions_against(context, locked, against)
+            versions = patches.versions_against(context, locked, against)
         opened = open_image_gate(context, name, platform, series)
         if against is None:
             with log.step(f"Judging the patches of {name} for {card.arch}"):
-                verdicts = judge_patches(opened, card)
+                verdicts = patches.judge_patches(opened, card)
         else:
-            verdicts = judge_against(opened, card, versions, log.say)
+            verdicts = patches.judge_against(opened, card, versions, log.say)
     error: errors.PipelineError | None = None
     unknown = [v for v in verdicts if v.state == "unknown"]
     if against is not None and unknown:
@@ -301,8 +289,8 @@ def judge_all_patches(
         error = errors.GateUnknown(
             f"{name}: {log.count(len(unknown), 'verdict is', 'verdicts are')} unknown: {named}"
         )
-    elif against is None and unproved(verdicts):
-        named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(verdicts))
+    elif against is None and patches.unproved(verdicts):
+        named = ", ".join(f"{v.patch} is {v.state}" for v in patches.unproved(verdicts))
         error = errors.PatchUnproved(f"{name}: {named}")
     missing = sandbox.sentence() if sandbox.missing else ""
     return JudgedPatches(verdicts, opened.environment.facts, missing, error)
@@ -334,16 +322,16 @@ def find_cases(
     kernels: Sequence[str],
     traceback: Path | None = None,
     image: str | None = None,
-) -> tuple[list[FoundCase], errors.CaseNotFound | None]:
+) -> tuple[list[tracebacks.FoundCase], errors.CaseNotFound | None]:
     """The gate cases that judge kernels, by name or by a log's tracebacks; and what is missing."""
     checkout = workspace.checkout()
     if image is not None:
         checkout.spec(image)  # an error that lists the images, where there is none of this name
     names = [image] if image else [n for n in checkout.images() if has_cases(checkout, n)]
     gates = {name: read_gates(checkout, name) for name in names}
-    found = {name: find_by_name(gates, name) for name in kernels}
+    found = {name: tracebacks.find_by_name(gates, name) for name in kernels}
     if traceback is not None:
-        reader, is_stdin = TracebackReader(), traceback == Path("-")
+        reader, is_stdin = tracebacks.TracebackReader(), traceback == Path("-")
         opened = nullcontext(sys.stdin.buffer) if is_stdin else opened_log(traceback, _PATIENCE_S)
         with opened as file:
             deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
@@ -353,7 +341,7 @@ def find_cases(
                 "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
             )
         found["the traceback"] = [
-            case for each in reader.tracebacks for case in find_by_traceback(gates, each)
+            case for each in reader.tracebacks for case in tracebacks.find_by_traceback(gates, each)
         ]
     cases = list({(f.image, f.case): f for each in found.values() for f in each}.values())
     missing = [name for name, each in found.items() if not each]
@@ -361,7 +349,7 @@ def find_cases(
         return cases, None
     message = f"{', '.join(missing)}: no case of {', '.join(gates) or 'this checkout'} judges it"
     for name in missing:
-        if reasons := why_not_judged(gates, name):
+        if reasons := tracebacks.why_not_judged(gates, name):
             hint = "`not_judged` in the image's gates/engine.yaml says so."
             return cases, errors.CaseNotFound(f"{message}. {reasons[0]}", hint)
     return cases, errors.CaseNotFound(message)

@@ -19,6 +19,7 @@ from pipeline.core import errors, log
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
 from pipeline.core.sealed import read_or_none
+from pipeline.hosts import lock_model
 from pipeline.hosts.facts.drift import Difference, read_facts
 from pipeline.hosts.facts.summary import summarise
 from pipeline.hosts.fleet.playbook import promises_of, stream_playbook
@@ -26,14 +27,6 @@ from pipeline.hosts.fleet.promised import Promised, Roles
 from pipeline.hosts.fleet.result import FleetResult
 from pipeline.hosts.fleet.verify import VerifyOptions, keep_records, record_path, verify_fleet
 from pipeline.hosts.lock import Repository, lock_target, read_package_index, refused_key
-from pipeline.hosts.lock_model import (
-    HostLock,
-    current_host_lock,
-    host_lock_path,
-    read_host_lock,
-    sealed_host,
-    write_host_lock,
-)
 from pipeline.hosts.promises.run import judge_promises
 from pipeline.hosts.spec import read_host_spec
 from pipeline.images.fetch.sources import read_below
@@ -166,7 +159,7 @@ def provision(
     fleet.require_inventories()
     checkout = workspace.checkout()
     # the lock must match today's spec before any host is touched
-    current_host_lock(host_lock_path(checkout), read_host_spec(checkout))
+    lock_model.current_host_lock(lock_model.host_lock_path(checkout), read_host_spec(checkout))
     chosen = [x for t in tags for x in ("--tags", t)]
     return _play(workspace, fleet, "site.yml", [*mode.more, *chosen], mode)
 
@@ -272,10 +265,12 @@ def attest(files: Sequence[Path], key_path: Path | None = None) -> list[Path]:
     ]
 
 
-def check_lock(workspace: Workspace, target: str | None = None) -> HostLock:
+def check_lock(workspace: Workspace, target: str | None = None) -> lock_model.HostLock:
     """The lock, if it matches today's spec and has the target."""
     checkout = workspace.checkout()
-    lock = current_host_lock(host_lock_path(checkout), read_host_spec(checkout))
+    lock = lock_model.current_host_lock(
+        lock_model.host_lock_path(checkout), read_host_spec(checkout)
+    )
     if target is not None and target not in lock.targets:
         raise errors.LockMissing(
             f"host.lock.yaml: has no packages for {target}", "Make them with `sm120 host lock`."
@@ -324,13 +319,13 @@ def lock_host(
             "signs with a newer key for this system, or a mirror that you sign yourself;\n"
             "ansible/README.md shows the ways."
         )
-    path = host_lock_path(checkout)
-    old = read_or_none(read_host_lock, path)
+    path = lock_model.host_lock_path(checkout)
+    old = read_or_none(lock_model.read_host_lock, path)
     # pins that answer another spec are dropped, not kept beside the new ones
     kept = old.targets if old and old.spec == spec.digest() else {}
     dropped = sorted(set(old.targets) - {target, *kept}) if old else []
     if not dry_run:
-        write_host_lock(path, sealed_host(spec, {**kept, target: new}))
+        lock_model.write_host_lock(path, lock_model.sealed_host(spec, {**kept, target: new}))
     if dropped:
         log.say(
             f"Warning: host.yaml changed since {', '.join(dropped)} was locked, so the new lock\n"

@@ -83,12 +83,12 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     if request.host_path is not None:
         facts, digest = read_facts(request.host_path), sha256_of_file(request.host_path)
         for at, run in enumerate(read):
+            its = next((link.digest for link in run.evidence if link.name == "host facts"), None)
             # facts of other hosts are refused; a run that names none is believed
-            named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
-            if named in (None, digest):
+            if its in (None, digest):
                 read[at] = with_host(run, facts)
             else:
-                other = f"{run.name}: was measured on a host of other facts, {named}"
+                other = f"{run.name}: was measured on a host of other facts, {its}"
                 log.say(f"{other}; it keeps its own")
     else:
         read = [_with_known_host(run, path, behind) for run, path in zip(read, named, strict=True)]

@@ -35,6 +35,7 @@ from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.parser import check_flags
+from pipeline.serving.serve import weights as weights_on_disk
 from pipeline.serving.serve.attempts import START_S, Attempt, ServeOptions
 from pipeline.serving.serve.fits import model_in, plan_fit
 from pipeline.serving.serve.host_nccl import HostNccl, with_host_nccl, with_nccl_of
@@ -52,13 +53,6 @@ from pipeline.serving.serve.run import serve as serve_job
 from pipeline.serving.serve.run import stop as stop_container
 from pipeline.serving.serve.site import HERE, Site, find_there, platform_of, tunnel_of
 from pipeline.serving.serve.start import STOP_S, Served
-from pipeline.serving.serve.weights import (
-    WeightsFolder,
-    find_weights,
-    find_weights_on,
-    tiny_weights,
-    tiny_weights_on,
-)
 from pipeline.weights.model import kept_locks
 
 _LONGEST_CHAIN = 8
@@ -379,14 +373,16 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
     )
 
 
-def _weights(context: ServeContext, recipe: Recipe, overrides: Overrides) -> WeightsFolder | None:
+def _weights(
+    context: ServeContext, recipe: Recipe, overrides: Overrides
+) -> weights_on_disk.WeightsFolder | None:
     named = context.options.weights
     given = Path(overrides.model_path) if overrides.model_path else None
     tunnel = tunnel_of(context.site)
     if recipe.model.tiny and given is None and not named:
         if tunnel:
-            return tiny_weights_on(tunnel, recipe, dry_run=context.dry_run)
-        return tiny_weights(context.store, recipe, dry_run=context.dry_run)
+            return weights_on_disk.tiny_weights_on(tunnel, recipe, dry_run=context.dry_run)
+        return weights_on_disk.tiny_weights(context.store, recipe, dry_run=context.dry_run)
     folder = Path(named) if named else None
     # a name of the Hub is no folder of this machine
     if folder is None and given is not None and given.is_absolute():
@@ -397,8 +393,8 @@ def _weights(context: ServeContext, recipe: Recipe, overrides: Overrides) -> Wei
         return None
     known = kept_locks(context.checkout)
     if tunnel:
-        return find_weights_on(tunnel, recipe, str(folder), known)
-    return find_weights(recipe, folder, known)
+        return weights_on_disk.find_weights_on(tunnel, recipe, str(folder), known)
+    return weights_on_disk.find_weights(recipe, folder, known)
 
 
 def _built(context: ServeContext, image: str, platform: str | None) -> Built | None:

@@ -103,8 +103,8 @@ def verify(workspace: Workspace, request: VerifyRequest) -> Verification:
             if reference.tag:
                 try:
                     memory = Memory(workspace.store())
-                except (errors.StoreUnwritable, errors.DiskFull) as error:
-                    log.say(f"nothing new is remembered of this tag: {error}")
+                except (errors.StoreUnwritable, errors.DiskFull) as unkept:
+                    log.say(f"nothing new is remembered of this tag: {unkept}")
                     with suppress(errors.StoreUnwritable):
                         memory = Memory(workspace.store_to_read(), is_kept=False)
             judge = replace(judge, memory=memory)

@@ -20,29 +20,13 @@ from pipeline.core.sealed import read_or_none
 from pipeline.serving.fit.config import MOST_BYTES
 from pipeline.serving.fit.named import named_spec
 from pipeline.serving.fit.source import HubModel
+from pipeline.weights import model
 from pipeline.weights.check.copies import RouteSupply
 from pipeline.weights.check.repair import Repaired, repair_known
 from pipeline.weights.disk.install import name_revision
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.hub import is_offline
 from pipeline.weights.locking import LockChange, LockResult, checked, diff_locks
-from pipeline.weights.model import (
-    FilePin,
-    WeightsLock,
-    WeightsSpec,
-    chosen_files,
-    current_lock,
-    is_reference,
-    kept_locks,
-    lock_path,
-    read_lock,
-    read_spec,
-    spec_names,
-    spec_of,
-    spec_path,
-    write_lock,
-    write_spec,
-)
 from pipeline.weights.place import Place, kept_lock, new_place, offered_place
 from pipeline.weights.serve.api import HubApi
 from pipeline.weights.serve.prover import Prover
@@ -77,8 +61,8 @@ class Fetched:
     """A set whose files are right now."""
 
     place: Place
-    pins: Sequence[FilePin]
-    brought: Sequence[FilePin]
+    pins: Sequence[model.FilePin]
+    brought: Sequence[model.FilePin]
     repaired: list[Repaired]
     statement: FileStatement | None  # none where only a part was asked for
 
@@ -131,23 +115,25 @@ def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:
 
 def _to_fetch(
     workspace: Workspace, request: FetchRequest
-) -> tuple[WeightsSpec, Place, Sequence[FilePin]]:
+) -> tuple[model.WeightsSpec, Place, Sequence[model.FilePin]]:
     spec, lock = _locked(workspace, request)
-    pins = chosen_files(lock, request.only, request.exclude)
+    pins = model.chosen_files(lock, request.only, request.exclude)
     return spec, new_place(request.folder, lock, hub_cache=request.hub_cache), pins
 
 
-def _locked(workspace: Workspace, request: FetchRequest) -> tuple[WeightsSpec, WeightsLock]:
+def _locked(
+    workspace: Workspace, request: FetchRequest
+) -> tuple[model.WeightsSpec, model.WeightsLock]:
     """The checkout's lock; where it has none, one next to files, else as the Hub has it."""
     name = request.name
-    known = workspace.checkout_or_none() if is_reference(name) else workspace.checkout()
-    spec = named_spec(known, name) if known else spec_of(name)
-    if known and lock_path(known, spec.name).exists():
-        return spec, current_lock(known, name)
+    known = workspace.checkout_or_none() if model.is_reference(name) else workspace.checkout()
+    spec = named_spec(known, name) if known else model.spec_of(name)
+    if known and model.lock_path(known, spec.name).exists():
+        return spec, model.current_lock(known, name)
     if lock := _beside_files(spec, request):
         return spec, lock
-    if known and not is_reference(name):
-        return spec, current_lock(known, name)
+    if known and not model.is_reference(name):
+        return spec, model.current_lock(known, name)
     looked = look_up_now(spec, offline=request.offline)
     for warning in looked.warnings:
         log.say(f"warning: {warning}")
@@ -155,10 +141,10 @@ def _locked(workspace: Workspace, request: FetchRequest) -> tuple[WeightsSpec, W
     return spec, looked.lock
 
 
-def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | None:
+def _beside_files(spec: model.WeightsSpec, request: FetchRequest) -> model.WeightsLock | None:
     """The lock at the target or, where the Hub may not be asked, at a source."""
     name = request.name
-    if is_reference(name) and (lock := kept_lock(request.folder, spec)):
+    if model.is_reference(name) and (lock := kept_lock(request.folder, spec)):
         log.say(f"{spec.repository}: commit {lock.commit}, as this folder has it")
         return lock
     if not request.offline and not is_offline():
@@ -167,7 +153,7 @@ def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | Non
         commit = f"{spec.repository}: commit {place.lock.commit}"
         log.say(f"{commit}, by the lock in {place.root}, as there is none in a checkout")
         return place.lock
-    if is_reference(name):
+    if model.is_reference(name):
         return None
     raise errors.LockMissing(
         f"{spec.name}: has no lock, neither in the checkout nor in a folder of --from",
@@ -186,7 +172,7 @@ def ask_hub(repository: str, revision: str) -> HubModel:
         commit = hub.commit_of(repository, revision)
         files = hub.files(repository, commit)
 
-    def read(pin: FilePin) -> bytes:
+    def read(pin: model.FilePin) -> bytes:
         if pin.size_bytes > MOST_BYTES:
             raise errors.ModelUnreadable(f"{pin.path}: is larger than 16 MiB")
         return checked(pin, read_file(repository, commit, pin))
@@ -197,8 +183,8 @@ def ask_hub(repository: str, revision: str) -> HubModel:
 def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
     """The weights that a checkout knows, and which are locked."""
     checkout, rows = workspace.checkout(), []
-    for name in spec_names(checkout):
-        spec = read_spec(checkout, name)
+    for name in model.spec_names(checkout):
+        spec = model.read_spec(checkout, name)
         row: dict[str, Any] = {
             "name": name,
             "repository": spec.repository,
@@ -208,7 +194,7 @@ def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
             "lock": "current",
         }
         try:
-            lock = current_lock(checkout, name)
+            lock = model.current_lock(checkout, name)
             row |= {"commit": lock.commit, "files": len(lock.files), "bytes": lock.size_bytes}
         except errors.LockMissing:
             row["lock"] = "missing"
@@ -228,7 +214,7 @@ def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
             "files": len(lock.files),
             "bytes": lock.size_bytes,
         }
-        for lock in kept_locks(checkout)
+        for lock in model.kept_locks(checkout)
         if lock.name not in known
     ]
 
@@ -244,7 +230,7 @@ class LockedSet:
 def lock_sets(
     workspace: Workspace,
     names: Sequence[str],
-    own: WeightsSpec | None = None,
+    own: model.WeightsSpec | None = None,
     *,
     dry_run: bool = False,
 ) -> list[LockedSet]:
@@ -260,45 +246,47 @@ def lock_sets(
     # all are looked up before the first is written
     looked_up = [(spec, look_up_now(spec)) for spec in ([own] if own else specs)]
     for spec, looked in looked_up:
-        path = lock_path(checkout, spec.name)
-        moves = diff_locks(read_or_none(read_lock, path), looked.lock)
+        path = model.lock_path(checkout, spec.name)
+        moves = diff_locks(read_or_none(model.read_lock, path), looked.lock)
         if not dry_run:
             # the spec first: a lock without it would be that of a model without a spec
             if own:
-                write_spec(spec_path(checkout, own.name), spec)
-            write_lock(path, looked.lock)
+                model.write_spec(model.spec_path(checkout, own.name), spec)
+            model.write_lock(path, looked.lock)
         done.append(LockedSet(looked, moves))
     return done
 
 
 def own_spec(
     workspace: Workspace, reference: str, name: str, include: Sequence[str], exclude: Sequence[str]
-) -> WeightsSpec:
+) -> model.WeightsSpec:
     """A spec of a model of the Hub under a name of the user's; raises ValidationError."""
     checkout = workspace.checkout()
-    if name in spec_names(checkout):
+    if name in model.spec_names(checkout):
         raise errors.SpecInvalid(
-            f"{spec_path(checkout, name)}: is there already",
+            f"{model.spec_path(checkout, name)}: is there already",
             f"Edit it and run `sm120 weights lock {name}`, or save under another name.",
         )
     changes = {"name": name, "include": list(include) or ["*"], "exclude": list(exclude)}
-    return WeightsSpec.model_validate(spec_of(reference).model_dump() | changes)
+    return model.WeightsSpec.model_validate(model.spec_of(reference).model_dump() | changes)
 
 
 def spec_file(workspace: Workspace, name: str) -> Path:
     """The file of a set's spec, below the checkout."""
     checkout = workspace.checkout()
-    return spec_path(checkout, name).relative_to(checkout.root)
+    return model.spec_path(checkout, name).relative_to(checkout.root)
 
 
 def check_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Check that locks match their specs; needs no network."""
     checkout, rows = workspace.checkout(), []
     # without names, the sets that have a lock; the others are only specs so far
-    locked = (name for name in spec_names(checkout) if lock_path(checkout, name).exists())
+    locked = (
+        name for name in model.spec_names(checkout) if model.lock_path(checkout, name).exists()
+    )
     for name in names or locked:
         named_spec(checkout, name)
-        lock = current_lock(checkout, name)
+        lock = model.current_lock(checkout, name)
         count = {"files": len(lock.files), "bytes": lock.size_bytes}
         rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})
     return rows

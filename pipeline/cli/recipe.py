@@ -157,11 +157,12 @@ def recipe_flags_command(
     for name in sorted(shown.flags, key=lambda name: name.lstrip("-")):
         spec = shown.flags[name]
         known = spec.choices or ([] if spec.takes == "none" else [spec.type])
-        values, takes = " ".join([*known, *spec.words]) or ", ".join(spec.off), spec.takes
+        values = " ".join([*known, *spec.words]) or ", ".join(spec.off)
         if spec.retired:
-            values, takes = f"removed: {spec.retired}", "–"
+            values = f"removed: {spec.retired}"
         if len(values) > _MOST_SHOWN:
             values = f"{values[: _MOST_SHOWN - 1]}…"
+        takes = "–" if spec.retired else spec.takes
         rows.append([name, ", ".join(spec.aliases), takes, values])
     click.echo(log.table(["flag", "also", "takes", "values"], rows))
     click.echo(

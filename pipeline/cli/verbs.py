@@ -257,7 +257,9 @@ class VerbGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in self.verbs:
             # now and not at the top: `sm120 plan` need not load HTTP clients and key material
             module, _, function = self.verbs[cmd_name].where.partition(":")
-            self.add_command(getattr(import_module(f"pipeline.cli.{module}"), function), cmd_name)
+            loaded: click.Command = getattr(import_module(f"pipeline.cli.{module}"), function)
+            loaded.name = cmd_name
+            self.add_command(loaded)
         return self.commands.get(cmd_name)
 
     def resolve_command(
